@@ -1,0 +1,35 @@
+// What the host hands to every kernel, and what every kernel tells the host.
+#pragma once
+
+// The one kernel argument. common/launch.py mirrors it with ctypes and checks its size against launch_info.
+// Tensors are (batch, seqlen, heads, head_dim), their last dimension contiguous; lse is (batch, heads, seqlen_q) fp32,
+// contiguous, or null. Strides are in elements.
+struct TensorStride {
+    long long batch;
+    long long row;
+    long long head;
+};
+
+struct AttentionParams {
+    const void *q;
+    const void *k;
+    const void *v;
+    void *o;
+    float *lse;
+    TensorStride q_stride;
+    TensorStride k_stride;
+    TensorStride v_stride;
+    TensorStride o_stride;
+    int batch;
+    int num_heads;
+    int num_heads_k;
+    int seqlen_q;
+    int seqlen_k;
+    float softmax_scale;
+};
+
+// Declares what the host must know to launch the kernel, once, in the kernel; the build reads it back from the PTX.
+// The grid is (ceil(seqlen_q / block_m), num_heads, batch).
+#define FLASHLADDER_LAUNCH(num_threads, shared_bytes, block_m, block_n)                                              \
+    extern "C" __constant__ const unsigned launch_info[] = {num_threads, shared_bytes, block_m, block_n,             \
+                                                            sizeof(AttentionParams)}
