@@ -1,0 +1,1 @@
+"""FlashLadder: a laboratory for attention kernels. See README.md."""

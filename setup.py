@@ -1,0 +1,33 @@
+"""The package `flashladder` is this folder: `flashladder.common.build` is the file common/build.py."""
+
+from setuptools import find_namespace_packages, setup
+
+SUBPACKAGES = find_namespace_packages(include=["common*", "tools*", "tuner*"], exclude=["common.cuda*"])
+
+setup(
+    name="flashladder",
+    version="0.1.0",
+    description="A laboratory for attention kernels: a ladder of CUDA kernels, each one idea faster than the one below",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    package_dir={"flashladder": "."},
+    packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
+    package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "configs/**/*"]},
+    install_requires=[
+        "torch>=2.9",
+        "numpy",
+        "PyYAML",
+        "rich",
+        "ninja",
+        "cuda-pathfinder",
+        "cuda-bindings>=12.9,<14",
+    ],
+    extras_require={
+        # The CUDA compiler, for machines without a toolkit. Name all five parts: without them newer wheels are
+        # pulled, whose ptxas refuses the PTX of this nvcc.
+        "compiler": ["cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"],
+        "disassemblers": ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"],
+    },
+)
