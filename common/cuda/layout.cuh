@@ -1,0 +1,37 @@
+// Where things lie: threads in a CTA, elements in shared memory, lanes in a fragment.
+#pragma once
+
+__device__ inline int lane_index() { return threadIdx.x % 32; }
+__device__ inline int warp_index() { return threadIdx.x / 32; }
+
+// A tile in shared memory as it is in global memory. Rows of 128 16-bit elements are 256 bytes apart, a multiple of
+// the 128 bytes that the 32 banks hold: 16 bytes of one column, taken from 8 rows, all lie in the same four banks.
+template <int rows_, int cols_>
+struct RowMajor {
+    static constexpr int rows = rows_;
+    static constexpr int cols = cols_;
+    static constexpr int size = rows * cols;
+
+    // The position of an element, in elements from the tile's start.
+    __device__ static constexpr int offset(int row, int col) { return row * cols + col; }
+};
+
+// The same tile with the 16-byte chunks of each row permuted: chunk c of row r lies where chunk c ^ (r % 8) would.
+//
+//     row 0:  0 1 2 3 4 5 6 7        8 rows of one column now lie in 8 different
+//     row 1:  1 0 3 2 5 4 7 6        groups of four banks, whichever column it is:
+//     row 2:  2 3 0 1 6 7 4 5        an 8 x 8 block is read in one wavefront.
+//     ...
+template <int rows_, int cols_>
+struct Swizzled {
+    static constexpr int rows = rows_;
+    static constexpr int cols = cols_;
+    static constexpr int size = rows * cols;
+
+    __device__ static constexpr int offset(int row, int col) { return row * cols + (col ^ row % 8 * 8); }
+};
+
+// An mma accumulator of 16 x 8 floats: lane l holds row l / 4, columns 2 * (l % 4) and the next, in c[0] and c[1], and
+// the same columns of row l / 4 + 8 in c[2] and c[3].
+__device__ inline int accumulator_row() { return lane_index() / 4; }
+__device__ inline int accumulator_col() { return lane_index() % 4 * 2; }

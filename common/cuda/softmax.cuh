@@ -1,0 +1,126 @@
+// Online softmax over the rows of one warp (Milakov and Gimelshein, 2018), as FlashAttention uses it.
+#pragma once
+#include "gemm.cuh"
+
+constexpr float log2_e = 1.4426950408889634f;
+constexpr float ln_2 = 0.6931471805599453f;
+
+// Reductions over the four lanes that share a row of an accumulator.
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// The running maximum m and sum l of a warp's rows. A lane holds two rows of every 16 (see accumulator_row) and, of
+// each, its own share of the sum; `finish` adds the four shares. Maxima are in the units of the scores given.
+template <int rows>
+struct OnlineSoftmax {
+    float m[rows / 16][2];
+    float l[rows / 16][2];
+
+    __device__ void clear() {
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                m[b][h] = -INFINITY;
+                l[b][h] = 0.0f;
+            }
+    }
+
+    // Takes the next block of scores S, in log2 units: raises m to its row maxima, brings l and O down to the new m,
+    // and turns S into P = 2^(S - m).
+    template <int cols, int head_dim>
+    __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float rescale = raise_max(s, b, h);
+                l[b][h] *= rescale;
+                scale_row(o, b, h, rescale);
+#pragma unroll
+                for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
+                        s.block[b][n][i] = exp2_approx(s.block[b][n][i] - m[b][h]);
+                        l[b][h] += s.block[b][n][i];
+                    }
+            }
+    }
+
+    // O /= l, and the log-sum-exp of every row into lse (one value a row), given ln of the units of m.
+    template <int head_dim>
+    __device__ void finish(Accumulator<rows, head_dim> &o) {
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                l[b][h] = quad_sum(l[b][h]);
+                scale_row(o, b, h, 1.0f / l[b][h]);
+            }
+    }
+
+    // Writes the log-sum-exp of the warp's rows; `unit` is what one unit of m is worth in natural logarithms.
+    __device__ void store_lse(float *lse, float unit) const {
+        if (lane_index() % 4 != 0) return;
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                lse[b * 16 + h * 8 + accumulator_row()] = m[b][h] * unit + __logf(l[b][h]);
+    }
+
+  private:
+    // Raises m of one row to the maximum of its scores; returns 2^(old m - new m).
+    template <int cols>
+    __device__ float raise_max(const Accumulator<rows, cols> &s, int b, int h) {
+        float highest = m[b][h];
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) highest = fmaxf(highest, s.block[b][n][i]);
+        highest = quad_max(highest);
+        const float rescale = exp2_approx(m[b][h] - highest);
+        m[b][h] = highest;
+        return rescale;
+    }
+
+    template <int cols>
+    __device__ static void scale_row(Accumulator<rows, cols> &c, int b, int h, float factor) {
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) c.block[b][n][i] *= factor;
+    }
+};
+
+template <int rows, int cols>
+__device__ inline void scale(Accumulator<rows, cols> &c, float factor) {
+#pragma unroll
+    for (int m = 0; m < rows / 16; ++m)
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c.block[m][n][i] *= factor;
+}
+
+// P as the A operand of P V: two neighbouring 16 x 8 accumulator blocks are one 16 x 16 operand block, lane by lane.
+template <class T, int rows, int cols>
+__device__ inline HeldA<rows, cols> round_to_operand(const Accumulator<rows, cols> &p) {
+    HeldA<rows, cols> a;
+#pragma unroll
+    for (int step = 0; step < cols / 16; ++step)
+#pragma unroll
+        for (int m = 0; m < rows / 16; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float(&block)[4] = p.block[m][step * 2 + i / 2];
+                a.block[step][m][i] = pack<T>(block[i % 2 * 2], block[i % 2 * 2 + 1]);
+            }
+    return a;
+}
