@@ -1,0 +1,219 @@
+"""The ladder: finds the rungs in versions/ and knows what each takes, as its version.yaml declares it."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flashladder.common.config import (
+    RULES,
+    KernelConfig,
+    Value,
+    check_rules,
+    field_named,
+    listing,
+    parse_values,
+    spell,
+)
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.paths import VERSIONS
+from flashladder.common.rules import Rule
+
+if TYPE_CHECKING:
+    from flashladder.common.problem import Problem
+
+INSTRUCTION_SETS = ("ampere", "hopper")  # ampere: sm_80 and later; hopper: sm_90a only
+
+
+@dataclass(frozen=True)
+class Supports:
+    """The problems a rung takes. seqlen_*: `any`, or the config field of which it must be a multiple."""
+
+    dtype: tuple[str, ...]
+    head_dim: tuple[int, ...]
+    seqlen_q: str = "any"
+    seqlen_k: str = "any"
+    causal: bool = False
+    gqa: bool = False
+    lse: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration field of a rung: its default and the values it may take."""
+
+    default: Value
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A rung of the ladder."""
+
+    number: str  # "02"
+    name: str  # "02_swizzling"
+    title: str
+    idea: str
+    instruction_set: str
+    directory: Path
+    kernel: Path
+    supports: Supports
+    choices: Mapping[str, Choice] = dataclasses.field(hash=False)  # in declared order; dtype and head_dim lead
+    rules: tuple[Rule, ...] = ()  # the rung's own, on top of config.RULES
+    local_memory: bool = False  # whether its kernels may spill registers
+
+    def config(self, **overrides: Value) -> KernelConfig:
+        """The rung's default configuration with these fields changed; ConfigError names what is not allowed."""
+        for name, value in overrides.items():
+            if name not in self.choices:
+                raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
+            field_named(name).check(value)
+            if value not in self.choices[name].values:
+                allowed = listing(self.choices[name].values)
+                raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
+        return self._checked({name: overrides.get(name, choice.default) for name, choice in self.choices.items()})
+
+    def parse_config(self, text: str) -> KernelConfig:
+        """The configuration that `field=value,...` names; fields it leaves out have the rung's defaults."""
+        return self.config(**parse_values(text))
+
+    def config_for(self, problem: "Problem", **overrides: Value) -> KernelConfig:
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal) follow the problem."""
+        decided: dict[str, Value] = {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal}
+        return self.config(**{**{name: decided[name] for name in decided.keys() & self.choices.keys()}, **overrides})
+
+    def space(self) -> Iterator[KernelConfig]:
+        """Every valid configuration of the rung."""
+        for values in itertools.product(*(choice.values for choice in self.choices.values())):
+            named = dict(zip(self.choices, values, strict=True))
+            if all(rule.holds(named) for rule in (*RULES, *self.rules)):
+                yield KernelConfig.of(**named)
+
+    def check(self, problem: "Problem", config: KernelConfig) -> None:
+        """Raises UnsupportedProblemError unless this rung, so configured, computes the problem."""
+        if refusal := self._refusal(problem, config):
+            alternative = nearest(self, problem)
+            advice = f"the nearest rung that takes it is {alternative.name}" if alternative else "no rung takes it"
+            raise UnsupportedProblemError(f"{self.name} {refusal}; {advice}")
+
+    def takes(self, problem: "Problem") -> bool:
+        """Whether the rung's default configuration computes the problem."""
+        try:
+            return self._refusal(problem, self.config_for(problem)) is None
+        except ConfigError:
+            return False
+
+    def _checked(self, values: dict[str, Value]) -> KernelConfig:
+        try:
+            check_rules(self.rules, values)
+            return KernelConfig.of(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from None
+
+    def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
+        """Why the rung does not take the problem, to be read after its name; None when it does."""
+        supports = self.supports
+        if problem.dtype not in supports.dtype:
+            return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
+        if problem.head_dim not in supports.head_dim:
+            return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
+        if problem.causal and not supports.causal:
+            return "has no causal mask"
+        if problem.num_heads != problem.num_heads_k and not supports.gqa:
+            return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
+        for name in ("dtype", "head_dim", "causal"):
+            if name in config.fields and getattr(config, name) != getattr(problem, name):
+                given = spell(getattr(problem, name))
+                return f"is configured for {name}={spell(getattr(config, name))}, but the problem has {name}={given}"
+        for name in ("seqlen_q", "seqlen_k"):
+            tile, seqlen = getattr(supports, name), getattr(problem, name)
+            if tile != "any" and seqlen % getattr(config, tile):
+                return f"takes {name} in multiples of {tile}={getattr(config, tile)}, not {seqlen}"
+        return None
+
+
+@cache
+def versions(root: Path = VERSIONS) -> tuple[Version, ...]:
+    """All rungs, from the lowest up."""
+    return tuple(_load(path.parent) for path in sorted(root.glob("[0-9][0-9]_*/version.yaml")))
+
+
+def find(name: str, root: Path = VERSIONS) -> Version:
+    """A rung by its number ("02" or "2"), its name ("02_swizzling") or the name's words ("swizzling")."""
+    for version in versions(root):
+        if name in (version.number, version.number.lstrip("0") or "0", version.name, version.name[3:]):
+            return version
+    raise ConfigError(f"no version {name}; there are {listing(version.name for version in versions(root))}")
+
+
+def nearest(version: Version, problem: "Problem") -> Version | None:
+    """The rung closest to `version` (the higher one of two) that takes the problem."""
+    able = [other for other in versions(version.directory.parent) if other != version and other.takes(problem)]
+    here = int(version.number)
+    return min(able, key=lambda other: (abs(int(other.number) - here), -int(other.number)), default=None)
+
+
+def _load(directory: Path) -> Version:
+    """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
+    path = directory / "version.yaml"
+    try:
+        return _version(directory, yaml.safe_load(path.read_text()))
+    except (ConfigError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {_describe(error)}") from None
+
+
+def _describe(error: Exception) -> str:
+    return f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _version(directory: Path, text: dict[str, Any]) -> Version:
+    kernel = (directory / text.pop("kernel", "kernel.cu")).resolve()
+    if not kernel.exists():
+        raise ConfigError(f"there is no kernel {kernel}")
+    supports = Supports(**{key: _tuple_if_list(value) for key, value in text.pop("supports").items()})
+    choices = {
+        "dtype": Choice(supports.dtype[0], supports.dtype),
+        "head_dim": Choice(supports.head_dim[0], supports.head_dim),
+        **{
+            name: Choice(declared["default"], tuple(declared["values"]))
+            for name, declared in text.pop("config", {}).items()
+        },
+    }
+    version = Version(
+        number=directory.name[:2],
+        name=directory.name,
+        directory=directory,
+        kernel=kernel,
+        supports=supports,
+        choices=choices,
+        rules=tuple(Rule(**rule) for rule in text.pop("rules", ())),
+        **text,
+    )
+    _check_declaration(version)
+    return version
+
+
+def _tuple_if_list(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_declaration(version: Version) -> None:
+    if version.instruction_set not in INSTRUCTION_SETS:
+        raise ConfigError(f"instruction_set={version.instruction_set} is not one of {listing(INSTRUCTION_SETS)}")
+    for name, choice in version.choices.items():
+        for value in choice.values:
+            field_named(name).check(value)
+        if choice.default not in choice.values:
+            raise ConfigError(f"the default {name}={spell(choice.default)} is not among its values")
+    for tile in (version.supports.seqlen_q, version.supports.seqlen_k):
+        if tile != "any" and tile not in version.choices:
+            raise ConfigError(f"seqlen_q and seqlen_k are `any` or a field of the rung, not {tile}")
+    for rule in version.rules:
+        if unknown := rule.names - version.choices.keys():
+            raise ConfigError(f"the rule {rule.require!r} reads {listing(sorted(unknown))}, which the rung lacks")
+    version.config()
