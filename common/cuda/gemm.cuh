@@ -19,9 +19,6 @@ struct Accumulator {
     }
 };
 
-// How many k-steps of 16 one load brings: `fragments` counts blocks of 8 along k, and 0 means all of them.
-__host__ __device__ constexpr int steps_per_load(int fragments, int k) { return fragments == 0 ? k / 16 : fragments / 2; }
-
 // An A operand of rows x k in registers, in blocks of 16 x 16.
 template <int rows, int k>
 struct HeldA {
@@ -31,87 +28,121 @@ struct HeldA {
     __device__ const uint32_t (&at(int step, int m) const)[4] { return block[step][m]; }
 };
 
-// Q as the A operand of Q K^T, streamed from shared memory while the product goes on, like K and V below: `fetch(step)`
-// loads `steps` k-steps, from `step` on, when `step` is the first of them...
-template <int rows, int k, int fragments, class Reader>
-struct QOperand {
-    static constexpr int steps = steps_per_load(fragments, k);
-    Reader reader;
-    int first_row;
-    uint32_t block[steps][rows / 16][4];
+// The part of an operand that is in registers while it streams from shared memory: `count` blocks of 16 x 16 a k-step.
+// `fragments` counts the blocks of 8 along k that one load brings, 0 being all of them; `buffers` is 2 where a load is
+// to arrive while the one before is still in use.
+template <int count, int k, int fragments, int buffers>
+struct Stream {
+    static constexpr int steps = fragments == 0 ? k / 16 : fragments / 2;
+    static constexpr int slots = steps * 16 < k ? steps * buffers : steps;
+    uint32_t block[slots][count][4];
 
-    __device__ void load(Reader reader_, int first_row_) {
-        reader = reader_;
-        first_row = first_row_;
-    }
-    __device__ void fetch(int step) {
+    // Loads the k-steps from `step` on, if `step` is the first that a load brings.
+    template <class Load>
+    __device__ void fetch(int step, Load load) {
         if (step % steps != 0) return;
 #pragma unroll
-        for (int s = 0; s < steps; ++s)
+        for (int s = step; s < step + steps; ++s)
 #pragma unroll
-            for (int m = 0; m < rows / 16; ++m) reader.load(block[s][m], first_row + m * 16, (step + s) * 16);
+            for (int b = 0; b < count; ++b) load(block[s % slots][b], b * 16, s * 16);
     }
-    __device__ const uint32_t (&at(int step, int m) const)[4] { return block[step % steps][m]; }
+};
+
+// Q as the A operand of Q K^T, streamed...
+template <int rows, int k, int fragments, class Reader, int buffers = 1>
+struct QOperand {
+    Reader reader;
+    Stream<rows / 16, k, fragments, buffers> stream;
+
+    template <class T>
+    __device__ void start(const T *tile, int first_row) {
+        reader.start(tile, first_row);
+    }
+    __device__ void fetch(int step) {
+        stream.fetch(step, [&](uint32_t(&block)[4], int m, int k_) { ldmatrix_x4(block, reader.address(m, k_)); });
+    }
+    __device__ const uint32_t (&at(int step, int m) const)[4] { return stream.block[step % stream.slots][m]; }
 };
 
 // ... or, with no fragments a step, read once before the loop over K and V and held.
-template <int rows, int k, class Reader>
-struct QOperand<rows, k, 0, Reader> : HeldA<rows, k> {
-    __device__ void load(Reader reader, int first_row) {
+template <int rows, int k, class Reader, int buffers>
+struct QOperand<rows, k, 0, Reader, buffers> : HeldA<rows, k> {
+    template <class T>
+    __device__ void start(const T *tile, int first_row) {
+        Reader reader;
+        reader.start(tile, first_row);
 #pragma unroll
         for (int step = 0; step < k / 16; ++step)
 #pragma unroll
-            for (int m = 0; m < rows / 16; ++m) reader.load(this->block[step][m], first_row + m * 16, step * 16);
+            for (int m = 0; m < rows / 16; ++m) ldmatrix_x4(this->block[step][m], reader.address(m * 16, step * 16));
     }
 };
 
-// K as the B operand of Q K^T: tile rows are columns of S, so blocks are read as they lie.
-template <int n, int k, int fragments, class Reader>
+// K as the B operand of Q K^T: the tile's rows are columns of S, so blocks are read as they lie.
+template <int n, int k, int fragments, class Reader, int buffers = 1>
 struct KOperand {
-    static constexpr int steps = steps_per_load(fragments, k);
     Reader reader;
-    uint32_t block[steps][n / 16][4];
+    Stream<n / 16, k, fragments, buffers> stream;
 
     __device__ void fetch(int step) {
-        if (step % steps != 0) return;
-#pragma unroll
-        for (int s = 0; s < steps; ++s)
-#pragma unroll
-            for (int b = 0; b < n / 16; ++b) reader.load(block[s][b], b * 16, (step + s) * 16);
+        stream.fetch(step, [&](uint32_t(&block)[4], int n_, int k_) { ldmatrix_x4(block, reader.address(n_, k_)); });
     }
-    __device__ uint32_t low(int step, int n8) const { return block[step % steps][n8 / 2][n8 % 2]; }
-    __device__ uint32_t high(int step, int n8) const { return block[step % steps][n8 / 2][n8 % 2 + 2]; }
+    // Half `half` along k of the 16 x 8 operand for columns 8 * n8 ...
+    __device__ uint32_t at(int step, int n8, int half) const {
+        return stream.block[step % stream.slots][n8 / 2][Reader::Lanes::block(n8 % 2, half)];
+    }
 };
 
-// V as the B operand of P V: tile rows are k, so blocks are transposed on their way.
-template <int n, int k, int fragments, class Reader>
+// V as the B operand of P V: the tile's rows are k, so blocks are transposed on their way.
+template <int n, int k, int fragments, class Reader, int buffers = 1>
 struct VOperand {
-    static constexpr int steps = steps_per_load(fragments, k);
     Reader reader;
-    uint32_t block[steps][n / 16][4];
+    Stream<n / 16, k, fragments, buffers> stream;
 
     __device__ void fetch(int step) {
-        if (step % steps != 0) return;
-#pragma unroll
-        for (int s = 0; s < steps; ++s)
-#pragma unroll
-            for (int b = 0; b < n / 16; ++b) reader.load_trans(block[s][b], (step + s) * 16, b * 16);
+        stream.fetch(step, [&](uint32_t(&block)[4], int n_, int k_) { ldmatrix_x4_trans(block, reader.address(k_, n_)); });
     }
-    __device__ uint32_t low(int step, int n8) const { return block[step % steps][n8 / 2][n8 % 2 * 2]; }
-    __device__ uint32_t high(int step, int n8) const { return block[step % steps][n8 / 2][n8 % 2 * 2 + 1]; }
+    __device__ uint32_t at(int step, int n8, int half) const {
+        return stream.block[step % stream.slots][n8 / 2][Reader::Lanes::block(half, n8 % 2)];
+    }
 };
 
-// C += A B.
-template <class T, int k, int rows, int cols, class A, class B>
+// The order of one k-step's mmas. An order visits every (m, n) of blocks_m x blocks_n once.
+struct RowsFirst {
+    template <int blocks_m, int blocks_n, class Mma>
+    __device__ static void visit(Mma mma) {
+#pragma unroll
+        for (int m = 0; m < blocks_m; ++m)
+#pragma unroll
+            for (int n = 0; n < blocks_n; ++n) mma(m, n);
+    }
+};
+// Column by column, down one and up the next: every mma shares an operand with the one before it.
+struct Serpentine {
+    template <int blocks_m, int blocks_n, class Mma>
+    __device__ static void visit(Mma mma) {
+#pragma unroll
+        for (int n = 0; n < blocks_n; ++n)
+#pragma unroll
+            for (int m = 0; m < blocks_m; ++m) mma(n % 2 == 0 ? m : blocks_m - 1 - m, n);
+    }
+};
+
+// C += A B. With `ahead`, operands are fetched a step before they are used.
+template <class T, int k, bool ahead = false, class Order = RowsFirst, int rows, int cols, class A, class B>
 __device__ inline void gemm(Accumulator<rows, cols> &c, A &a, B &b) {
 #pragma unroll
     for (int step = 0; step < k / 16; ++step) {
-        a.fetch(step);
-        b.fetch(step);
-#pragma unroll
-        for (int m = 0; m < rows / 16; ++m)
-#pragma unroll
-            for (int n = 0; n < cols / 8; ++n)
-                mma_m16n8k16<T>(c.block[m][n], a.at(step, m), b.low(step, n), b.high(step, n));
+        if (!ahead || step == 0) {
+            a.fetch(step);
+            b.fetch(step);
+        }
+        if (ahead && step + 1 < k / 16) {
+            a.fetch(step + 1);
+            b.fetch(step + 1);
+        }
+        Order::template visit<rows / 16, cols / 8>([&](int m, int n) {
+            mma_m16n8k16<T>(c.block[m][n], a.at(step, m), b.at(step, n, 0), b.at(step, n, 1));
+        });
     }
 }

@@ -11,6 +11,7 @@ struct RowMajor {
     static constexpr int rows = rows_;
     static constexpr int cols = cols_;
     static constexpr int size = rows * cols;
+    static constexpr int row_pitch = cols;
 
     // The position of an element, in elements from the tile's start.
     __device__ static constexpr int offset(int row, int col) { return row * cols + col; }
@@ -27,8 +28,13 @@ struct Swizzled {
     static constexpr int rows = rows_;
     static constexpr int cols = cols_;
     static constexpr int size = rows * cols;
+    static constexpr int row_pitch = cols;
 
     __device__ static constexpr int offset(int row, int col) { return row * cols + (col ^ row % 8 * 8); }
+
+    // How far apart two elements lie whose rows differ by a multiple of 8 and columns by a multiple of 64: the swizzle
+    // is the same for both.
+    __device__ static constexpr int step(int row, int col) { return row * cols + col; }
 };
 
 // An mma accumulator of 16 x 8 floats: lane l holds row l / 4, columns 2 * (l % 4) and the next, in c[0] and c[1], and

@@ -21,20 +21,66 @@ __device__ inline void copy_tile_by_warps(T *shared, const T *global, long long 
     }
 }
 
-// Reads 16 x 16 blocks of a tile in shared memory, as four 8 x 8 blocks in the order
-//     0 2      which is an A operand as mma wants it, and, transposed, two B operands:
-//     1 3      (0, 1) and (2, 3). Not transposed, the two B operands are (0, 2) and (1, 3).
-template <class Tile, class T>
+// The same with the rows dealt to the whole CTA in turn. A thread's rows are a multiple of 8 apart, so that all have
+// the same swizzle: one address in shared memory, and constants from there.
+template <class Tile, int num_warps, class T>
+__device__ inline void copy_tile(T *shared, const T *global, long long row_stride) {
+    constexpr int chunk = 16 / sizeof(T);
+    constexpr int lanes_per_row = Tile::cols / chunk;
+    constexpr int rows_per_step = num_warps * 32 / lanes_per_row;
+    static_assert(rows_per_step % 8 == 0 && Tile::rows % rows_per_step == 0, "whole steps, of whole swizzle patterns");
+
+    const int row = threadIdx.x / lanes_per_row, col = threadIdx.x % lanes_per_row * chunk;
+    const uint32_t to = shared_address(shared + Tile::offset(row, col));
+    const T *from = global + row * row_stride + col;
+#pragma unroll
+    for (int step = 0; step < Tile::rows; step += rows_per_step)
+        cp_async_16(to + Tile::step(step, 0) * sizeof(T), from + step * row_stride);
+}
+
+// Which lane points at which of the 16 x 16 elements that one ldmatrix.x4 reads, and so the order of its 8 x 8 blocks.
+//
+//     ByColumn:  0 2    an A operand as mma wants it, and, transposed, two B operands (0, 1) and (2, 3);
+//                1 3    not transposed, the two B operands are (0, 2) and (1, 3)
+//
+//     ByRow:     0 1    not transposed, two B operands (0, 1) and (2, 3): each in two registers in a row, as HMMA
+//                2 3    takes them, where ByColumn needs moves
+struct ByColumn {
+    __device__ static int row() { return lane_index() % 16; }
+    __device__ static int col() { return lane_index() / 16 * 8; }
+    __device__ static constexpr int block(int row_half, int col_half) { return row_half + 2 * col_half; }
+};
+struct ByRow {
+    __device__ static int row() { return lane_index() % 8 + lane_index() / 16 * 8; }
+    __device__ static int col() { return lane_index() & 8; }
+    __device__ static constexpr int block(int row_half, int col_half) { return 2 * row_half + col_half; }
+};
+
+// Reads 16 x 16 blocks of a tile in shared memory; every address is worked out where it is used.
+template <class Tile, class T, class Lanes_ = ByColumn>
 struct BlockReader {
+    using Lanes = Lanes_;
     const T *shared;
 
-    __device__ void load(uint32_t (&block)[4], int row, int col) const { ldmatrix_x4(block, address(row, col)); }
-
-    __device__ void load_trans(uint32_t (&block)[4], int row, int col) const {
-        ldmatrix_x4_trans(block, address(row, col));
-    }
-
+    __device__ void start(const T *tile, int first_row = 0) { shared = tile + first_row * Tile::row_pitch; }
     __device__ uint32_t address(int row, int col) const {
-        return shared_address(shared + Tile::offset(row + lane_index() % 16, col + lane_index() / 16 * 8));
+        return shared_address(shared + Tile::offset(row + Lanes::row(), col + Lanes::col()));
+    }
+};
+
+// The same with the swizzle worked out once. It concerns the column's position among 64, which has four values: four
+// addresses, and constants from there.
+template <class Tile, class T, class Lanes_ = ByColumn>
+struct HoistedReader {
+    using Lanes = Lanes_;
+    uint32_t base[4];
+
+    __device__ void start(const T *tile, int first_row = 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            base[i] = shared_address(tile + first_row * Tile::row_pitch + Tile::offset(Lanes::row(), Lanes::col() + i * 16));
+    }
+    __device__ uint32_t address(int row, int col) const {
+        return base[col / 16 % 4] + Tile::step(row, col / 64 * 64) * sizeof(T);
     }
 };

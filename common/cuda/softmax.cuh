@@ -16,9 +16,10 @@ __device__ inline float quad_sum(float x) {
 }
 
 // The running maximum m and sum l of a warp's rows. A lane holds two rows of every 16 (see accumulator_row) and, of
-// each, its own share of the sum; `finish` adds the four shares. Maxima are in the units of the scores given.
+// each, its own share of the sum; `finish` adds the four shares. `unit` is what one unit of a score is worth in log2.
 template <int rows>
 struct OnlineSoftmax {
+    float unit;
     float m[rows / 16][2];
     float l[rows / 16][2];
 
@@ -32,8 +33,8 @@ struct OnlineSoftmax {
             }
     }
 
-    // Takes the next block of scores S, in log2 units: raises m to its row maxima, brings l and O down to the new m,
-    // and turns S into P = 2^(S - m).
+    // Takes the next block of scores S: raises m to its row maxima, brings l and O down to the new m, and turns S into
+    // P = 2^(unit * (S - m)), one FFMA and one exponential an element.
     template <int cols, int head_dim>
     __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
 #pragma unroll
@@ -43,17 +44,11 @@ struct OnlineSoftmax {
                 const float rescale = raise_max(s, b, h);
                 l[b][h] *= rescale;
                 scale_row(o, b, h, rescale);
-#pragma unroll
-                for (int n = 0; n < cols / 8; ++n)
-#pragma unroll
-                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
-                        s.block[b][n][i] = exp2_approx(s.block[b][n][i] - m[b][h]);
-                        l[b][h] += s.block[b][n][i];
-                    }
+                exponentiate(s, b, h);
             }
     }
 
-    // O /= l, and the log-sum-exp of every row into lse (one value a row), given ln of the units of m.
+    // O /= l.
     template <int head_dim>
     __device__ void finish(Accumulator<rows, head_dim> &o) {
 #pragma unroll
@@ -65,18 +60,18 @@ struct OnlineSoftmax {
             }
     }
 
-    // Writes the log-sum-exp of the warp's rows; `unit` is what one unit of m is worth in natural logarithms.
-    __device__ void store_lse(float *lse, float unit) const {
+    // Writes the log-sum-exp of the warp's rows.
+    __device__ void store_lse(float *lse) const {
         if (lane_index() % 4 != 0) return;
 #pragma unroll
         for (int b = 0; b < rows / 16; ++b)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                lse[b * 16 + h * 8 + accumulator_row()] = m[b][h] * unit + __logf(l[b][h]);
+                lse[b * 16 + h * 8 + accumulator_row()] = (m[b][h] * unit + __log2f(l[b][h])) * ln_2;
     }
 
   private:
-    // Raises m of one row to the maximum of its scores; returns 2^(old m - new m).
+    // Raises m of one row to the maximum of its scores; returns what that makes of everything summed before.
     template <int cols>
     __device__ float raise_max(const Accumulator<rows, cols> &s, int b, int h) {
         float highest = m[b][h];
@@ -85,9 +80,21 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int i = 2 * h; i < 2 * h + 2; ++i) highest = fmaxf(highest, s.block[b][n][i]);
         highest = quad_max(highest);
-        const float rescale = exp2_approx(m[b][h] - highest);
+        const float rescale = exp2_approx((m[b][h] - highest) * unit);
         m[b][h] = highest;
         return rescale;
+    }
+
+    template <int cols>
+    __device__ void exponentiate(Accumulator<rows, cols> &s, int b, int h) {
+        const float shift = m[b][h] * unit;
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) {
+                s.block[b][n][i] = exp2_approx(s.block[b][n][i] * unit - shift);
+                l[b][h] += s.block[b][n][i];
+            }
     }
 
     template <int cols>
@@ -99,6 +106,7 @@ struct OnlineSoftmax {
     }
 };
 
+// C *= factor.
 template <int rows, int cols>
 __device__ inline void scale(Accumulator<rows, cols> &c, float factor) {
 #pragma unroll

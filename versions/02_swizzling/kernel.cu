@@ -1,4 +1,4 @@
-// FlashAttention-2's forward pass on Ampere's tensor cores, straightforward: copy a block of K and V, wait, compute.
+// Rung 01 with the tiles in shared memory swizzled: no bank conflicts.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -31,14 +31,17 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     copy_tile_by_warps<QTile, num_warps>(shared_q, block.q(), params.q_stride.row);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // Q is there for every warp
+    __syncwarp();  // a warp reads only the rows of Q that it copied itself
 
     QOperand<warp_rows, head_dim, q_fragments, BlockReader<QTile, dtype>> q_operand;
-    q_operand.load({shared_q}, warp_row);
-    KOperand<block_n, head_dim, k_fragments, BlockReader<KVTile, dtype>> k_operand{{shared_k}};
-    VOperand<head_dim, block_n, v_fragments, BlockReader<KVTile, dtype>> v_operand{{shared_v}};
+    KOperand<block_n, head_dim, k_fragments, BlockReader<KVTile, dtype>> k_operand;
+    VOperand<head_dim, block_n, v_fragments, BlockReader<KVTile, dtype>> v_operand;
+    q_operand.start(shared_q, warp_row);
+    k_operand.reader.start(shared_k);
+    v_operand.reader.start(shared_v);
+
     Accumulator<warp_rows, head_dim> o;
-    OnlineSoftmax<warp_rows> softmax;
+    OnlineSoftmax<warp_rows> softmax{1.0f};  // S is brought to log2 units before
     o.clear();
     softmax.clear();
 
@@ -65,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     }
 
     softmax.finish(o);
-    if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row, ln_2);
+    if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared<QTile>(shared_q, warp_row, o);
