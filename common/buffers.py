@@ -1,0 +1,83 @@
+"""Tensors in guarded memory: every byte around them, and in the gaps of their strides, is a canary.
+
+The canary is a NaN in every dtype, so that a kernel that reads outside a tensor shows in its output; a changed
+canary shows that it wrote there. Another NaN, the poison, fills outputs before a run and shows what was not written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+CANARY = 0x7FDB  # a NaN as bf16 and as fp16, and twice in a row as fp32
+POISON = 0x7FAD  # another one; kernels that compute a NaN write 0x7FFF
+_GUARD_ROWS = 128  # a whole tile of rows: a kernel that forgets the end of a tensor lands in the guard
+_GUARD_MULTIPLE = 128  # elements: keeps the tensors' alignment
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor's place in its buffer, in elements from the start of the data."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """The first element behind the last one of the view."""
+        return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+
+
+def contiguous(*shape: int) -> View:
+    """The view that fills its buffer in the order of `shape`."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return View(shape, tuple(strides))
+
+
+class Buffer:
+    """One allocation that holds the named views, all of one dtype, with guards before, between and behind them."""
+
+    def __init__(self, views: dict[str, View], dtype: torch.dtype, device: torch.device | str) -> None:
+        extent = max(view.end for view in views.values())
+        rows = max(view.strides[1] if len(view.shape) == 4 else 1 for view in views.values())
+        guard = -(-rows * _GUARD_ROWS // _GUARD_MULTIPLE) * _GUARD_MULTIPLE
+        self.names = tuple(views)
+        self._bits = torch.empty(guard + extent + guard, dtype=_INTEGERS[dtype.itemsize], device=device)
+        self._bits.fill_(_pattern(CANARY, dtype))
+        storage = self._bits.view(dtype)
+        self.data = storage[guard : guard + extent]
+        self.views = {
+            name: storage.as_strided(view.shape, view.strides, guard + view.offset) for name, view in views.items()
+        }
+
+    def damage(self) -> str | None:
+        """What a kernel wrote outside the views; None where every canary lives."""
+        changed = self._bits != _pattern(CANARY, self.data.dtype)
+        for view in self.views.values():
+            changed.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
+        if not changed.any():
+            return None
+        first = int(changed.byte().argmax()) - self.data.storage_offset()
+        return (
+            f"{int(changed.sum())} elements outside {'/'.join(self.names)} were overwritten, the first at element "
+            f"{first} of its buffer of {self.data.numel()}"
+        )
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fill an output so that what a kernel does not write shows in `unwritten`."""
+    tensor.view(_INTEGERS[tensor.dtype.itemsize]).fill_(_pattern(POISON, tensor.dtype))
+
+
+def unwritten(tensor: torch.Tensor) -> int:
+    """How many elements still hold the poison."""
+    return int((tensor.view(_INTEGERS[tensor.dtype.itemsize]) == _pattern(POISON, tensor.dtype)).sum())
+
+
+def _pattern(word: int, dtype: torch.dtype) -> int:
+    return word if dtype.itemsize == 2 else word << 16 | word

@@ -1,0 +1,154 @@
+"""Problems, their inputs and layouts, the reference, and that verification finds what is planted."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashladder.common.errors import UnsupportedProblemError, VerificationError
+from flashladder.common.launch import attention_params
+from flashladder.common.problem import LAYOUTS, Problem, attention, expect, make_inputs, verify
+
+SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
+
+
+def solved(**options):
+    """A small problem with the right answer in its outputs."""
+    problem = Problem(**(SMALL | options))
+    tensors = make_inputs(problem)
+    expected = expect(problem, tensors)
+    tensors.o.copy_(expected.o)
+    tensors.lse.copy_(expected.lse)
+    return tensors, expected
+
+
+def faults(tensors, expected):
+    return verify(expected, tensors.o, tensors.lse, tensors.buffers).faults
+
+
+def test_defaults_follow_the_queries():
+    problem = Problem(num_heads=8, seqlen_q=512, head_dim=64)
+    assert (problem.num_heads_k, problem.seqlen_k, problem.softmax_scale) == (8, 512, 0.125)
+    assert problem.name == "batch=1,num_heads=8,seqlen_q=512,head_dim=64,dtype=bf16"
+    grouped = Problem(num_heads=8, num_heads_k=2, seqlen_q=512, seqlen_k=64)
+    assert "num_heads_k=2,seqlen_q=512,seqlen_k=64" in grouped.name
+
+
+def test_flops_count_the_keys_that_are_seen():
+    assert Problem(seqlen_q=512).flops == 4 * 512 * 512 * 128
+    assert Problem(seqlen_q=512, causal=True).flops == 2 * 512 * 512 * 128
+    assert Problem(seqlen_q=2, seqlen_k=8, causal=True).flops == 4 * 2 * 7 * 128
+    assert Problem(seqlen_q=8, seqlen_k=2, causal=True).flops == 4 * 2 * 1 * 128
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch=0: must be at least 1"),
+        ({"num_heads": 4, "num_heads_k": 3}, "num_heads=4 must be a multiple of num_heads_k=3"),
+        ({"dtype": "fp32"}, "dtype=fp32: must be one of bf16, fp16"),
+        ({"layout": "sbhd"}, "layout=sbhd: must be one of bshd, bhsd, padded, qkv"),
+        ({"layout": "qkv", "seqlen_k": 3}, "seqlen_q=256 must equal seqlen_k=3"),
+        ({"softmax_scale": math.inf}, "softmax_scale=inf: must be a finite number"),
+    ],
+)
+def test_what_is_no_problem_is_refused(options, message):
+    with pytest.raises(UnsupportedProblemError, match=message):
+        Problem(**options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_hold_the_same_numbers_and_suit_kernels(layout):
+    plain = make_inputs(Problem(**SMALL))
+    tensors = make_inputs(Problem(**SMALL, layout=layout))
+    for name in "qkv":
+        assert torch.equal(getattr(tensors, name), getattr(plain, name))
+    assert attention_params(tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse, 1.0)
+    assert not torch.equal(make_inputs(Problem(**SMALL, seed=1)).q, plain.q)
+    strides = {"bshd": (64, 16), "bhsd": (16, 320), "padded": (120, 24), "qkv": (128, 16)}
+    assert tensors.q.stride()[1:3] == strides[layout]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(20, 20), (5, 33), (33, 5)])
+def test_reference_agrees_with_torch(causal, seqlen_q, seqlen_k):
+    problem = Problem(**(SMALL | {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}), causal=causal)
+    tensors = make_inputs(problem)
+    o, lse = attention(problem, tensors, torch.float64)
+    q, k, v = (tensor.transpose(1, 2).double() for tensor in (tensors.q, tensors.k, tensors.v))
+    mask = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    mask = mask.tril(seqlen_k - seqlen_q) if causal else mask
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    dead = ~mask.any(-1)
+    torch.testing.assert_close(o[:, ~dead], theirs[:, ~dead])
+    assert (o[:, dead] == 0).all()
+    assert (lse[..., dead] == -math.inf).all()
+    scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 4
+    torch.testing.assert_close(lse, scores.masked_fill(~mask, -math.inf).logsumexp(-1))
+
+
+def test_reference_in_blocks_of_queries_is_the_same(monkeypatch):
+    problem = Problem(**SMALL, causal=True)
+    tensors = make_inputs(problem)
+    whole, _ = attention(problem, tensors, torch.float64)
+    monkeypatch.setattr("flashladder.common.problem._SCORES_LIMIT", 300)
+    blocks, _ = attention(problem, tensors, torch.float64)
+    torch.testing.assert_close(blocks, whole)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 2), st.sampled_from([(2, 1), (3, 3)]), st.integers(1, 40), st.integers(1, 40), st.booleans(),
+    st.sampled_from(["bshd", "bhsd", "padded"]), st.sampled_from(["bf16", "fp16"]),
+)  # fmt: skip
+def test_the_exact_answer_passes(batch, heads, seqlen_q, seqlen_k, causal, layout, dtype):
+    lengths = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    tensors, expected = solved(
+        batch=batch, num_heads=heads[0], num_heads_k=heads[1], causal=causal, layout=layout, dtype=dtype, **lengths
+    )
+    assert faults(tensors, expected) == ()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_planted_fault_is_named(layout):
+    tensors, expected = solved(layout=layout)
+    tensors.o[1, 2, 3, 4] += 1
+    tensors.lse[1, 2, 3] += 1e-3
+    wrong_o, wrong_lse = faults(tensors, expected)
+    assert wrong_o.startswith("o[1, 2, 3, 4] is")
+    assert wrong_lse.startswith("lse[1, 2, 3] is")
+
+    tensors, expected = solved(layout=layout)
+    tensors.q.as_strided((1,), (1,), tensors.q.storage_offset() - 1)[0] = 1.0
+    (damage,) = faults(tensors, expected)
+    assert "1 elements outside" in damage
+    assert "at element -1 of its buffer" in damage
+
+
+def test_a_write_into_the_gap_between_rows_is_found():
+    tensors, expected = solved(layout="padded")
+    tensors.o.as_strided((1,), (1,), tensors.o.storage_offset() + 16)[0] = 0.0
+    (damage,) = faults(tensors, expected)
+    assert "outside o were overwritten, the first at element 16" in damage
+
+
+def test_what_is_not_written_is_counted():
+    tensors, expected = solved()
+    answer = tensors.o.clone()
+    tensors.poison()
+    tensors.o[:, :10] = answer[:, :10]
+    unwritten_o, _, unwritten_lse, _ = faults(tensors, expected)
+    assert unwritten_o == "1280 of 2560 elements of o were not written"
+    assert unwritten_lse == "160 of 160 elements of lse were not written"
+
+
+def test_nan_is_never_close():
+    tensors, expected = solved()
+    tensors.o[0, 0, 0, 0] = math.nan
+    check = verify(expected, tensors.o, None)
+    assert check.max_error == math.inf
+    assert not check.passed
+    with pytest.raises(VerificationError, match=r"rung 02 is wrong:\n  o\[0, 0, 0, 0\] is nan instead of"):
+        check.require("rung 02")
