@@ -1,0 +1,229 @@
+"""Version + configuration + arch -> artifact: nvcc and ptxas under ninja, many at once, behind a cache.
+
+The cache is addressed by content: an artifact's folder is named after a hash of the kernel, every header that it
+includes, the configuration, the arch, the flags and the compiler. A finished folder is renamed into place, so that any
+number of processes may build at once, and be killed, without harm; two that build the same thing both do the work.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, overload
+
+from flashladder.common import artifact as artifacts
+from flashladder.common.artifact import Artifact, LaunchInfo
+from flashladder.common.catalog import Version
+from flashladder.common.config import KernelConfig
+from flashladder.common.errors import BuildError
+from flashladder.common.paths import CUDA_HEADERS, cache_dir
+from flashladder.common.sources import Sources
+from flashladder.common.toolchain import Toolchain, find_ninja, toolchain
+
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
+
+NVCC_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
+PTXAS_FLAGS = ("-v", "-lineinfo")
+STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
+DEPENDENCIES = "kernel.d"
+
+Progress = Callable[[int, int], None]  # configurations done, of how many
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to compile, and the arch to compile it for (sm_80, sm_90a, ...)."""
+
+    version: Version
+    config: KernelConfig
+    arch: str
+
+    def __str__(self) -> str:
+        return f"{self.version.name} with {self.config} for {self.arch}"
+
+
+def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
+    """The artifact of one configuration, from the cache or compiled now; BuildError when it cannot be."""
+    return build([BuildRequest(version, config, arch)])[0]
+
+
+@overload
+def build(
+    requests: Sequence[BuildRequest], progress: Progress | None = None, *, on_error: Literal["raise"] = "raise"
+) -> list[Artifact]: ...
+
+
+@overload
+def build(
+    requests: Sequence[BuildRequest], progress: Progress | None = None, *, on_error: Literal["return"]
+) -> list[Artifact | BuildError]: ...
+
+
+def build(
+    requests: Sequence[BuildRequest],
+    progress: Progress | None = None,
+    *,
+    on_error: Literal["raise", "return"] = "raise",
+) -> list[Artifact] | list[Artifact | BuildError]:
+    """The artifacts of the requests, in order; what the cache lacks is compiled, on every core.
+
+    A request that fails does not stop the others. Its BuildError is raised at the end, or returned in its place.
+    """
+    compiler, sources = toolchain(), Sources()
+    places = [_place(request, sources, compiler) for request in requests]
+    wanted = dict(zip(places, requests, strict=True))
+    results: dict[Path, Artifact | BuildError] = {}
+    for place in wanted:
+        if cached := artifacts.load(place, cached=True):
+            results[place] = cached
+    if missing := {place: request for place, request in wanted.items() if place not in results}:
+        results |= _compile(missing, sources, compiler, progress)
+    outcome = [_without_local_memory(wanted[place], results[place]) for place in places]
+    failures = [result for result in outcome if isinstance(result, BuildError)]
+    if failures and on_error == "raise":
+        others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
+        raise BuildError(f"{failures[0]}{others}")
+    return outcome
+
+
+def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
+    """The folder of an artifact in the cache, named after everything that decides its content."""
+    code = sources.digest(request.version.kernel), request.config.header()
+    decisive = (*code, request.arch, NVCC_FLAGS, PTXAS_FLAGS, compiler.identity)
+    key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
+    return cache_dir() / "artifacts" / f"{request.version.name}-{request.arch}-{key}"
+
+
+def _without_local_memory(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
+    """The result, or a BuildError when it uses local memory and its rung declares none."""
+    if isinstance(result, BuildError) or not result.local_bytes or request.version.local_memory:
+        return result
+    return BuildError(
+        f"{request} uses local memory: {result.stack_bytes} bytes of stack, {result.spill_store_bytes} bytes of spill "
+        f"stores, {result.spill_load_bytes} bytes of spill loads (at {result.registers} registers). Choose a smaller "
+        f"tile or more warps, or declare `local_memory: true` in {request.version.directory / 'version.yaml'}"
+    )
+
+
+def _compile(
+    missing: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, progress: Progress | None
+) -> dict[Path, Artifact | BuildError]:
+    """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
+    with _temporary_folder() as temporary:
+        for place, request in missing.items():
+            folder = Path(temporary, place.name)
+            folder.mkdir()
+            (folder / artifacts.HEADER).write_text(request.config.header())
+        Path(temporary, "build.ninja").write_text(_ninja_file(missing, compiler))
+        output = _run_ninja(Path(temporary), progress)
+        seconds = _compile_seconds(Path(temporary, ".ninja_log"))
+        now = Sources()
+        results: dict[Path, Artifact | BuildError] = {}
+        for place, request in missing.items():
+            folder, kernel = Path(temporary, place.name), request.version.kernel
+            try:
+                if place.name not in seconds:
+                    raise BuildError(_message(folder / artifacts.LOG, output))
+                sources.check_complete(kernel, folder / DEPENDENCIES)
+                if now.digest(kernel) != sources.digest(kernel):
+                    raise BuildError("its source was edited while it was compiled; build it again")
+                artifacts.seal(folder, request.version.name, request.config, request.arch, seconds[place.name])
+                results[place] = _install(folder, place)
+            except BuildError as error:
+                results[place] = BuildError(f"{request} cannot be built:\n{error}")
+    return results
+
+
+def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A folder in the cache, on the file system of the artifacts; those that killed builds left are swept away."""
+    root = cache_dir() / "building"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (cache_dir() / "artifacts").mkdir(exist_ok=True)
+        for leftover in root.iterdir():
+            with suppress(FileNotFoundError):
+                if leftover.stat().st_mtime < time.time() - STALE_SECONDS:
+                    shutil.rmtree(leftover, ignore_errors=True)
+        return tempfile.TemporaryDirectory(dir=root)
+    except OSError as error:
+        raise BuildError(
+            f"the cache folder {cache_dir()} cannot be written: {error.strerror}. Set FLASHLADDER_CACHE to a folder "
+            "that can."
+        ) from None
+
+
+def _ninja_file(missing: dict[Path, BuildRequest], compiler: Toolchain) -> str:
+    """One edge for each configuration, its output the cubin; what the tools print goes to the configuration's log."""
+    lines = ["rule compile", "  command = $command", "  description = $out", ""]
+    for place, request in missing.items():
+        command = _command(place.name, request, compiler).replace("$", "$$")
+        lines += [f"build {place.name}/{artifacts.CUBIN}: compile", f"  command = {command}", ""]
+    return "\n".join(lines)
+
+
+def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
+    """The shell command that compiles one configuration in its subfolder: nvcc to PTX, then ptxas to a cubin."""
+    virtual_arch = request.arch.replace("sm_", "compute_")
+    nvcc = [compiler.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
+    nvcc += ["-I", CUDA_HEADERS, "-I", ".", "-MD", "-MF", DEPENDENCIES]
+    nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
+    ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}", "-o", artifacts.CUBIN, artifacts.PTX]
+    both = f"{shlex.join(map(str, nvcc))} && {shlex.join(map(str, ptxas))}"
+    return f"cd {name} && ({both}) > {artifacts.LOG} 2>&1"
+
+
+def _run_ninja(folder: Path, progress: Progress | None) -> str:
+    """Runs ninja to the end, whatever fails, and gives what it printed."""
+    command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
+    # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
+    environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
+    lines = []
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    ) as ninja:
+        assert ninja.stdout is not None
+        for line in ninja.stdout:
+            lines.append(line)
+            if progress and (match := re.match(r"(\d+)/(\d+) ", line)):
+                progress(int(match[1]), int(match[2]))
+    return "".join(lines)
+
+
+def _compile_seconds(ninja_log: Path) -> dict[str, float]:
+    """Seconds by subfolder, of the configurations that compiled: ninja logs no others."""
+    rows: Iterable[list[str]] = []
+    with suppress(FileNotFoundError):
+        rows = [line.split("\t") for line in ninja_log.read_text().splitlines() if not line.startswith("#")]
+    return {Path(output).parent.name: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
+
+
+def _message(log: Path, ninja_output: str) -> str:
+    """What the compiler said, with its source line; ninja's words when the compiler was not even reached."""
+    said = log.read_text().strip() if log.exists() else ""
+    return said or ninja_output.strip() or "ninja was interrupted"
+
+
+def _install(folder: Path, place: Path) -> Artifact:
+    """Renames a finished folder into place; another process's finished one is as good, a damaged one gives way."""
+    while True:
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise BuildError(f"the artifact cannot be moved to {place}: {error.strerror}") from None
+            if artifacts.load(place, cached=False) is None:
+                with suppress(FileNotFoundError):
+                    place.rename(folder.with_name(f"{place.name}-damaged"))
+                continue
+        if finished := artifacts.load(place, cached=False):
+            return finished
+        raise BuildError(f"the artifact {place} was damaged as soon as it was written; is the disk full?")

@@ -1,0 +1,75 @@
+"""The source files of a kernel: the closure of its quoted includes, its digest, and the proof that it is complete."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from flashladder.common.errors import BuildError
+from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+
+
+class Sources:
+    """Reads each file once; make a new one to see the files as they are now."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Path, bytes] = {}
+        self._closures: dict[Path, tuple[Path, ...]] = {}
+        self._digests: dict[Path, str] = {}
+
+    def closure(self, kernel: Path) -> tuple[Path, ...]:
+        """The kernel and every file that it includes in quotes, directly or not; the generated config.cuh apart."""
+        if kernel not in self._closures:
+            found: dict[Path, None] = {}
+            waiting = [kernel.resolve()]
+            while waiting:
+                if (path := waiting.pop()) not in found:
+                    found[path] = None
+                    waiting += self._included(path)
+            self._closures[kernel] = tuple(sorted(found))
+        return self._closures[kernel]
+
+    def digest(self, kernel: Path) -> str:
+        """A hash of the closure: of its contents, and of its paths, which the line tables of PTX and cubin name."""
+        if kernel not in self._digests:
+            digest = hashlib.sha256()
+            for path in self.closure(kernel):
+                content = hashlib.sha256(self._text(path)).hexdigest()
+                digest.update(f"{content} {path}\n".encode())
+            self._digests[kernel] = digest.hexdigest()
+        return self._digests[kernel]
+
+    def check_complete(self, kernel: Path, depfile: Path) -> None:
+        """Raises BuildError when the compiler read a file of ours that the closure lacks: its edits would go unseen."""
+        ours = (CUDA_HEADERS, VERSIONS, kernel.resolve().parents[1])
+        unseen = [
+            path
+            for path in _dependencies(depfile)
+            if path not in self.closure(kernel) and any(path.is_relative_to(root) for root in ours)
+        ]
+        if unseen:
+            raise BuildError(
+                f"{kernel} includes {unseen[0]} in a way that the build does not follow, so that an edit of it would "
+                'not rebuild the kernel. Write a plain `#include "name"` of a file beside it or in common/cuda.'
+            )
+
+    def _text(self, path: Path) -> bytes:
+        if path not in self._texts:
+            try:
+                self._texts[path] = path.read_bytes()
+            except OSError as error:
+                raise BuildError(f"the source file {path} cannot be read: {error.strerror}") from None
+        return self._texts[path]
+
+    def _included(self, path: Path) -> list[Path]:
+        """The files that one file includes in quotes, found as the compiler finds them; what is nowhere is left out."""
+        names = re.findall(rb'^\s*#\s*include\s*"([^"]+)"', self._text(path), re.MULTILINE)
+        places = [(path.parent / os.fsdecode(name), CUDA_HEADERS / os.fsdecode(name)) for name in names]
+        return [next(filter(Path.is_file, both)).resolve() for both in places if any(map(Path.is_file, both))]
+
+
+def _dependencies(depfile: Path) -> list[Path]:
+    """The prerequisites in a Makefile rule as nvcc -MD writes it."""
+    prerequisites = depfile.read_text().replace("\\\n", " ").partition(" : ")[2]
+    words = re.findall(r"(?:\\.|[^\s\\])+", prerequisites)
+    return [Path(re.sub(r"\\(.)", r"\1", word).replace("$$", "$")).resolve() for word in words]
