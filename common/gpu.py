@@ -1,0 +1,172 @@
+"""A compiled kernel on the GPU: loaded through the driver API, launched on torch's current stream.
+
+Importing this file needs no GPU; `require_gpu`, `load` and everything after it raise DeviceError without one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from statistics import median
+from typing import Any
+
+import torch
+
+from flashladder.common.artifact import ENTRY, Artifact
+from flashladder.common.errors import DeviceError
+
+Launch = Callable[[], None]
+
+
+def require_gpu() -> None:
+    """Raises DeviceError, saying what was found, unless torch can use an NVIDIA GPU."""
+    if torch.cuda.is_available():
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise DeviceError("there is no NVIDIA driver on this machine (libcuda.so.1 was not found)") from None
+    if torch.version.cuda is None:
+        raise DeviceError(f"torch {torch.__version__} is a build without CUDA: install a CUDA build of torch")
+    raise DeviceError(
+        f"there is an NVIDIA driver, but torch {torch.__version__} (CUDA {torch.version.cuda}) finds no usable GPU: "
+        "see nvidia-smi and CUDA_VISIBLE_DEVICES"
+    )
+
+
+def device_arch(device: int | None = None) -> str:
+    """What to compile for on a CUDA device: sm_80, sm_89, and from Hopper on with the arch's own features, sm_90a."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def load(artifact: Artifact) -> Kernel:
+    """The artifact's kernel; DeviceError where there is no GPU or the driver refuses it."""
+    require_gpu()
+    torch.cuda.init()
+    return Kernel(artifact)
+
+
+class Kernel:
+    """A loaded cubin. It may be launched on any device that its arch suits; each device loads it once."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self._driver = _driver()
+        no_options = (None, None, 0)
+        image = artifact.cubin.read_bytes()
+        self._library = self._checked("load", self._driver.cuLibraryLoadData(image, *no_options, *no_options))
+        self._kernel = self._checked(
+            "find the entry of", self._driver.cuLibraryGetKernel(self._library, ENTRY.encode())
+        )
+        self._functions: dict[int, Any] = {}
+
+    def prepare(self, params: bytes, grid: tuple[int, int, int]) -> Launch:
+        """A callable that launches the kernel on torch's current stream of the device that is current now.
+
+        Everything is packed here, so that a launch costs the host a few microseconds; it can be captured in a CUDA
+        graph. The tensors behind `params` must outlive it.
+        """
+        device = torch.cuda.current_device()
+        function = self._function(device)
+        argument = ctypes.create_string_buffer(params, len(params))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        where = ctypes.addressof(arguments)
+        info = self.artifact.launch
+        shape = (*grid, info.num_threads, 1, 1, info.shared_bytes)
+        cu_launch, current_device = self._driver.cuLaunchKernel, torch.cuda.current_device
+        current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
+
+        def launch(_keep_alive: object = (argument, arguments)) -> None:
+            if current_device() != device:
+                with torch.cuda.device(device):
+                    return launch()
+            (status,) = cu_launch(function, *shape, current_stream(device), where, 0)
+            if status:
+                self._checked("launch", (status,))
+            return None
+
+        return launch
+
+    def occupancy(self) -> int:
+        """How many CTAs an SM of the current device holds at a time."""
+        info = self.artifact.launch
+        function = self._function(torch.cuda.current_device())
+        query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(self._checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
+
+    def _function(self, device: int) -> Any:
+        """The kernel on the current device, `device`, allowed its dynamic shared memory."""
+        if device not in self._functions:
+            function = self._checked("load", self._driver.cuKernelGetFunction(self._kernel))
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            shared_bytes = self.artifact.launch.shared_bytes
+            self._checked(
+                f"reserve {shared_bytes} bytes of shared memory for",
+                self._driver.cuFuncSetAttribute(function, attribute, shared_bytes),
+            )
+            self._functions[device] = function
+        return self._functions[device]
+
+    def _checked(self, action: str, answer: tuple[Any, ...]) -> Any:
+        """The value of a driver call's answer; DeviceError where its status is not success."""
+        status, *values = answer
+        if status:
+            raise DeviceError(f"cannot {action} {describe(self.artifact)}: {self._reason(status)}")
+        return values[0] if values else None
+
+    def _reason(self, status: Any) -> str:
+        _, name = self._driver.cuGetErrorName(status)
+        _, text = self._driver.cuGetErrorString(status)
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return (
+            f"{_text(name)} ({_text(text)}). It was built for {self.artifact.arch}; the device is a {device.name} "
+            f"({device_arch()}, {device.shared_memory_per_block_optin} bytes of shared memory for a block)"
+        )
+
+
+def describe(artifact: Artifact) -> str:
+    """The kernel and its configuration, for messages."""
+    return f"{artifact.version} with {artifact.config.name}"
+
+
+@contextmanager
+def faults_named(artifact: Artifact) -> Iterator[None]:
+    """Wait for the GPU at the end, and turn a fault of the kernel into a DeviceError that names it."""
+    try:
+        yield
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "CUDA error" not in str(error):
+            raise
+        raise DeviceError(
+            f"{describe(artifact)} faulted: {str(error).splitlines()[0]}. This process can no longer use the GPU; "
+            "compute-sanitizer names the line: compute-sanitizer python tools/run_version.py ... --no-measure"
+        ) from error
+
+
+def host_cost_us(launch: Launch, batches: int = 20, launches: int = 100) -> float:
+    """The host's time for one launch, in microseconds: the median over batches that the GPU's queue can hold."""
+    costs = []
+    for _ in range(batches + 1):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(launches):
+            launch()
+        costs.append((time.perf_counter() - begin) / launches * 1e6)
+    torch.cuda.synchronize()
+    return median(costs[1:])
+
+
+def _driver() -> Any:
+    try:
+        return import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DeviceError(f'cuda-bindings is not usable ({error}): pip install "cuda-bindings>=13.0.3,<14"') from error
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
