@@ -193,11 +193,10 @@ class GpuDescription:
     max_threads_per_sm: int
     max_ctas_per_sm: int
     l2_bytes: int
-    memory_bytes: int
     bandwidth_gb_s: float
     dense_bf16_tflops: float  # tensor cores, fp32 accumulation, without sparsity
-    base_mhz: int
-    boost_mhz: int
+    base_mhz: int | None  # None where the maker publishes none
+    boost_mhz: int  # the highest SM clock
     sources: tuple[str, ...]
 
 
