@@ -37,6 +37,21 @@ struct Swizzled {
     __device__ static constexpr int step(int row, int col) { return row * cols + col; }
 };
 
+// The tile cut into panels of 64 columns, each swizzled as above: [cols / 64][rows][64]. The step from one panel to the
+// next is a constant, whatever the number of columns.
+template <int rows_, int cols_>
+struct SwizzledPanels {
+    static constexpr int rows = rows_;
+    static constexpr int cols = cols_;
+    static constexpr int size = rows * cols;
+    static constexpr int row_pitch = 64;
+
+    __device__ static constexpr int offset(int row, int col) {
+        return col / 64 * rows * 64 + row * 64 + (col % 64 ^ row % 8 * 8);
+    }
+    __device__ static constexpr int step(int row, int col) { return row * 64 + col / 64 * rows * 64; }
+};
+
 // An mma accumulator of 16 x 8 floats: lane l holds row l / 4, columns 2 * (l % 4) and the next, in c[0] and c[1], and
 // the same columns of row l / 4 + 8 in c[2] and c[3].
 __device__ inline int accumulator_row() { return lane_index() / 4; }

@@ -22,20 +22,38 @@ __device__ inline void copy_tile_by_warps(T *shared, const T *global, long long 
 }
 
 // The same with the rows dealt to the whole CTA in turn. A thread's rows are a multiple of 8 apart, so that all have
-// the same swizzle: one address in shared memory, and constants from there.
+// the same swizzle: one address in shared memory, and constants from there. `start` works out the thread's addresses;
+// `copy` takes the tile that lies `block` tiles down from where `start` was pointed.
 template <class Tile, int num_warps, class T>
-__device__ inline void copy_tile(T *shared, const T *global, long long row_stride) {
-    constexpr int chunk = 16 / sizeof(T);
-    constexpr int lanes_per_row = Tile::cols / chunk;
-    constexpr int rows_per_step = num_warps * 32 / lanes_per_row;
+struct TileCopier {
+    static constexpr int chunk = 16 / sizeof(T);
+    static constexpr int lanes_per_row = Tile::cols / chunk;
+    static constexpr int rows_per_step = num_warps * 32 / lanes_per_row;
     static_assert(rows_per_step % 8 == 0 && Tile::rows % rows_per_step == 0, "whole steps, of whole swizzle patterns");
 
-    const int row = threadIdx.x / lanes_per_row, col = threadIdx.x % lanes_per_row * chunk;
-    const uint32_t to = shared_address(shared + Tile::offset(row, col));
-    const T *from = global + row * row_stride + col;
+    uint32_t to;
+    const T *from;
+    long long row_stride;
+
+    __device__ void start(T *shared, const T *global, long long row_stride_) {
+        const int row = threadIdx.x / lanes_per_row, col = threadIdx.x % lanes_per_row * chunk;
+        to = shared_address(shared + Tile::offset(row, col));
+        row_stride = row_stride_;
+        from = global + row * row_stride + col;
+    }
+    __device__ void copy(long long block) const {
+        const T *first = from + block * Tile::rows * row_stride;
 #pragma unroll
-    for (int step = 0; step < Tile::rows; step += rows_per_step)
-        cp_async_16(to + Tile::step(step, 0) * sizeof(T), from + step * row_stride);
+        for (int step = 0; step < Tile::rows; step += rows_per_step)
+            cp_async_16(to + Tile::step(step, 0) * sizeof(T), first + step * row_stride);
+    }
+};
+
+template <class Tile, int num_warps, class T>
+__device__ inline void copy_tile(T *shared, const T *global, long long row_stride) {
+    TileCopier<Tile, num_warps, T> copier;
+    copier.start(shared, global, row_stride);
+    copier.copy(0);
 }
 
 // Which lane points at which of the 16 x 16 elements that one ldmatrix.x4 reads, and so the order of its 8 x 8 blocks.
@@ -68,19 +86,18 @@ struct BlockReader {
     }
 };
 
-// The same with the swizzle worked out once. It concerns the column's position among 64, which has four values: four
-// addresses, and constants from there.
+// The same with one address worked out for the whole tile. A column a multiple of 16 on lies where the swizzle puts it,
+// and a swizzle is an exclusive or: so the column's position among 64 is combined with the address by one more, which
+// the compiler keeps for all rows; from there, rows and panels of 64 columns are constants.
 template <class Tile, class T, class Lanes_ = ByColumn>
 struct HoistedReader {
     using Lanes = Lanes_;
-    uint32_t base[4];
+    uint32_t base;
 
     __device__ void start(const T *tile, int first_row = 0) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            base[i] = shared_address(tile + first_row * Tile::row_pitch + Tile::offset(Lanes::row(), Lanes::col() + i * 16));
+        base = shared_address(tile + first_row * Tile::row_pitch + Tile::offset(Lanes::row(), Lanes::col()));
     }
     __device__ uint32_t address(int row, int col) const {
-        return base[col / 16 % 4] + Tile::step(row, col / 64 * 64) * sizeof(T);
+        return (base ^ col % 64 * static_cast<int>(sizeof(T))) + Tile::step(row, col / 64 * 64) * sizeof(T);
     }
 };

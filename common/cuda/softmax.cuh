@@ -48,7 +48,20 @@ struct OnlineSoftmax {
             }
     }
 
-    // O /= l.
+    // The first block of scores: nothing was summed before, so there is nothing to bring down.
+    template <int cols>
+    __device__ void start(Accumulator<rows, cols> &s) {
+        clear();
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                raise_max(s, b, h);
+                exponentiate(s, b, h);
+            }
+    }
+
+    // O /= l, with one division a row.
     template <int head_dim>
     __device__ void finish(Accumulator<rows, head_dim> &o) {
 #pragma unroll
