@@ -124,7 +124,7 @@ class Kernel:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         return (
             f"{_text(name)} ({_text(text)}). It was built for {self.artifact.arch}; the device is a {device.name} "
-            f"({device_arch()}, {device.shared_memory_per_block_optin} bytes of shared memory for a block)"
+            f"({device_arch()}, {device.shared_memory_per_multiprocessor} bytes of shared memory an SM)"
         )
 
 

@@ -1,0 +1,205 @@
+"""The CSV logs of the lab: appended by many processes at once, read by whoever wants a figure.
+
+A row is one line, written in one go under a lock, so that a killed writer harms at most its own row: the next writer
+sets a torn last line aside in NAME.torn. Rows that make no sense are reported and left where they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from flashladder.common.errors import ResultsError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a log, in order, each with the type of its cells; a cell may be empty."""
+
+    columns: Mapping[str, type]
+
+    def line(self, row: Mapping[str, Cell], header: Sequence[str]) -> str:
+        """The row as a line under a file's header, which has all columns and may have more."""
+        if unknown := row.keys() - self.columns.keys():
+            raise ResultsError(f"unknown columns {', '.join(sorted(unknown))}; known: {', '.join(self.columns)}")
+        return _csv_line([_spell(row.get(name)) for name in header])
+
+    def parse(self, line: str, header: Sequence[str]) -> list[Cell]:
+        """The cells of a line. ValueError, saying why, where the line is no row."""
+        if not line.endswith("\n"):
+            raise ValueError("torn: the line has no end")
+        cells = _cells(line)
+        if len(cells) != len(header):
+            raise ValueError(f"{len(cells)} cells under {len(header)} columns")
+        return [_parse(name, cell, self.columns.get(name, str)) for name, cell in zip(header, cells, strict=True)]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A line that is no row."""
+
+    file: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+class Log:
+    """A CSV file of one schema. A file of an older schema gains the new columns at its next row."""
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self.path = path
+        self.schema = schema
+
+    def append(self, rows: Sequence[Mapping[str, Cell]]) -> None:
+        """Add rows. Raises ResultsError where the file cannot be written or is another table."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock():
+                self._set_torn_line_aside()
+                header = self._complete_header()
+                with _open(self.path, "a") as file:
+                    _write(file, (self.schema.line(row, header) for row in rows))
+        except OSError as error:
+            raise ResultsError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def read(self) -> tuple[pd.DataFrame, list[Damage]]:
+        """The rows as a data frame with the schema's columns first, and the lines that are none.
+
+        A file that is not there has no rows. Raises ResultsError where the first line is no header.
+        """
+        import pandas as pd
+
+        header, lines = self._header(), self._lines()
+        rows, damaged = [], []
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                rows.append(self.schema.parse(line, header))
+            except ValueError as error:
+                damaged.append(Damage(self.path, number, str(error)))
+        extra = [name for name in header if name not in self.schema.columns]
+        return pd.DataFrame(rows, columns=header).reindex(columns=[*self.schema.columns, *extra]), damaged
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """One writer at a time; the system lets go of a killed writer's lock."""
+        with self.path.with_name(f".{self.path.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _set_torn_line_aside(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("r+b") as file:
+            content = file.read()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                with self.path.with_name(f"{self.path.name}.torn").open("ab") as torn:
+                    torn.write(content[whole:] + b"\n")
+                    torn.flush()
+                    os.fsync(torn.fileno())
+                file.truncate(whole)
+
+    def _complete_header(self) -> list[str]:
+        """The file's header, once the file has every column of the schema."""
+        header = self._header()
+        missing = [name for name in self.schema.columns if name not in header]
+        if missing:
+            rows = [self._widened(line, header, len(missing)) for line in self._lines()[1:]]
+            temporary = self.path.with_name(f".{self.path.name}.new")
+            with _open(temporary, "w") as file:
+                _write(file, [_csv_line([*header, *missing]), *rows])
+            temporary.replace(self.path)
+        return [*header, *missing]
+
+    def _widened(self, line: str, header: list[str], by: int) -> str:
+        """A row with empty cells for new columns; a damaged line as it is."""
+        try:
+            self.schema.parse(line, header)
+        except ValueError:
+            return line
+        return _csv_line([*_cells(line), *[""] * by])
+
+    def _header(self) -> list[str]:
+        """The columns of the file; none where it is not there or empty."""
+        if not self.path.exists():
+            return []
+        with _open(self.path, "r") as file:
+            line = file.readline()
+        try:
+            header = _cells(line)
+        except ValueError:
+            header = []
+        known = set(header) & self.schema.columns.keys()
+        if line and (not known or len(set(header)) < len(header)):
+            raise ResultsError(
+                f"{self.path}:1: this is no header of this log: {line.strip()[:80]!r}; "
+                f"move the file away, or give it back its first line: {','.join(self.schema.columns)}"
+            )
+        return header
+
+    def _lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        with _open(self.path, "r") as file:
+            return list(file)
+
+
+def _open(path: Path, mode: str) -> IO[str]:
+    """Text whose lines end at a newline and nowhere else, and whose damaged bytes survive a round trip."""
+    return path.open(mode, encoding="utf-8", errors="surrogateescape", newline="\n")
+
+
+def _write(file: IO[str], lines: Iterable[str]) -> None:
+    """Write in one go, and wait for the disk."""
+    file.write("".join(lines))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line. ValueError where it is no CSV."""
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error as error:
+        raise ValueError(f"no CSV: {error}") from None
+
+
+def _csv_line(cells: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def _spell(value: Cell) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(str(value).split())  # a row is one line
+
+
+def _parse(name: str, cell: str, kind: type) -> Cell:
+    if kind is str:
+        return cell
+    if not cell:
+        return None
+    try:
+        value: Cell = {"true": True, "false": False}[cell] if kind is bool else kind(cell)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name}={cell!r} is no {kind.__name__}") from None
+    return value
