@@ -16,10 +16,12 @@ setup(
     package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "configs/**/*"]},
     install_requires=[
         "torch>=2.9",
-        "numpy",
+        "numpy>=2",
+        "pandas",
         "PyYAML",
         "rich",
         "ninja",
+        "nvidia-ml-py",
         "cuda-pathfinder",
         "cuda-bindings>=12.9,<14",
     ],

@@ -105,6 +105,17 @@ def find_host_compiler() -> Path:
     )
 
 
+def missing_extras() -> list[str]:
+    """The extras of setup.py that bring the tools of the toolkit which this machine lacks."""
+    extras = set()
+    for name, extra in _EXTRA.items():
+        try:
+            find_tool(name)
+        except ToolchainError:
+            extras.add(extra)
+    return sorted(extras)
+
+
 def find_ninja() -> Path:
     """The ninja of this Python, or the one on $PATH. Raises ToolchainError."""
     folders = [sysconfig.get_path("scripts"), os.path.join(sys.base_prefix, "bin"), os.environ.get("PATH", "")]

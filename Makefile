@@ -1,0 +1,29 @@
+# make run VERSION=02 runs a rung, make test the tests; both first make .venv when it is missing or out of date.
+# ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
+VERSION ?= 02
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test lint doctor venv clean
+
+run: venv
+	@$(BIN)/python tools/run_version.py $(VERSION) $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	@mkdir -p .mypy_cache && ln -sfn .. .mypy_cache/flashladder
+	$(BIN)/mypy
+
+doctor: venv
+	@$(BIN)/python tools/doctor.py
+
+venv:
+	@$(PYTHON) tools/bootstrap.py
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,123 @@
+"""Makes .venv, the environment that everything here runs in: `python3 tools/bootstrap.py`.
+
+Needs Python 3.10, venv and g++; the rest is installed by pip, at the versions of constraints.txt. A torch or a CUDA
+toolkit that the machine already has is used instead. Does nothing when .venv is up to date.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "flashladder.stamp"  # holds the digest of the files that the environment was made from
+INPUTS = ("setup.py", "pyproject.toml", "constraints.txt", "tools/bootstrap.py")
+MINIMUM_PYTHON = (3, 10)
+MINIMUM_TORCH = (2, 9)
+
+
+def main() -> None:
+    digest = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in INPUTS)).hexdigest()
+    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == digest:
+        return
+    check_machine()
+    shared = has_usable_torch()
+    print(
+        f"Making {VENV}{' around the installed torch' if shared else ''}; the first time takes a minute or more.",
+        flush=True,
+    )
+    make_environment(shared)
+    pip_install("-e", f"{ROOT}[dev]")
+    if extras := missing_extras():
+        pip_install("-e", f"{ROOT}[{','.join(extras)}]")
+    STAMP.write_text(digest)
+
+
+def check_machine() -> None:
+    """Stops with one clear message for each thing that pip cannot bring."""
+    lacks = []
+    if sys.version_info < MINIMUM_PYTHON:
+        wanted = ".".join(map(str, MINIMUM_PYTHON))
+        lacks.append(
+            f"Python {wanted} or later, not {sys.version.split()[0]}: make ... PYTHON=/path/to/a/newer/python3"
+        )
+    elif importlib.util.find_spec("ensurepip") is None:
+        lacks.append("Python's venv and ensurepip: sudo apt-get install python3-venv")
+    if shutil.which(os.environ.get("NVCC_CCBIN", "g++")) is None:
+        lacks.append("a C++ compiler, which nvcc needs: sudo apt-get install g++")
+    if lacks:
+        sys.exit("FlashLadder needs\n" + "\n".join(f"  - {lack}" for lack in lacks))
+
+
+def has_usable_torch() -> bool:
+    """Whether the Python that runs this file has a torch that will do."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) >= MINIMUM_TORCH
+
+
+def make_environment(shared: bool) -> None:
+    """An environment of its own; a shared one also sees the packages of the Python that runs this file."""
+    venv.create(VENV, with_pip=True, system_site_packages=shared, clear=VENV.exists() and not PYTHON.exists())
+    if shared and sys.prefix != sys.base_prefix:  # inside an environment, whose packages are not the system's
+        for folder in (VENV / "lib").glob("python*/site-packages"):
+            (folder / "outer_environment.pth").write_text(sysconfig.get_path("purelib"))
+
+
+def pip_install(*arguments: str) -> None:
+    """pip in .venv, at the tested versions of all packages but those that an outer environment lends."""
+    lent = lent_packages()
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if normal(line) not in lent]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("\n".join(pins))
+        constraints.flush()
+        command = [PYTHON, "-m", "pip", "install", "--constraint", constraints.name, *arguments]
+        if subprocess.run(command).returncode:
+            sys.exit(
+                "pip could not install what FlashLadder needs; its last lines say why. Without a network, point pip at "
+                "a folder of wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make venv"
+            )
+
+
+def lent_packages() -> set[str]:
+    """The names of the packages that .venv sees but does not hold."""
+    return {
+        normal(name)
+        for name in run_python(
+            "import sys, importlib.metadata as metadata\n"
+            "for package in metadata.distributions():\n"
+            "    if not str(package.locate_file('')).startswith(sys.prefix): print(package.metadata['Name'])"
+        )
+    }
+
+
+def missing_extras() -> list[str]:
+    """The extras of setup.py that bring the CUDA tools this machine lacks."""
+    return run_python("from flashladder.common.toolchain import missing_extras; print(*missing_extras())")
+
+
+def run_python(code: str) -> list[str]:
+    """The words that the Python of .venv prints."""
+    return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def normal(requirement: str) -> str:
+    """The package's name in a line such as `PyYAML==6.0.3`, as pip compares names."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[=<>;\[ ]", requirement)[0]).lower()
+
+
+if __name__ == "__main__":
+    main()
