@@ -30,6 +30,6 @@ setup(
         # pulled, whose ptxas refuses the PTX of this nvcc.
         "compiler": ["cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"],
         "disassemblers": ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"],
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"],
+        "dev": ["setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"],
     },
 )

@@ -77,7 +77,10 @@ def build(
     """The artifacts of the requests, in order; what the cache lacks is compiled, on every core.
 
     A request that fails does not stop the others. Its BuildError is raised at the end, or returned in its place.
+    Also raises ConfigError for an arch that a rung does not run on, and ToolchainError.
     """
+    for request in requests:
+        request.version.check_arch(request.arch)
     compiler, sources = toolchain(), Sources()
     places = [_place(request, sources, compiler) for request in requests]
     wanted = dict(zip(places, requests, strict=True))

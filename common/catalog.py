@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +28,7 @@ from flashladder.common.rules import Rule
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
-INSTRUCTION_SETS = ("ampere", "hopper")  # ampere: sm_80 and later; hopper: sm_90a only
+INSTRUCTION_SETS = {"ampere": "sm_80 or later", "hopper": "sm_90a"}  # and the arch that each needs
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,15 @@ class Version:
             advice = f"the nearest rung that takes it is {alternative.name}" if alternative else "no rung takes it"
             raise UnsupportedProblemError(f"{self.name} {refusal}; {advice}")
 
+    def check_arch(self, arch: str) -> None:
+        """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""
+        match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+        if match is None:
+            raise ConfigError(f"{arch} is not an arch such as sm_80 or sm_90a")
+        if int(match[1]) < 80 or (self.instruction_set == "hopper" and arch != "sm_90a"):
+            needed = INSTRUCTION_SETS[self.instruction_set]
+            raise ConfigError(f"{self.name} uses {self.instruction_set} instructions, which need {needed}, not {arch}")
+
     def takes(self, problem: "Problem") -> bool:
         """Whether the rung's default configuration computes the problem."""
         try:
@@ -162,47 +172,55 @@ def _load(directory: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
     path = directory / "version.yaml"
     try:
-        return _version(directory, yaml.safe_load(path.read_text()))
-    except (ConfigError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {_describe(error)}") from None
+        version = _version(directory, yaml.safe_load(path.read_text()))
+        _check_declaration(version)
+        return version
+    except (ConfigError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
-def _describe(error: Exception) -> str:
-    return f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _version(directory: Path, text: dict[str, Any]) -> Version:
-    kernel = (directory / text.pop("kernel", "kernel.cu")).resolve()
-    if not kernel.exists():
-        raise ConfigError(f"there is no kernel {kernel}")
-    supports = Supports(**{key: _tuple_if_list(value) for key, value in text.pop("supports").items()})
+def _version(directory: Path, text: Any) -> Version:
+    _check_keys(text, {"title", "idea", "instruction_set", "supports", "config"}, {"kernel", "local_memory", "rules"})
+    _check_keys(text["supports"], {"dtype", "head_dim"}, {"seqlen_q", "seqlen_k", "causal", "gqa", "lse"})
+    for declared in text["config"].values():
+        _check_keys(declared, {"default", "values"})
+    for rule in text.get("rules", ()):
+        _check_keys(rule, {"require", "why"})
+    supports = Supports(**{key: tuple(v) if isinstance(v, list) else v for key, v in text["supports"].items()})
     choices = {
         "dtype": Choice(supports.dtype[0], supports.dtype),
         "head_dim": Choice(supports.head_dim[0], supports.head_dim),
-        **{
-            name: Choice(declared["default"], tuple(declared["values"]))
-            for name, declared in text.pop("config", {}).items()
-        },
+        **{name: Choice(entry["default"], tuple(entry["values"])) for name, entry in text["config"].items()},
     }
-    version = Version(
+    return Version(
         number=directory.name[:2],
         name=directory.name,
+        title=text["title"],
+        idea=text["idea"],
+        instruction_set=text["instruction_set"],
         directory=directory,
-        kernel=kernel,
+        kernel=(directory / text.get("kernel", "kernel.cu")).resolve(),
         supports=supports,
         choices=choices,
-        rules=tuple(Rule(**rule) for rule in text.pop("rules", ())),
-        **text,
+        rules=tuple(Rule(**rule) for rule in text.get("rules", ())),
+        local_memory=text.get("local_memory", False),
     )
-    _check_declaration(version)
-    return version
 
 
-def _tuple_if_list(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _check_keys(given: Any, required: set[str], optional: frozenset[str] | set[str] = frozenset()) -> None:
+    """Raises ConfigError unless `given` is a mapping with all the required keys and no unknown ones."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"{given!r} is not a mapping with the keys {listing(sorted(required))}")
+    if missing := required - given.keys():
+        raise ConfigError(f"the key {listing(sorted(missing))} is missing")
+    if unknown := given.keys() - required - optional:
+        known = listing(sorted(required | optional))
+        raise ConfigError(f"unknown key {listing(sorted(unknown))}; the keys here are {known}")
 
 
 def _check_declaration(version: Version) -> None:
+    if not version.kernel.is_file():
+        raise ConfigError(f"there is no kernel {version.kernel}")
     if version.instruction_set not in INSTRUCTION_SETS:
         raise ConfigError(f"instruction_set={version.instruction_set} is not one of {listing(INSTRUCTION_SETS)}")
     for name, choice in version.choices.items():

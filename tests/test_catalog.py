@@ -1,0 +1,152 @@
+import pytest
+from tiny_ladder import VERSION_YAML, make_rung
+
+from flashladder.common.catalog import find, nearest, versions
+from flashladder.common.config import KernelConfig
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.problem import Problem
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return make_rung(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["07", "7", "07_tiny", "tiny"])
+def test_rung_is_found_by_each_of_its_names(tiny, name):
+    assert find(name, tiny.directory.parent) == tiny
+    assert (tiny.number, tiny.name, tiny.title) == ("07", "07_tiny", "Tiny")
+
+
+def test_unknown_rung_lists_the_known(tiny):
+    with pytest.raises(ConfigError, match="no version 99; there are 07_tiny"):
+        find("99", tiny.directory.parent)
+
+
+def test_rungs_come_in_order_and_share_kernels(tiny):
+    root = tiny.directory.parent
+    make_rung(root, "08_shared", yaml=VERSION_YAML + "kernel: ../07_tiny/kernel.cu\nlocal_memory: true\n")
+    make_rung(root, "00_first")
+    assert [version.number for version in versions(root)] == ["00", "07", "08"]
+    assert find("08", root).kernel == tiny.kernel
+    assert find("08", root).local_memory
+    assert not tiny.local_memory
+
+
+def test_the_real_ladder_is_valid():
+    numbers = [version.number for version in versions()]
+    assert numbers == sorted(set(numbers))
+    assert numbers[:3] == ["00", "01", "02"]
+
+
+def test_config_has_defaults_in_declared_order(tiny):
+    config = tiny.config(num_warps=8, block_m=128)
+    assert config.name == "dtype=bf16,head_dim=64,block_m=128,num_warps=8,double_buffer=false"
+    assert tiny.parse_config(config.name) == config
+    assert tiny.parse_config("") == tiny.config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("block_n=64", "07_tiny has no field block_n; its fields are dtype, head_dim, block_m, num_warps"),
+        ("block_q=64", "unknown field block_q"),
+        ("block_m=96", "block_m=96 is not one of 64, 128, which 07_tiny takes"),
+        ("head_dim=256", "head_dim=256 is not one of 64, 128, which 07_tiny takes"),
+        ("num_warps=8", "07_tiny: block_m=64, num_warps=8 breaks the rule"),
+        ("double_buffer=true", "block_m=64, double_buffer=true breaks the rule .*: a small tile has nothing to buffer"),
+    ],
+)
+def test_bad_config_is_refused_by_name(tiny, text, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny.parse_config(text)
+
+
+def test_space_is_every_valid_config(tiny):
+    space = list(tiny.space())
+    shapes = {(64, 4, False), (128, 4, False), (128, 4, True), (128, 8, False), (128, 8, True)}
+    assert len(space) == len(set(space)) == 2 * 2 * len(shapes)
+    assert {(config.block_m, config.num_warps, config.double_buffer) for config in space} == shapes
+    assert all(isinstance(config, KernelConfig) and tiny.config(**config.as_dict()) == config for config in space)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title: Tiny", "titel: Tiny", "the key title is missing"),
+        ("title: Tiny", "title: Tiny\nauthor: me", "unknown key author; the keys here are config, idea"),
+        ("causal: false", "masks: false", "unknown key masks; the keys here are causal, dtype"),
+        ("num_warps: {default: 4, values", "num_warps: {values", "the key default is missing"),
+        ("{default: 4, values: [4, 8]}", "4", "4 is not a mapping with the keys default, values"),
+        ("why:", "because:", "the key why is missing"),
+        ("config:", "config: [", "while parsing"),
+        ("ampere", "turing", "instruction_set=turing is not one of ampere, hopper"),
+        ("dtype: [bf16, fp16]", "dtype: [fp32]", "dtype=fp32 is not one of bf16, fp16"),
+        ("default: 4,", "default: 2,", "the default num_warps=2 is not among its values"),
+        ("num_warps:", "warps:", "unknown field warps"),
+        (
+            "seqlen_q: block_m",
+            "seqlen_q: block_n",
+            "seqlen_q and seqlen_k are `any` or a field of the rung, not block_n",
+        ),
+        ("block_m == 128 or", "block_n == 128 or", "reads block_n, which the rung lacks"),
+        ("block_m == 128 or not", "block_m == 128 and not", "07_tiny: block_m=64, .* breaks the rule"),
+        ("rules:", "kernel: other.cu\nrules:", "there is no kernel .*other.cu"),
+    ],
+)
+def test_bad_version_yaml_is_refused_with_its_path(tmp_path, old, new, message):
+    yaml = VERSION_YAML.replace("lse: true", "causal: false, lse: true")
+    assert old in yaml
+    with pytest.raises(ConfigError, match=rf"(?s)07_tiny/version.yaml: .*{message}"):
+        make_rung(tmp_path, yaml=yaml.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "message"),
+    [
+        ({"dtype": "fp16"}, {}, "is configured for dtype=bf16, but the problem has dtype=fp16"),
+        ({"head_dim": 128}, {}, "is configured for head_dim=64, but the problem has head_dim=128"),
+        ({"head_dim": 256}, {}, "takes head_dim 64, 128, not 256; no rung takes it"),
+        ({"causal": True}, {}, "has no causal mask; the nearest rung that takes it is 09_masked"),
+        ({"num_heads": 4, "num_heads_k": 2}, {}, "needs as many K/V heads as Q heads, not 4 and 2"),
+        ({"seqlen_q": 192}, {"block_m": 128}, "takes seqlen_q in multiples of block_m=128, not 192"),
+    ],
+)
+def test_unsupported_problem_is_refused_with_advice(tiny, problem, config, message):
+    masked = VERSION_YAML.replace("lse: true", "causal: true, lse: true")
+    make_rung(tiny.directory.parent, "09_masked", yaml=masked)
+    make_rung(tiny.directory.parent, "11_masked_too", yaml=masked)
+    with pytest.raises(UnsupportedProblemError, match=f"07_tiny {message}"):
+        tiny.check(Problem(**{"head_dim": 64, **problem}), tiny.config(**config))
+
+
+def test_supported_problem_passes(tiny):
+    problem = Problem(batch=2, num_heads=3, seqlen_q=192, seqlen_k=17, head_dim=128, dtype="fp16")
+    config = tiny.config_for(problem)
+    assert (config.dtype, config.head_dim) == ("fp16", 128)
+    tiny.check(problem, config)
+    assert tiny.takes(problem)
+
+
+def test_nearest_prefers_the_rung_above(tiny):
+    root = tiny.directory.parent
+    for name in ("05_below", "09_above", "12_far"):
+        make_rung(root, name, yaml=VERSION_YAML.replace("seqlen_q: block_m", "seqlen_q: any"))
+    best = nearest(find("07", root), Problem(seqlen_q=17, head_dim=64))
+    assert best is not None
+    assert best.name == "09_above"
+
+
+def test_arch_must_have_the_instructions(tiny):
+    hopper = make_rung(tiny.directory.parent, "20_hopper", yaml=VERSION_YAML.replace("ampere", "hopper"))
+    for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a"):
+        tiny.check_arch(arch)
+    hopper.check_arch("sm_90a")
+    for version, arch, message in (
+        (tiny, "sm_75", "07_tiny uses ampere instructions, which need sm_80 or later, not sm_75"),
+        (hopper, "sm_80", "20_hopper uses hopper instructions, which need sm_90a, not sm_80"),
+        (hopper, "sm_100a", "which need sm_90a, not sm_100a"),
+        (tiny, "h100", "h100 is not an arch such as sm_80 or sm_90a"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            version.check_arch(arch)
