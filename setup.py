@@ -11,6 +11,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
+    script_name="setup.py",  # tells setuptools that this file is not a module of the package
     package_dir={"flashladder": "."},
     packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
     package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "configs/**/*"]},

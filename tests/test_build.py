@@ -1,0 +1,280 @@
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
+
+from flashladder.common import build as build_module
+from flashladder.common.artifact import _launch_info, _resources
+from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one
+from flashladder.common.errors import BuildError, ConfigError
+from flashladder.common.paths import ROOT
+from flashladder.common.toolchain import toolchain
+
+ARCH = "sm_80"
+# An array that is indexed at run time has no place in registers.
+LOCAL_ARRAY = """
+    volatile float array[24];
+    for (int i = 0; i < params.seqlen_k; ++i) array[i % 24] = i;
+    params.lse[1] = array[params.batch];
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def folders(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_artifact_holds_what_the_compiler_made(tmp_path):
+    version = make_rung(tmp_path / "a space and a 'quote'", "07_tiny")
+    progress = []
+    request = BuildRequest(version, version.config(block_m=128, num_warps=8), ARCH)
+    (artifact,) = build([request], lambda done, total: progress.append((done, total)))
+    assert artifact.launch == LaunchInfo(256, 1024, 128, 64, params_bytes=160)
+    assert artifact.registers > 0
+    assert artifact.local_bytes == 0
+    assert 0 < artifact.compile_seconds < 60
+    assert f".entry {artifact.entry}(" in artifact.ptx.read_text()
+    assert artifact.cubin.read_bytes()[:4] == b"\x7fELF"
+    assert "ptxas info" in artifact.log.read_text()
+    assert not artifact.cached
+    assert progress == [(1, 1)]
+    again = build_one(version, request.config, ARCH)
+    assert again.cached
+    assert again.directory == artifact.directory
+    assert (again.config, again.launch, again.registers) == (artifact.config, artifact.launch, artifact.registers)
+
+
+def test_one_bad_configuration_does_not_lose_the_others(tmp_path):
+    version = make_rung(tmp_path, body='static_assert(config::block_m == 64, "only 64 rows");')
+    good, bad = version.config(), version.config(block_m=128)
+    requests = [BuildRequest(version, config, ARCH) for config in (bad, good, bad)]
+    first, second, third = build(requests, on_error="return")
+    assert isinstance(first, BuildError)
+    assert str(first) == str(third)
+    assert second.config == good
+    with pytest.raises(BuildError) as error:
+        build(requests)
+    message = str(error.value)
+    assert f"07_tiny with {bad.name} for sm_80 cannot be built" in message
+    assert re.search(r"kernel.cu\(7\): error: static assertion failed with \"only 64 rows\"", message)
+    assert 'static_assert(config::block_m == 64, "only 64 rows");' in message, "the source line"
+    assert "1 more of 3 configurations failed" in message
+    assert build_one(version, good, ARCH).cached
+
+
+def test_edit_of_a_header_rebuilds_just_its_users(tmp_path, cache):
+    one, two = make_rung(tmp_path, "01_one"), make_rung(tmp_path, "02_two")
+    requests = [BuildRequest(version, version.config(), ARCH) for version in (one, two)]
+    before = build(requests)
+    (one.directory / "helper.cuh").write_text(HELPER.replace("1.0f", "2.0f"))
+    after = build(requests)
+    assert [artifact.cached for artifact in after] == [False, True]
+    assert after[0].directory != before[0].directory
+    (one.directory / "helper.cuh").write_text(HELPER)
+    assert all(artifact.cached for artifact in build(requests))
+    assert folders(cache / "building") == []
+
+
+def test_everything_that_matters_is_in_the_key(tmp_path, monkeypatch):
+    version = make_rung(tmp_path)
+
+    def place(arch=ARCH, **overrides):
+        toolchain.cache_clear()
+        request = BuildRequest(version, version.config(**overrides), arch)
+        return build_module._place(request, build_module.Sources(), toolchain())
+
+    places = [place(), place(dtype="fp16"), place(arch="sm_86")]
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DX")
+    places.append(place())
+    monkeypatch.setattr(build_module, "NVCC_FLAGS", (*build_module.NVCC_FLAGS, "-G"))
+    places.append(place())
+    (version.directory / "helper.cuh").write_text(HELPER + "\n")
+    places.append(place())
+    assert len(set(places)) == len(places)
+    assert place() == places[-1]
+    toolchain.cache_clear()
+
+
+def test_include_that_the_scan_cannot_follow_is_an_error(tmp_path):
+    version = make_rung(tmp_path, body='\n#define HIDDEN "hidden.cuh"\n#include HIDDEN\n')
+    (version.directory / "hidden.cuh").write_text("// nothing\n")
+    with pytest.raises(BuildError, match=r"includes .*hidden.cuh in a way that the build does not follow"):
+        build_one(version, version.config(), ARCH)
+
+
+@pytest.mark.parametrize("damage", ["empty cubin", "no facts", "garbled facts", "changed ptx"])
+def test_damaged_artifact_is_rebuilt(tmp_path, damage):
+    version = make_rung(tmp_path)
+    artifact = build_one(version, version.config(), ARCH)
+    facts = artifact.directory / "artifact.json"
+    {
+        "empty cubin": lambda: artifact.cubin.write_bytes(b""),
+        "no facts": facts.unlink,
+        "garbled facts": lambda: facts.write_text(facts.read_text()[:100]),
+        "changed ptx": lambda: artifact.ptx.write_text(artifact.ptx.read_text() + "\n"),
+    }[damage]()
+    rebuilt = build_one(version, version.config(), ARCH)
+    assert not rebuilt.cached
+    assert rebuilt.directory == artifact.directory
+    assert rebuilt.cubin.stat().st_size > 0
+    assert build_one(version, version.config(), ARCH).cached
+
+
+def test_local_memory_fails_the_build_unless_the_rung_allows_it(tmp_path):
+    version = make_rung(tmp_path, body=LOCAL_ARRAY)
+    with pytest.raises(BuildError, match=r"uses local memory: 96 bytes of stack, 0 bytes of spill stores, 0 bytes"):
+        build_one(version, version.config(), ARCH)
+    tolerant = make_rung(tmp_path, body=LOCAL_ARRAY, yaml=VERSION_YAML + "local_memory: true\n")
+    artifact = build_one(tolerant, tolerant.config(), ARCH)
+    assert artifact.cached, "the artifact itself is fine"
+    assert artifact.stack_bytes == artifact.local_bytes == 96
+
+
+def test_kernel_without_launch_info_is_refused(tmp_path):
+    version = make_rung(tmp_path, kernel=re.sub(r"FLASHLADDER_LAUNCH.*\n", "", KERNEL))
+    with pytest.raises(BuildError, match="declares no launch_info; put FLASHLADDER_LAUNCH"):
+        build_one(version, version.config(), ARCH)
+
+
+def test_kernel_with_another_entry_is_refused(tmp_path):
+    version = make_rung(tmp_path, kernel=KERNEL.replace("attention_forward", "something_else"))
+    with pytest.raises(BuildError, match="ptxas says nothing of a kernel attention_forward"):
+        build_one(version, version.config(), ARCH)
+
+
+def test_source_edited_during_the_build_is_not_cached(tmp_path):
+    version = make_rung(tmp_path)
+    request = BuildRequest(version, version.config(), ARCH)
+
+    def edit(done, total):
+        (version.directory / "helper.cuh").write_text(HELPER.replace("1.0f", "3.0f"))
+
+    with pytest.raises(BuildError, match="edited while it was compiled"):
+        build([request], edit)
+    assert not build_one(version, version.config(), ARCH).cached
+
+
+def test_arch_that_the_rung_does_not_run_on(tmp_path):
+    version = make_rung(tmp_path)
+    with pytest.raises(ConfigError, match="need sm_80 or later, not sm_75"):
+        build_one(version, version.config(), "sm_75")
+
+
+def test_unwritable_cache_names_the_way_out(tmp_path, monkeypatch):
+    version = make_rung(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BuildError, match=r"file/cache cannot be written: Not a directory. Set FLASHLADDER_CACHE"):
+        build_one(version, version.config(), ARCH)
+
+
+def test_unchanged_build_takes_no_time(tmp_path):
+    version = make_rung(tmp_path)
+    requests = [BuildRequest(version, config, ARCH) for config in (version.config(), version.config(dtype="fp16"))]
+    build(requests)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        build(requests)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.05
+
+
+BUILD_IN_A_PROCESS = """
+import sys
+from pathlib import Path
+from flashladder.common.build import build_one
+from flashladder.common.catalog import find
+version = find("tiny", Path(sys.argv[1]))
+print("started", flush=True)
+print(build_one(version, version.config(), "sm_80").registers)
+"""
+
+
+def start_build(root):
+    return subprocess.Popen([sys.executable, "-c", BUILD_IN_A_PROCESS, root], stdout=subprocess.PIPE, text=True)
+
+
+def test_many_processes_build_the_same_thing(tmp_path, cache):
+    version = make_rung(tmp_path)
+    processes = [start_build(tmp_path) for _ in range(4)]
+    outputs = [process.communicate(timeout=120)[0].split()[-1] for process in processes]
+    artifact = build_one(version, version.config(), ARCH)
+    assert artifact.cached
+    assert outputs == [str(artifact.registers)] * 4
+    assert folders(cache / "artifacts") == [artifact.directory.name]
+    assert folders(cache / "building") == []
+
+
+def test_killed_build_leaves_nothing_broken(tmp_path, cache):
+    version = make_rung(tmp_path)
+    process = start_build(tmp_path)
+    leftovers = []
+    while not leftovers:
+        assert process.poll() is None, "the build ended before it could be killed"
+        leftovers = list((cache / "building").glob("*/*/config.cuh"))
+    process.kill()
+    process.wait()
+    assert process.stdout.read() == "started\n"
+    artifact = build_one(version, version.config(), ARCH)
+    assert not artifact.cached
+    (leftover,) = (cache / "building").iterdir()
+    os.utime(leftover, (0, 0))
+    (artifact.directory / "artifact.json").unlink()
+    build_one(version, version.config(), ARCH)
+    assert folders(cache / "building") == [], "an old leftover is swept away"
+
+
+@pytest.mark.parametrize(
+    "ptx",
+    [
+        ".const .align 4 .b8 launch_info[20] = {128, 0, 0, 0, 0, 192, 0, 0, 64, 0, 0, 0, 32, 0, 0, 0, 160};",
+        ".const .align 4 .u32 launch_info[5] = {128, 49152, 64, 32, 160};",
+    ],
+)
+def test_launch_info_is_read_from_bytes_and_words(ptx):
+    assert _launch_info(f"// header\n{ptx}\n") == LaunchInfo(128, 49152, 64, 32, 160)
+
+
+def test_resources_are_read_from_the_log_of_ptxas():
+    log = """ptxas info    : Compiling entry function 'attention_forward' for 'sm_80'
+ptxas info    : Function properties for attention_forward
+    40 bytes stack frame, 44 bytes spill stores, 24 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack size, 592 bytes cmem[0]"""
+    resources = {"registers": 255, "stack_bytes": 40, "spill_store_bytes": 44, "spill_load_bytes": 24}
+    assert _resources(log) == resources
+
+
+def test_installed_package_finds_its_kernels(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "results", "*.egg-info")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", target, source], check=True)
+    code = (
+        "from flashladder.common import paths, catalog, config\n"
+        "print(paths.ROOT, paths.results_dir(), (paths.CUDA_HEADERS / 'params.cuh').exists())\n"
+        "print(catalog.find('02').kernel, config.load_gpu('h100').arch)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    environment.pop("FLASHLADDER_RESULTS", None)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    root = target / "flashladder"
+    assert run.stdout.split() == [
+        *(str(root), str(tmp_path / "results"), "True"),
+        *(str(root / "versions" / "02_swizzling" / "kernel.cu"), "sm_90a"),
+    ]
+    assert Path(root / "tools").is_dir()
