@@ -1,0 +1,222 @@
+"""Functions that the generated code calls: PTX arithmetic that numpy has no operator for, on broadcasting arrays.
+
+Names of types are numpy's: u4 is an array of uint32. bf16 values are held as their upper 16 bits (u2).
+"""
+
+import numpy as np
+
+__all__ = [
+    "bf16_round", "bf16_widen", "bit_extract_s", "bit_extract_u", "bit_find", "bit_insert", "bit_reverse", "divide_int", "fma_f32",
+    "fma_f64", "float_to_int", "flush", "funnel", "halves_of", "join_halves", "leading_zeros", "lop3", "mul_hi", "mul_wide", "narrow", "permute_bytes",
+    "remainder_int", "round_to", "saturate", "set_nan", "shift_left", "shift_right", "truncate_f32",
+]  # fmt: skip
+
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+_CANONICAL_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
+
+
+def narrow(mask: np.ndarray | None, guard: np.ndarray) -> np.ndarray:
+    """The lanes of a mask (None: all) that pass a guard."""
+    return guard if mask is None else mask & guard
+
+
+# -- floats
+
+
+def flush(x: np.ndarray) -> np.ndarray:
+    """.ftz: subnormal f4 become zero of the same sign."""
+    return x * (np.abs(x) >= _SMALLEST_NORMAL)
+
+
+def saturate(x: np.ndarray) -> np.ndarray:
+    """.sat: clamps to [0, 1]; NaN becomes 0."""
+    return np.fmin(np.fmax(x, x.dtype.type(0)), x.dtype.type(1))
+
+
+def set_nan(x: np.ndarray, *sources: np.ndarray) -> np.ndarray:
+    """min.NaN and max.NaN: NaN wherever a source is NaN."""
+    for source in sources:
+        x = np.where(np.isnan(source), x.dtype.type(np.nan), x)
+    return x
+
+
+def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c rounded once to f4, but for ties that the f8 sum has already rounded (below 1 in 2**29)."""
+    product = np.multiply(a, b, dtype=np.float64)
+    return np.add(product, c, out=product if product.shape == np.broadcast_shapes(product.shape, c.shape) else None).astype(np.float32)
+
+
+def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c in extended precision, rounded to f8."""
+    wide = np.longdouble
+    return (a.astype(wide) * b.astype(wide) + c.astype(wide)).astype(np.float64)
+
+
+def truncate_f32(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """.rz: moves f4 `x`, a rounding of the f8 `exact`, one step towards zero where it was rounded away."""
+    return np.where(np.abs(x) > np.abs(exact), np.nextafter(x, np.float32(0)), x)
+
+
+def bf16_round(x: np.ndarray) -> np.ndarray:
+    """f4 to bf16 (u2), round to nearest even; NaN becomes 0x7fff."""
+    bits = x.view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
+
+
+def bf16_widen(x: np.ndarray) -> np.ndarray:
+    """bf16 (u2) to f4, exact."""
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+_ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def round_to(x: np.ndarray, mode: str) -> np.ndarray:
+    """A float rounded to an integral float by .rni, .rzi, .rmi or .rpi."""
+    return _ROUNDINGS[mode](x)
+
+
+def float_to_int(x: np.ndarray, mode: str, dtype: np.dtype) -> np.ndarray:
+    """cvt from float to integer: rounds, clamps to the range, NaN becomes 0 (as of sm_20 for 32 bits)."""
+    info = np.iinfo(dtype)
+    rounded = _ROUNDINGS[mode](np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+    inside = np.clip(rounded, float(info.min), float(info.max))
+    too_big = inside >= float(info.max)  # 2**63 - 1 is no f8
+    return np.where(too_big, dtype.type(info.max), np.where(too_big, 0, inside).astype(dtype))
+
+
+# -- integers
+
+
+def mul_wide(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The full product in an integer type twice as wide."""
+    return np.multiply(a, b, dtype=dtype)
+
+
+def mul_hi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The upper half of the full product of two integers of one type."""
+    bits, kind = 8 * a.dtype.itemsize, a.dtype.kind
+    if bits < 64:
+        return (np.multiply(a, b, dtype=f"{kind}{bits // 4}") >> bits).astype(a.dtype)
+    full = a.astype(object) * b.astype(object) >> 64
+    return full.astype(a.dtype)
+
+
+def divide_int(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Integer division truncated towards zero; all ones for a division by zero, as the hardware's sequence gives."""
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    if a.dtype.kind == "u":
+        quotient = a // safe
+    else:
+        quotient = a // safe
+        quotient = quotient + ((quotient < 0) & (quotient * safe != a))
+    return np.where(b == 0, ~np.zeros_like(a), quotient).astype(a.dtype)
+
+
+def remainder_int(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The remainder with the sign of `a`; `a` itself for a division by zero."""
+    return np.where(b == 0, a, np.fmod(a, np.where(b == 0, b.dtype.type(1), b))).astype(a.dtype)
+
+
+def shift_left(a: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """a << count, zero for counts of the width or more."""
+    bits = 8 * a.dtype.itemsize
+    return np.where(count < bits, a << np.minimum(count, bits - 1).astype(a.dtype), a.dtype.type(0))
+
+
+def shift_right(a: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """a >> count, filling with the sign of a signed type, for counts of any size."""
+    bits = 8 * a.dtype.itemsize
+    if a.dtype.kind == "i":
+        return a >> np.minimum(count, bits - 1).astype(a.dtype)
+    return np.where(count < bits, a >> np.minimum(count, bits - 1).astype(a.dtype), a.dtype.type(0))
+
+
+def funnel(low: np.ndarray, high: np.ndarray, count: np.ndarray, left: bool, clamp: bool) -> np.ndarray:
+    """shf: shifts the 64 bits {high, low} and returns the upper (left) or lower (right) half."""
+    count = np.minimum(count, np.uint32(32)) if clamp else count & np.uint32(31)
+    both = (high.astype(np.uint64) << np.uint64(32)) | low
+    wide = count.astype(np.uint64)
+    return ((both << wide) >> np.uint64(32)).astype(np.uint32) if left else (both >> wide).astype(np.uint32)
+
+
+def lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
+    """Any bitwise function of three inputs: bit (4a + 2b + c) of `table`."""
+    result = np.zeros_like(a)
+    for row in range(8):
+        if table >> row & 1:
+            result = result | ((a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c))
+    return result
+
+
+def permute_bytes(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    """prmt in its default mode: four bytes picked from {b, a}; bit 3 of a selector replicates the byte's sign."""
+    both = (b.astype(np.uint64) << np.uint64(32)) | a
+    result = np.uint32(0)
+    for position in range(4):
+        select = (selector >> np.uint32(4 * position)).astype(np.uint64)
+        byte = (both >> ((select & np.uint64(7)) * np.uint64(8))).astype(np.uint32) & np.uint32(0xFF)
+        sign = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
+        result = result | np.where(select & np.uint64(8), sign, byte) << np.uint32(8 * position)
+    return result
+
+
+def bit_extract_u(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """bfe of an unsigned type: `length` bits from bit `start`, both taken modulo 256."""
+    start, length = start & 0xFF, length & 0xFF
+    ones = ~shift_left(~np.zeros_like(a), length)
+    return shift_right(a, start) & ones
+
+
+def bit_extract_s(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """bfe of a signed type: the field's sign is its top bit, or the top bit of `a` where the field reaches beyond."""
+    bits = 8 * a.dtype.itemsize
+    start, length = start & 0xFF, length & 0xFF
+    field = shift_right(a, start)
+    unused = bits - np.minimum(length, bits).astype(np.int64)
+    kept = field << np.minimum(unused, bits - 1).astype(a.dtype) >> np.minimum(unused, bits - 1).astype(a.dtype)
+    return np.where(length == 0, a.dtype.type(0), kept)
+
+
+def bit_insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """bfi: `length` low bits of `a` put into `b` at bit `start`."""
+    start, length = start & 0xFF, length & 0xFF
+    field = shift_left(~shift_left(~np.zeros_like(a), length), start)
+    return (b & ~field) | (shift_left(a, start) & field)
+
+
+def leading_zeros(a: np.ndarray) -> np.ndarray:
+    """clz, as u4."""
+    bits = 8 * a.dtype.itemsize
+    return (np.uint32(bits - 1) - bit_find(a)).astype(np.uint32)
+
+
+def bit_find(a: np.ndarray) -> np.ndarray:
+    """bfind of an unsigned type: the position of the highest set bit, 0xffffffff if there is none; as u4."""
+    result = np.full(a.shape, 0xFFFFFFFF, np.uint32)
+    for position in range(8 * a.dtype.itemsize):
+        result = np.where(a >> a.dtype.type(position) != 0, np.uint32(position), result)
+    return result
+
+
+def bit_reverse(a: np.ndarray) -> np.ndarray:
+    """brev."""
+    bits = 8 * a.dtype.itemsize
+    result = np.zeros_like(a)
+    for position in range(bits):
+        result |= (a >> a.dtype.type(position) & a.dtype.type(1)) << a.dtype.type(bits - 1 - position)
+    return result
+
+
+# -- packed halves
+
+
+def halves_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and the upper 16 bits (u2) of u4."""
+    return x.astype(np.uint16), (x >> np.uint32(16)).astype(np.uint16)
+
+
+def join_halves(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """u4 from its lower and upper 16 bits (u2)."""
+    return (high.astype(np.uint32) << np.uint32(16)) | low

@@ -1,0 +1,236 @@
+"""Each basic block becomes one Python function on numpy arrays.
+
+A register is an array of shape (1 or CTAs, 1 or 32): uniform registers stay small and broadcast. Inside a block every
+write gets a new Python name, so values are never changed in place, moves are mere aliases, and an instruction can be
+emitted later than it stands (see ops/mma.py). Arithmetic runs on all lanes; the mask of the lanes that are really here
+applies to side effects and to the write-back of the registers that live on.
+
+A block function takes (w, R, m): the Warp, its registers (a list of arrays) and the mask (None: all lanes of all CTAs).
+It returns what its last instruction needs: a predicate for a branch, operand values for a gate, otherwise None.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic, fragments
+from .cfg import Block, build_blocks, registers
+from .errors import PtxSyntaxError
+from .ops import lookup
+from .ops.mma import PendingMma, emit_pending
+from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Kernel, Not, Operand, Pair, Reg, Sink, Special, Symbol, Vector
+
+BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
+
+
+@dataclass
+class Program:
+    """A kernel as executable blocks. `storage[slot]` is the numpy type code of the register in that slot of R."""
+
+    kernel: Kernel
+    blocks: list[Block]
+    functions: list[BlockFunction]
+    storage: list[str]
+    source: str
+
+
+class Namespace:
+    """The globals of the generated code: helper functions and constants, shared by all blocks of a kernel."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {name: getattr(arithmetic, name) for name in arithmetic.__all__}
+        self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
+        self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
+        self.values.update(np=np, where=np.where)
+        self._constants: dict[tuple[int, str], str] = {}
+
+    def constant(self, bits: int, code: str) -> str:
+        """The name of a (1, 1) array of numpy type `code` with this bit pattern (wrapped to its width)."""
+        key = (bits, code)
+        if key not in self._constants:
+            size = np.dtype(code).itemsize
+            value = np.full((1, 1), bits % (1 << 8 * size), f"u{size}").view(code) if code != "?" else np.full((1, 1), bool(bits))
+            value.setflags(write=False)
+            self._constants[key] = name = f"k{len(self._constants)}"
+            self.values[name] = value
+        return self._constants[key]
+
+
+class BlockEmitter:
+    """Collects the Python lines of one block. The families of ops/ call its methods."""
+
+    def __init__(self, block: Block, slots: dict[Reg, int], namespace: Namespace) -> None:
+        self.block, self.slots, self.namespace = block, slots, namespace
+        self.lines: list[str] = []
+        self.loads: list[str] = []
+        self.names: dict[Reg, str] = {}
+        self.written: dict[Reg, None] = {}
+        self.views: dict[tuple[str, str], str] = {}
+        self.pending: list[PendingMma] = []
+        self.pending_names: set[str] = set()
+        self.guard: str | None = None
+        self.result = "None"
+        self._num_names = 0
+
+    # -- names and lines
+
+    def line(self, text: str) -> None:
+        """Appends one line of Python."""
+        self.lines.append(text)
+
+    def new_name(self, prefix: str = "t") -> str:
+        """A Python name that nothing else in this block uses."""
+        self._num_names += 1
+        return f"{prefix}{self._num_names}"
+
+    def let(self, expression: str) -> str:
+        """Names the value of an expression."""
+        name = self.new_name()
+        self.line(f"{name} = {expression}")
+        return name
+
+    # -- operands
+
+    def name_of(self, reg: Reg) -> str:
+        """The Python name that holds a register now; it may stand for a pending mma's result."""
+        name = self.names.get(reg)
+        if name is None:
+            slot = self.slots[reg]
+            name = self.names[reg] = f"r{slot}"
+            self.loads.append(f"{name} = R[{slot}]")
+        return name
+
+    def read(self, operand: Operand, type: str) -> str:
+        """An expression for an operand as an array of the numpy type of a PTX type."""
+        code = NUMPY_TYPES[type]
+        if isinstance(operand, Imm):
+            return self.namespace.constant(self._immediate_bits(operand, code), code)
+        if isinstance(operand, Reg):
+            name = self.name_of(operand)
+            if name in self.pending_names:
+                self.flush()
+            return self._as_type(name, operand.storage, code)
+        if isinstance(operand, Special):
+            return self._as_type(f"w.special({operand.name!r})", "u8" if "64" in operand.name or "timer" in operand.name else "u4", code)
+        if isinstance(operand, Symbol):
+            return self._as_type(f"w.address_of({operand.name!r}, {operand.offset})", "u8", code)
+        if isinstance(operand, Not):
+            return f"(~{self.read(operand.reg, 'pred')})"
+        raise PtxSyntaxError(f"operand {operand} cannot be read as .{type}")
+
+    def _immediate_bits(self, operand: Imm, code: str) -> int:
+        if not operand.float_bits or code[0] == "u" and int(code[1]) * 8 == operand.float_bits:
+            return operand.value if code[0] != "f" or operand.float_bits else int(np.array(operand.value, code).view(f"u{code[1]}"))
+        value = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+        if code[0] != "f":
+            raise PtxSyntaxError(f"float immediate {value} where .{code} is read")
+        return int(value.astype(code).view(f"u{code[1]}"))
+
+    def _as_type(self, name: str, storage: str, code: str) -> str:
+        if storage == code:
+            return name
+        key = (name, code)
+        if key not in self.views:
+            size, wanted = int(storage[1]), int(code[1])
+            if size < wanted:
+                raise PtxSyntaxError(f"PTX line {self.current.line}: a {8 * size}-bit register where {8 * wanted} bits are read: `{self.current.text}`")
+            narrow = name if size == wanted else f"{name}.astype(u{wanted})" if storage[0] != "f" else f"{name}.view(u{size}).astype(u{wanted})"
+            self.views[key] = self.let(narrow if narrow != name and code == f"u{wanted}" else f"{narrow}.view({code})")
+        return self.views[key]
+
+    def address(self, operand: Operand) -> str:
+        """An expression for the byte address (u4 or u8 array) of a memory operand."""
+        assert isinstance(operand, Address)
+        if isinstance(operand.base, Symbol):
+            return f"w.address_of({operand.base.name!r}, {operand.base.offset + operand.offset})"
+        if isinstance(operand.base, Imm):
+            return self.namespace.constant(operand.base.value + operand.offset, "u8")
+        code = operand.base.storage
+        base = self.read(operand.base, f"{code[0]}{int(code[1]) * 8}")
+        return f"{base} + {self.namespace.constant(operand.offset, code)}" if operand.offset else base
+
+    def write(self, operand: Operand, expression: str, type: str) -> None:
+        """Assigns an array of a PTX type to a register; a wider register is zero- or sign-extended."""
+        if isinstance(operand, Sink):
+            return
+        assert isinstance(operand, Reg), operand
+        code, storage = NUMPY_TYPES[type], operand.storage
+        if code != storage:
+            size = int(storage[1])
+            if int(code[1]) < size:
+                expression = f"({expression}).astype({code[0] if code[0] != 'f' else 'u'}{size})"
+            if code[0] != storage[0] or int(code[1]) > size:
+                expression = f"({expression}).view({storage})"
+        if self.guard:
+            expression = f"where({self.guard}, {expression}, {self.read(operand, operand.type)})"
+        name = self.new_name("x")
+        self.line(f"{name} = {expression}")
+        self.names[operand], self.written[operand] = name, None
+
+    def alias(self, target: Reg, source: Reg) -> None:
+        """A move between registers of one storage: a second name for the same array."""
+        self.names[target], self.written[target] = self.name_of(source), None
+
+    def define_pending(self, target: Reg) -> str:
+        """Names a register whose value an instruction in `pending` will compute."""
+        name = self.new_name("x")
+        self.names[target], self.written[target] = name, None
+        self.pending_names.add(name)
+        return name
+
+    def flush(self) -> None:
+        """Emits the pending mma."""
+        pending, self.pending = self.pending, []
+        self.pending_names.clear()
+        emit_pending(self, pending)
+
+    def mask(self) -> str:
+        """The mask of an instruction's side effects: lanes that are here and pass its guard."""
+        return f"narrow(m, {self.guard})" if self.guard else "m"
+
+    # -- the block
+
+    def emit(self) -> str:
+        """The source of the block's function."""
+        for instruction in self.block.instructions:
+            self.current = instruction
+            self.guard = None
+            operation, match = lookup(instruction)
+            if instruction.guard and not operation.ends_block:
+                guard = self.read(instruction.guard, "pred")
+                self.guard = f"~{guard}" if instruction.guard_negated else guard
+            operation.emit(self, instruction, match)
+        if self.pending:
+            self.flush()
+        out = [(self.slots[reg], self.names[reg]) for reg in self.written if reg in self.block.live_out]
+        body = self.loads + self.lines
+        if out:
+            body.append("if m is None:")
+            body += [f"    R[{slot}] = {name}" for slot, name in out]
+            body.append("else:")
+            body += [f"    R[{slot}] = where(m, {name}, R[{slot}])" for slot, name in out]
+        body.append(f"return {self.result}")
+        return f"def block_{self.block.index}(w, R, m):\n" + "".join(f"    {line}\n" for line in body)
+
+
+def compile_kernel(kernel: Kernel) -> Program:
+    """Generates and compiles the code of all blocks.
+
+    Raises:
+        EmulatorError: an unknown instruction, or a register that may be read before it is written.
+    """
+    blocks = build_blocks(kernel)
+    slots: dict[Reg, int] = {}
+    for instruction in kernel.instructions:
+        for operand in instruction.operands:
+            for reg in registers(operand):
+                slots.setdefault(reg, len(slots))
+        if instruction.guard:
+            slots.setdefault(instruction.guard, len(slots))
+    namespace = Namespace()
+    source = "\n".join(BlockEmitter(block, slots, namespace).emit() for block in blocks)
+    exec(compile(source, f"<{kernel.name}>", "exec"), namespace.values)
+    functions = [namespace.values[f"block_{block.index}"] for block in blocks]
+    return Program(kernel, blocks, functions, [reg.storage for reg in slots], source)

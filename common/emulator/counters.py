@@ -1,0 +1,154 @@
+"""What a run did: executed instructions, tensor-core work, memory traffic per instruction and per source line."""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .ptx import SourceChain, format_chain
+
+if TYPE_CHECKING:
+    from .codegen import Program
+
+NUM_BANKS = 32
+_MMA_SHAPE = re.compile(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
+
+
+def shared_wavefronts(addresses: np.ndarray, lanes: np.ndarray, size: int) -> tuple[int, int]:
+    """Passes over the 32 banks of 4 bytes that one warp access takes, and the passes it would take without conflicts.
+
+    Accesses of 8 bytes are served in half-warps, of 16 bytes (ldmatrix too: 8 rows) in quarter-warps; lanes that want
+    the same word of a bank share it.
+
+    Args:
+        addresses: byte addresses of the active lanes.
+        lanes: their lane numbers.
+        size: bytes a lane.
+    """
+    lanes_a_pass = min(32, 128 // size)
+    words = (addresses[:, None] + np.arange(0, size, 4)) >> 2
+    actual = ideal = 0
+    for part in range(32 // lanes_a_pass):
+        chosen = words[lanes // lanes_a_pass == part]
+        if chosen.size:
+            actual += int(np.bincount(np.unique(chosen) % NUM_BANKS).max())
+            ideal += 1
+    return actual, ideal
+
+
+@dataclass
+class AccessCount:
+    """Traffic of one instruction. For shared memory `units` are wavefronts and `ideal` those without bank conflicts;
+    for global memory `units` are 32-byte sectors and `ideal` the sectors that the bytes would fill."""
+
+    requests: int = 0
+    units: int = 0
+    ideal: int = 0
+    bytes: int = 0
+
+    def add(self, requests: int, units: int, ideal: int, bytes: int) -> None:
+        self.requests += requests
+        self.units += units
+        self.ideal += ideal
+        self.bytes += bytes
+
+
+@dataclass(frozen=True)
+class LineCount:
+    """The traffic of one kind of instruction at one source line (a chain of inlined positions, innermost first)."""
+
+    source: SourceChain
+    opcode: str
+    requests: int
+    units: int
+    ideal: int
+    bytes: int
+
+    @property
+    def where(self) -> str:
+        return format_chain(self.source)
+
+    @property
+    def ratio(self) -> float:
+        """Units over ideal units: 1 is conflict-free, or fully coalesced."""
+        return self.units / self.ideal if self.ideal else 1.0
+
+
+@dataclass
+class Report:
+    """The counters of a run. Instructions are counted once a warp; wavefronts and sectors as AccessCount says.
+
+    Attributes:
+        instructions: executed warp instructions by opcode.
+        mma_flops: floating-point operations on tensor cores.
+        shared, global_memory: traffic by source line and opcode, in program order.
+        bytes_read, bytes_written: by memory space ("global", "shared").
+        num_ctas: CTAs that ran.
+        elapsed: seconds.
+    """
+
+    instructions: dict[str, int] = field(default_factory=dict)
+    mma_flops: int = 0
+    shared: list[LineCount] = field(default_factory=list)
+    global_memory: list[LineCount] = field(default_factory=list)
+    bytes_read: dict[str, int] = field(default_factory=dict)
+    bytes_written: dict[str, int] = field(default_factory=dict)
+    num_ctas: int = 0
+    elapsed: float = 0.0
+
+    @property
+    def shared_wavefronts(self) -> int:
+        return sum(line.units for line in self.shared)
+
+    @property
+    def shared_wavefronts_ideal(self) -> int:
+        return sum(line.ideal for line in self.shared)
+
+    @property
+    def global_requests(self) -> int:
+        return sum(line.requests for line in self.global_memory)
+
+    @property
+    def global_sectors(self) -> int:
+        return sum(line.units for line in self.global_memory)
+
+
+class Counters:
+    """Collects during a run: executed blocks, and traffic per instruction and space."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [0] * num_blocks
+        self.shared: dict[int, AccessCount] = defaultdict(AccessCount)
+        self.global_memory: dict[int, AccessCount] = defaultdict(AccessCount)
+
+
+def summarise(counters: Counters, program: "Program") -> Report:
+    """The report of a finished run: block counts times each block's instructions, and traffic by source line."""
+    report = Report()
+    for block, executed in zip(program.blocks, counters.blocks, strict=True):
+        if not executed:
+            continue
+        for instruction in block.instructions:
+            report.instructions[instruction.opcode] = report.instructions.get(instruction.opcode, 0) + executed
+            if shape := _MMA_SHAPE.match(instruction.opcode):
+                m, n, k = (int(part) for part in shape.groups())
+                report.mma_flops += 2 * m * n * k * executed
+    for space, counts, lines in (("shared", counters.shared, report.shared), ("global", counters.global_memory, report.global_memory)):
+        _by_line(program, space, counts, lines, report)
+    return report
+
+
+def _by_line(program: "Program", space: str, counts: dict[int, AccessCount], lines: list[LineCount], report: Report) -> None:
+    merged: dict[tuple[SourceChain, str], AccessCount] = {}
+    for index, count in sorted(counts.items()):
+        instruction = program.kernel.instructions[index]
+        total = merged.setdefault((instruction.source, instruction.opcode), AccessCount())
+        total.add(count.requests, count.units, count.ideal, count.bytes)
+        is_copy = instruction.opcode.startswith("cp.async")
+        stores = instruction.opcode.startswith(("st", "red")) or is_copy and space == "shared"
+        into = report.bytes_written if stores else report.bytes_read
+        into[space] = into.get(space, 0) + count.bytes
+    for (source, opcode), total in merged.items():
+        lines.append(LineCount(source, opcode, total.requests, total.units, total.ideal, total.bytes))

@@ -1,0 +1,35 @@
+"""What can go wrong in an emulated kernel. Each report names the CTA, the warp, the lane and the chain of source lines."""
+
+from flashladder.common.errors import EmulatorError
+
+
+class PtxSyntaxError(EmulatorError):
+    """The text is not PTX as this parser knows it."""
+
+
+class UnsupportedInstructionError(EmulatorError):
+    """An instruction, or one of its modifiers, that the emulator does not execute."""
+
+
+class UninitialisedRegisterError(EmulatorError):
+    """A register that may be read before it is written."""
+
+
+class MemoryAccessError(EmulatorError):
+    """An access out of bounds, misaligned, to memory never written, or a write to memory that is read-only."""
+
+
+class RaceError(EmulatorError):
+    """Two accesses to one word of shared memory that nothing orders, or a read of a copy still in flight."""
+
+
+class ConvergenceError(EmulatorError):
+    """A warp-wide instruction that some of its lanes do not execute."""
+
+
+class DeadlockError(EmulatorError):
+    """Warps that wait for each other for ever."""
+
+
+class InstructionBudgetError(EmulatorError):
+    """A warp executed more instructions than the budget allows, as an endless loop does."""

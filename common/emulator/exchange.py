@@ -1,0 +1,69 @@
+"""Exchanges between the lanes of a warp, on arrays (1 or CTAs, 1 or 32)."""
+
+import numpy as np
+
+from .shared import ALL_LANES
+
+_REDUCTIONS = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def shuffle(mode: str, value: np.ndarray, lane: np.ndarray, clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """shfl.sync: each lane's value from another lane, and whether that lane lies in its segment.
+
+    `clamp` packs the segment mask (bits 8-12) and the bound (bits 0-4), as PTX says.
+    """
+    own, lane, clamp = ALL_LANES[None], lane.astype(np.int64) & 31, clamp.astype(np.int64)
+    segment, bound = clamp >> 8 & 31, clamp & 31
+    highest = (own & segment) | (bound & ~segment)
+    lowest = own & segment
+    if mode == "up":
+        source, inside = own - lane, own - lane >= highest
+    elif mode == "down":
+        source, inside = own + lane, own + lane <= highest
+    elif mode == "bfly":
+        source, inside = own ^ lane, (own ^ lane) <= highest
+    else:
+        source = lowest | (lane & ~segment)
+        inside = source <= highest
+    source = np.where(inside, source, own)
+    value = np.broadcast_to(value, (value.shape[0], 32))
+    if source.shape[0] == 1:
+        return value.take(source[0], axis=1), inside
+    return np.take_along_axis(np.broadcast_to(value, (source.shape[0], 32)), source, axis=1), inside
+
+
+def vote(mode: str, predicate: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """vote.sync over the member lanes (bool (rows, 32)): a predicate, or the ballot (u4); (rows, 1)."""
+    rows = max(predicate.shape[0], members.shape[0])
+    predicate = np.broadcast_to(predicate, (rows, 32))
+    if mode == "ballot":
+        return ((predicate & members).astype(np.uint32) << ALL_LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)[:, None]
+    every, some = (predicate | ~members).all(axis=1), (predicate & members).any(axis=1)
+    result = {"all": every, "any": some, "uni": every | ~some}[mode]
+    return np.asarray(result[:, None])
+
+
+def reduce(name: str, value: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """redux.sync over the member lanes; (rows, 1)."""
+    rows = max(value.shape[0], members.shape[0])
+    value = np.broadcast_to(value, (rows, 32))
+    result = np.empty((rows, 1), value.dtype)
+    for row in range(rows):
+        result[row] = _REDUCTIONS[name].reduce(value[row][members[row if members.shape[0] > 1 else 0]])
+    return result
+
+
+def atomic_function(name: str, old: np.generic, values: list[np.generic]) -> np.generic:
+    """The new value of an atomic operation (PTX ISA, "atom")."""
+    value = values[0]
+    if name == "cas":
+        return values[1] if old == value else old
+    if name == "exch":
+        return value
+    if name == "inc":
+        return old.dtype.type(0) if old >= value else old + old.dtype.type(1)
+    if name == "dec":
+        return value if old == 0 or old > value else old - old.dtype.type(1)
+    return _REDUCTIONS[name](old, value)

@@ -1,0 +1,118 @@
+"""A launch: a compiled kernel, its memories and its grid; runs the CTAs chunk by chunk."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from .codegen import Program, compile_kernel
+from .counters import Counters, Report, summarise
+from .errors import EmulatorError
+from .memory import GlobalMemory
+from .parse import parse
+from .ptx import Address, Kernel, Symbol, Variable
+from .scheduler import Chunk
+from .shared import WINDOW
+
+
+@lru_cache(maxsize=16)
+def compile_ptx(text: str, entry: str) -> Program:
+    """The executable form of one entry of a PTX module, remembered for the next launch."""
+    return compile_kernel(parse(text, entry))
+
+
+class Machine:
+    """What all chunks of a launch share."""
+
+    def __init__(
+        self, program: Program, params: bytes, grid: tuple[int, int, int], num_threads: int, dynamic_shared: int, memory: GlobalMemory
+    ) -> None:
+        self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
+        self.dynamic_shared, self.memory = dynamic_shared, memory
+        self.max_instructions = 0
+        self.lazy_copies = True
+        self.race = True
+        self.addresses, static = _place_variables(program.kernel, memory)
+        self.shared_bytes = static + dynamic_shared
+        self.granule = 4
+        self.counters = Counters(len(program.blocks))
+
+
+def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], int]:
+    """The address of every variable in its own space, and the bytes of static shared memory."""
+    used = {
+        part.name
+        for instruction in kernel.instructions
+        for operand in instruction.operands
+        if isinstance(part := operand.base if isinstance(operand, Address) else operand, Symbol)
+    }
+    addresses: dict[str, int] = {}
+    sizes: dict[str, int] = defaultdict(int)
+
+    def place(variable: Variable) -> None:
+        start = -(-sizes[variable.space] // variable.align) * variable.align
+        addresses[variable.name] = start + (WINDOW if variable.space == "shared" else 0)
+        sizes[variable.space] = start + variable.size
+
+    for param in kernel.params.values():
+        place(param)
+    variables = sorted(kernel.variables.values(), key=lambda variable: variable.size == 0)  # extern arrays come last
+    for variable in variables:
+        if variable.space == "shared":
+            place(variable)
+        elif variable.space in ("const", "global") and variable.name in used:
+            data = np.frombuffer(variable.data or bytes(variable.size), np.uint8)
+            addresses[variable.name] = memory.add(f".{variable.space} {variable.name}", data, readonly=variable.space == "const")
+    return addresses, sizes["shared"]
+
+
+def run(
+    ptx_text: str,
+    params: bytes,
+    grid: tuple[int, int, int],
+    num_threads: int,
+    shared_bytes: int,
+    memory: GlobalMemory,
+    entry: str = "attention_forward",
+    *,
+    race: bool = True,
+    lazy_copies: bool = True,
+    chunk: int = 64,
+    max_instructions: int = 50_000_000,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Executes a kernel.
+
+    Args:
+        ptx_text: a PTX module.
+        params: the packed kernel parameters; pointers are addresses of `memory`.
+        grid: CTAs along x, y, z.
+        num_threads: threads of a CTA, along x.
+        shared_bytes: dynamic shared memory.
+        memory: holds the tensors; outputs are read from it afterwards.
+        race: detect races and reads of copies in flight.
+        lazy_copies: an asynchronous copy lands at its wait; otherwise as soon as it is issued.
+        chunk: CTAs that are executed together.
+        max_instructions: of one warp and chunk, against endless loops.
+        progress: called with (CTAs done, CTAs in total) after each chunk.
+
+    Raises:
+        EmulatorError: the kernel did something wrong, or uses an instruction that is not known.
+    """
+    started = time.perf_counter()
+    machine = Machine(compile_ptx(ptx_text, entry), params, grid, num_threads, shared_bytes, memory)
+    machine.max_instructions, machine.lazy_copies, machine.race = max_instructions, lazy_copies, race
+    expected = sum(variable.size for variable in machine.program.kernel.params.values())
+    if len(params) != expected:
+        raise EmulatorError(f"{entry} takes {expected} bytes of parameters, not {len(params)}")
+    total = grid[0] * grid[1] * grid[2]
+    with np.errstate(all="ignore"):
+        for first in range(0, total, chunk):
+            Chunk(machine, np.arange(first, min(first + chunk, total))).run()
+            if progress:
+                progress(min(first + chunk, total), total)
+    report = summarise(machine.counters, machine.program)
+    report.num_ctas, report.elapsed = total, time.perf_counter() - started
+    return report

@@ -1,0 +1,6 @@
+"""The instructions, one module a family; importing this package registers them all."""
+
+from . import bits, control, convert, floats, halves, integers, memory, mma, moves, warpwide
+from .registry import Op, lookup
+
+__all__ = ["Op", "bits", "control", "convert", "floats", "halves", "integers", "lookup", "memory", "mma", "moves", "warpwide"]

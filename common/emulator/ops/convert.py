@@ -1,0 +1,99 @@
+"""cvt between integers, floats, halves and packed halves (PTX ISA, "cvt"), and cvta."""
+
+from typing import TYPE_CHECKING
+
+from ..ptx import NUMPY_TYPES, Instruction
+from .halves import round_half, widen
+from .registry import Match, op
+
+if TYPE_CHECKING:
+    from ..codegen import BlockEmitter
+
+_INT = r"[us](?:8|16|32|64)"
+
+
+@op(rf"cvt(?P<sat>\.sat)?\.(?P<d>{_INT})\.(?P<s>{_INT})")
+def integer_to_integer(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    source, code = e.read(i.operands[1], m["s"]), NUMPY_TYPES[m["d"]]
+    if m["sat"]:
+        low, high = f"np.iinfo({code}).min", f"np.iinfo({code}).max"
+        if m["s"][0] == "u":
+            source = f"np.minimum({source}, min({high}, np.iinfo({NUMPY_TYPES[m['s']]}).max))"
+        else:
+            source = f"np.clip({source}, max({low}, np.iinfo({NUMPY_TYPES[m['s']]}).min), min({high}, np.iinfo({NUMPY_TYPES[m['s']]}).max))"
+    e.write(i.operands[0], f"{source}.astype({code})", m["d"])
+
+
+@op(rf"cvt\.(?P<r>r[nzmp]i)(?P<ftz>\.ftz)?(?:\.sat)?\.(?P<d>{_INT})\.(?P<s>f16|f32|f64)")
+def float_to_integer(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    source = _read_float(e, i, m)
+    e.write(i.operands[0], f"float_to_int({source}, {m['r']!r}, {NUMPY_TYPES[m['d']]})", m["d"])
+
+
+@op(rf"cvt\.rn\.(?P<d>f16|f32|f64)\.(?P<s>{_INT})")
+def integer_to_float(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    source = e.read(i.operands[1], m["s"])
+    _write_float(e, i, m["d"], f"{source}.astype({NUMPY_TYPES[m['d']]})")
+
+
+@op(r"cvt\.(?P<r>r[nzmp]i)(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<d>f16|f32|f64)\.(?P<s>f16|f32|f64)")
+def round_to_integral(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    result = f"round_to({_read_float(e, i, m)}, {m['r']!r})"
+    _write_float(e, i, m["d"], f"saturate({result})" if m["sat"] else result)
+
+
+@op(r"cvt(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<d>f16|f32|f64)\.(?P<s>f16|f32|f64)")
+def float_to_float(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    result = f"{_read_float(e, i, m)}.astype({NUMPY_TYPES[m['d']]})"
+    _write_float(e, i, m["d"], f"saturate({result})" if m["sat"] else result)
+
+
+@op(r"cvt\.rz(?P<ftz>\.ftz)?\.f32\.(?P<s>f64)")
+def f64_to_f32_towards_zero(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    source = e.read(i.operands[1], "f64")
+    e.write(i.operands[0], f"truncate_f32({source}.astype(f4), {source})", "f32")
+
+
+@op(r"cvt(?:\.ftz)?\.f32\.bf16")
+def bf16_to_f32(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    e.write(i.operands[0], f"bf16_widen({e.read(i.operands[1], 'b16')})", "f32")
+
+
+@op(r"cvt\.rn(?P<relu>\.relu)?\.(?P<d>f16|bf16)(?P<packed>x2)?\.(?P<s>f32)")
+def f32_to_half(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    """The packed form puts its first source into the upper half."""
+    sources = [e.read(operand, "f32") for operand in i.operands[1:]]
+    if m["relu"]:
+        sources = [f"np.fmax({source}, f4.type(0))" for source in sources]
+    halves = [round_half(m["d"], source) for source in sources]
+    if m["packed"]:
+        e.write(i.operands[0], f"join_halves({halves[1]}, {halves[0]})", "b32")
+    else:
+        e.write(i.operands[0], halves[0], "b16")
+
+
+def _read_float(e: "BlockEmitter", i: Instruction, m: Match) -> str:
+    if m["s"] == "f16":
+        return widen("f16", e.read(i.operands[1], "b16"))
+    source = e.read(i.operands[1], m["s"])
+    return f"flush({source})" if m.groupdict().get("ftz") else source
+
+
+def _write_float(e: "BlockEmitter", i: Instruction, type: str, value: str) -> None:
+    if type == "f16":
+        e.write(i.operands[0], f"({value}).astype(f2).view(u2)", "b16")
+    else:
+        e.write(i.operands[0], f"({value}).astype({NUMPY_TYPES[type]})", type)
+
+
+@op(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|const|local|param)\.u64")
+def generic_address(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    source = e.read(i.operands[1], "u64")
+    if m["space"] == "shared":
+        source = f"w.from_generic({source})" if m["to"] else f"w.to_generic({source})"
+    e.write(i.operands[0], source, "u64")
+
+
+@op(r"isspacep\.(?P<space>global|shared|const|local|param)")
+def is_space(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    e.write(i.operands[0], f"w.is_space({m['space']!r}, {e.read(i.operands[1], 'u64')})", "pred")

@@ -1,0 +1,119 @@
+"""Loads, stores, atomics, matrix loads and asynchronous copies (PTX ISA, "Data Movement and Conversion Instructions").
+
+The emitted code evaluates addresses and values and hands them to the Warp, which knows the memories.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..ptx import NUMPY_TYPES, Imm, Instruction, Operand, Reg, Vector
+from .registry import Match, op
+
+if TYPE_CHECKING:
+    from ..codegen import BlockEmitter
+
+_ORDER = r"(?:\.(?:weak|volatile|(?:relaxed|acquire|release)\.(?:cta|cluster|gpu|sys)))?"
+_SPACE = r"(?:\.(?P<space>global|shared|param|const|local)(?:::cta|::entry)?)?"
+_EVICT = r"(?:\.L1::(?:evict_(?:normal|unchanged|first|last)|no_allocate))?(?:\.L2::evict_(?:normal|first|last))?"
+_HINT = r"(?P<hint>\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?"
+_TYPE = r"(?:\.(?P<vec>v2|v4))?\.(?P<t>[bsu](?:8|16|32|64)|f32|f64)"
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+@op(rf"ld{_ORDER}{_SPACE}(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?{_EVICT}{_HINT}{_TYPE}")
+def load(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    targets = _items(i.operands[0])
+    values = e.let(
+        f"w.load({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[1])}, {NUMPY_TYPES[m['t']]!r}, {len(targets)}, {e.mask()})"
+    )
+    for n, target in enumerate(targets):
+        e.write(target, f"{values}[{n}]", m["t"])
+
+
+@op(rf"st{_ORDER}{_SPACE}(?:\.(?:wb|cg|cs|wt))?{_EVICT}{_HINT}{_TYPE}", outputs=0)
+def store(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    values = ", ".join(e.read(item, m["t"]) for item in _items(i.operands[1]))
+    e.line(f"w.store({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[0])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})")
+
+
+_SCOPE = r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared)(?:::cta)?)?"
+_FUNCTION = r"(?P<f>add|min|max|and|or|xor|exch|cas|inc|dec)\.(?P<t>[bsu](?:32|64)|f32|f64)"
+
+
+@op(rf"atom{_SCOPE}\.{_FUNCTION}")
+def atomic(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    values = ", ".join(e.read(operand, m["t"]) for operand in i.operands[2:])
+    call = f"w.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[1])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
+    e.write(i.operands[0], call, m["t"])
+
+
+@op(rf"red{_SCOPE}\.{_FUNCTION}", outputs=0)
+def reduction(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    value = e.read(i.operands[1], m["t"])
+    e.line(f"w.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[0])}, ({value},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})")
+
+
+_MATRIX = r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)?\.b16"
+
+
+@op(rf"ldmatrix{_MATRIX}")
+def load_matrix(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    values = e.let(f"w.load_matrix({i.index}, {e.address(i.operands[1])}, {m['count']}, {bool(m['trans'])}, {e.mask()})")
+    for n, target in enumerate(_items(i.operands[0])):
+        e.write(target, f"{values}[{n}]", "b32")
+
+
+@op(rf"stmatrix{_MATRIX}", outputs=0)
+def store_matrix(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    values = ", ".join(e.read(item, "b32") for item in _items(i.operands[1]))
+    e.line(f"w.store_matrix({i.index}, {e.address(i.operands[0])}, ({values},), {bool(m['trans'])}, {e.mask()})")
+
+
+@op(rf"cp\.async\.(?:ca|cg)\.shared(?:::cta)?\.global{_HINT}", outputs=0)
+def copy_async(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    """[dst], [src], cp-size{, src-size | ignore-src}{, cache-policy}; bytes beyond src-size are filled with zero."""
+    size = i.operands[2]
+    assert isinstance(size, Imm)
+    extra = i.operands[3:-1] if m["hint"] else i.operands[3:]
+    source_size = "None"
+    if extra and isinstance(extra[0], Reg) and extra[0].type == "pred":
+        source_size = f"where({e.read(extra[0], 'pred')}, {e.namespace.constant(0, 'u4')}, {e.namespace.constant(size.value, 'u4')})"
+    elif extra and extra[0] != size:
+        source_size = e.read(extra[0], "u32")
+    addresses = f"{e.address(i.operands[0])}, {e.address(i.operands[1])}"
+    e.line(f"w.copy_async({i.index}, {addresses}, {size.value}, {source_size}, {e.mask()})")
+
+
+@op(r"cp\.async\.commit_group", outputs=0)
+def commit_group(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    e.line(f"w.copies.commit({e.mask()})")
+
+
+@op(r"cp\.async\.wait_group", outputs=0)
+def wait_group(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    pending = i.operands[0]
+    assert isinstance(pending, Imm)
+    e.line(f"w.copies.wait({pending.value}, {e.mask()})")
+
+
+@op(r"cp\.async\.wait_all", outputs=0)
+def wait_all(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    e.line(f"w.copies.wait_all({e.mask()})")
+
+
+@op(r"createpolicy\.fractional\.L2::evict_(?:first|last|normal|unchanged)(?:\.L2::evict_(?:first|unchanged))?\.b64")
+def create_policy(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    """A cache policy is a hint: any value will do."""
+    e.write(i.operands[0], e.namespace.constant(0, "u8"), "b64")
+
+
+@op(r"prefetch(?:\.global)?\.L[12](?:::evict_(?:last|normal))?|prefetchu\.L1|discard(?:\.global)?\.L2", outputs=0)
+def prefetch(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    """A hint without effect."""
+
+
+@op(r"(membar|fence)(?:\.(?:sc|acq_rel))?\.(?:cta|cluster|gpu|gl|sys)", outputs=0)
+def fence(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    """Memory is sequentially consistent here; races between CTAs through global memory are not looked for."""
