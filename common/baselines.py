@@ -1,0 +1,246 @@
+"""Other people's attention kernels behind one interface, to measure against.
+
+"Official" is FlashAttention-2 as torch ships it. A baseline runs on the same tensors as our kernels, and computes the
+log-sum-exp too. What is not installed is named with the line that installs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+
+from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.common.problem import Problem, Tensors
+
+OFFICIAL = "fa2"
+Run = Callable[[], torch.Tensor]  # runs the kernel once, and returns its output, (batch, seqlen, heads, head_dim)
+_SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
+
+
+def _takes_anything(_: Problem) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A library's forward kernel."""
+
+    name: str
+    title: str
+    module: str  # what is imported
+    package: str  # whose version is quoted
+    install: str
+    bind: Callable[[Any, Problem, Tensors], Run]  # with the imported module
+    refuses: Callable[[Problem], str | None] = _takes_anything  # the reason, to be read after the title
+    arches: tuple[int, ...] = (8, 9, 10, 12)  # major compute capabilities
+
+    def missing(self) -> str | None:
+        """Why it cannot be used here, with the line that mends it; None when it can."""
+        try:
+            self._import()
+        except Exception as error:  # a foreign package may fail in any way
+            return f"{self.module} cannot be imported ({_first_line(error)}): {self.install}"
+        return None
+
+    @property
+    def version(self) -> str:
+        """The package's version, as its metadata has it."""
+        if self.package == "cudnn":
+            return str(torch.backends.cudnn.version())
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            return "unknown"
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why it does not take the problem on the current device; None when it does."""
+        major, minor = torch.cuda.get_device_capability()
+        reason = self.refuses(problem)
+        if major not in self.arches:
+            reason = f"has no kernel for sm_{major}{minor}"
+        elif problem.head_dim > 256 or problem.head_dim % 8:
+            reason = f"takes no head_dim of {problem.head_dim}"
+        return f"{self.title} {reason}" if reason else None
+
+    def prepare(self, problem: Problem, tensors: Tensors) -> Run:
+        """What runs the kernel on these tensors. Raises DeviceError where it is missing or refuses."""
+        if reason := self.missing() or self.refusal(problem):
+            raise DeviceError(f"baseline {self.name}: {reason}")
+        return self.bind(self._import(), problem, tensors)
+
+    def _import(self) -> Any:
+        return import_module(self.module)
+
+
+def _takes_square_causal(problem: Problem) -> str | None:
+    """Its causal masks are aligned to the top left."""
+    unequal = problem.causal and problem.seqlen_q != problem.seqlen_k
+    return "takes no causal mask with seqlen_q != seqlen_k" if unequal else None
+
+
+def _takes_what_fits(problem: Problem) -> str | None:
+    scores = 4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
+    too_large = f"would need {scores / 2**30:.0f} GiB for S" if scores > _SCORES_LIMIT else None
+    return too_large or _takes_square_causal(problem)
+
+
+def _takes_contiguous(problem: Problem) -> str | None:
+    return None if problem.layout == "bshd" else "takes contiguous tensors"
+
+
+def _takes_no_groups(problem: Problem) -> str | None:
+    return None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
+
+
+def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> Run:
+    q, k, v = _heads_first(tensors)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
+    causal, scale = problem.causal, problem.softmax_scale
+
+    def run() -> torch.Tensor:
+        return kernel(q, k, v, 0.0, causal, False, scale=scale)[0].transpose(1, 2)
+
+    return run
+
+
+def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> Run:
+    q, k, v = _heads_first(tensors)
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    causal, scale = problem.causal, problem.softmax_scale
+
+    def run() -> torch.Tensor:
+        return kernel(q, k, v, None, True, 0.0, causal, False, scale=scale)[0].transpose(1, 2)
+
+    return run
+
+
+def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> Run:
+    q, k, v = _heads_first(tensors)
+    kernel = torch.ops.aten._scaled_dot_product_attention_math.default
+    options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
+
+    def run() -> torch.Tensor:
+        return kernel(q, k, v, None, 0.0, problem.causal, None, **options)[0].transpose(1, 2)
+
+    return run
+
+
+def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> Run:
+    """flash_attn_func of FlashAttention 2 to 4: they differ in whether the output comes alone."""
+    q, k, v = tensors.q, tensors.k, tensors.v
+    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+
+    def run() -> torch.Tensor:
+        out = module.flash_attn_func(q, k, v, **options)
+        return out[0] if isinstance(out, tuple) else out
+
+    return run
+
+
+def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> Run:
+    q, k, v = tensors.q, tensors.k, tensors.v
+    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal, "return_lse": True}
+
+    def run() -> torch.Tensor:
+        return module.flash_attn_func(q, k, v, **options)[0]
+
+    return run
+
+
+def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> Run:
+    q, k, v = (tensor.flatten(0, 1) for tensor in (tensors.q, tensors.k, tensors.v))
+    starts = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device)
+    workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        starts * problem.seqlen_q,
+        starts * problem.seqlen_k,
+        problem.num_heads,
+        problem.num_heads_k,
+        problem.head_dim,
+        causal=problem.causal,
+        sm_scale=problem.softmax_scale,
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+    )
+
+    def run() -> torch.Tensor:
+        return wrapper.run(q, k, v, return_lse=True)[0].view(tensors.q.shape)
+
+    return run
+
+
+def _xformers(module: Any, problem: Problem, tensors: Tensors) -> Run:
+    bias = module.fmha.attn_bias.LowerTriangularFromBottomRightMask() if problem.causal else None
+
+    def run() -> torch.Tensor:
+        return module.fmha.memory_efficient_attention_forward_requires_grad(
+            tensors.q, tensors.k, tensors.v, attn_bias=bias, scale=problem.softmax_scale
+        )[0]
+
+    return run
+
+
+def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tensors.q.transpose(1, 2), tensors.k.transpose(1, 2), tensors.v.transpose(1, 2)
+
+
+_TORCH = "install a CUDA build of torch"
+_FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
+_ALL = (
+    Baseline(OFFICIAL, "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash),
+    Baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
+    Baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
+    Baseline(
+        name="flash-attn",
+        title="FlashAttention-2",
+        module="flash_attn",
+        package="flash-attn",
+        install="pip install flash-attn --no-build-isolation",
+        bind=_flash_attn,
+    ),
+    Baseline("fa3", "FlashAttention-3", "flash_attn_interface", "flash_attn_3", _FA3, _flash_attn, arches=(9,)),
+    Baseline(
+        name="fa4",
+        title="FlashAttention-4",
+        module="flash_attn.cute",
+        package="flash-attn-4",
+        install="pip install --pre flash-attn-4",
+        bind=_flash_attn_4,
+        arches=(9, 10),
+    ),
+    Baseline(
+        name="flashinfer",
+        title="FlashInfer",
+        module="flashinfer",
+        package="flashinfer-python",
+        install="pip install flashinfer-python",
+        bind=_flashinfer,
+        refuses=_takes_contiguous,
+    ),
+    Baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),
+)
+BASELINES = {baseline.name: baseline for baseline in _ALL}
+
+
+def find(name: str) -> Baseline:
+    """The baseline of this name; ConfigError lists those there are."""
+    if name not in BASELINES:
+        raise ConfigError(f"no baseline {name}; there are {', '.join(BASELINES)}")
+    return BASELINES[name]
+
+
+@cache
+def missing() -> dict[str, str]:
+    """The baselines that cannot be used here, each with the reason and the line that installs it."""
+    return {name: reason for name, baseline in BASELINES.items() if (reason := baseline.missing())}
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,274 @@
+"""Paired timing on the GPU: every contender in every round, in shuffled ABBA order, with the baseline against itself.
+
+Three modes, never mixed. Hot: launches back to back for about 2 ms, the inputs in L2 as far as they fit, at the clocks
+of a short burst that all contenders share. Cold: single launches, each after L2 was overwritten; the figure includes
+about 2 us that two events cost. Sustained: launches for half a second, of which the second half counts, so that each
+contender runs at the clock that its own power allows.
+
+The host is never timed: a sample's work waits in the GPU's queue behind a kernel that holds it back until enough is
+there. Samples carry the GPU's clock, power, temperature and what slowed it.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Literal
+
+import numpy as np
+import torch
+
+from flashladder.common.gpu import Launch
+from flashladder.common.nvml import GpuState, Monitor
+from flashladder.common.problem import Check
+from flashladder.common.statistics import Estimate, Times, Verdict, paired_ratio, verdict
+
+Mode = Literal["hot", "cold", "sustained"]
+MODES: tuple[Mode, ...] = ("hot", "cold", "sustained")
+CONTROL = "control"  # the baseline once more
+
+SAMPLE_US = {"hot": 2e3, "cold": 1e3, "sustained": 250e3}
+BUDGET_S = {"hot": 3.0, "cold": 3.0, "sustained": 15.0}  # of one shape
+MIN_ROUNDS = {"hot": 16, "cold": 16, "sustained": 4}
+MAX_LAUNCHES = {"hot": 200, "cold": 10, "sustained": 20_000}
+WANTED_HALF_WIDTH = 0.002  # rounds go on until every ratio's interval is this narrow, or the budget is spent
+CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little lower, so it holds a little longer
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is timed: a launch, and the check that it computes the right thing."""
+
+    name: str
+    launch: Callable[[], object]
+    check: Callable[[], Check]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to time. With `rounds`, exactly so many; otherwise as many as the intervals need and the budget allows."""
+
+    mode: Mode = "hot"
+    rounds: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The time of one launch, in microseconds: the mean over `launches` of them (cold: their median)."""
+
+    round: int
+    contender: str
+    launches: int
+    time_us: float
+    state: GpuState
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The samples of one problem; the first contender is the baseline of every ratio."""
+
+    mode: Mode
+    baseline: str
+    samples: tuple[Sample, ...]
+    checks: dict[str, Check]
+    warnings: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def rounds(self) -> int:
+        """How many rounds were timed."""
+        return self.samples[-1].round + 1
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The contenders and the control, without the baseline."""
+        return [name for name in dict.fromkeys(s.contender for s in self.samples) if name != self.baseline]
+
+    def times(self, name: str) -> Times:
+        """The time of each round: the mean of its samples, in microseconds."""
+        sums = np.zeros(self.rounds)
+        counts = np.zeros(self.rounds)
+        for sample in self.samples:
+            if sample.contender == name:
+                sums[sample.round] += sample.time_us
+                counts[sample.round] += 1
+        return sums / counts
+
+    def time_us(self, name: str) -> float:
+        """The median over rounds."""
+        return float(np.median(self.times(name)))
+
+    def ratio(self, name: str) -> Estimate:
+        """The baseline's time / this contender's."""
+        return paired_ratio(self.times(self.baseline), self.times(name))
+
+    @cached_property
+    def control(self) -> Estimate:
+        """The baseline against itself: what noise alone does."""
+        return self.ratio(CONTROL)
+
+    def verdict(self, name: str) -> Verdict:
+        """Whether the contender is faster or slower than the baseline."""
+        return verdict(self.ratio(name), self.control)
+
+    def notes(self) -> list[str]:
+        """What a reader of the figures must know of the GPU: slowdowns, other users, what was not recorded."""
+        counts = Counter(word for sample in self.samples for word in sample.state.slowdowns)
+        slowed = [f"{word} in {count / len(self.samples):.0%} of samples" for word, count in counts.items()]
+        return [*slowed, *self.warnings]
+
+    def clock_mhz(self, name: str) -> float | None:
+        """The median SM clock while the contender ran."""
+        clocks = [s.state.sm_mhz for s in self.samples if s.contender == name and s.state.sm_mhz is not None]
+        return median(clocks) if clocks else None
+
+
+def measure(contenders: Sequence[Contender], settings: Settings = Settings()) -> Measurement:
+    """Time the contenders against the first of them, on the current device and stream.
+
+    Outputs are checked before and after; VerificationError names a contender that is wrong, and there are no figures.
+    """
+    for contender in contenders:
+        contender.check().require(f"{contender.name}, before it was timed,")
+    clock = _Clock(settings.mode)
+    launches = {contender.name: contender.launch for contender in contenders} | {CONTROL: contenders[0].launch}
+    with _no_garbage_collection():
+        plans = {name: clock.plan(launch) for name, launch in launches.items()}
+        samples = _rounds(clock, plans, contenders[0].name, settings)
+    checks = {contender.name: contender.check() for contender in contenders}
+    for name, check in checks.items():
+        check.require(f"{name}, after it was timed,")
+    return Measurement(settings.mode, contenders[0].name, tuple(samples), checks, clock.warnings())
+
+
+def _rounds(clock: _Clock, plans: dict[str, _Plan], baseline: str, settings: Settings) -> list[Sample]:
+    """Rounds until there are enough; in each, every contender twice: in shuffled order, then in the reverse."""
+    rng = random.Random(settings.seed)
+    begin = time.perf_counter()
+    samples: list[Sample] = []
+    while True:
+        number = len(samples) // (2 * len(plans))
+        order = rng.sample(list(plans), len(plans))
+        for name in order + order[::-1]:
+            samples.append(Sample(number, name, plans[name].launches, *clock.sample(plans[name])))
+        so_far = Measurement(settings.mode, baseline, tuple(samples), {})
+        if _enough(so_far, settings, time.perf_counter() - begin):
+            return samples
+
+
+def _enough(so_far: Measurement, settings: Settings, seconds: float) -> bool:
+    if settings.rounds:
+        return so_far.rounds >= settings.rounds
+    budget = BUDGET_S[settings.mode]
+    if so_far.rounds < MIN_ROUNDS[settings.mode]:
+        return so_far.rounds > 1 and seconds > 3 * budget  # a very slow kernel
+    return seconds > budget or (so_far.rounds % 4 == 0 and _is_sharp(so_far))
+
+
+def _is_sharp(so_far: Measurement) -> bool:
+    ratios = [so_far.ratio(name) for name in so_far.names]
+    return all(ratio.high - ratio.low <= 2 * WANTED_HALF_WIDTH * ratio.value for ratio in ratios)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One sample of a contender."""
+
+    launch: Launch | Callable[[], object]
+    launches: int  # timed
+    lead: int  # launched before, and not timed
+    hold_us: float  # until the queue has enough
+
+
+class _Clock:
+    """Times launches on the current device, in one mode."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self._warnings: list[str] = []
+        self._monitor = Monitor(torch.cuda.current_device())
+        count = MAX_LAUNCHES["cold"] if mode == "cold" else 1
+        self._events = [(_event(), _event()) for _ in range(count)]
+        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._flush = torch.empty(2 * l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
+
+    def plan(self, launch: Launch | Callable[[], object]) -> _Plan:
+        """How many launches make a sample, and how long the queue must be held for them."""
+        gpu_us, host_us = self._estimate(launch)
+        wanted = round(SAMPLE_US[self.mode] / gpu_us)
+        launches = min(max(1, wanted), MAX_LAUNCHES[self.mode])
+        lead = {"hot": 1 if launches > 1 else 0, "cold": 0, "sustained": launches}[self.mode]
+        dry = max(0.0, 1.3 * host_us - gpu_us) * (lead + launches)
+        if dry and self.mode == "sustained":
+            self._warnings.append(f"a launch of {gpu_us:.0f} us takes the host {host_us:.0f} us: the GPU waits for it")
+        return _Plan(launch, launches, lead, 100 + 2 * host_us + dry)
+
+    def sample(self, plan: _Plan) -> tuple[float, GpuState]:
+        """Microseconds a launch, and the GPU's state while it ran."""
+        return self._cold(plan) if self.mode == "cold" else self._back_to_back(plan)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with this GPU, or this problem, as a thing to measure."""
+        others = self._monitor.other_processes()
+        shared = [f"the GPU is shared with {others} other processes"] if others else []
+        return (*shared, *self._warnings, *filter(None, [self._monitor.missing]))
+
+    def _back_to_back(self, plan: _Plan) -> tuple[float, GpuState]:
+        (start, end) = self._events[0]
+        self._hold(plan.hold_us)
+        for _ in range(plan.lead):
+            plan.launch()
+        start.record()
+        for _ in range(plan.launches):
+            plan.launch()
+        end.record()
+        state = self._monitor.read()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / plan.launches, state
+
+    def _cold(self, plan: _Plan) -> tuple[float, GpuState]:
+        events = self._events[: plan.launches]
+        self._hold(plan.hold_us)
+        for start, end in events:
+            self._flush.zero_()
+            start.record()
+            plan.launch()
+            end.record()
+        state = self._monitor.read()
+        events[-1][1].synchronize()
+        return median(start.elapsed_time(end) for start, end in events) * 1e3, state
+
+    def _hold(self, microseconds: float) -> None:
+        torch.cuda._sleep(int(microseconds * CYCLES_PER_US))
+
+    def _estimate(self, launch: Launch | Callable[[], object]) -> tuple[float, float]:
+        """Microseconds that a launch takes on the GPU and on the host, after a warm-up."""
+        launch()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(3):
+            launch()
+        host_us = (time.perf_counter() - begin) / 3 * 1e6
+        torch.cuda.synchronize()
+        gpu_us, _ = self._back_to_back(_Plan(launch, launches=3, lead=1, hold_us=100 + 8 * host_us))
+        return gpu_us, host_us
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

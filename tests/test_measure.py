@@ -1,0 +1,163 @@
+"""Paired timing without a GPU: the order of rounds, when they end, and that the verdicts are right on known times."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from flashladder.common import measure as timing
+from flashladder.common.errors import VerificationError
+from flashladder.common.measure import CONTROL, Contender, Measurement, Sample, Settings, measure
+from flashladder.common.nvml import GpuState
+from flashladder.common.problem import Check
+from flashladder.common.statistics import (
+    Estimate,
+    geometric_mean,
+    harmonic_mean,
+    noise_floor,
+    paired_ratio,
+    verdict,
+)
+
+RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
+
+
+class FakeClock:
+    """Asks the launch itself for its time."""
+
+    def __init__(self, mode):
+        self.mode = mode
+
+    def plan(self, launch):
+        return timing._Plan(launch, launches=10, lead=1, hold_us=0)
+
+    def sample(self, plan):
+        return plan.launch(), GpuState(sm_mhz=1980)
+
+    def warnings(self):
+        return ()
+
+
+@pytest.fixture
+def fake_clock(monkeypatch):
+    monkeypatch.setattr(timing, "_Clock", FakeClock)
+
+
+def contender(name, time_us, check=lambda: RIGHT):
+    return Contender(name, time_us if callable(time_us) else lambda: time_us, check)
+
+
+def noisy_gpu(rng, noise):
+    """Times that share a drift, each with its own noise and now and then a disturbance."""
+    drift = [1.0]
+
+    def launch(time_us):
+        drift[0] *= 1 + rng.gauss(0, 0.0005)
+        disturbance = rng.expovariate(30) if rng.random() < 0.05 else 0
+        return time_us * drift[0] * (1 + rng.gauss(0, noise) + disturbance)
+
+    return launch
+
+
+@pytest.mark.parametrize(("factor", "wanted"), [(1.0, "tied"), (1.01, "slower"), (0.99, "faster")])
+def test_forty_trials(fake_clock, factor, wanted):
+    """A against A is tied, and one per cent is found, in at least 95 % of 40 trials."""
+    verdicts = Counter()
+    for trial in range(40):
+        rng = random.Random(trial)
+        gpu = noisy_gpu(rng, noise=0.003)
+        field = [contender("fa2", lambda gpu=gpu: gpu(100.0)), contender("07", lambda gpu=gpu: gpu(100.0 * factor))]
+        verdicts[measure(field, Settings(rounds=24, seed=trial)).verdict("07")] += 1
+    assert verdicts[wanted] >= 38, verdicts
+
+
+def test_rounds_are_mirrored_and_shuffled(fake_clock):
+    result = measure([contender("fa2", 2.0), contender("07", 1.0)], Settings(rounds=10))
+    by_round = [[s.contender for s in result.samples if s.round == number] for number in range(10)]
+    assert all(order == order[::-1] and sorted(order[:3]) == ["07", CONTROL, "fa2"] for order in by_round)
+    assert len({tuple(order) for order in by_round}) > 2
+    assert result.ratio("07").value == 2.0
+    assert result.verdict("07") == "faster"
+    assert result.control == Estimate(1.0, 1.0, 1.0)
+
+
+def test_quiet_times_end_early_and_noisy_ones_at_the_budget(fake_clock, monkeypatch):
+    quiet = measure([contender("fa2", 2.0), contender("07", 1.0)])
+    assert quiet.rounds == timing.MIN_ROUNDS["hot"]
+    monkeypatch.setitem(timing.BUDGET_S, "hot", 0.3)
+    rng = random.Random(0)
+    noisy = measure([contender("fa2", lambda: rng.uniform(1, 2)), contender("07", lambda: rng.uniform(1, 2))])
+    assert noisy.rounds > timing.MIN_ROUNDS["hot"]
+
+
+def test_a_very_slow_kernel_is_not_timed_for_ever(fake_clock, monkeypatch):
+    monkeypatch.setitem(timing.BUDGET_S, "hot", 0.0)
+    assert measure([contender("fa2", 2.0), contender("00", 1e7)]).rounds == 2
+
+
+def test_a_wrong_output_gets_no_figure(fake_clock):
+    wrong = Check(1.0, 0.1, 0.0, 1.0, faults=("o[0, 0, 0, 0] is 1 instead of 0",))
+    launched = []
+    with pytest.raises(VerificationError, match=r"07, before it was timed, is wrong:\n  o\[0, 0, 0, 0\]"):
+        measure([contender("fa2", lambda: launched.append(1)), contender("07", 1.0, lambda: wrong)])
+    assert not launched
+    answers = iter([RIGHT, wrong])
+    with pytest.raises(VerificationError, match="07, after it was timed, is wrong"):
+        measure([contender("fa2", 1.0), contender("07", 1.0, lambda: next(answers))], Settings(rounds=2))
+
+
+def test_a_throttled_or_shared_gpu_is_said_so():
+    cool, capped = GpuState(sm_mhz=1980), GpuState(sm_mhz=1600, slowdowns=("power cap",))
+    samples = tuple(Sample(0, name, 1, 1.0, state) for name, state in zip("abba", [cool] * 3 + [capped], strict=True))
+    result = Measurement("hot", "a", samples, {}, warnings=("the GPU is shared with 2 other processes",))
+    assert result.notes() == ["power cap in 25% of samples", "the GPU is shared with 2 other processes"]
+    assert result.clock_mhz("a") == 1790
+
+
+def test_ratio_ignores_drift_and_the_odd_disturbance():
+    drift = np.linspace(1, 2, 20)
+    ours = 100 * drift
+    ours[3] *= 5
+    ratio = paired_ratio(120 * drift, ours)
+    assert ratio.value == pytest.approx(1.2)
+    assert ratio.low == pytest.approx(1.2)
+    assert ratio.high == pytest.approx(1.2)
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    trials = [paired_ratio(rng.normal(1.1, 0.01, 25), rng.normal(1, 0.01, 25), seed) for seed in range(200)]
+    covered = sum(trial.low <= 1.1 <= trial.high for trial in trials)
+    assert covered >= 0.9 * 200
+
+
+def test_geometric_and_harmonic_means():
+    pairs = [(np.full(5, 2.0), np.full(5, 1.0)), (np.full(5, 1.0), np.full(5, 8.0))]
+    assert geometric_mean(pairs).value == pytest.approx(0.5)
+    assert harmonic_mean([100.0, 300.0]) == pytest.approx(150.0)
+
+
+QUIET = Estimate(1.0, 0.9995, 1.0004)
+LOUD = Estimate(1.0, 0.97, 1.03)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "control", "wanted"),
+    [
+        (Estimate(1.02, 1.015, 1.025), QUIET, "faster"),
+        (Estimate(0.99, 0.988, 0.992), QUIET, "slower"),
+        (Estimate(1.001, 0.998, 1.004), QUIET, "tied"),
+        (Estimate(1.004, 1.0, 1.008), QUIET, "unclear"),
+        (Estimate(1.02, 1.015, 1.025), LOUD, "unclear"),
+        (Estimate(1.0, 0.98, 1.02), LOUD, "unclear"),
+        (Estimate(1.1, 1.08, 1.12), LOUD, "faster"),
+    ],
+)
+def test_verdicts(ratio, control, wanted):
+    assert verdict(ratio, control) == wanted
+
+
+def test_no_control_is_quieter_than_the_clock():
+    assert noise_floor(Estimate(1.0, 1.0, 1.0)) == 0.001
+    assert noise_floor(LOUD) == pytest.approx(0.03)
