@@ -177,7 +177,8 @@ def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
     """The shell command that compiles one configuration in its subfolder: nvcc to PTX, then ptxas to a cubin."""
     virtual_arch = request.arch.replace("sm_", "compute_")
     nvcc = [compiler.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
-    nvcc += ["-I", CUDA_HEADERS, "-I", ".", "-MD", "-MF", DEPENDENCIES]
+    nvcc += ["-I", CUDA_HEADERS, "-I", "."]
+    nvcc += ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
     ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}", "-o", artifacts.CUBIN, artifacts.PTX]
     both = f"{shlex.join(map(str, nvcc))} && {shlex.join(map(str, ptxas))}"

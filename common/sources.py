@@ -69,7 +69,7 @@ class Sources:
 
 
 def _dependencies(depfile: Path) -> list[Path]:
-    """The prerequisites in a Makefile rule as nvcc -MD writes it."""
-    prerequisites = depfile.read_text().replace("\\\n", " ").partition(" : ")[2]
+    """The prerequisites in a Makefile rule as the preprocessor writes it."""
+    prerequisites = depfile.read_text().replace("\\\n", " ").partition(": ")[2]
     words = re.findall(r"(?:\\.|[^\s\\])+", prerequisites)
     return [Path(re.sub(r"\\(.)", r"\1", word).replace("$$", "$")).resolve() for word in words]
