@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 
 from flashladder.common.buffers import Buffer, View, contiguous, poison, unwritten
@@ -249,8 +250,7 @@ def _compare(name: str, given: torch.Tensor, exact: torch.Tensor, tolerance: flo
     error = (given.to(exact.dtype) - exact).abs()
     error.masked_fill_(given == exact, 0)  # -inf on both sides
     error.nan_to_num_(nan=math.inf)
-    worst = int(error.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), error.shape))
+    index = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
     largest = float(error[index])
     if largest > tolerance:
         faults.append(

@@ -1,0 +1,88 @@
+"""What a person sees: tables, progress, and errors as one clear message. Every tool ends through `run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flashladder.common.errors import FlashLadderError
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with the options that every tool has."""
+
+    def __init__(self, description: str, epilog: str | None = None) -> None:
+        super().__init__(description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--traceback", action="store_true", help="show where an error comes from")
+
+
+def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequence[str] | None = None) -> int:
+    """Parse, run and return the exit code: 2 with one message on stderr for an error that the user can mend."""
+    arguments = parser.parse_args(argv)
+    try:
+        return main(arguments)
+    except FlashLadderError as error:
+        if arguments.traceback:
+            errors.print_exception()
+        errors.print("[bold red]error:[/]", end=" ")
+        errors.print(str(error), markup=False, soft_wrap=True)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        if arguments.traceback:
+            errors.print_exception()
+        errors.print("\ninterrupted")
+        return EXIT_INTERRUPTED
+
+
+def exit_with(main: Callable[[argparse.Namespace], int], parser: Parser) -> None:
+    """Run as a program."""
+    sys.exit(run(main, parser))
+
+
+def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table; the columns named in `right` hold figures."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def facts(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    made = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    made.add_column(style="cyan", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(name, value)
+    return made
+
+
+def warn(message: str) -> None:
+    """Something the user should know, on stderr."""
+    errors.print("[yellow]note:[/]", end=" ")
+    errors.print(message, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr that vanishes when done: call it with (done, total, detail)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[detail]}"), console=errors, transient=True) as bar:
+        task = bar.add_task(what, total=None, detail="")
+
+        def update(done: int, total: int, detail: str = "") -> None:
+            bar.update(task, completed=done, total=total, detail=detail)
+
+        yield update

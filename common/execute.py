@@ -1,0 +1,98 @@
+"""An artifact and a problem become an output: on the GPU or on the emulator, the one place where both are driven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashladder.common.artifact import Artifact
+from flashladder.common.launch import attention_params, grid
+from flashladder.common.problem import Expected, Problem, Tensors, verify
+
+if TYPE_CHECKING:
+    from flashladder.common.baselines import Baseline
+    from flashladder.common.emulator import Report
+    from flashladder.common.gpu import Launch
+    from flashladder.common.measure import Contender
+
+OUTPUTS = {"o", "lse"}
+
+
+def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
+    """What launches the kernel on these tensors, on torch's current stream; DeviceError without a GPU."""
+    from flashladder.common import gpu
+
+    params = _params(problem, tensors)
+    kernel = gpu.load(artifact)
+    with torch.cuda.device(tensors.q.device):
+        return kernel.prepare(params, grid(artifact.launch, params))
+
+
+def on_emulator(
+    artifact: Artifact,
+    problem: Problem,
+    tensors: Tensors,
+    *,
+    race: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Run the kernel's PTX on the CPU tensors, filling the outputs. EmulatorError where the kernel does wrong.
+
+    The kernel sees exactly the bytes between a buffer's guards; inputs are read-only, and outputs may not be read
+    before they are written.
+    """
+    from flashladder.common import emulator
+
+    memory = emulator.GlobalMemory()
+    addresses: dict[str, int] = {}
+    for buffer in tensors.buffers:
+        writes = OUTPUTS.issuperset(buffer.names)
+        name = "/".join(buffer.names)
+        base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=not writes, initialised=not writes)
+        addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
+    params = _params(problem, tensors, addresses)
+    report = emulator.run(
+        artifact.ptx.read_text(),
+        params,
+        grid(artifact.launch, params),
+        artifact.launch.num_threads,
+        artifact.launch.shared_bytes,
+        memory,
+        race=race,
+        progress=progress,
+    )
+    for buffer in tensors.buffers:
+        if OUTPUTS.issuperset(buffer.names):
+            buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read("/".join(buffer.names))))
+    return report
+
+
+def contender(name: str, artifact: Artifact, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
+    """Our kernel on the GPU, to be measured."""
+    from flashladder.common.gpu import faults_named
+    from flashladder.common.measure import Contender
+    from flashladder.common.problem import Check
+
+    launch = on_gpu(artifact, problem, tensors)
+
+    def check() -> Check:
+        tensors.poison()
+        with faults_named(artifact):
+            launch()
+        return verify(expected, tensors.o, tensors.lse, tensors.buffers)
+
+    return Contender(name, launch, check)
+
+
+def official(baseline: Baseline, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
+    """A library's kernel on the same tensors, to be measured against."""
+    from flashladder.common.measure import Contender
+
+    run = baseline.prepare(problem, tensors)
+    return Contender(baseline.name, run, lambda: verify(expected, run(), None))
+
+
+def _params(problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
+    return attention_params(tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse, problem.softmax_scale, addresses)

@@ -1,0 +1,242 @@
+"""The rows of the lab's logs: what was run, where, by what, and what came of it."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import datetime, timezone
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashladder.common.artifact import Artifact
+from flashladder.common.errors import ToolchainError
+from flashladder.common.paths import ROOT, results_dir
+from flashladder.common.problem import Check, Problem
+from flashladder.common.results import Cell, Log, Schema
+from flashladder.common.toolchain import toolchain
+
+if TYPE_CHECKING:
+    from flashladder.common.emulator import Report
+    from flashladder.common.measure import Measurement
+
+Row = dict[str, Cell]
+
+_PLACE = {
+    "time": str,  # UTC
+    "commit": str,  # of this repository, with + where files differed from it
+    "torch": str,
+    "toolkit": str,  # CUDA release of the compiler
+    "driver": str,
+    "device": str,  # the GPU's name, or emulator
+    "gpu_id": str,  # a hash of the GPU's UUID
+    "power_limit_w": float,
+}
+_KERNEL = {"version": str, "config": str, "arch": str}
+_PROBLEM = {
+    "batch": int,
+    "num_heads": int,
+    "num_heads_k": int,
+    "seqlen_q": int,
+    "seqlen_k": int,
+    "head_dim": int,
+    "dtype": str,
+    "causal": bool,
+    "softmax_scale": float,
+    "seed": int,
+    "layout": str,
+}
+_CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
+_RESOURCES = {
+    "registers": int,
+    "spill_store_bytes": int,
+    "spill_load_bytes": int,
+    "shared_bytes": int,
+    "compile_seconds": float,
+}
+_TIMES = {
+    "mode": str,
+    "rounds": int,
+    "time_us": float,
+    "tflops": float,
+    "sm_mhz": float,
+    "baseline": str,
+    "baseline_version": str,
+    "baseline_us": float,
+    "ratio": float,  # baseline's time / ours
+    "ratio_low": float,
+    "ratio_high": float,
+    "control_low": float,  # the baseline against itself
+    "control_high": float,
+    "verdict": str,
+    "notes": str,
+}
+_COUNTERS = {
+    "emulated_seconds": float,
+    "instructions": int,
+    "mma_flops": int,
+    "shared_wavefronts": int,
+    "shared_wavefronts_ideal": int,
+    "global_requests": int,
+    "global_sectors": int,
+}
+
+RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
+BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
+SAMPLES = Schema(
+    {
+        "run": str,
+        "problem": str,
+        "contender": str,
+        "mode": str,
+        "round": int,
+        "launches": int,
+        "time_us": float,
+        "sm_mhz": int,
+        "power_w": float,
+        "temperature_c": int,
+        "slowdowns": str,
+    }
+)
+
+
+def runs() -> Log:
+    """Every run of tools/run_version.py."""
+    return Log(results_dir() / "runs.csv", RUNS)
+
+
+def bench() -> Log:
+    """Every comparison of tools/bench.py, a row for each shape and kernel."""
+    return Log(results_dir() / "bench.csv", BENCH)
+
+
+def samples(run: str) -> Log:
+    """The raw samples of one comparison."""
+    return Log(results_dir() / "raw" / f"{run}.csv", SAMPLES)
+
+
+def now() -> datetime:
+    """The current time, in UTC."""
+    return datetime.now(timezone.utc)
+
+
+def of_place(on_gpu: bool) -> Row:
+    """When, where and with which versions something is run."""
+    row: Row = {
+        "time": now().isoformat(timespec="seconds"),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "toolkit": _toolkit(),
+        "device": "emulator",
+    }
+    if on_gpu:
+        from flashladder.common.nvml import Monitor
+
+        device = torch.cuda.current_device()
+        monitor = Monitor(device)
+        row |= {
+            "device": torch.cuda.get_device_name(device),
+            "driver": monitor.driver_version(),
+            "gpu_id": monitor.gpu_id,
+            "power_limit_w": monitor.power_limit_w(),
+        }
+    return row
+
+
+def of_artifact(artifact: Artifact) -> Row:
+    """The kernel, its configuration, and what the compiler said."""
+    resources: Row = {name: getattr(artifact, name) for name in _RESOURCES if name != "shared_bytes"}
+    return {
+        "version": artifact.version,
+        "config": artifact.config.name,
+        "arch": artifact.arch,
+        **resources,
+        "shared_bytes": artifact.launch.shared_bytes,
+    }
+
+
+def of_problem(problem: Problem) -> Row:
+    """The shape and the rest of the problem."""
+    return {name: getattr(problem, name) for name in _PROBLEM}
+
+
+def of_check(check: Check) -> Row:
+    """Whether the output was right, and how close."""
+    return {name: getattr(check, name) for name in _CHECK}
+
+
+def of_measurement(measurement: Measurement, name: str, problem: Problem, baseline_version: str) -> Row:
+    """One contender's time, and its ratio to the baseline."""
+    ratio, control = measurement.ratio(name), measurement.control
+    time_us = measurement.time_us(name)
+    return {
+        "mode": measurement.mode,
+        "rounds": measurement.rounds,
+        "time_us": time_us,
+        "tflops": tflops(problem, time_us),
+        "sm_mhz": measurement.clock_mhz(name),
+        "baseline": measurement.baseline,
+        "baseline_version": baseline_version,
+        "baseline_us": measurement.time_us(measurement.baseline),
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "control_low": control.low,
+        "control_high": control.high,
+        "verdict": measurement.verdict(name),
+        "notes": "; ".join(measurement.notes()),
+    }
+
+
+def of_report(report: Report) -> Row:
+    """What the emulator counted."""
+    names = ("mma_flops", "shared_wavefronts", "shared_wavefronts_ideal", "global_requests", "global_sectors")
+    counters: Row = {name: getattr(report, name) for name in names}
+    return {"emulated_seconds": report.elapsed, "instructions": sum(report.instructions.values()), **counters}
+
+
+def of_samples(measurement: Measurement, run: str, problem: Problem) -> list[Row]:
+    """The raw samples, a row each."""
+    return [
+        {
+            "run": run,
+            "problem": problem.name,
+            "contender": sample.contender,
+            "mode": measurement.mode,
+            "round": sample.round,
+            "launches": sample.launches,
+            "time_us": sample.time_us,
+            "sm_mhz": sample.state.sm_mhz,
+            "power_w": sample.state.power_w,
+            "temperature_c": sample.state.temperature_c,
+            "slowdowns": "|".join(sample.state.slowdowns),
+        }
+        for sample in measurement.samples
+    ]
+
+
+def tflops(problem: Problem, time_us: float) -> float:
+    """The rate at which a problem was computed."""
+    return problem.flops / time_us / 1e6
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the checkout, with a + where files differ from it; None outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _toolkit() -> str | None:
+    try:
+        return toolchain().release
+    except ToolchainError:
+        return None
