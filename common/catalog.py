@@ -186,7 +186,8 @@ def _version(directory: Path, text: Any) -> Version:
         _check_keys(declared, {"default", "values"})
     for rule in text.get("rules", ()):
         _check_keys(rule, {"require", "why"})
-    supports = Supports(**{key: tuple(v) if isinstance(v, list) else v for key, v in text["supports"].items()})
+    supported: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in text["supports"].items()}
+    supports = Supports(**supported)
     choices = {
         "dtype": Choice(supports.dtype[0], supports.dtype),
         "head_dim": Choice(supports.head_dim[0], supports.head_dim),

@@ -84,7 +84,7 @@ def pip_install(*arguments: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("\n".join(pins))
         constraints.flush()
-        command = [PYTHON, "-m", "pip", "install", "--constraint", constraints.name, *arguments]
+        command = [str(PYTHON), "-m", "pip", "install", "--constraint", constraints.name, *arguments]
         if subprocess.run(command).returncode:
             sys.exit(
                 "pip could not install what FlashLadder needs; its last lines say why. Without a network, point pip at "

@@ -1,0 +1,70 @@
+import subprocess
+import sys
+
+import pytest
+
+from flashladder.tools import bootstrap
+
+
+def test_what_pip_cannot_bring_is_asked_for_by_its_command(monkeypatch):
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as error:
+        bootstrap.check_machine()
+    assert "sudo apt-get install python3-venv" in str(error.value)
+    assert "sudo apt-get install g++" in str(error.value)
+
+
+def test_old_python_is_refused(monkeypatch):
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 1))
+    with pytest.raises(SystemExit, match=r"Python 3.10 or later, not .*PYTHON=/path/to/a/newer/python3"):
+        bootstrap.check_machine()
+
+
+@pytest.mark.parametrize(
+    ("version", "usable"),
+    [("2.13.0+cpu", True), ("2.9.0", True), ("3.0.1", True), ("2.8.1", False), ("1.13", False), ("main", False)],
+)
+def test_an_installed_torch_is_used_when_it_will_do(monkeypatch, version, usable):
+    monkeypatch.setattr(bootstrap.importlib.metadata, "version", lambda name: version)
+    assert bootstrap.has_usable_torch() == usable
+
+
+def test_pins_yield_to_lent_packages(monkeypatch):
+    constraints = []
+    monkeypatch.setattr(bootstrap, "lent_packages", lambda: {"torch", "pyyaml"})
+
+    def run(command):
+        with open(command[command.index("--constraint") + 1]) as file:
+            constraints.extend(file.read().splitlines())
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    bootstrap.pip_install("something")
+    pinned = {bootstrap.normal(line) for line in constraints}
+    assert {"numpy", "rich", "types-pyyaml"} <= pinned
+    assert not {"torch", "pyyaml"} & pinned
+
+
+def test_failing_pip_says_what_to_do_without_a_network(monkeypatch):
+    monkeypatch.setattr(bootstrap, "lent_packages", set)
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
+    with pytest.raises(SystemExit, match="PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make venv"):
+        bootstrap.pip_install("something")
+
+
+def test_up_to_date_environment_is_left_alone(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "python")
+    (tmp_path / "python").symlink_to(sys.executable)
+    for name in ("check_machine", "make_environment", "pip_install"):
+        monkeypatch.setattr(bootstrap, name, lambda *arguments, name=name: made.append(name))
+    monkeypatch.setattr(bootstrap, "missing_extras", list)
+    bootstrap.main()
+    assert made == ["check_machine", "make_environment", "pip_install"]
+    bootstrap.main()
+    assert len(made) == 3
+    (tmp_path / "python").unlink()
+    bootstrap.main()
+    assert len(made) == 6, "its interpreter is gone"

@@ -1,0 +1,87 @@
+import pytest
+
+from flashladder.common import toolchain as toolchain_module
+from flashladder.common.errors import ConfigError
+from flashladder.common.toolchain import toolchain
+from flashladder.tools import doctor
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """The findings of a run of the doctor, in a cache of its own."""
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    toolchain.cache_clear()
+    yield lambda probes: {finding.what: finding for finding in doctor.examine(probes)}
+    toolchain.cache_clear()
+
+
+def test_this_machine_has_what_is_needed(found, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    findings = found(doctor.NEEDED)
+    assert all(finding.good for finding in findings.values()), findings
+    assert "02_swizzling for sm_80:" in findings["a kernel compiles"].found
+    assert doctor.main() == 0
+    report = capsys.readouterr().out
+    for what in (*doctor.NEEDED, *doctor.FOR_A_GPU, *doctor.OPTIONAL):
+        assert what in report
+
+
+def test_missing_compiler_is_reported_with_its_remedy(found, capsys, monkeypatch, tmp_path):
+    for variable in ("FLASHLADDER_CUDA", "CUDA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(toolchain_module, "SYSTEM_TOOLKIT", tmp_path)
+    monkeypatch.setattr(toolchain_module, "_in_wheels", lambda name: None)
+    findings = found(doctor.NEEDED)
+    lacking = {what for what, finding in findings.items() if not finding.good}
+    assert lacking == {"CUDA compiler", "host compiler", "a kernel compiles"}
+    assert "pip install 'flashladder[compiler]'" in findings["CUDA compiler"].found
+    assert "apt-get install g++" in findings["host compiler"].found
+    assert doctor.main() == 1
+    assert "flashladder[compiler]" in "".join(capsys.readouterr().out.split()), "brackets are not taken for markup"
+
+
+def test_missing_package_is_reported_with_its_remedy(found, monkeypatch):
+    monkeypatch.setattr(
+        doctor.importlib.metadata, "requires", lambda name: ["rich", "no-such-package>=2", 'x; extra == "y"']
+    )
+    finding = found({"packages": doctor.packages})["packages"]
+    assert not finding.good
+    assert finding.found.endswith("pip install no-such-package`")
+    assert finding.found.startswith("no-such-package: ")
+
+
+def test_folder_that_cannot_be_written(found, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "file" / "results"))
+    finding = found(doctor.NEEDED)["results folder"]
+    assert not finding.good
+    assert "file/results: Not a directory. Set FLASHLADDER_RESULTS to a folder that can be written." in finding.found
+
+
+class FakeDriver:
+    def __init__(self, version):
+        self.version = version
+
+    def cuDriverGetVersion(self, pointer):
+        pointer._obj.value = self.version
+
+
+def test_driver_must_know_the_compiler(found, monkeypatch):
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeDriver(99010))
+    assert found({"driver": doctor.driver})["driver"].found == "knows CUDA 99.1"
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeDriver(11080))
+    finding = found({"driver": doctor.driver})["driver"]
+    assert not finding.good
+    assert "it knows CUDA 11.8, but the compiler is CUDA" in finding.found
+    assert "set FLASHLADDER_CUDA to a CUDA 11 toolkit" in finding.found
+
+
+def test_a_lack_does_not_stop_the_examination(found):
+    def lacking():
+        raise ConfigError("it lacks; do this")
+
+    findings = found({"one": lacking, "two": lambda: "fine"})
+    assert [finding.good for finding in findings.values()] == [False, True]
+    assert findings["one"].found == "it lacks; do this"

@@ -1,0 +1,193 @@
+"""Says what this machine has and lacks, each lack with the command that mends it: `python tools/doctor.py`.
+
+Exits with 0 when kernels can be compiled and run on the emulator, with 1 when something needed for that lacks.
+"""
+
+import ctypes
+import importlib.metadata
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from flashladder.common.build import build_one
+    from flashladder.common.catalog import find
+    from flashladder.common.config import gpu_names, load_gpu
+    from flashladder.common.errors import DeviceError, FlashLadderError
+    from flashladder.common.paths import cache_dir, results_dir
+    from flashladder.common.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/doctor.py`")
+
+SMOKE_VERSION, SMOKE_ARCH = "02", "sm_80"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `found` is what is there, or why it is not and what mends it."""
+
+    what: str
+    found: str
+    good: bool = True
+
+
+def main() -> int:
+    table = Table("", "What", title="FlashLadder on this machine")
+    table.add_column("Found", overflow="fold")
+    healthy = True
+    for title, probes in (("Needed", NEEDED), ("For a GPU", FOR_A_GPU), ("Optional", OPTIONAL)):
+        table.add_section()
+        table.add_row("", f"[bold]{title}")
+        for finding in examine(probes):
+            lack = "[red]lacks" if title == "Needed" else "[yellow]lacks"
+            table.add_row("[green]has" if finding.good else lack, finding.what, Text(finding.found))
+            healthy &= finding.good or title != "Needed"
+    Console().print(table)
+    return 0 if healthy else 1
+
+
+def examine(probes: dict[str, Callable[[], str]]) -> Iterator[Finding]:
+    """Runs probes by name. A probe gives what it found, or raises what lacks."""
+    for what, probe in probes.items():
+        try:
+            yield Finding(what, probe())
+        except (FlashLadderError, ImportError) as error:
+            yield Finding(what, str(error), good=False)
+
+
+def python() -> str:
+    return f"{sys.version.split()[0]} ({sys.executable})"
+
+
+def packages() -> str:
+    """The packages that setup.py asks for."""
+    versions, missing = [], []
+    for requirement in importlib.metadata.requires("flashladder") or ():
+        name = re.split(r"[^\w.-]", requirement)[0]
+        if "extra ==" in requirement:
+            continue
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        raise ImportError(f"{', '.join(missing)}: `{sys.executable} -m pip install {' '.join(missing)}`")
+    return ", ".join(versions)
+
+
+def compiler() -> str:
+    found = toolchain()
+    return f"nvcc {found.release} ({found.nvcc}), ptxas ({found.ptxas})"
+
+
+def a_kernel_compiles() -> str:
+    version = find(SMOKE_VERSION)
+    artifact = build_one(version, version.config(), SMOKE_ARCH)
+    when = "earlier" if artifact.cached else "now"
+    return f"{version.name} for {SMOKE_ARCH}: {artifact.registers} registers, {artifact.compile_seconds:.1f} s, {when}"
+
+
+def writable(folder: Path, variable: str) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except OSError as error:
+        raise FlashLadderError(f"{folder}: {error.strerror}. Set {variable} to a folder that can be written.") from None
+
+
+def driver() -> str:
+    """The NVIDIA driver, which must know CUDA of the compiler's major release."""
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise DeviceError("no NVIDIA driver; the emulator needs none. See https://www.nvidia.com/drivers") from None
+    number = ctypes.c_int()
+    libcuda.cuDriverGetVersion(ctypes.byref(number))
+    major, minor = number.value // 1000, number.value % 1000 // 10
+    compiled = toolchain().release
+    if int(compiled.split(".")[0]) > major:
+        raise DeviceError(
+            f"it knows CUDA {major}.{minor}, but the compiler is CUDA {compiled}, whose kernels it cannot load. Update "
+            f"the driver, or set FLASHLADDER_CUDA to a CUDA {major} toolkit."
+        )
+    return f"knows CUDA {major}.{minor}"
+
+
+def gpus() -> str:
+    import torch
+
+    from flashladder.common.gpu import device_arch, require_gpu
+
+    require_gpu()
+    described = {load_gpu(name).arch for name in gpu_names()}
+    names = []
+    for device in range(torch.cuda.device_count()):
+        arch = device_arch(device)
+        unknown = "" if arch in described else ", which no file of configs/gpus describes"
+        names.append(f"{torch.cuda.get_device_name(device)} ({arch}{unknown})")
+    return ", ".join(names)
+
+
+def torch_with_cuda() -> str:
+    import torch
+
+    if torch.version.cuda is None:
+        command = f"{sys.executable} -m pip install --force-reinstall torch"
+        raise ImportError(f"torch {torch.__version__} is a build without CUDA, which a GPU needs: `{command}`")
+    return f"torch {torch.__version__} with CUDA {torch.version.cuda}"
+
+
+def disassembler(name: str) -> str:
+    tool = find_tool(name)
+    return f"CUDA {release_of(tool)} ({tool})"
+
+
+def baseline(name: str) -> str:
+    from flashladder.common.baselines import find as find_baseline
+
+    found = find_baseline(name)
+    if lack := found.missing():
+        raise ImportError(lack)
+    return found.version
+
+
+def triton() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError("`pip install triton`") from None
+
+
+NEEDED: dict[str, Callable[[], str]] = {
+    "Python": python,
+    "packages": packages,
+    "CUDA compiler": compiler,
+    "host compiler": lambda: str(find_host_compiler()),
+    "ninja": lambda: str(find_ninja()),
+    "a kernel compiles": a_kernel_compiles,
+    "cache folder": lambda: writable(cache_dir(), "FLASHLADDER_CACHE"),
+    "results folder": lambda: writable(results_dir(), "FLASHLADDER_RESULTS"),
+}
+FOR_A_GPU: dict[str, Callable[[], str]] = {"NVIDIA driver": driver, "torch with CUDA": torch_with_cuda, "GPU": gpus}
+OPTIONAL: dict[str, Callable[[], str]] = {
+    "cuobjdump": lambda: disassembler("cuobjdump"),
+    "nvdisasm": lambda: disassembler("nvdisasm"),
+    "flash-attn": lambda: baseline("flash-attn"),
+    "FlashAttention-3": lambda: baseline("fa3"),
+    "FlashAttention-4": lambda: baseline("fa4"),
+    "FlashInfer": lambda: baseline("flashinfer"),
+    "xFormers": lambda: baseline("xformers"),
+    "Triton": triton,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
