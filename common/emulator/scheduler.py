@@ -12,6 +12,7 @@ import numpy as np
 from .codegen import Program
 from .counters import Counters
 from .errors import ConvergenceError, DeadlockError, InstructionBudgetError
+from .race import RaceDetector
 from .shared import ALL_LANES, SharedMemory
 from .warp import Warp
 
@@ -39,7 +40,8 @@ class Arrival:
 class Barrier:
     """A named barrier of every CTA: a gate that opens when as many threads have arrived as it expects."""
 
-    def __init__(self, num_ctas: int) -> None:
+    def __init__(self, number: int, num_ctas: int) -> None:
+        self.number = number
         self.arrived = np.zeros(num_ctas, np.int64)
         self.expected = np.zeros(num_ctas, np.int64)
         self.waiting: list[Arrival] = []
@@ -53,11 +55,11 @@ class Chunk:
         self.program: Program = machine.program
         self.counters: Counters = machine.counters
         self.lazy_copies = machine.lazy_copies
-        self.race = None
         self.shared = SharedMemory(len(cta_ids), machine.shared_bytes, machine.granule)
         num_warps = -(-machine.num_threads // 32)
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
         self.barriers: dict[int, Barrier] = {}
+        self.race = RaceDetector(self, num_warps, -(-machine.shared_bytes // machine.granule)) if machine.race else None
 
     def coordinates(self) -> list[np.ndarray]:
         """ctaid x, y, z of every row, (CTAs, 1) u4."""
@@ -67,6 +69,13 @@ class Chunk:
 
     def cta_name(self, row: int) -> str:
         return "(" + ", ".join(str(int(part[row, 0])) for part in self.coordinates()) + ")"
+
+    def rows(self, mask: np.ndarray | None) -> np.ndarray | None:
+        """The CTAs that a mask has lanes of; None: all."""
+        if mask is None or mask.shape[0] == 1:
+            return None
+        active = mask.any(axis=1)
+        return None if active.all() else np.nonzero(active)[0]
 
     def special_registers(self, warp: int) -> dict[str, np.ndarray]:
         """The special registers of a warp; those that are the same everywhere stay (1, 1)."""
@@ -196,14 +205,14 @@ class Chunk:
             chosen = mask if number.size == 1 else _narrowed(mask, number == each)
             if chosen is not None and not chosen.any():
                 continue
-            barrier = self.barriers.setdefault(each, Barrier(len(self.cta_ids)))
+            barrier = self.barriers.setdefault(each, Barrier(each, len(self.cta_ids)))
             self._count_arrival(barrier, chosen, threads, aligned)
             if ".arrive" in last.opcode:
                 self._send(warp, index + 1, chosen)
             else:
                 barrier.waiting.append(Arrival(warp, index + 1, chosen))
             if self.race:
-                self.race.arrive(warp, each, chosen)
+                self.race.arrive(each, warp.index, self.rows(chosen))
 
     def _count_arrival(self, barrier: Barrier, mask: np.ndarray | None, threads: np.ndarray | None, aligned: bool) -> None:
         """An aligned barrier counts whole warps; otherwise each lane counts."""
@@ -232,17 +241,17 @@ class Chunk:
             return False
         everywhere = bool(full.all())
         waiting, barrier.waiting = barrier.waiting, []
-        number = next(n for n, b in self.barriers.items() if b is barrier)
+        leaving: set[int] = set()
         for arrival in waiting:
             leaves = arrival.mask if everywhere else _narrowed(arrival.mask, full[:, None])
             if leaves is None or leaves.any():
+                leaving.add(arrival.warp.index)
                 self._send(arrival.warp, arrival.block, leaves)
-                if self.race:
-                    self.race.leave(arrival.warp, number, leaves)
-            if not everywhere:
-                stays = _narrowed(arrival.mask, ~full[:, None])
-                if stays is not None and stays.any():
-                    barrier.waiting.append(Arrival(arrival.warp, arrival.block, stays))
+            stays = np.zeros((1, 1), bool) if everywhere else _narrowed(arrival.mask, ~full[:, None])
+            if stays is not None and stays.any():
+                barrier.waiting.append(Arrival(arrival.warp, arrival.block, stays))
+        if self.race:
+            self.race.leave(barrier.number, sorted(leaving), None if everywhere else np.nonzero(full)[0])
         barrier.arrived[full] = 0
         return True
 

@@ -26,6 +26,7 @@ class AccessPattern:
         elements: what each active lane accesses, in units of the access size from the window's start, (n).
         words: every granule of the race detector's shadow touched, (n * granules a lane), lane by lane.
         word_lanes: the lane of each of these.
+        repeated: which of these are touched by more than one lane.
         uniform: all 32 lanes access the one address; elements then has length 1.
         wavefronts, ideal: see counters.shared_wavefronts.
     """
@@ -34,6 +35,7 @@ class AccessPattern:
     elements: np.ndarray
     words: np.ndarray
     word_lanes: np.ndarray
+    repeated: np.ndarray
     uniform: bool
     wavefronts: int
     ideal: int
@@ -108,10 +110,10 @@ class SharedMemory:
         per_lane = max(1, size // self.granule)
         words = (offset[:, None] // self.granule + np.arange(per_lane)).reshape(-1)
         actual, ideal = shared_wavefronts(offset, lanes, size)
-        elements = offset // size
-        return AccessPattern(
-            lanes, elements[:1] if uniform else elements, words, np.repeat(lanes, per_lane), uniform, actual, ideal
-        )  # fmt: skip
+        word_lanes = np.repeat(lanes, per_lane)
+        _, position, times = np.unique(words, return_inverse=True, return_counts=True)
+        elements = offset[:1] // size if uniform else offset // size
+        return AccessPattern(lanes, elements, words, word_lanes, times[position] > 1, uniform, actual, ideal)
 
     def gather(self, groups: list[Group], size: int) -> np.ndarray:
         """The elements read, (CTAs, 1 or 32) of `size`-byte type; zero where a lane is inactive."""

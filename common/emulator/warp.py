@@ -244,7 +244,7 @@ class Warp:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""
         self._check_members(index, members, mask)
         if self.chunk.race:
-            self.chunk.race.sync_warp(self, mask)
+            self.chunk.race.sync_warp(self.index, self.chunk.rows(mask))
 
     def active_mask(self, mask: np.ndarray | None) -> np.ndarray:
         lanes = np.ones((1, 32), bool) if mask is None else np.broadcast_to(mask, (mask.shape[0], 32))
