@@ -36,7 +36,7 @@ PTXAS_FLAGS = ("-v", "-lineinfo")
 STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
 DEPENDENCIES = "kernel.d"
 
-Progress = Callable[[int, int], None]  # configurations done, of how many
+Progress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
 
 def _ninja_file(missing: dict[Path, BuildRequest], compiler: Toolchain) -> str:
     """One edge for each configuration, its output the cubin; what the tools print goes to the configuration's log."""
-    lines = ["rule compile", "  command = $command", "  description = $out", ""]
+    lines = ["rule compile", "  command = $command", "  description = $what", ""]
     for place, request in missing.items():
         command = _command(place.name, request, compiler).replace("$", "$$")
-        lines += [f"build {place.name}/{artifacts.CUBIN}: compile", f"  command = {command}", ""]
+        lines += [f"build {place.name}/{artifacts.CUBIN}: compile", f"  command = {command}", f"  what = {request}", ""]
     return "\n".join(lines)
 
 
@@ -197,8 +197,8 @@ def _run_ninja(folder: Path, progress: Progress | None) -> str:
         assert ninja.stdout is not None
         for line in ninja.stdout:
             lines.append(line)
-            if progress and (match := re.match(r"(\d+)/(\d+) ", line)):
-                progress(int(match[1]), int(match[2]))
+            if progress and (match := re.match(r"(\d+)/(\d+) (.*)", line)):
+                progress(int(match[1]), int(match[2]), match[3])
     return "".join(lines)
 
 

@@ -39,7 +39,7 @@ def test_artifact_holds_what_the_compiler_made(tmp_path):
     version = make_rung(tmp_path / "a space and a 'quote'", "07_tiny")
     progress = []
     request = BuildRequest(version, version.config(block_m=128, num_warps=8), ARCH)
-    (artifact,) = build([request], lambda done, total: progress.append((done, total)))
+    (artifact,) = build([request], lambda *step: progress.append(step))
     assert artifact.launch == LaunchInfo(256, 1024, 128, 64, params_bytes=160)
     assert artifact.registers > 0
     assert artifact.local_bytes == 0
@@ -48,7 +48,7 @@ def test_artifact_holds_what_the_compiler_made(tmp_path):
     assert artifact.cubin.read_bytes()[:4] == b"\x7fELF"
     assert "ptxas info" in artifact.log.read_text()
     assert not artifact.cached
-    assert progress == [(1, 1)]
+    assert progress == [(1, 1, str(request))]
     again = build_one(version, request.config, ARCH)
     assert again.cached
     assert again.directory == artifact.directory
@@ -157,7 +157,7 @@ def test_source_edited_during_the_build_is_not_cached(tmp_path):
     version = make_rung(tmp_path)
     request = BuildRequest(version, version.config(), ARCH)
 
-    def edit(done, total):
+    def edit(done, total, latest):
         (version.directory / "helper.cuh").write_text(HELPER.replace("1.0f", "3.0f"))
 
     with pytest.raises(BuildError, match="edited while it was compiled"):

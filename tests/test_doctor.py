@@ -35,7 +35,7 @@ def test_missing_compiler_is_reported_with_its_remedy(found, capsys, monkeypatch
     monkeypatch.setattr(toolchain_module, "_in_wheels", lambda name: None)
     findings = found(doctor.NEEDED)
     lacking = {what for what, finding in findings.items() if not finding.good}
-    assert lacking == {"CUDA compiler", "host compiler", "a kernel compiles"}
+    assert lacking == {"CUDA compiler", "host compiler", "a kernel compiles", "the emulator runs it"}
     assert "pip install 'flashladder[compiler]'" in findings["CUDA compiler"].found
     assert "apt-get install g++" in findings["host compiler"].found
     assert doctor.main() == 1

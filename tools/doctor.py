@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 try:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from flashladder.common.build import build_one
+    from flashladder.common.build import Artifact, build_one
     from flashladder.common.catalog import find
     from flashladder.common.config import gpu_names, load_gpu
+    from flashladder.common.console import console, table
     from flashladder.common.errors import DeviceError, FlashLadderError
     from flashladder.common.paths import cache_dir, results_dir
     from flashladder.common.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
@@ -39,17 +38,16 @@ class Finding:
 
 
 def main() -> int:
-    table = Table("", "What", title="FlashLadder on this machine")
-    table.add_column("Found", overflow="fold")
+    report = table("FlashLadder on this machine", "", "what", "found")
     healthy = True
     for title, probes in (("Needed", NEEDED), ("For a GPU", FOR_A_GPU), ("Optional", OPTIONAL)):
-        table.add_section()
-        table.add_row("", f"[bold]{title}")
+        report.add_section()
+        report.add_row("", f"[bold]{title}")
         for finding in examine(probes):
             lack = "[red]lacks" if title == "Needed" else "[yellow]lacks"
-            table.add_row("[green]has" if finding.good else lack, finding.what, Text(finding.found))
+            report.add_row("[green]has" if finding.good else lack, finding.what, Text(finding.found))
             healthy &= finding.good or title != "Needed"
-    Console().print(table)
+    console.print(report)
     return 0 if healthy else 1
 
 
@@ -87,11 +85,27 @@ def compiler() -> str:
     return f"nvcc {found.release} ({found.nvcc}), ptxas ({found.ptxas})"
 
 
-def a_kernel_compiles() -> str:
+def kernel_compiles() -> str:
+    artifact = smoke_artifact()
+    return f"{artifact.version} for {artifact.arch}: {artifact.registers} registers, {artifact.compile_seconds:.1f} s"
+
+
+def emulator_runs() -> str:
+    """Runs the kernel on the emulator and checks its output."""
+    from flashladder.common.execute import on_emulator
+    from flashladder.common.problem import Problem, expect, make_inputs, verify
+
+    artifact = smoke_artifact()
+    problem = Problem(seqlen_q=artifact.launch.block_m, seqlen_k=2 * artifact.launch.block_n)
+    tensors = make_inputs(problem)
+    report = on_emulator(artifact, problem, tensors)
+    verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(artifact.version)
+    return f"{artifact.version}: its output is correct, {report.elapsed:.1f} s"
+
+
+def smoke_artifact() -> Artifact:
     version = find(SMOKE_VERSION)
-    artifact = build_one(version, version.config(), SMOKE_ARCH)
-    when = "earlier" if artifact.cached else "now"
-    return f"{version.name} for {SMOKE_ARCH}: {artifact.registers} registers, {artifact.compile_seconds:.1f} s, {when}"
+    return build_one(version, version.config(), SMOKE_ARCH)
 
 
 def writable(folder: Path, variable: str) -> str:
@@ -172,7 +186,8 @@ NEEDED: dict[str, Callable[[], str]] = {
     "CUDA compiler": compiler,
     "host compiler": lambda: str(find_host_compiler()),
     "ninja": lambda: str(find_ninja()),
-    "a kernel compiles": a_kernel_compiles,
+    "a kernel compiles": kernel_compiles,
+    "the emulator runs it": emulator_runs,
     "cache folder": lambda: writable(cache_dir(), "FLASHLADDER_CACHE"),
     "results folder": lambda: writable(results_dir(), "FLASHLADDER_RESULTS"),
 }
