@@ -2,24 +2,24 @@
 # ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
-BIN := .venv/bin
+PY := .venv/bin/python
 
 .PHONY: run test lint doctor venv clean
 
 run: venv
-	@$(BIN)/python tools/run_version.py $(VERSION) $(ARGS)
+	@$(PY) tools/run_version.py $(VERSION) $(ARGS)
 
 test: venv
-	$(BIN)/python -m pytest $(ARGS)
+	$(PY) -m pytest $(ARGS)
 
 lint: venv
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
 	@mkdir -p .mypy_cache && ln -sfn .. .mypy_cache/flashladder
-	$(BIN)/mypy
+	$(PY) -m mypy
 
 doctor: venv
-	@$(BIN)/python tools/doctor.py
+	@$(PY) tools/doctor.py
 
 venv:
 	@$(PYTHON) tools/bootstrap.py

@@ -147,18 +147,18 @@ class Version:
         return None
 
 
-@cache
-def versions(root: Path = VERSIONS) -> tuple[Version, ...]:
+def versions(root: Path = VERSIONS) -> list[Version]:
     """All rungs, from the lowest up."""
-    return tuple(_load(path.parent) for path in sorted(root.glob("[0-9][0-9]_*/version.yaml")))
+    return [_load(directory) for directory in _directories(root)]
 
 
 def find(name: str, root: Path = VERSIONS) -> Version:
     """A rung by its number ("02" or "2"), its name ("02_swizzling") or the name's words ("swizzling")."""
-    for version in versions(root):
-        if name in (version.number, version.number.lstrip("0") or "0", version.name, version.name[3:]):
-            return version
-    raise ConfigError(f"no version {name}; there are {listing(version.name for version in versions(root))}")
+    for directory in _directories(root):
+        number, words = directory.name[:2], directory.name[3:]
+        if name in (number, number.lstrip("0") or "0", directory.name, words):
+            return _load(directory)
+    raise ConfigError(f"no version {name}; there are {listing(directory.name for directory in _directories(root))}")
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
@@ -168,6 +168,11 @@ def nearest(version: Version, problem: "Problem") -> Version | None:
     return min(able, key=lambda other: (abs(int(other.number) - here), -int(other.number)), default=None)
 
 
+def _directories(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(root.glob("[0-9][0-9]_*/version.yaml"))]
+
+
+@cache
 def _load(directory: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
     path = directory / "version.yaml"

@@ -1,12 +1,13 @@
 """Finds the CUDA compiler and its companions: in an installed toolkit, or in the wheels that pip installs."""
 
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,13 +118,14 @@ def missing_extras() -> list[str]:
 
 
 def find_ninja() -> Path:
-    """The ninja of this Python, or the one on $PATH. Raises ToolchainError."""
-    folders = [sysconfig.get_path("scripts"), os.path.join(sys.base_prefix, "bin"), os.environ.get("PATH", "")]
-    if found := shutil.which("ninja", path=os.pathsep.join(folders)):
+    """The ninja that pip installed for this Python, or the one on $PATH. Raises ToolchainError."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("ninja") or ():
+            if file.name == "ninja":
+                return Path(os.path.abspath(file.locate()))
+    if found := shutil.which("ninja"):
         return Path(found)
-    raise ToolchainError(
-        f"no ninja beside {sys.executable} or on PATH. `{sys.executable} -m pip install ninja` brings it."
-    )
+    raise ToolchainError(f"no ninja by {sys.executable} or on PATH. `{sys.executable} -m pip install ninja` brings it.")
 
 
 def remedy(name: str) -> str:

@@ -115,9 +115,9 @@ def test_host_compiler(bare, monkeypatch):
         find_host_compiler()
 
 
-def test_missing_ninja_names_the_remedy(bare, monkeypatch):
-    monkeypatch.setattr(toolchain_module.sysconfig, "get_path", lambda name: str(bare / "none"))
-    monkeypatch.setattr(toolchain_module.sys, "base_prefix", str(bare / "none"))
+def test_ninja_comes_with_its_wheel_or_is_on_path(bare, monkeypatch):
+    assert find_ninja().name == "ninja"
+    monkeypatch.setattr(toolchain_module.importlib.metadata, "files", lambda name: None)
     with pytest.raises(ToolchainError, match="pip install ninja"):
         find_ninja()
     ninja = write_tool(bare / "path" / "ninja", "1.13")

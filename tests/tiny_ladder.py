@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flashladder.common.catalog import Version, find, versions
+from flashladder.common.catalog import Version, _load, find
 
 VERSION_YAML = """
 title: Tiny
@@ -45,5 +45,5 @@ def make_rung(
     (directory / "version.yaml").write_text(yaml)
     (directory / "kernel.cu").write_text(kernel.replace("BODY", body))
     (directory / "helper.cuh").write_text(helper)
-    versions.cache_clear()
+    _load.cache_clear()
     return find(name, root)
