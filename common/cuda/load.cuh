@@ -32,17 +32,19 @@ struct TileCopier {
     static_assert(rows_per_step % 8 == 0 && Tile::rows % rows_per_step == 0, "whole steps, of whole swizzle patterns");
 
     uint32_t to;
-    const T *from;
+    const T *tile;  // the same for all threads; what is a thread's own is `offset`, in 32 bits
+    uint32_t offset;
     long long row_stride;
 
     __device__ void start(T *shared, const T *global, long long row_stride_) {
         const int row = threadIdx.x / lanes_per_row, col = threadIdx.x % lanes_per_row * chunk;
         to = shared_address(shared + Tile::offset(row, col));
+        tile = global;
         row_stride = row_stride_;
-        from = global + row * row_stride + col;
+        offset = row * static_cast<uint32_t>(row_stride) + col;
     }
     __device__ void copy(long long block) const {
-        const T *first = from + block * Tile::rows * row_stride;
+        const T *first = tile + block * Tile::rows * row_stride + offset;
 #pragma unroll
         for (int step = 0; step < Tile::rows; step += rows_per_step)
             cp_async_16(to + Tile::step(step, 0) * sizeof(T), first + step * row_stride);

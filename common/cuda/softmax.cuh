@@ -15,110 +15,6 @@ __device__ inline float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// The running maximum m and sum l of a warp's rows. A lane holds two rows of every 16 (see accumulator_row) and, of
-// each, its own share of the sum; `finish` adds the four shares. `unit` is what one unit of a score is worth in log2.
-template <int rows>
-struct OnlineSoftmax {
-    float unit;
-    float m[rows / 16][2];
-    float l[rows / 16][2];
-
-    __device__ void clear() {
-#pragma unroll
-        for (int b = 0; b < rows / 16; ++b)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                m[b][h] = -INFINITY;
-                l[b][h] = 0.0f;
-            }
-    }
-
-    // Takes the next block of scores S: raises m to its row maxima, brings l and O down to the new m, and turns S into
-    // P = 2^(unit * (S - m)), one FFMA and one exponential an element.
-    template <int cols, int head_dim>
-    __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
-#pragma unroll
-        for (int b = 0; b < rows / 16; ++b)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float rescale = raise_max(s, b, h);
-                l[b][h] *= rescale;
-                scale_row(o, b, h, rescale);
-                exponentiate(s, b, h);
-            }
-    }
-
-    // The first block of scores: nothing was summed before, so there is nothing to bring down.
-    template <int cols>
-    __device__ void start(Accumulator<rows, cols> &s) {
-        clear();
-#pragma unroll
-        for (int b = 0; b < rows / 16; ++b)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                raise_max(s, b, h);
-                exponentiate(s, b, h);
-            }
-    }
-
-    // O /= l, with one division a row.
-    template <int head_dim>
-    __device__ void finish(Accumulator<rows, head_dim> &o) {
-#pragma unroll
-        for (int b = 0; b < rows / 16; ++b)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                l[b][h] = quad_sum(l[b][h]);
-                scale_row(o, b, h, 1.0f / l[b][h]);
-            }
-    }
-
-    // Writes the log-sum-exp of the warp's rows.
-    __device__ void store_lse(float *lse) const {
-        if (lane_index() % 4 != 0) return;
-#pragma unroll
-        for (int b = 0; b < rows / 16; ++b)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                lse[b * 16 + h * 8 + accumulator_row()] = (m[b][h] * unit + __log2f(l[b][h])) * ln_2;
-    }
-
-  private:
-    // Raises m of one row to the maximum of its scores; returns what that makes of everything summed before.
-    template <int cols>
-    __device__ float raise_max(const Accumulator<rows, cols> &s, int b, int h) {
-        float highest = m[b][h];
-#pragma unroll
-        for (int n = 0; n < cols / 8; ++n)
-#pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; ++i) highest = fmaxf(highest, s.block[b][n][i]);
-        highest = quad_max(highest);
-        const float rescale = exp2_approx((m[b][h] - highest) * unit);
-        m[b][h] = highest;
-        return rescale;
-    }
-
-    template <int cols>
-    __device__ void exponentiate(Accumulator<rows, cols> &s, int b, int h) {
-        const float shift = m[b][h] * unit;
-#pragma unroll
-        for (int n = 0; n < cols / 8; ++n)
-#pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; ++i) {
-                s.block[b][n][i] = exp2_approx(s.block[b][n][i] * unit - shift);
-                l[b][h] += s.block[b][n][i];
-            }
-    }
-
-    template <int cols>
-    __device__ static void scale_row(Accumulator<rows, cols> &c, int b, int h, float factor) {
-#pragma unroll
-        for (int n = 0; n < cols / 8; ++n)
-#pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; ++i) c.block[b][n][i] *= factor;
-    }
-};
-
 // C *= factor.
 template <int rows, int cols>
 __device__ inline void scale(Accumulator<rows, cols> &c, float factor) {
@@ -129,6 +25,113 @@ __device__ inline void scale(Accumulator<rows, cols> &c, float factor) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) c.block[m][n][i] *= factor;
 }
+
+// The running maximum m and sum l of a warp's rows. A lane holds two rows of every 16 (see accumulator_row): row (b, h)
+// is row 16 * b + 8 * h + accumulator_row(). Of l it holds its own share, which `finish` adds to the other three lanes'.
+// Scores are worth `unit` in log2 each, and m is kept in log2.
+template <int rows>
+struct OnlineSoftmax {
+    float unit;
+    float m[rows / 16][2];
+    float l[rows / 16][2];
+
+    __device__ void clear() {
+        each_row([&](int b, int h) {
+            m[b][h] = -INFINITY;
+            l[b][h] = 0.0f;
+        });
+    }
+
+    // Takes the next block of scores S: raises m to its row maxima, brings l and O down to the new m, and turns S into
+    // P = 2^(unit * S - m), one FFMA and one exponential an element.
+    template <int cols, int head_dim>
+    __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
+        each_row([&](int b, int h) {
+            raise(fmaxf(m[b][h], quad_max(lane_max(s, b, h)) * unit), o, b, h);
+        });
+        exponentiate(s);
+    }
+
+    // The first block of scores: nothing was summed before, so there is nothing to bring down.
+    template <int cols>
+    __device__ void start(Accumulator<rows, cols> &s) {
+        each_row([&](int b, int h) {
+            m[b][h] = quad_max(lane_max(s, b, h)) * unit;
+            l[b][h] = 0.0f;
+        });
+        exponentiate(s);
+    }
+
+    // O /= l, with one division a row.
+    template <int head_dim>
+    __device__ void finish(Accumulator<rows, head_dim> &o) {
+        each_row([&](int b, int h) {
+            l[b][h] = quad_sum(l[b][h]);
+            scale_row(o, b, h, 1.0f / l[b][h]);
+        });
+    }
+
+    // Writes the log-sum-exp of the warp's rows, in natural logarithms.
+    __device__ void store_lse(float *lse) const {
+        if (lane_index() % 4 != 0) return;
+        each_row([&](int b, int h) {
+            lse[b * 16 + h * 8 + accumulator_row()] = (m[b][h] + __log2f(l[b][h])) * ln_2;
+        });
+    }
+
+  protected:
+    template <class Row>
+    __device__ static void each_row(Row row) {
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) row(b, h);
+    }
+
+    // Visits the lane's elements of one row.
+    template <int cols, class C, class Element>
+    __device__ static void each_element(C &c, int b, int h, Element element) {
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) element(c.block[b][n][i]);
+    }
+
+    template <int cols>
+    __device__ static float lane_max(const Accumulator<rows, cols> &s, int b, int h) {
+        float highest = -INFINITY;
+        each_element<cols>(s, b, h, [&](float x) { highest = fmaxf(highest, x); });
+        return highest;
+    }
+
+    template <int cols>
+    __device__ static void scale_row(Accumulator<rows, cols> &c, int b, int h, float factor) {
+        each_element<cols>(c, b, h, [&](float &x) { x *= factor; });
+    }
+
+    // Sets m of one row to `highest`, and brings what was summed before down to it.
+    template <int head_dim>
+    __device__ void raise(float highest, Accumulator<rows, head_dim> &o, int b, int h) {
+        const float rescale = exp2_approx(m[b][h] - highest);
+        m[b][h] = highest;
+        l[b][h] *= rescale;
+        scale_row(o, b, h, rescale);
+    }
+
+    // Column by column, the order in which P V will want its operands.
+    template <int cols>
+    __device__ void exponentiate(Accumulator<rows, cols> &s) {
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    s.block[b][n][i] = exp2_approx(s.block[b][n][i] * unit - m[b][i / 2]);
+                    l[b][i / 2] += s.block[b][n][i];
+                }
+    }
+};
 
 // P as the A operand of P V: two neighbouring 16 x 8 accumulator blocks are one 16 x 16 operand block, lane by lane.
 template <class T, int rows, int cols>

@@ -1,4 +1,4 @@
-// Rung 05 with the scale of S folded into the exponential: 2^(S * c - m * c) is one FFMA where S * c - m was two.
+// Rung 05 with the scale of S folded into the exponential: 2^(S * c - m) is one FFMA where scaling and subtracting were two.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
             cp_async_commit();
         }
 
-        // P = 2^(unit * (S - m)); O and l follow the new m
+        // P = 2^(unit * S - m); O and l follow the new m
         softmax.update(s, o);
 
         // O += P V

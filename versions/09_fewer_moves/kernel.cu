@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
             cp_async_commit();
         }
 
-        // P = 2^(unit * (S - m)); O and l follow the new m
+        // P = 2^(unit * S - m); O and l follow the new m
         softmax.update(s, o);
 
         // O += P V

@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
             cp_async_commit();
         }
 
-        // P = 2^(unit * (S - m)); O and l follow the new m
+        // P = 2^(unit * S - m); O and l follow the new m
         if constexpr (decltype(is_first)::value)
             softmax.start(s);
         else
