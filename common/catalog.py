@@ -46,10 +46,14 @@ class Supports:
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration field of a rung: its default and the values it may take."""
+    """A configuration field of a rung: its default and the values it may take (`any`: what its type allows).
+
+    Of a field that takes any value, the search space has the default alone.
+    """
 
     default: Value
     values: tuple[Value, ...]
+    any_value: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Version:
             if name not in self.choices:
                 raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
             field_named(name).check(value)
-            if value not in self.choices[name].values:
+            if value not in self.choices[name].values and not self.choices[name].any_value:
                 allowed = listing(self.choices[name].values)
                 raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
         return self._checked({name: overrides.get(name, choice.default) for name, choice in self.choices.items()})
@@ -84,9 +88,9 @@ class Version:
         return self.config(**parse_values(text))
 
     def config_for(self, problem: "Problem", **overrides: Value) -> KernelConfig:
-        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal) follow the problem."""
-        decided: dict[str, Value] = {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal}
-        return self.config(**{**{name: decided[name] for name in decided.keys() & self.choices.keys()}, **overrides})
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem."""
+        decided = {name: value for name, value in _decided(problem).items() if name in self.choices}
+        return self.config(**{**decided, **overrides})
 
     def space(self) -> Iterator[KernelConfig]:
         """Every valid configuration of the rung."""
@@ -136,15 +140,23 @@ class Version:
             return "has no causal mask"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
             return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
-        for name in ("dtype", "head_dim", "causal"):
-            if name in config.fields and getattr(config, name) != getattr(problem, name):
-                given = spell(getattr(problem, name))
-                return f"is configured for {name}={spell(getattr(config, name))}, but the problem has {name}={given}"
+        if "row_stride" in config.fields and problem.layout != "bshd":
+            return f"needs the layout bshd, whose rows are row_stride={config.row_stride} apart, not {problem.layout}"
+        for name, value in _decided(problem).items():
+            if name in config.fields and getattr(config, name) != value:
+                configured = f"{name}={spell(getattr(config, name))}"
+                return f"is configured for {configured}, but the problem has {name}={spell(value)}"
         for name in ("seqlen_q", "seqlen_k"):
             tile, seqlen = getattr(supports, name), getattr(problem, name)
             if tile != "any" and seqlen % getattr(config, tile):
                 return f"takes {name} in multiples of {tile}={getattr(config, tile)}, not {seqlen}"
         return None
+
+
+def _decided(problem: "Problem") -> dict[str, Value]:
+    """The configuration fields that a problem decides, in a rung that has them."""
+    row_stride = problem.num_heads * problem.head_dim
+    return {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal, "row_stride": row_stride}
 
 
 def versions(root: Path = VERSIONS) -> list[Version]:
@@ -196,7 +208,7 @@ def _version(directory: Path, text: Any) -> Version:
     choices = {
         "dtype": Choice(supports.dtype[0], supports.dtype),
         "head_dim": Choice(supports.head_dim[0], supports.head_dim),
-        **{name: Choice(entry["default"], tuple(entry["values"])) for name, entry in text["config"].items()},
+        **{name: _choice(**entry) for name, entry in text["config"].items()},
     }
     return Version(
         number=directory.name[:2],
@@ -211,6 +223,10 @@ def _version(directory: Path, text: Any) -> Version:
         rules=tuple(Rule(**rule) for rule in text.get("rules", ())),
         local_memory=text.get("local_memory", False),
     )
+
+
+def _choice(default: Value, values: Any) -> Choice:
+    return Choice(default, (default,), any_value=True) if values == "any" else Choice(default, tuple(values))
 
 
 def _check_keys(given: Any, required: set[str], optional: frozenset[str] | set[str] = frozenset()) -> None:

@@ -59,6 +59,9 @@ FIELDS = {
         Field("v_fragments", int, "8-row fragments of V loaded per mma step; 0: all at once", minimum=0),
         Field("double_buffer", bool, "load the fragments of the next mma step before this one computes"),
         Field("skip_first_rescale", bool, "the first step of the main loop does not rescale O"),
+        Field(
+            "row_stride", int, "elements from a row of Q, K, V or O to the next, when they are known to the compiler"
+        ),
         Field("causal", bool, "a row of Q sees no later row of K"),
     )
 }
@@ -70,6 +73,7 @@ RULES = (
     Rule("head_dim % 16 == 0", "an mma step takes 16 columns"),
     Rule("block_n % 16 == 0", "an mma step takes 16 rows of K or V"),
     Rule("block_m % (16 * num_warps) == 0", "each warp owns whole 16-row mma tiles"),
+    Rule("row_stride % 8 == 0", "rows start at multiples of 16 bytes"),
     Rule("num_warps <= 32", "a CTA has at most 1024 threads"),
     *(
         Rule(f"{field} != 1 and {field} & ({field} - 1) == 0 and {field} <= {limit} // 8", _STREAMED)

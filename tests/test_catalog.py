@@ -128,6 +128,22 @@ def test_supported_problem_passes(tiny):
     assert tiny.takes(problem)
 
 
+def test_field_of_any_value_follows_the_problem(tmp_path):
+    static = VERSION_YAML.replace("config:", "config:\n  row_stride: {default: 1024, values: any}")
+    version = make_rung(tmp_path, yaml=static)
+    assert {config.row_stride for config in version.space()} == {1024}
+    with pytest.raises(ConfigError, match="row_stride=1001 breaks the rule"):
+        version.config(row_stride=1001)
+    problem = Problem(num_heads=3, head_dim=64)
+    config = version.config_for(problem)
+    assert config.row_stride == 192
+    version.check(problem, config)
+    with pytest.raises(UnsupportedProblemError, match="for row_stride=1024, but the problem has row_stride=192"):
+        version.check(problem, version.config())
+    with pytest.raises(UnsupportedProblemError, match="needs the layout bshd, whose rows are row_stride=192 apart"):
+        version.check(Problem(num_heads=3, head_dim=64, layout="padded"), config)
+
+
 def test_nearest_prefers_the_rung_above(tiny):
     root = tiny.directory.parent
     for name in ("05_below", "09_above", "12_far"):
