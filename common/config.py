@@ -59,9 +59,7 @@ FIELDS = {
         Field("v_fragments", int, "8-row fragments of V loaded per mma step; 0: all at once", minimum=0),
         Field("double_buffer", bool, "load the fragments of the next mma step before this one computes"),
         Field("skip_first_rescale", bool, "the first step of the main loop does not rescale O"),
-        Field(
-            "row_stride", int, "elements from a row of Q, K, V or O to the next, when they are known to the compiler"
-        ),
+        Field("row_stride", int, "elements from a row of Q, K, V or O to the next, known to the compiler"),
         Field("causal", bool, "a row of Q sees no later row of K"),
     )
 }
