@@ -71,7 +71,10 @@ def has_usable_torch() -> bool:
 
 def make_environment(shared: bool) -> None:
     """An environment of its own; a shared one also sees the packages of the Python that runs this file."""
-    venv.create(VENV, with_pip=True, system_site_packages=shared, clear=VENV.exists() and not PYTHON.exists())
+    builder = venv.EnvBuilder(
+        with_pip=True, symlinks=True, system_site_packages=shared, clear=VENV.exists() and not PYTHON.exists()
+    )
+    builder.create(VENV)
     if shared and sys.prefix != sys.base_prefix:  # inside an environment, whose packages are not the system's
         for folder in (VENV / "lib").glob("python*/site-packages"):
             (folder / "outer_environment.pth").write_text(sysconfig.get_path("purelib"))
