@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from flashladder.common.errors import FlashLadderError
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
+
+
+def _width(stream: TextIO) -> int | None:
+    return None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+
+
+console = Console(highlight=False, width=_width(sys.stdout), record=True)
+errors = Console(highlight=False, width=_width(sys.stderr), stderr=True)
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -51,20 +62,27 @@ def exit_with(main: Callable[[argparse.Namespace], int], parser: Parser) -> None
     sys.exit(run(main, parser))
 
 
-def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table; the columns named in `right` hold figures."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+def table(title: str, *columns: str, right: Sequence[str] = (), shorten: Sequence[str] = ()) -> Table:
+    """An empty table; the columns in `right` hold figures, those in `shorten` give way where there is no room."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        figures, gives_way = column in right, column in shorten
+        made.add_column(
+            column,
+            justify="right" if figures else "left",
+            no_wrap=figures or gives_way,
+            overflow="ellipsis" if gives_way else "fold",
+            ratio=1 if gives_way else None,
+        )
     return made
 
 
-def facts(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+def facts(title: str, values: Mapping[str, str | Text]) -> Table:
     """A table of names and values."""
-    made = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    made = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.SIMPLE)
     made.add_column(style="cyan", no_wrap=True)
     made.add_column(overflow="fold")
-    for name, value in rows:
+    for name, value in values.items():
         made.add_row(name, value)
     return made
 
@@ -76,8 +94,8 @@ def warn(message: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr that vanishes when done: call it with (done, total, detail)."""
+def progress(what: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr that vanishes when done: call it with (done, total) or (done, total, detail)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[detail]}"), console=errors, transient=True) as bar:
         task = bar.add_task(what, total=None, detail="")

@@ -9,13 +9,11 @@ import torch
 
 from flashladder.common.artifact import Artifact
 from flashladder.common.launch import attention_params, grid
-from flashladder.common.problem import Expected, Problem, Tensors, verify
+from flashladder.common.problem import Problem, Tensors
 
 if TYPE_CHECKING:
-    from flashladder.common.baselines import Baseline
     from flashladder.common.emulator import Report
     from flashladder.common.gpu import Launch
-    from flashladder.common.measure import Contender
 
 OUTPUTS = {"o", "lse"}
 
@@ -67,31 +65,6 @@ def on_emulator(
         if OUTPUTS.issuperset(buffer.names):
             buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read("/".join(buffer.names))))
     return report
-
-
-def contender(name: str, artifact: Artifact, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
-    """Our kernel on the GPU, to be measured."""
-    from flashladder.common.gpu import faults_named
-    from flashladder.common.measure import Contender
-    from flashladder.common.problem import Check
-
-    launch = on_gpu(artifact, problem, tensors)
-
-    def check() -> Check:
-        tensors.poison()
-        with faults_named(artifact):
-            launch()
-        return verify(expected, tensors.o, tensors.lse, tensors.buffers)
-
-    return Contender(name, launch, check)
-
-
-def official(baseline: Baseline, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
-    """A library's kernel on the same tensors, to be measured against."""
-    from flashladder.common.measure import Contender
-
-    run = baseline.prepare(problem, tensors)
-    return Contender(baseline.name, run, lambda: verify(expected, run(), None))
 
 
 def _params(problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:

@@ -1,0 +1,90 @@
+"""Options that several tools share: the problem, the configuration, the device."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flashladder.common.config import Value, gpu_names, parse_values
+
+if TYPE_CHECKING:
+    from flashladder.common.problem import Problem
+
+_DTYPES = ("bf16", "fp16")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device and --gpu."""
+    group = parser.add_argument_group("device")
+    group.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: a GPU if any")
+    group.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help=f"the GPU to compile for ({', '.join(gpu_names())}); default: the one here, or h100",
+    )
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """--config, as many fields as wanted."""
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="compile-time parameters, such as block_m=128 num_warps=8; the others have the rung's defaults",
+    )
+
+
+def add_problem(parser: argparse.ArgumentParser) -> None:
+    """The options that describe one attention problem."""
+    group = parser.add_argument_group("problem")
+    for option, meaning in (
+        ("--batch", "sequences"),
+        ("--heads", "heads of Q"),
+        ("--heads-k", "heads of K and V (default: as Q)"),
+        ("--seqlen", "rows of Q, K and V"),
+        ("--seqlen-q", "rows of Q (default: --seqlen)"),
+        ("--seqlen-k", "rows of K and V (default: as Q)"),
+        ("--head-dim", "columns"),
+    ):
+        group.add_argument(option, type=int, metavar="N", help=meaning)
+    group.add_argument("--dtype", choices=_DTYPES)
+    group.add_argument("--causal", action="store_true", help="each row sees no later key, aligned to the bottom right")
+    group.add_argument("--softmax-scale", type=float, metavar="X", help="default: 1/sqrt(head_dim)")
+    group.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    group.add_argument("--layout", default="bshd", help="bshd, bhsd, padded or qkv: how the tensors lie in memory")
+
+
+def add_timing(parser: argparse.ArgumentParser) -> None:
+    """--mode and --rounds."""
+    parser.add_argument(
+        "--mode",
+        choices=("hot", "cold", "sustained"),
+        default="hot",
+        help="hot: short bursts, L2 as it is; cold: L2 flushed before each launch; sustained: at the power limit",
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of timing (default: as many as needed)")
+
+
+def config_values(tokens: Sequence[str]) -> dict[str, Value]:
+    """The values of --config: separate words, or one word with commas."""
+    return parse_values(",".join(tokens))
+
+
+def problem(arguments: argparse.Namespace, **defaults: int | str) -> Problem:
+    """The problem of the options, with defaults for what was not given; UnsupportedProblemError if it is none."""
+    from flashladder.common.problem import Problem
+
+    given = {
+        "batch": arguments.batch,
+        "num_heads": arguments.heads,
+        "num_heads_k": arguments.heads_k,
+        "seqlen_q": arguments.seqlen_q if arguments.seqlen_q is not None else arguments.seqlen,
+        "seqlen_k": arguments.seqlen_k if arguments.seqlen_k is not None else arguments.seqlen,
+        "head_dim": arguments.head_dim,
+        "dtype": arguments.dtype,
+        "softmax_scale": arguments.softmax_scale,
+    }
+    chosen = defaults | {name: value for name, value in given.items() if value is not None}
+    return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout)

@@ -1,0 +1,169 @@
+"""What was run, as tables for the console."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from flashladder.common import catalog
+from flashladder.common.console import facts, table
+
+if TYPE_CHECKING:
+    from flashladder.common.artifact import Artifact
+    from flashladder.common.contest import Contest
+    from flashladder.common.emulator import Report
+    from flashladder.common.measure import Measurement
+    from flashladder.common.problem import Check, Problem
+    from flashladder.common.statistics import Estimate
+
+_ACCESSES = ("cp", "async", "bulk", "ldmatrix", "stmatrix", "trans", "ld", "st", "wgmma")  # of an opcode's words
+VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear": "dim"}
+
+
+def ladder() -> Table:
+    """Every rung, with its idea and what it takes."""
+    made = table("The ladder", "rung", "idea", "needs", "takes")
+    for version in catalog.versions():
+        takes = version.supports
+        features = [name for name in ("causal", "gqa") if getattr(takes, name)]
+        lengths = "any length" if takes.seqlen_q == takes.seqlen_k == "any" else "whole tiles"
+        shape = [", ".join(takes.dtype), f"d {', '.join(map(str, takes.head_dim))}", lengths]
+        needs = "sm_90a" if version.instruction_set == "hopper" else "sm_80"
+        idea = Text.assemble((version.title, "bold"), "\n", version.idea)
+        made.add_row(version.name, idea, needs, "; ".join([*shape, *features]))
+    return made
+
+
+def summary(version: catalog.Version, artifact: Artifact, problem: Problem, device: str, check: Check) -> Table:
+    """What ran, what the compiler made of it, and whether the output is right."""
+    compiled = "from the cache" if artifact.cached else f"in {artifact.compile_seconds:.1f} s"
+    spills = f"{artifact.spill_store_bytes} bytes of spill stores, {artifact.spill_load_bytes} of loads"
+    resources = [
+        f"{artifact.registers} registers",
+        spills if artifact.local_bytes else "no spills",
+        f"{artifact.launch.shared_bytes / 1024:g} KiB of shared memory",
+        f"{artifact.launch.num_threads} threads",
+    ]
+    errors = (
+        f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g}), "
+        f"of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
+    )
+    return facts(
+        f"{version.name}: {version.title}",
+        {
+            "idea": version.idea,
+            "configuration": artifact.config.name.replace(",", ", "),
+            "compiled": f"for {artifact.arch}, {compiled}: {', '.join(resources)}",
+            "problem": problem.name.replace(",", ", "),
+            "device": device,
+            "check": Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors),
+        },
+    )
+
+
+def counters(report: Report, problem: Problem) -> Table:
+    """What the emulator counted, in total."""
+    ratio = report.shared_wavefronts / max(report.shared_wavefronts_ideal, 1)
+    ideal_sectors = sum(line.ideal for line in report.global_memory)
+    return facts(
+        "Counted by the emulator",
+        {
+            "CTAs": f"{report.num_ctas:,} in {report.elapsed:.2f} s",
+            "warp instructions": f"{sum(report.instructions.values()):,}",
+            "mma FLOPs": f"{report.mma_flops:,} ({report.mma_flops / problem.flops:.2f} of the problem's)",
+            "shared-memory wavefronts": f"{report.shared_wavefronts:,}, ideal {report.shared_wavefronts_ideal:,} "
+            f"({ratio:.2f}x)",
+            "global sectors": f"{report.global_sectors:,}, ideal {ideal_sectors:,}, "
+            f"{report.global_sectors / max(report.global_requests, 1):.1f} a request",
+            "global bytes": f"{report.bytes_read.get('global', 0):,} read, "
+            f"{report.bytes_written.get('global', 0):,} written",
+        },
+    )
+
+
+def traffic(report: Report) -> Table:
+    """Shared-memory wavefronts of each line of the kernel, actual and ideal."""
+    figures = ("wavefronts", "ideal", "ratio")
+    made = table(
+        "Shared memory, line by line", "line", "source", "access", *figures, right=figures, shorten=("source",)
+    )
+    for line in report.shared:
+        style = "red" if line.ratio > 1.01 else "green"
+        access = ".".join(word for word in line.opcode.split(".") if word in _ACCESSES)
+        file, number = line.source[-1]
+        source = linecache.getline(file, number).strip()
+        place = f"{file.rsplit('/', 1)[-1]}:{number}"
+        made.add_row(place, source, access, f"{line.units:,}", f"{line.ideal:,}", Text(f"{line.ratio:.2f}x", style))
+    return made
+
+
+def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] = MappingProxyType({})) -> Table:
+    """Each contender's time and rate, and its ratio to the baseline."""
+    from flashladder.common.statistics import noise_floor
+
+    figures = ("us", "TFLOP/s", "SM MHz", "ratio", "95 % interval")
+    title = f"Timed: {measurement.mode}, {measurement.rounds} rounds, noise {noise_floor(measurement.control):.1%}"
+    made = table(title, "kernel", *figures, "verdict", right=figures)
+    for name in measurement.checks:
+        time_us, clock = measurement.time_us(name), measurement.clock_mhz(name)
+        made.add_row(
+            titles.get(name, name),
+            f"{time_us:.1f}",
+            f"{problem.flops / time_us / 1e6:.1f}",
+            f"{clock:.0f}" if clock else "",
+            *(
+                ("1", "", "")
+                if name == measurement.baseline
+                else ratio(measurement.ratio(name), measurement.verdict(name))
+            ),
+        )
+    return made
+
+
+def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
+    """A ratio's cells: value, interval, verdict."""
+    interval = f"{estimate.low:.3f} to {estimate.high:.3f}"
+    return f"{estimate.value:.3f}", interval, Text(verdict, VERDICT_STYLES[verdict])
+
+
+def overview(contests: Sequence[Contest]) -> list[Table]:
+    """One line a kernel: TFLOP/s and ratio at each length, and the means over lengths; full and causal apart."""
+    return [
+        _overview([c for c in contests if c.problem.causal == causal], "causal" if causal else "full")
+        for causal in (False, True)
+        if any(c.problem.causal == causal for c in contests)
+    ]
+
+
+def _overview(contests: Sequence[Contest], mask: str) -> Table:
+    from flashladder.common.measure import CONTROL
+    from flashladder.common.statistics import geometric_mean, harmonic_mean, verdict
+
+    timed = [(c.problem, c.measurement) for c in contests if c.measurement]
+    lengths = [str(problem.seqlen_q) for problem, _ in timed]
+    figures = (*lengths, "TFLOP/s", "ratio", "95 % interval")
+    made = table(
+        f"{mask}: TFLOP/s and ratio; harmonic and geometric mean", "kernel", *figures, "verdict", right=figures
+    )
+    for name in dict.fromkeys(name for _, measurement in timed for name in measurement.checks):
+        cells = [_cell(measurement, problem, name) for problem, measurement in timed]
+        there = [(problem, measurement) for problem, measurement in timed if name in measurement.checks]
+        pairs, controls = ([(m.times(m.baseline), m.times(other)) for _, m in there] for other in (name, CONTROL))
+        mean, control = geometric_mean(pairs), geometric_mean(controls)
+        rate = harmonic_mean([problem.flops / measurement.time_us(name) / 1e6 for problem, measurement in there])
+        made.add_row(name, *cells, f"{rate:.1f}", *ratio(mean, verdict(mean, control)))
+    return made
+
+
+def _cell(measurement: Measurement, problem: Problem, name: str) -> Text:
+    if name not in measurement.checks:
+        return Text("-")
+    rate = f"{problem.flops / measurement.time_us(name) / 1e6:.1f}"
+    if name == measurement.baseline:
+        return Text(rate)
+    return Text.assemble(rate, " ", (f"{measurement.ratio(name).value:.3f}", VERDICT_STYLES[measurement.verdict(name)]))
