@@ -62,18 +62,11 @@ def exit_with(main: Callable[[argparse.Namespace], int], parser: Parser) -> None
     sys.exit(run(main, parser))
 
 
-def table(title: str, *columns: str, right: Sequence[str] = (), shorten: Sequence[str] = ()) -> Table:
-    """An empty table; the columns in `right` hold figures, those in `shorten` give way where there is no room."""
+def table(title: str, *columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
+    """An empty table; the columns in `right` hold figures, those in `wrap` give way where there is no room."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD)
     for column in columns:
-        figures, gives_way = column in right, column in shorten
-        made.add_column(
-            column,
-            justify="right" if figures else "left",
-            no_wrap=figures or gives_way,
-            overflow="ellipsis" if gives_way else "fold",
-            ratio=1 if gives_way else None,
-        )
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=column not in wrap)
     return made
 
 

@@ -27,7 +27,7 @@ VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear
 
 def ladder() -> Table:
     """Every rung, with its idea and what it takes."""
-    made = table("The ladder", "rung", "idea", "needs", "takes")
+    made = table("The ladder", "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
     for version in catalog.versions():
         takes = version.supports
         features = [name for name in ("causal", "gqa") if getattr(takes, name)]
@@ -89,14 +89,12 @@ def counters(report: Report, problem: Problem) -> Table:
 def traffic(report: Report) -> Table:
     """Shared-memory wavefronts of each line of the kernel, actual and ideal."""
     figures = ("wavefronts", "ideal", "ratio")
-    made = table(
-        "Shared memory, line by line", "line", "source", "access", *figures, right=figures, shorten=("source",)
-    )
+    made = table("Shared memory, line by line", "line", "source", "access", *figures, right=figures, wrap=("source",))
     for line in report.shared:
         style = "red" if line.ratio > 1.01 else "green"
         access = ".".join(word for word in line.opcode.split(".") if word in _ACCESSES)
         file, number = line.source[-1]
-        source = linecache.getline(file, number).strip()
+        source = Text(linecache.getline(file, number).strip(), no_wrap=True, overflow="ellipsis")
         place = f"{file.rsplit('/', 1)[-1]}:{number}"
         made.add_row(place, source, access, f"{line.units:,}", f"{line.ideal:,}", Text(f"{line.ratio:.2f}x", style))
     return made
