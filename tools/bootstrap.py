@@ -4,6 +4,8 @@ Needs Python 3.10, venv and g++; the rest is installed by pip, at the versions o
 toolkit that the machine already has is used instead. Does nothing when .venv is up to date.
 """
 
+from __future__ import annotations  # for the sake of the message that an older Python gets
+
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -38,7 +40,8 @@ def main() -> None:
     )
     make_environment(shared)
     pip_install("-e", f"{ROOT}[dev]")
-    if extras := missing_extras():
+    extras = missing_extras()
+    if extras:
         pip_install("-e", f"{ROOT}[{','.join(extras)}]")
     STAMP.write_text(digest)
 
