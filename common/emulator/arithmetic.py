@@ -6,18 +6,37 @@ Names of types are numpy's: u4 is an array of uint32. bf16 values are held as th
 import numpy as np
 
 __all__ = [
-    "bf16_round", "bf16_widen", "bit_extract_s", "bit_extract_u", "bit_find", "bit_insert", "bit_reverse", "divide_int", "fma_f32",
-    "fma_f64", "float_to_int", "flush", "funnel", "halves_of", "join_halves", "leading_zeros", "lop3", "mul_hi", "mul_wide", "narrow", "permute_bytes",
-    "remainder_int", "round_to", "saturate", "set_nan", "shift_left", "shift_right", "truncate_f32",
+    "bf16_round",
+    "bf16_widen",
+    "bit_extract_s",
+    "bit_extract_u",
+    "bit_find",
+    "bit_insert",
+    "bit_reverse",
+    "divide_int",
+    "float_to_int",
+    "flush",
+    "fma_f32",
+    "fma_f64",
+    "funnel",
+    "halves_of",
+    "join_halves",
+    "leading_zeros",
+    "lop3",
+    "mul_hi",
+    "mul_wide",
+    "permute_bytes",
+    "remainder_int",
+    "round_to",
+    "saturate",
+    "set_nan",
+    "shift_left",
+    "shift_right",
+    "truncate_f32",
 ]  # fmt: skip
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _CANONICAL_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
-
-
-def narrow(mask: np.ndarray | None, guard: np.ndarray) -> np.ndarray:
-    """The lanes of a mask (None: all) that pass a guard."""
-    return guard if mask is None else mask & guard
 
 
 # -- floats
@@ -43,7 +62,9 @@ def set_nan(x: np.ndarray, *sources: np.ndarray) -> np.ndarray:
 def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c rounded once to f4, but for ties that the f8 sum has already rounded (below 1 in 2**29)."""
     product = np.multiply(a, b, dtype=np.float64)
-    return np.add(product, c, out=product if product.shape == np.broadcast_shapes(product.shape, c.shape) else None).astype(np.float32)
+    return np.add(
+        product, c, out=product if product.shape == np.broadcast_shapes(product.shape, c.shape) else None
+    ).astype(np.float32)
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -76,7 +76,10 @@ def build_blocks(kernel: Kernel) -> list[Block]:
     leaders.update(i.index + 1 for i in program if lookup(i)[0].ends_block)
     starts = sorted(start for start in leaders if start < len(program))
     block_at = {start: index for index, start in enumerate(starts)}
-    blocks = [Block(n, program[start:end]) for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(program)], strict=True))]
+    blocks = [
+        Block(n, program[start:end])
+        for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(program)], strict=True))
+    ]
     for block in blocks:
         root = block.last.opcode.split(".")[0]
         if root == "bra":

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic, fragments
+from .arrays import narrow
 from .cfg import Block, build_blocks, registers
 from .errors import PtxSyntaxError
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
-from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Kernel, Not, Operand, Pair, Reg, Sink, Special, Symbol, Vector
+from .ptx import NUMPY_TYPES, Address, Imm, Kernel, Not, Operand, Reg, Sink, Special, Symbol
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
 
@@ -43,7 +44,7 @@ class Namespace:
         self.values: dict[str, Any] = {name: getattr(arithmetic, name) for name in arithmetic.__all__}
         self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
         self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
-        self.values.update(np=np, where=np.where)
+        self.values.update(np=np, where=np.where, narrow=narrow)
         self._constants: dict[tuple[int, str], str] = {}
 
     def constant(self, bits: int, code: str) -> str:
@@ -51,7 +52,11 @@ class Namespace:
         key = (bits, code)
         if key not in self._constants:
             size = np.dtype(code).itemsize
-            value = np.full((1, 1), bits % (1 << 8 * size), f"u{size}").view(code) if code != "?" else np.full((1, 1), bool(bits))
+            value = (
+                np.full((1, 1), bits % (1 << 8 * size), f"u{size}").view(code)
+                if code != "?"
+                else np.full((1, 1), bool(bits))
+            )
             value.setflags(write=False)
             self._constants[key] = name = f"k{len(self._constants)}"
             self.values[name] = value
@@ -113,7 +118,9 @@ class BlockEmitter:
                 self.flush()
             return self._as_type(name, operand.storage, code)
         if isinstance(operand, Special):
-            return self._as_type(f"w.special({operand.name!r})", "u8" if "64" in operand.name or "timer" in operand.name else "u4", code)
+            return self._as_type(
+                f"w.special({operand.name!r})", "u8" if "64" in operand.name or "timer" in operand.name else "u4", code
+            )
         if isinstance(operand, Symbol):
             return self._as_type(f"w.address_of({operand.name!r}, {operand.offset})", "u8", code)
         if isinstance(operand, Not):
@@ -121,8 +128,12 @@ class BlockEmitter:
         raise PtxSyntaxError(f"operand {operand} cannot be read as .{type}")
 
     def _immediate_bits(self, operand: Imm, code: str) -> int:
-        if not operand.float_bits or code[0] == "u" and int(code[1]) * 8 == operand.float_bits:
-            return operand.value if code[0] != "f" or operand.float_bits else int(np.array(operand.value, code).view(f"u{code[1]}"))
+        if not operand.float_bits or (code[0] == "u" and int(code[1]) * 8 == operand.float_bits):
+            return (
+                operand.value
+                if code[0] != "f" or operand.float_bits
+                else int(np.array(operand.value, code).view(f"u{code[1]}"))
+            )
         value = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
         if code[0] != "f":
             raise PtxSyntaxError(f"float immediate {value} where .{code} is read")
@@ -135,8 +146,16 @@ class BlockEmitter:
         if key not in self.views:
             size, wanted = int(storage[1]), int(code[1])
             if size < wanted:
-                raise PtxSyntaxError(f"PTX line {self.current.line}: a {8 * size}-bit register where {8 * wanted} bits are read: `{self.current.text}`")
-            narrow = name if size == wanted else f"{name}.astype(u{wanted})" if storage[0] != "f" else f"{name}.view(u{size}).astype(u{wanted})"
+                raise PtxSyntaxError(
+                    f"PTX line {self.current.line}: a {8 * size}-bit register where {8 * wanted} bits are read: `{self.current.text}`"
+                )
+            narrow = (
+                name
+                if size == wanted
+                else f"{name}.astype(u{wanted})"
+                if storage[0] != "f"
+                else f"{name}.view(u{size}).astype(u{wanted})"
+            )
             self.views[key] = self.let(narrow if narrow != name and code == f"u{wanted}" else f"{narrow}.view({code})")
         return self.views[key]
 

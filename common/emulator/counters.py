@@ -135,19 +135,24 @@ def summarise(counters: Counters, program: "Program") -> Report:
             if shape := _MMA_SHAPE.match(instruction.opcode):
                 m, n, k = (int(part) for part in shape.groups())
                 report.mma_flops += 2 * m * n * k * executed
-    for space, counts, lines in (("shared", counters.shared, report.shared), ("global", counters.global_memory, report.global_memory)):
+    for space, counts, lines in (
+        ("shared", counters.shared, report.shared),
+        ("global", counters.global_memory, report.global_memory),
+    ):
         _by_line(program, space, counts, lines, report)
     return report
 
 
-def _by_line(program: "Program", space: str, counts: dict[int, AccessCount], lines: list[LineCount], report: Report) -> None:
+def _by_line(
+    program: "Program", space: str, counts: dict[int, AccessCount], lines: list[LineCount], report: Report
+) -> None:
     merged: dict[tuple[SourceChain, str], AccessCount] = {}
     for index, count in sorted(counts.items()):
         instruction = program.kernel.instructions[index]
         total = merged.setdefault((instruction.source, instruction.opcode), AccessCount())
         total.add(count.requests, count.units, count.ideal, count.bytes)
         is_copy = instruction.opcode.startswith("cp.async")
-        stores = instruction.opcode.startswith(("st", "red")) or is_copy and space == "shared"
+        stores = instruction.opcode.startswith(("st", "red")) or (is_copy and space == "shared")
         into = report.bytes_written if stores else report.bytes_read
         into[space] = into.get(space, 0) + count.bytes
     for (source, opcode), total in merged.items():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .shared import ALL_LANES
+from .arrays import ALL_LANES
 
 _REDUCTIONS = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
@@ -39,7 +39,9 @@ def vote(mode: str, predicate: np.ndarray, members: np.ndarray) -> np.ndarray:
     rows = max(predicate.shape[0], members.shape[0])
     predicate = np.broadcast_to(predicate, (rows, 32))
     if mode == "ballot":
-        return ((predicate & members).astype(np.uint32) << ALL_LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)[:, None]
+        return ((predicate & members).astype(np.uint32) << ALL_LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)[
+            :, None
+        ]
     every, some = (predicate | ~members).all(axis=1), (predicate & members).any(axis=1)
     result = {"all": every, "any": some, "uni": every | ~some}[mode]
     return np.asarray(result[:, None])

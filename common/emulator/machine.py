@@ -14,7 +14,7 @@ from .memory import GlobalMemory
 from .parse import parse
 from .ptx import Address, Kernel, Symbol, Variable
 from .scheduler import Chunk
-from .shared import WINDOW
+from .shared import WINDOW, PatternCache
 
 
 @lru_cache(maxsize=16)
@@ -27,21 +27,28 @@ class Machine:
     """What all chunks of a launch share."""
 
     def __init__(
-        self, program: Program, params: bytes, grid: tuple[int, int, int], num_threads: int, dynamic_shared: int, memory: GlobalMemory
+        self,
+        program: Program,
+        params: bytes,
+        grid: tuple[int, int, int],
+        num_threads: int,
+        dynamic_shared: int,
+        memory: GlobalMemory,
     ) -> None:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
         self.max_instructions = 0
         self.lazy_copies = True
         self.race = True
-        self.addresses, static = _place_variables(program.kernel, memory)
-        self.shared_bytes = static + dynamic_shared
-        self.granule = 4
+        self.addresses, sizes = _place_variables(program.kernel, memory)
+        self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
+        self.granule = smallest_shared_access(program.kernel)
+        self.patterns = PatternCache(self.shared_bytes, self.granule)
         self.counters = Counters(len(program.blocks))
 
 
-def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], int]:
-    """The address of every variable in its own space, and the bytes of static shared memory."""
+def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], dict[str, int]]:
+    """The address of every variable in its own space, and the bytes that each space takes (shared: static)."""
     used = {
         part.name
         for instruction in kernel.instructions
@@ -60,12 +67,24 @@ def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, in
         place(param)
     variables = sorted(kernel.variables.values(), key=lambda variable: variable.size == 0)  # extern arrays come last
     for variable in variables:
-        if variable.space == "shared":
+        if variable.space in ("shared", "local"):
             place(variable)
         elif variable.space in ("const", "global") and variable.name in used:
             data = np.frombuffer(variable.data or bytes(variable.size), np.uint8)
-            addresses[variable.name] = memory.add(f".{variable.space} {variable.name}", data, readonly=variable.space == "const")
-    return addresses, sizes["shared"]
+            addresses[variable.name] = memory.add(
+                f".{variable.space} {variable.name}", data, readonly=variable.space == "const"
+            )
+    return addresses, sizes
+
+
+def smallest_shared_access(kernel: Kernel) -> int:
+    """The race detector's word: 4 bytes, or the smallest element that the kernel loads from or stores to shared memory."""
+    smallest = 4
+    for instruction in kernel.instructions:
+        root, *words = instruction.opcode.split(".")
+        if root in ("ld", "st") and not {"global", "param", "const", "local"} & set(words):
+            smallest = min(smallest, int(words[-1][1:]) // 8)
+    return smallest
 
 
 def run(

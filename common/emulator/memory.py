@@ -8,6 +8,7 @@ import numpy as np
 from .errors import MemoryAccessError
 
 _SPACING_BITS = 36  # a tensor every 64 GiB: an index that overflows 32 bits still lands between tensors
+GLOBAL_START = 1 << _SPACING_BITS
 VIEW_CODES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
@@ -89,7 +90,11 @@ class GlobalMemory:
             tensor = self._tensors[index]
             offset = address - tensor.base
             where = f"tensor {tensor.name}, byte offset {offset}"
-            return where if offset < tensor.size else f"{where}, {offset - tensor.size} bytes past its end (size {tensor.size})"
+            return (
+                where
+                if offset < tensor.size
+                else f"{where}, {offset - tensor.size} bytes past its end (size {tensor.size})"
+            )
         if index + 1 < len(self._tensors) and address + (1 << (_SPACING_BITS - 1)) >= self._tensors[index + 1].base:
             after = self._tensors[index + 1]
             return f"{after.base - address} bytes before tensor {after.name}"
@@ -133,7 +138,9 @@ class GlobalMemory:
             self._check_written(tensor, address, index, size)
         return tensor.views[size].view(code), int(index[0, 0])
 
-    def _store_part(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None, chosen: np.ndarray) -> bool:
+    def _store_part(
+        self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None, chosen: np.ndarray
+    ) -> bool:
         self.store(addresses, values[chosen], None if mask is None else mask[chosen])
         return True
 
@@ -159,7 +166,11 @@ class GlobalMemory:
     def _locate(self, addresses: np.ndarray, size: int, writes: bool) -> tuple[Tensor | None, np.ndarray]:
         """The tensor and the element indices of addresses; no tensor if they are all valid but in different ones."""
         tensor = self.find(int(addresses.min()), int(addresses.max()) + size - 1)
-        if tensor is None or np.bitwise_or.reduce(addresses, axis=None) & np.uint64(size - 1) or (writes and tensor.readonly):
+        if (
+            tensor is None
+            or np.bitwise_or.reduce(addresses, axis=None) & np.uint64(size - 1)
+            or (writes and tensor.readonly)
+        ):
             if fault := self._fault(addresses, size, writes):
                 raise fault
             return None, addresses

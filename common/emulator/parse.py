@@ -7,14 +7,30 @@ import numpy as np
 
 from .errors import PtxSyntaxError
 from .ptx import (
-    NUMPY_TYPES, Address, Imm, Instruction, Kernel, Not, Operand, Pair, Reg, Sink, SourceChain, Special, Symbol, Variable, Vector,
+    NUMPY_TYPES,
+    Address,
+    Imm,
+    Instruction,
+    Kernel,
+    Not,
+    Operand,
+    Pair,
+    Reg,
+    Sink,
+    SourceChain,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
 )  # fmt: skip
 
 _LABEL = re.compile(r"([\w$]+):(?!:)\s*")
 _OPERANDS = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 _ENTRY = re.compile(r"(?:\.\w+\s+)*\.entry\b")
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+(.*)", re.S)
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:\s*,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
+_LOC = re.compile(
+    r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:\s*,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?"
+)
 _REG_RANGE = re.compile(r"([%\w$]+)<(\d+)>$")
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(?P<space>shared|const|global|local|param)\s+"
@@ -151,7 +167,11 @@ class _Parser:
 
     def _number(self, token: str) -> Imm:
         if _INTEGER.match(token):
-            return Imm(int(token.rstrip("U").replace(" ", ""), 0) if not re.match(r"-?0\d", token) else int(token.rstrip("U"), 8))
+            return Imm(
+                int(token.rstrip("U").replace(" ", ""), 0)
+                if not re.match(r"-?0\d", token)
+                else int(token.rstrip("U"), 8)
+            )
         if token[:2] in ("0f", "0F"):
             return Imm(int(token[2:], 16), 32)
         if token[:2] in ("0d", "0D"):
@@ -236,7 +256,9 @@ class _Body:
             negated, text = bool(match[1]), match[3]
         opcode, _, rest = text.partition(" ") if "\t" not in text else text.replace("\t", " ").partition(" ")
         index = len(self.kernel.instructions)
-        instruction = Instruction(index, opcode, (), guard, negated, self.parser.line, " ".join(statement.split()), self.source)
+        instruction = Instruction(
+            index, opcode, (), guard, negated, self.parser.line, " ".join(statement.split()), self.source
+        )
         self.kernel.instructions.append(instruction)
         try:
             instruction.operands = tuple(self._operand(token.strip(), scope) for token in _OPERANDS.findall(rest))

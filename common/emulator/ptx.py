@@ -58,7 +58,7 @@ class Symbol:
 class Address:
     """A memory operand [base + offset]."""
 
-    base: Union[Reg, Symbol, Imm]
+    base: Reg | Symbol | Imm
     offset: int = 0
 
 
@@ -111,6 +111,10 @@ class Instruction:
     def where(self) -> str:
         """The chain of source lines, innermost first, as `load.cuh:24 < kernel.cu:40`; the PTX line without -lineinfo."""
         return format_chain(self.source) or f"PTX line {self.line}"
+
+    def described(self) -> str:
+        """Where it stands and what it is, for reports."""
+        return f"at {self.where()}: `{self.text}`"
 
 
 def format_chain(chain: SourceChain) -> str:

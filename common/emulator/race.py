@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from .scheduler import Chunk
     from .warp import Warp
 
-# A stamp, from its low end: thread 16 bits, instruction 24 bits, epoch 23 bits.
-_EPOCH, _INSTRUCTION = 40, 16
-_THREAD_MASK, _INSTRUCTION_MASK = (1 << 16) - 1, (1 << 24) - 1
-_IN_FLIGHT = 1 << 21
-_NEVER = 1 << 22
-# Instead of a reading thread: all lanes together (ldmatrix), or several lanes apart.
-_COLLECTIVE, _SEVERAL = 0xFFFF, 0xFFFE
+# A stamp, from its low end: thread 12 bits, kind of access 4, instruction 24, epoch 23.
+_KIND, _INSTRUCTION, _EPOCH = 12, 16, 40
+_THREAD_MASK, _KIND_MASK, _INSTRUCTION_MASK = (1 << 12) - 1, 3, (1 << 24) - 1
+# By one thread, by all lanes of a warp together (ldmatrix), by several lanes apart, by an atomic operation.
+_PLAIN, _COLLECTIVE, _SEVERAL, _ATOMIC = 0, 1, 2, 3
+_IN_FLIGHT, _NEVER = 1 << 21, 1 << 22
 
 Rows = np.ndarray | None  # CTAs of the chunk; None: all
+Where = slice | np.ndarray  # the rows of the state that belong to them
 
 
 class RaceDetector:
@@ -47,10 +47,8 @@ class RaceDetector:
         self._safe = np.full((1, num_warps), 1 << _EPOCH, np.int64)
         self._barriers: dict[int, np.ndarray] = {}
 
-    # -- rows
-
-    def _rows(self, rows: Rows) -> "slice | np.ndarray":
-        """An index of the state for these CTAs; gives each CTA its own row as soon as they differ."""
+    def _where(self, rows: Rows) -> Where:
+        """The rows of the state for these CTAs; gives each CTA its own as soon as they differ."""
         if rows is None:
             return slice(None)
         if len(self._clock) == 1 and len(self._chunk.cta_ids) > 1:
@@ -64,13 +62,13 @@ class RaceDetector:
 
     def sync_warp(self, warp: int, rows: Rows) -> None:
         """A warp's lanes see each other's earlier accesses."""
-        where = self._rows(rows)
+        where = self._where(rows)
         self._known[where, warp, warp] = self._clock[where, warp]
         self._clock[where, warp] += 1
 
     def arrive(self, barrier: int, warp: int, rows: Rows) -> None:
         """What a warp did and knows becomes known to those that leave the barrier."""
-        where = self._rows(rows)
+        where = self._where(rows)
         clock = self._barriers.setdefault(barrier, np.zeros((len(self._clock), self._num_warps), np.int64))
         brought = self._known[where, warp].copy()
         brought[:, warp] = self._clock[where, warp]
@@ -79,7 +77,7 @@ class RaceDetector:
 
     def leave(self, barrier: int, warps: Sequence[int], rows: Rows) -> None:
         """A barrier opens for warps that wait at it. All go on in one new epoch, later than any that was brought."""
-        where = self._rows(rows)
+        where = self._where(rows)
         clock = self._barriers[barrier][where].copy()
         top = clock.max(axis=1)
         clock[:, list(warps)] = top[:, None]
@@ -93,63 +91,79 @@ class RaceDetector:
 
     def read(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, collective: bool) -> None:
         """A load by the pattern's lanes; `collective` if the whole warp reads as one, as ldmatrix does."""
-        where, words = self._rows(rows), pattern.words
+        where, words = self._where(rows), pattern.words
         stamps = self._writes[where].take(words, axis=1)
-        if (stamps.max(axis=1) >= self._safe[where, warp.index]).any():
-            lanes = np.full(len(words), -1) if collective else pattern.word_lanes
-            self._check_writer(warp, index, pattern, rows, stamps, lanes, "reads")
-        stamp = int(self._clock[where, warp.index][0]) << _EPOCH | index << _INSTRUCTION
-        if rows is not None or len(self._clock) > 1:
-            stamp = (self._clock[where, warp.index] << _EPOCH | index << _INSTRUCTION)[:, None]
+        if _reaches(stamps, self._safe[where, warp.index]):
+            self._check_writer(warp, index, pattern, rows, stamps, "reads", collective)
+        now = (self._clock[where, warp.index] << _EPOCH)[:, None] | index << _INSTRUCTION
+        reads = self._reads[:, warp.index]
         if collective:
-            self._put(self._reads[:, warp.index], where, words, stamp | _COLLECTIVE)
+            _put(reads, where, words, now | _COLLECTIVE << _KIND)
             return
-        readers = np.where(pattern.repeated, _SEVERAL, 32 * warp.index + pattern.word_lanes)
-        before = self._reads[where, warp.index].take(words, axis=1)
-        again = (before >> _EPOCH == stamp >> _EPOCH) & (before & _THREAD_MASK != readers)
-        self._put(self._reads[:, warp.index], where, words, stamp | np.where(again, _SEVERAL, readers))
+        readers = 32 * warp.index + pattern.word_lanes
+        before = reads[where].take(words, axis=1)
+        others = (before >> _EPOCH == now >> _EPOCH) & (before & _THREAD_MASK != readers)
+        _put(reads, where, words, now | readers | np.where(others | pattern.repeated, _SEVERAL << _KIND, 0))
 
     def write(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
         """A store by the pattern's lanes."""
-        where = self._check_write(warp, index, pattern, rows, "writes")
-        self._stamp(warp, index, pattern, where, self._clock[where, warp.index])
+        self._check_write(warp, index, pattern, rows, "writes")
+        self._stamp(warp, index, pattern, rows)
+
+    def atomic(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
+        """Atomic operations by the pattern's lanes, which race with plain accesses but not with each other."""
+        self._check_write(warp, index, pattern, rows, "updates")
+        self._stamp(warp, index, pattern, rows, kind=_ATOMIC)
 
     def issue_copy(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
         """The start of asynchronous copies by the pattern's lanes."""
-        where = self._check_write(warp, index, pattern, rows, "issues a copy to it")
-        self._stamp(warp, index, pattern, where, np.full(1, _IN_FLIGHT))
+        self._check_write(warp, index, pattern, rows, "issues a copy to it")
+        self._stamp(warp, index, pattern, rows, epoch=_IN_FLIGHT)
 
     def land_copy(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
         """The issuing lanes have waited for their copies, which thereby become their writes."""
-        where = self._rows(rows)
-        self._stamp(warp, index, pattern, where, self._clock[where, warp.index])
+        self._stamp(warp, index, pattern, rows)
 
-    def _stamp(self, warp: "Warp", index: int, pattern: AccessPattern, where: "slice | np.ndarray", epoch: np.ndarray) -> None:
-        stamp = (epoch << _EPOCH)[:, None] | index << _INSTRUCTION | (32 * warp.index + pattern.word_lanes)
-        self._put(self._writes, where, pattern.words, stamp)
+    def _stamp(
+        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, epoch: int | None = None, kind: int = _PLAIN
+    ) -> None:
+        """Notes the last write of the pattern's words, in the warp's present epoch if none is named."""
+        where = self._where(rows)
+        epochs = self._clock[where, warp.index] if epoch is None else np.full(1, epoch)
+        who = index << _INSTRUCTION | kind << _KIND | (32 * warp.index + pattern.word_lanes)
+        _put(self._writes, where, pattern.words, (epochs << _EPOCH)[:, None] | who)
 
-    @staticmethod
-    def _put(state: np.ndarray, where: "slice | np.ndarray", words: np.ndarray, stamps: "np.ndarray | int") -> None:
-        if isinstance(where, slice):
-            state[:, words] = stamps
-        else:
-            state[where[:, None], words] = stamps
-
-    def _check_write(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, action: str) -> "slice | np.ndarray":
-        where, words = self._rows(rows), pattern.words
+    def _check_write(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, action: str) -> None:
+        where, words = self._where(rows), pattern.words
         safe = self._safe[where, warp.index]
         stamps = self._writes[where].take(words, axis=1)
-        if (stamps.max(axis=1) >= safe).any():
-            self._check_writer(warp, index, pattern, rows, stamps, pattern.word_lanes, action)
+        if _reaches(stamps, safe):
+            self._check_writer(warp, index, pattern, rows, stamps, action)
         readers = self._reads[where].take(words, axis=2)
-        if (readers.max(axis=(1, 2)) >= safe).any():
+        if _reaches(readers, safe):
             self._check_readers(warp, index, pattern, rows, readers, action)
-        return where
+
+    def check_agreement(self, warp: "Warp", index: int, pattern: AccessPattern, differs: np.ndarray) -> None:
+        """Raises if lanes of one store put different values into one word: `differs` (CTAs, lanes) lost theirs."""
+        if differs.any():
+            row, lane = (int(n) for n in np.argwhere(differs)[0])
+            word = int(np.argmax(pattern.repeated & (pattern.word_lanes == lane)))
+            raise RaceError(
+                f"race on shared memory: {self._place(pattern, None, row, word)}: lanes of one store write different "
+                f"values to it\n  warp {warp.index}, lane {lane} and another, {self._described(index)}"
+            )
 
     # -- the exact checks, when a quick one failed
 
     def _check_writer(
-        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, stamps: np.ndarray, lanes: np.ndarray, action: str
+        self,
+        warp: "Warp",
+        index: int,
+        pattern: AccessPattern,
+        rows: Rows,
+        stamps: np.ndarray,
+        action: str,
+        collective: bool = False,
     ) -> None:
         """Raises if one of the words' last writes (stamps (rows, words)) is not ordered before this access."""
         epoch, thread = stamps >> _EPOCH, stamps & _THREAD_MASK
@@ -157,52 +171,81 @@ class RaceDetector:
         if action == "reads" and never.any():
             row, word = (int(n) for n in np.argwhere(never)[0])
             raise self._uninitialised(warp, index, pattern, rows, row, word)
-        known = np.take_along_axis(self._known[self._rows(rows), warp.index], thread >> 5, axis=1)
-        bad = (epoch > known) & ~never & ((thread != 32 * warp.index + lanes) | (epoch == _IN_FLIGHT))
+        known = np.take_along_axis(self._known[self._where(rows), warp.index], thread >> 5, axis=1)
+        by_others = (thread != 32 * warp.index + pattern.word_lanes) | (epoch == _IN_FLIGHT) | collective
+        bad = (epoch > known) & ~never & by_others
+        if action == "updates":
+            bad &= stamps >> _KIND & _KIND_MASK != _ATOMIC
         if bad.any():
             row, word = (int(n) for n in np.argwhere(bad)[0])
-            raise self._race(warp, index, pattern, rows, row, word, int(stamps[row, word]), action, "wrote it")
+            raise self._race(warp, index, pattern, rows, row, word, int(stamps[row, word]), action)
 
-    def _check_readers(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, stamps: np.ndarray, action: str) -> None:
+    def _check_readers(
+        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, stamps: np.ndarray, action: str
+    ) -> None:  # fmt: skip
         """Raises if a read of one of the words (stamps (rows, warps, words)) is not ordered before this write."""
-        epoch, thread = stamps >> _EPOCH, stamps & _THREAD_MASK
-        bad = epoch > self._known[self._rows(rows), warp.index][:, :, None]
-        own = thread[:, warp.index]
-        bad[:, warp.index] &= (own != _COLLECTIVE) & (own != 32 * warp.index + pattern.word_lanes)
+        bad = stamps >> _EPOCH > self._known[self._where(rows), warp.index][:, :, None]
+        own = stamps[:, warp.index]
+        kind = own >> _KIND & _KIND_MASK
+        bad[:, warp.index] &= (kind != _COLLECTIVE) & (
+            (kind == _SEVERAL) | (own & _THREAD_MASK != 32 * warp.index + pattern.word_lanes)
+        )
         if bad.any():
             row, reader, word = (int(n) for n in np.argwhere(bad)[0])
-            stamp = int(stamps[row, reader, word])
-            raise self._race(warp, index, pattern, rows, row, word, stamp, action, "read it", reader)
+            raise self._race(warp, index, pattern, rows, row, word, int(stamps[row, reader, word]), action, reader)
 
     # -- reports
 
     def _place(self, pattern: AccessPattern, rows: Rows, row: int, word: int) -> str:
         row = row if rows is None else int(rows[row])
-        return f"CTA {self._chunk.cta_name(row)}, shared memory offset {int(pattern.words[word]) * self._chunk.shared.granule}"
+        offset = int(pattern.words[word]) * self._chunk.machine.granule
+        return f"CTA {self._chunk.cta_name(row)}, shared memory offset {offset}"
 
-    def _uninitialised(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, row: int, word: int) -> MemoryAccessError:
-        who = f"warp {warp.index}, lane {int(pattern.word_lanes[word])} reads it, {self._at(index)}"
-        return MemoryAccessError(f"read of shared memory that was never written: {self._place(pattern, rows, row, word)}\n  {who}")
+    def _described(self, index: int) -> str:
+        return self._chunk.program.kernel.instructions[index].described()
 
-    def _at(self, index: int) -> str:
-        instruction = self._chunk.program.kernel.instructions[index]
-        return f"at {instruction.where()}: `{instruction.text}`"
+    def _uninitialised(
+        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, row: int, word: int
+    ) -> MemoryAccessError:  # fmt: skip
+        place, lane = self._place(pattern, rows, row, word), int(pattern.word_lanes[word])
+        who = f"warp {warp.index}, lane {lane} reads it, {self._described(index)}"
+        return MemoryAccessError(f"read of shared memory that was never written: {place}\n  {who}")
 
     def _race(
-        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, row: int, word: int, stamp: int, action: str, earlier: str,
+        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, row: int, word: int, stamp: int, action: str,
         reader: int | None = None,
     ) -> RaceError:  # fmt: skip
-        thread, other = stamp & _THREAD_MASK, stamp >> _INSTRUCTION & _INSTRUCTION_MASK
-        other_warp = reader if reader is not None else thread >> 5
+        """A race with the access that left `stamp`: a read of warp `reader`, or else a write."""
+        thread, kind = stamp & _THREAD_MASK, stamp >> _KIND & _KIND_MASK
+        other_warp = thread >> 5 if reader is None else reader
+        did = "wrote it" if reader is None else "read it"
         if stamp >> _EPOCH == _IN_FLIGHT:
-            reason, earlier = "it is the target of a copy in flight, and no wait of its issuer lies between", "issued the copy"
+            reason, did = (
+                "it is the target of a copy in flight, and no wait of its issuer lies between",
+                "issued the copy",
+            )
         elif other_warp == warp.index:
             reason = "other lanes of the warp touched it, and no __syncwarp lies between"
         else:
             reason = "no barrier orders the two"
-        lane = {_COLLECTIVE: "", _SEVERAL: ", several lanes"}.get(thread, f", lane {thread & 31}")
+        lanes = {_COLLECTIVE: "", _SEVERAL: ", several lanes"}.get(kind, f", lane {thread & 31}")
         return RaceError(
             f"race on shared memory: {self._place(pattern, rows, row, word)}: {reason}\n"
-            f"  warp {warp.index}, lane {int(pattern.word_lanes[word])} {action}, {self._at(index)}\n"
-            f"  warp {other_warp}{lane} {earlier}, {self._at(other)}"
+            f"  warp {warp.index}, lane {int(pattern.word_lanes[word])} {action}, {self._described(index)}\n"
+            f"  warp {other_warp}{lanes} {did}, {self._described(stamp >> _INSTRUCTION & _INSTRUCTION_MASK)}"
         )
+
+
+def _reaches(stamps: np.ndarray, safe: np.ndarray) -> bool:
+    """Whether a stamp of any row (rows, ...) is at or above the row's limit."""
+    if len(stamps) == 1:
+        return bool(stamps.max() >= safe[0])
+    return bool((stamps.reshape(len(stamps), -1).max(axis=1) >= safe).any())
+
+
+def _put(state: np.ndarray, where: Where, words: np.ndarray, stamps: np.ndarray) -> None:
+    """Stamps (rows or 1, words or 1) into state (rows, all words)."""
+    if isinstance(where, slice):
+        state[:, words] = stamps
+    else:
+        state[where[:, None], words] = stamps

@@ -9,23 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .arrays import ALL_LANES, Mask, either, narrow
 from .codegen import Program
 from .counters import Counters
 from .errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from .race import RaceDetector
-from .shared import ALL_LANES, SharedMemory
+from .shared import SharedMemory
 from .warp import Warp
 
 if TYPE_CHECKING:
     from . import Machine
-
-
-def _either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    """The union of two masks; None is the full mask."""
-    if a is None or b is None:
-        return None
-    both = a | b
-    return None if both.all() else both
 
 
 @dataclass
@@ -34,7 +27,7 @@ class Arrival:
 
     warp: Warp
     block: int
-    mask: np.ndarray | None
+    mask: Mask
 
 
 class Barrier:
@@ -54,8 +47,7 @@ class Chunk:
         self.machine, self.cta_ids = machine, cta_ids
         self.program: Program = machine.program
         self.counters: Counters = machine.counters
-        self.lazy_copies = machine.lazy_copies
-        self.shared = SharedMemory(len(cta_ids), machine.shared_bytes, machine.granule)
+        self.shared = SharedMemory(len(cta_ids), machine.patterns)
         num_warps = -(-machine.num_threads // 32)
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
         self.barriers: dict[int, Barrier] = {}
@@ -70,7 +62,7 @@ class Chunk:
     def cta_name(self, row: int) -> str:
         return "(" + ", ".join(str(int(part[row, 0])) for part in self.coordinates()) + ")"
 
-    def rows(self, mask: np.ndarray | None) -> np.ndarray | None:
+    def rows(self, mask: Mask) -> Mask:
         """The CTAs that a mask has lanes of; None: all."""
         if mask is None or mask.shape[0] == 1:
             return None
@@ -100,7 +92,7 @@ class Chunk:
             found[f"%nctaid.{axis}"] = constant(count)
         return found
 
-    def count_global(self, index: int, address: np.ndarray, size: int, mask: np.ndarray | None) -> None:
+    def count_global(self, index: int, address: np.ndarray, size: int, mask: Mask) -> None:
         """Adds the sectors of one access; inactive lanes repeat an active address of their CTA."""
         sectors = np.sort(address >> np.uint64(5), axis=1)
         distinct = 1 + (sectors[:, 1:] != sectors[:, :-1]).sum(axis=1)
@@ -152,16 +144,16 @@ class Chunk:
             elif root in ("bar", "barrier") and block.last.opcode != "bar.warp.sync":
                 self._arrive(warp, mask, result, index)
             else:
-                ready[index + 1] = _either(mask, ready[index + 1]) if index + 1 in ready else mask
+                ready[index + 1] = either(mask, ready[index + 1]) if index + 1 in ready else mask
 
     def _active_ctas(self, mask: np.ndarray) -> int:
         active = int(mask.any(axis=1).sum())
         return active if mask.shape[0] > 1 else active * len(self.cta_ids)
 
-    def _send(self, warp: Warp, block: int, mask: np.ndarray | None) -> None:
-        warp.ready[block] = _either(mask, warp.ready[block]) if block in warp.ready else mask
+    def _send(self, warp: Warp, block: int, mask: Mask) -> None:
+        warp.ready[block] = either(mask, warp.ready[block]) if block in warp.ready else mask
 
-    def _branch(self, warp: Warp, mask: np.ndarray | None, taken: np.ndarray | None, target: int, following: int) -> None:
+    def _branch(self, warp: Warp, mask: Mask, taken: Mask, target: int, following: int) -> None:
         if taken is None or taken.all():
             self._send(warp, target, mask)
             return
@@ -174,7 +166,7 @@ class Chunk:
             self._send(warp, target, there)
             self._send(warp, following, here)
 
-    def _exit(self, warp: Warp, mask: np.ndarray | None, leaving: np.ndarray | None, following: int) -> None:
+    def _exit(self, warp: Warp, mask: Mask, leaving: Mask, following: int) -> None:
         gone = leaving if mask is None else mask if leaving is None else mask & leaving
         if leaving is not None:
             staying = ~leaving if mask is None else mask & ~leaving
@@ -187,7 +179,7 @@ class Chunk:
 
     # -- barriers
 
-    def _arrive(self, warp: Warp, mask: np.ndarray | None, operands: tuple, index: int) -> None:
+    def _arrive(self, warp: Warp, mask: Mask, operands: tuple, index: int) -> None:
         """Lanes arrive at the barrier that ends block `index`; those that only arrive, or fail the guard, go on."""
         number, threads, guard = operands
         last = self.program.blocks[index].last
@@ -202,7 +194,7 @@ class Chunk:
         if aligned and mask is not None:
             self._check_aligned(warp, mask, last.index)
         for each in np.unique(number).tolist():
-            chosen = mask if number.size == 1 else _narrowed(mask, number == each)
+            chosen = mask if number.size == 1 else narrow(mask, number == each)
             if chosen is not None and not chosen.any():
                 continue
             barrier = self.barriers.setdefault(each, Barrier(each, len(self.cta_ids)))
@@ -214,7 +206,7 @@ class Chunk:
             if self.race:
                 self.race.arrive(each, warp.index, self.rows(chosen))
 
-    def _count_arrival(self, barrier: Barrier, mask: np.ndarray | None, threads: np.ndarray | None, aligned: bool) -> None:
+    def _count_arrival(self, barrier: Barrier, mask: Mask, threads: Mask, aligned: bool) -> None:
         """An aligned barrier counts whole warps; otherwise each lane counts."""
         shape = (len(self.cta_ids), 32)
         lanes = np.broadcast_to(True if mask is None else mask, shape)
@@ -227,12 +219,17 @@ class Chunk:
 
     def _check_aligned(self, warp: Warp, mask: np.ndarray, index: int) -> None:
         """All lanes of a warp that have not left must come to an aligned barrier together."""
-        live = np.broadcast_to(True if warp.live is None else warp.live, (mask.shape[0] if warp.live is None else max(mask.shape[0], warp.live.shape[0]), 32))
+        live = np.broadcast_to(
+            True if warp.live is None else warp.live,
+            (mask.shape[0] if warp.live is None else max(mask.shape[0], warp.live.shape[0]), 32),
+        )
         missing = mask.any(axis=1)[:, None] & live & ~mask
         if missing.any():
             row = int(np.argmax(missing.any(axis=1)))
             lanes = np.nonzero(np.broadcast_to(missing[row], 32))[0].tolist()
-            raise ConvergenceError(f"a barrier in divergent code: lanes {lanes} of the warp are elsewhere\n  {warp._at(index, row, None)}")
+            raise ConvergenceError(
+                f"a barrier in divergent code: lanes {lanes} of the warp are elsewhere\n  {warp.at(index, row)}"
+            )
 
     def _open(self, barrier: Barrier) -> bool:
         """Lets the CTAs go on in which everybody has arrived; whether there were any."""
@@ -243,11 +240,11 @@ class Chunk:
         waiting, barrier.waiting = barrier.waiting, []
         leaving: set[int] = set()
         for arrival in waiting:
-            leaves = arrival.mask if everywhere else _narrowed(arrival.mask, full[:, None])
+            leaves = arrival.mask if everywhere else narrow(arrival.mask, full[:, None])
             if leaves is None or leaves.any():
                 leaving.add(arrival.warp.index)
                 self._send(arrival.warp, arrival.block, leaves)
-            stays = np.zeros((1, 1), bool) if everywhere else _narrowed(arrival.mask, ~full[:, None])
+            stays = np.zeros((1, 1), bool) if everywhere else narrow(arrival.mask, ~full[:, None])
             if stays is not None and stays.any():
                 barrier.waiting.append(Arrival(arrival.warp, arrival.block, stays))
         if self.race:
@@ -264,7 +261,9 @@ class Chunk:
             state = "has exited"
             for number, barrier in self.barriers.items():
                 for arrival in barrier.waiting:
-                    if arrival.warp is warp and (arrival.mask is None or arrival.mask[row if arrival.mask.shape[0] > 1 else 0].any()):
+                    if arrival.warp is warp and (
+                        arrival.mask is None or arrival.mask[row if arrival.mask.shape[0] > 1 else 0].any()
+                    ):
                         last = self.program.blocks[arrival.block - 1].last
                         state = f"waits at barrier {number} ({barrier.arrived[row]} of {barrier.expected[row]} threads), at {last.where()}: `{last.text}`"
             lines.append(f"  warp {warp.index} {state}")
@@ -276,9 +275,5 @@ class Chunk:
 
     def _over_budget(self, warp: Warp, index: int) -> InstructionBudgetError:
         return InstructionBudgetError(
-            f"more than {self.machine.max_instructions} instructions in one warp: an endless loop?\n  {warp._at(index, 0, None)}"
+            f"more than {self.machine.max_instructions} instructions in one warp: an endless loop?\n  {warp.at(index, 0)}"
         )
-
-
-def _narrowed(mask: np.ndarray | None, condition: np.ndarray) -> np.ndarray | None:
-    return condition if mask is None else mask & condition

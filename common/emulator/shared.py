@@ -5,16 +5,15 @@ AccessPattern says which bytes the lanes of one warp touch, and is cached, with 
 race detector.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import ALL_LANES, Array, Mask
 from .counters import Counters, shared_wavefronts
 from .memory import VIEW_CODES, AccessFault, aligned_bytes, typed_views
 
 WINDOW = 1024  # shared addresses start here: the first KiB belongs to the system, as on the hardware
-ALL_LANES = np.arange(32)
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,10 @@ class AccessPattern:
     Attributes:
         lanes: the active lanes, (n).
         elements: what each active lane accesses, in units of the access size from the window's start, (n).
-        words: every granule of the race detector's shadow touched, (n * granules a lane), lane by lane.
+        words: every granule of the race detector touched, (n * granules a lane), lane by lane.
         word_lanes: the lane of each of these.
         repeated: which of these are touched by more than one lane.
-        uniform: all 32 lanes access the one address; elements then has length 1.
+        is_one_address: all 32 lanes access one address; elements then has length 1.
         wavefronts, ideal: see counters.shared_wavefronts.
     """
 
@@ -36,7 +35,7 @@ class AccessPattern:
     words: np.ndarray
     word_lanes: np.ndarray
     repeated: np.ndarray
-    uniform: bool
+    is_one_address: bool
     wavefronts: int
     ideal: int
 
@@ -45,101 +44,112 @@ class AccessPattern:
 Group = tuple[AccessPattern, np.ndarray | None]
 
 
-class SharedMemory:
-    """`size` bytes for each of `num_ctas` CTAs. `granule` is the race detector's word: 4 bytes, or the smallest access."""
+class PatternCache:
+    """Patterns of all chunks of a launch: `size` bytes of shared memory, words of `granule` bytes."""
 
-    def __init__(self, num_ctas: int, size: int, granule: int) -> None:
-        self.num_ctas, self.size, self.granule = num_ctas, size, granule
-        self.views = typed_views(aligned_bytes(num_ctas, max(size, 16)))
-        self._patterns: dict[tuple[bytes, int, bytes | None], AccessPattern] = {}
+    def __init__(self, size: int, granule: int) -> None:
+        self.size, self.granule = size, granule
+        self._found: dict[tuple[bytes, int, bytes | None], list[Group]] = {}
 
-    def groups(self, address: np.ndarray, size: int, mask: np.ndarray | None) -> list[Group]:
-        """The accesses of a warp in all its CTAs, those that agree together.
-
-        Args:
-            address: byte addresses, (1 or CTAs, 1 or 32), u4 or u8.
-            size: bytes a lane, a power of two up to 16.
-            mask: active lanes, (1 or CTAs, 1 or 32); None: all.
-
-        Raises:
-            AccessFault: a lane is out of bounds or misaligned; `.position` is 32 * row + lane.
-        """
-        if address.shape[0] == 1 and (mask is None or mask.shape[0] == 1):
-            pattern = self._pattern(address, size, mask, 0)
-            return [(pattern, None)] if pattern else []
-        rows: dict[tuple[bytes, bytes | None], list[int]] = {}
-        for row in range(self.num_ctas):
-            own_address = address[row if address.shape[0] > 1 else 0]
-            own_mask = None if mask is None else mask[row if mask.shape[0] > 1 else 0]
-            if own_mask is None or own_mask.any():
-                rows.setdefault((own_address.tobytes(), None if own_mask is None or own_mask.all() else own_mask.tobytes()), []).append(row)
-        result: list[Group] = []
-        for members in rows.values():
-            row = members[0]
-            own_mask = None if mask is None else mask[row : row + 1] if mask.shape[0] > 1 else mask
-            pattern = self._pattern(address[row : row + 1] if address.shape[0] > 1 else address, size, own_mask, row)
-            if pattern:
-                result.append((pattern, None if len(members) == self.num_ctas else np.array(members)))
-        return result
-
-    def _pattern(self, address: np.ndarray, size: int, mask: np.ndarray | None, row: int) -> AccessPattern | None:
-        """The pattern of one row of addresses; None if no lane is active."""
+    def find(self, address: Array, size: int, mask: Mask, row: int = 0) -> list[Group]:
+        """The pattern of one row of addresses as a group for all CTAs; empty if no lane is active."""
         if mask is not None and mask.all():
             mask = None
         key = (address.tobytes(), size, None if mask is None else mask.tobytes())
-        found = self._patterns.get(key)
+        found = self._found.get(key)
         if found is None:
             lanes = ALL_LANES if mask is None else np.nonzero(np.broadcast_to(mask[0], 32))[0]
-            if not len(lanes):
-                return None
-            uniform = address.shape[1] == 1 and mask is None
-            found = self._patterns[key] = self._build(np.broadcast_to(address[0], 32)[lanes].astype(np.int64), lanes, size, uniform, row)
+            is_one = address.shape[1] == 1 and mask is None
+            chosen = np.broadcast_to(address[0], 32)[lanes].astype(np.int64)
+            found = [(self._build(chosen, lanes, size, is_one, row), None)] if len(lanes) else []
+            self._found[key] = found
         return found
 
-    def _build(self, address: np.ndarray, lanes: np.ndarray, size: int, uniform: bool, row: int) -> AccessPattern:
+    def _build(self, address: np.ndarray, lanes: np.ndarray, size: int, is_one: bool, row: int) -> AccessPattern:
         offset = address - WINDOW
         outside = (offset < 0) | (offset + size > self.size)
         wrong = outside | (offset % size != 0)
         if wrong.any():
             at = int(np.argmax(wrong))
-            if outside[at]:
-                problem = f"out of bounds: offset {offset[at]} of {self.size} bytes"
-            else:
-                problem = f"misaligned: offset {offset[at]}"
-            raise AccessFault(32 * row + int(lanes[at]), f"{size}-byte shared access {problem}")
+            fault = f"out of bounds: offset {offset[at]} of {self.size} bytes"
+            message = fault if outside[at] else f"misaligned: offset {offset[at]}"
+            raise AccessFault(32 * row + int(lanes[at]), f"{size}-byte access to shared memory {message}")
         per_lane = max(1, size // self.granule)
         words = (offset[:, None] // self.granule + np.arange(per_lane)).reshape(-1)
-        actual, ideal = shared_wavefronts(offset, lanes, size)
-        word_lanes = np.repeat(lanes, per_lane)
         _, position, times = np.unique(words, return_inverse=True, return_counts=True)
-        elements = offset[:1] // size if uniform else offset // size
-        return AccessPattern(lanes, elements, words, word_lanes, times[position] > 1, uniform, actual, ideal)
+        elements = offset[:1] // size if is_one else offset // size
+        conflicts = shared_wavefronts(offset, lanes, size)
+        return AccessPattern(
+            lanes, elements, words, np.repeat(lanes, per_lane), times[position] > 1, is_one, *conflicts
+        )
 
-    def gather(self, groups: list[Group], size: int) -> np.ndarray:
-        """The elements read, (CTAs, 1 or 32) of `size`-byte type; zero where a lane is inactive."""
+
+class SharedMemory:
+    """Shared memory of `num_ctas` CTAs, filled with 0xFF: NaN in every float type."""
+
+    def __init__(self, num_ctas: int, patterns: PatternCache) -> None:
+        self.num_ctas, self.patterns = num_ctas, patterns
+        self.views = typed_views(aligned_bytes(num_ctas, max(patterns.size, 16)))
+
+    def groups(self, address: Array, size: int, mask: Mask) -> list[Group]:
+        """The accesses of a warp in all its CTAs, those that agree together.
+
+        Args:
+            address: byte addresses, u4 or u8.
+            size: bytes a lane, a power of two up to 16.
+
+        Raises:
+            AccessFault: a lane is out of bounds or misaligned; `.position` is 32 * row + lane.
+        """
+        if address.shape[0] == 1 and (mask is None or mask.shape[0] == 1):
+            return self.patterns.find(address, size, mask)
+        members: dict[tuple[bytes, bytes | None], list[int]] = {}
+        for row in range(self.num_ctas):
+            own_address, own_mask = _row(address, row), None if mask is None else _row(mask, row)
+            if own_mask is None or own_mask.any():
+                key = (own_address.tobytes(), None if own_mask is None else own_mask.tobytes())
+                members.setdefault(key, []).append(row)
+        result: list[Group] = []
+        for rows in members.values():
+            own_mask = None if mask is None else _row(mask, rows[0])
+            for pattern, _ in self.patterns.find(_row(address, rows[0]), size, own_mask, rows[0]):
+                result.append((pattern, None if len(rows) == self.num_ctas else np.array(rows)))
+        return result
+
+    def gather(self, groups: list[Group], size: int) -> Array:
+        """The elements read, of `size`-byte type; zero where a lane is inactive."""
         view = self.views[size]
-        if len(groups) == 1 and groups[0][1] is None:
-            pattern = groups[0][0]
-            if pattern.uniform or len(pattern.lanes) == 32:
+        if len(groups) == 1:
+            pattern, rows = groups[0]
+            if rows is None and (pattern.is_one_address or len(pattern.lanes) == 32):
                 return view.take(pattern.elements, axis=1)
         result = np.zeros((self.num_ctas, 32), VIEW_CODES[size])
         for pattern, rows in groups:
-            where = slice(None) if rows is None else rows
-            result[self._cells(rows, pattern.lanes)] = view[where].take(pattern.elements, axis=1)
+            source = view if rows is None else view[rows]
+            result[_cells(rows, pattern.lanes)] = source.take(pattern.elements, axis=1)
         return result
 
-    def scatter(self, groups: list[Group], size: int, values: np.ndarray) -> None:
-        """Writes elements (1 or CTAs, 1 or 32); of lanes that write the same address the last wins."""
-        values = np.broadcast_to(values, (self.num_ctas, 32))
+    def scatter(self, groups: list[Group], size: int, values: Array) -> None:
+        """Writes elements; of lanes that write the same address the last wins."""
         for pattern, rows in groups:
+            chosen = values if rows is None or values.shape[0] == 1 else values[rows]
+            if values.shape[1] > 1 and len(pattern.lanes) < 32:
+                chosen = chosen[:, pattern.lanes]
             elements = np.broadcast_to(pattern.elements, len(pattern.lanes))
-            self.views[size][self._cells(rows, elements)] = values[self._cells(rows, pattern.lanes)]
-
-    def _cells(self, rows: np.ndarray | None, columns: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-        return (slice(None), columns) if rows is None else (rows[:, None], columns)
+            self.views[size][_cells(rows, elements)] = chosen
 
     def count(self, counters: Counters, index: int, groups: list[Group], size: int) -> None:
         """Adds the traffic of one instruction."""
         for pattern, rows in groups:
             ctas = self.num_ctas if rows is None else len(rows)
-            counters.shared[index].add(ctas, ctas * pattern.wavefronts, ctas * pattern.ideal, ctas * len(pattern.lanes) * size)
+            transferred = ctas * len(pattern.lanes) * size
+            counters.shared[index].add(ctas, ctas * pattern.wavefronts, ctas * pattern.ideal, transferred)
+
+
+def _row(values: Array, row: int) -> Array:
+    return values if values.shape[0] == 1 else values[row : row + 1]
+
+
+def _cells(rows: np.ndarray | None, columns: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
+    """An index of these columns of these rows (None: all)."""
+    return (slice(None), columns) if rows is None else (rows[:, None], columns)

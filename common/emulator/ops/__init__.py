@@ -3,4 +3,17 @@
 from . import bits, control, convert, floats, halves, integers, memory, mma, moves, warpwide
 from .registry import Op, lookup
 
-__all__ = ["Op", "bits", "control", "convert", "floats", "halves", "integers", "lookup", "memory", "mma", "moves", "warpwide"]
+__all__ = [
+    "Op",
+    "bits",
+    "control",
+    "convert",
+    "floats",
+    "halves",
+    "integers",
+    "lookup",
+    "memory",
+    "mma",
+    "moves",
+    "warpwide",
+]

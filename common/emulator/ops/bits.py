@@ -76,7 +76,9 @@ def reverse(m: Match, a: str) -> str:
 @op(r"(?P<f>popc|clz)\.(?P<t>b32|b64)")
 def count_bits(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     value = e.read(i.operands[1], m["t"])
-    e.write(i.operands[0], f"np.bitwise_count({value}).astype(u4)" if m["f"] == "popc" else f"leading_zeros({value})", "u32")
+    e.write(
+        i.operands[0], f"np.bitwise_count({value}).astype(u4)" if m["f"] == "popc" else f"leading_zeros({value})", "u32"
+    )
 
 
 @op(r"bfind\.(?P<t>u32|u64|b32|b64)")

@@ -86,11 +86,11 @@ def _write_float(e: "BlockEmitter", i: Instruction, type: str, value: str) -> No
         e.write(i.operands[0], f"({value}).astype({NUMPY_TYPES[type]})", type)
 
 
-@op(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|const|local|param)\.u64")
+@op(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|const|local)\.u64")
 def generic_address(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     source = e.read(i.operands[1], "u64")
-    if m["space"] == "shared":
-        source = f"w.from_generic({source})" if m["to"] else f"w.to_generic({source})"
+    if m["space"] in ("shared", "local"):
+        source = f"w.{'from' if m['to'] else 'to'}_generic({m['space']!r}, {source})"
     e.write(i.operands[0], source, "u64")
 
 

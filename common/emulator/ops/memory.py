@@ -26,7 +26,7 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
 def load(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     targets = _items(i.operands[0])
     values = e.let(
-        f"w.load({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[1])}, {NUMPY_TYPES[m['t']]!r}, {len(targets)}, {e.mask()})"
+        f"w.access.load({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[1])}, {NUMPY_TYPES[m['t']]!r}, {len(targets)}, {e.mask()})"
     )
     for n, target in enumerate(targets):
         e.write(target, f"{values}[{n}]", m["t"])
@@ -35,24 +35,30 @@ def load(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 @op(rf"st{_ORDER}{_SPACE}(?:\.(?:wb|cg|cs|wt))?{_EVICT}{_HINT}{_TYPE}", outputs=0)
 def store(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     values = ", ".join(e.read(item, m["t"]) for item in _items(i.operands[1]))
-    e.line(f"w.store({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[0])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})")
+    e.line(
+        f"w.access.store({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[0])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
+    )
 
 
-_SCOPE = r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared)(?:::cta)?)?"
+_SCOPE = (
+    r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared)(?:::cta)?)?"
+)
 _FUNCTION = r"(?P<f>add|min|max|and|or|xor|exch|cas|inc|dec)\.(?P<t>[bsu](?:32|64)|f32|f64)"
 
 
 @op(rf"atom{_SCOPE}\.{_FUNCTION}")
 def atomic(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     values = ", ".join(e.read(operand, m["t"]) for operand in i.operands[2:])
-    call = f"w.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[1])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
+    call = f"w.access.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[1])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
     e.write(i.operands[0], call, m["t"])
 
 
 @op(rf"red{_SCOPE}\.{_FUNCTION}", outputs=0)
 def reduction(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     value = e.read(i.operands[1], m["t"])
-    e.line(f"w.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[0])}, ({value},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})")
+    e.line(
+        f"w.access.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[0])}, ({value},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
+    )
 
 
 _MATRIX = r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)?\.b16"
@@ -60,7 +66,9 @@ _MATRIX = r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?:\.shar
 
 @op(rf"ldmatrix{_MATRIX}")
 def load_matrix(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    values = e.let(f"w.load_matrix({i.index}, {e.address(i.operands[1])}, {m['count']}, {bool(m['trans'])}, {e.mask()})")
+    values = e.let(
+        f"w.access.load_matrix({i.index}, {e.address(i.operands[1])}, {m['count']}, {bool(m['trans'])}, {e.mask()})"
+    )
     for n, target in enumerate(_items(i.operands[0])):
         e.write(target, f"{values}[{n}]", "b32")
 
@@ -68,7 +76,7 @@ def load_matrix(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 @op(rf"stmatrix{_MATRIX}", outputs=0)
 def store_matrix(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     values = ", ".join(e.read(item, "b32") for item in _items(i.operands[1]))
-    e.line(f"w.store_matrix({i.index}, {e.address(i.operands[0])}, ({values},), {bool(m['trans'])}, {e.mask()})")
+    e.line(f"w.access.store_matrix({i.index}, {e.address(i.operands[0])}, ({values},), {bool(m['trans'])}, {e.mask()})")
 
 
 @op(rf"cp\.async\.(?:ca|cg)\.shared(?:::cta)?\.global{_HINT}", outputs=0)
@@ -83,24 +91,24 @@ def copy_async(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     elif extra and extra[0] != size:
         source_size = e.read(extra[0], "u32")
     addresses = f"{e.address(i.operands[0])}, {e.address(i.operands[1])}"
-    e.line(f"w.copy_async({i.index}, {addresses}, {size.value}, {source_size}, {e.mask()})")
+    e.line(f"w.access.copy_async({i.index}, {addresses}, {size.value}, {source_size}, {e.mask()})")
 
 
 @op(r"cp\.async\.commit_group", outputs=0)
 def commit_group(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    e.line(f"w.copies.commit({e.mask()})")
+    e.line(f"w.access.copies.commit({e.mask()})")
 
 
 @op(r"cp\.async\.wait_group", outputs=0)
 def wait_group(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     pending = i.operands[0]
     assert isinstance(pending, Imm)
-    e.line(f"w.copies.wait({pending.value}, {e.mask()})")
+    e.line(f"w.access.copies.wait({pending.value}, {e.mask()})")
 
 
 @op(r"cp\.async\.wait_all", outputs=0)
 def wait_all(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    e.line(f"w.copies.wait_all({e.mask()})")
+    e.line(f"w.access.copies.wait_all({e.mask()})")
 
 
 @op(r"createpolicy\.fractional\.L2::evict_(?:first|last|normal|unchanged)(?:\.L2::evict_(?:first|unchanged))?\.b64")

@@ -8,7 +8,18 @@ from .registry import Match, op
 if TYPE_CHECKING:
     from ..codegen import BlockEmitter
 
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 _BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 
@@ -30,7 +41,9 @@ def _pack(e: "BlockEmitter", target: Operand, source: Vector) -> None:
     whole = int(target.storage[1])
     part = whole // len(source.items)
     items = [f"{e.read(item, f'b{8 * part}')}.astype(u{whole})" for item in source.items]
-    shifted = [f"({item} << {e.namespace.constant(8 * part * n, f'u{whole}')})" if n else item for n, item in enumerate(items)]
+    shifted = [
+        f"({item} << {e.namespace.constant(8 * part * n, f'u{whole}')})" if n else item for n, item in enumerate(items)
+    ]
     e.write(target, " | ".join(shifted), f"b{8 * whole}")
 
 

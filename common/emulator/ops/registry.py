@@ -51,7 +51,9 @@ def op(pattern: str, outputs: int = 1, ends_block: bool = False) -> Callable[[Em
     return register
 
 
-def alu(pattern: str, sources: str | None = None, result: str | None = None) -> Callable[[Callable[..., str]], Callable[..., str]]:
+def alu(
+    pattern: str, sources: str | None = None, result: str | None = None
+) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Registers an instruction without side effects: the function maps source expressions to the result's expression.
 
     The function takes the match of the pattern, then one Python expression per source operand. Operands are read as type

@@ -1,0 +1,264 @@
+"""What one warp does to memory: loads, stores, atomics, matrix loads, asynchronous copies. The generated code calls it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import exchange
+from .arrays import ALL_LANES, Array, Mask, every_lane, narrow
+from .copies import Copy, CopyQueue
+from .errors import EmulatorError, MemoryAccessError
+from .fragments import registers_to_rows, rows_to_registers
+from .memory import GLOBAL_START, VIEW_CODES, AccessFault, aligned_bytes, typed_views
+from .shared import Group
+
+if TYPE_CHECKING:
+    from .warp import Warp
+
+# Where shared and local memory lie among generic addresses; global tensors lie above.
+GENERIC_BASE = {"shared": 1 << 28, "local": 1 << 30}
+_GENERIC_END = {"shared": 1 << 30, "local": GLOBAL_START}
+
+
+def is_in(space: str, address: Array) -> Array:
+    """isspacep: whether generic addresses lie in a space."""
+    if space in GENERIC_BASE:
+        return (address >= GENERIC_BASE[space]) & (address < _GENERIC_END[space])
+    return address >= GLOBAL_START if space == "global" else np.zeros((1, 1), bool)
+
+
+def split(values: Array, code: str, count: int) -> list[Array]:
+    """Elements of 1 to 16 bytes as `count` arrays of numpy type `code`."""
+    if count == 1:
+        return [values.view(code)]
+    parts = values.view(code).reshape(*values.shape, count)
+    return [parts[..., n] for n in range(count)]
+
+
+def join(values: Sequence[Array], code: str) -> Array:
+    """The inverse of split: the values side by side in one element."""
+    if len(values) == 1:
+        return values[0].view(VIEW_CODES[values[0].itemsize])
+    parts = np.empty((*np.broadcast_shapes(*(value.shape for value in values)), len(values)), code)
+    for n, value in enumerate(values):
+        parts[..., n] = value
+    return parts.view(VIEW_CODES[parts.itemsize * len(values)])[..., 0]
+
+
+class WarpAccess:
+    """The memory side of a warp. Faults become errors that name tensor, CTA, warp, lane and source lines."""
+
+    def __init__(self, warp: "Warp") -> None:
+        self.warp, self.chunk = warp, warp.chunk
+        self.machine = warp.chunk.machine
+        self.copies = CopyQueue(self._land)
+        self._local: dict[int, np.ndarray] | None = None
+
+    def _error(self, index: int, fault: AccessFault, width: int = 32) -> MemoryAccessError:
+        return MemoryAccessError(f"{fault}\n  {self.warp.at(index, *divmod(fault.position, width))}")
+
+    # -- loads and stores
+
+    def load(self, index: int, space: str, address: Array, code: str, count: int, mask: Mask) -> list[Array]:
+        """`count` arrays of type `code` read from consecutive bytes; zero in inactive lanes."""
+        size = np.dtype(code).itemsize * count
+        if space == "param":
+            element = np.frombuffer(self.machine.params, VIEW_CODES[size], 1, int(address.flat[0]))
+            return split(element.reshape(1, 1), code, count)
+        if space == "generic":
+            space, address = self._resolve(index, address, mask)
+        if space == "shared":
+            return split(self._load_shared(index, address, size, mask), code, count)
+        if space == "local":
+            return split(self._local_cells(index, address, size, mask)[0], code, count)
+        return split(self._load_global(index, address, size, mask), code, count)
+
+    def store(self, index: int, space: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask) -> None:
+        """Writes values side by side."""
+        if space == "generic":
+            space, address = self._resolve(index, address, mask)
+        data = join(values, code)
+        if space == "shared":
+            self._store_shared(index, address, data, mask)
+        elif space == "local":
+            old, view, cells = self._local_cells(index, address, data.itemsize, mask)
+            view[cells] = data if mask is None else np.where(mask, data, old)
+        else:
+            self._store_global(index, address, data, mask)
+
+    def _resolve(self, index: int, address: Array, mask: Mask) -> tuple[str, Array]:
+        """The one space that generic addresses lie in, and the addresses in it."""
+        for space, base in GENERIC_BASE.items():
+            inside = is_in(space, address)
+            if mask is not None:
+                inside = inside | ~mask
+            if inside.all():
+                return space, address - np.uint64(base)
+            if narrow(mask, inside).any():
+                raise EmulatorError(f"one access reaches {space} and other memory\n  {self.warp.at(index, 0)}")
+        return "global", address
+
+    def _groups(self, index: int, address: Array, size: int, mask: Mask) -> list[Group]:
+        """The accesses to shared memory, counted."""
+        try:
+            groups = self.chunk.shared.groups(address, size, mask)
+        except AccessFault as fault:
+            raise self._error(index, fault) from None
+        self.chunk.shared.count(self.chunk.counters, index, groups, size)
+        return groups
+
+    def _load_shared(self, index: int, address: Array, size: int, mask: Mask, collective: bool = False) -> Array:
+        groups = self._groups(index, address, size, mask)
+        if race := self.chunk.race:
+            for pattern, rows in groups:
+                race.read(self.warp, index, pattern, rows, collective)
+        return self.chunk.shared.gather(groups, size)
+
+    def _store_shared(self, index: int, address: Array, data: Array, mask: Mask) -> None:
+        groups = self._groups(index, address, data.itemsize, mask)
+        if race := self.chunk.race:
+            for pattern, rows in groups:
+                race.write(self.warp, index, pattern, rows)
+        self.chunk.shared.scatter(groups, data.itemsize, data)
+        if race and any(pattern.repeated.any() for pattern, _ in groups):
+            kept = self.chunk.shared.gather(groups, data.itemsize)
+            race.check_agreement(self.warp, index, groups[0][0], narrow(mask, kept != data))
+
+    def _load_global(self, index: int, address: Array, size: int, mask: Mask) -> Array:
+        if mask is not None:
+            if not mask.any():
+                return np.zeros((1, 1), VIEW_CODES[size])
+            address = _only_active(address, mask)
+        try:
+            values = self.machine.memory.load(address, size)
+        except AccessFault as fault:
+            raise self._error(index, fault, address.shape[1]) from None
+        self.chunk.count_global(index, address, size, mask)
+        return values
+
+    def _store_global(self, index: int, address: Array, data: Array, mask: Mask) -> None:
+        if mask is not None:
+            if not mask.any():
+                return
+            address = _only_active(address, mask)
+        shape = (max(address.shape[0], data.shape[0]), 32)
+        try:
+            self.machine.memory.store(np.broadcast_to(address, shape), data, mask)
+        except AccessFault as fault:
+            raise self._error(index, fault) from None
+        self.chunk.count_global(index, address, data.itemsize, mask)
+
+    def _local_cells(
+        self, index: int, address: Array, size: int, mask: Mask
+    ) -> tuple[Array, np.ndarray, tuple[np.ndarray, np.ndarray, Array]]:
+        """Every thread's own memory: the elements at `address`, their array (CTAs, 32, elements) and their index in it."""
+        num_ctas, per_thread = len(self.chunk.cta_ids), self.machine.local_bytes
+        if self._local is None:
+            self._local = typed_views(aligned_bytes(num_ctas, 32, per_thread))
+        address = address.astype(np.int64) if mask is None else np.where(mask, address, 0).astype(np.int64)
+        wrong = (address < 0) | (address + size > per_thread) | (address % size != 0)
+        if wrong.any():
+            position = int(np.argmax(np.broadcast_to(wrong, (num_ctas, 32))))
+            raise self._error(
+                index, AccessFault(position, f"{size}-byte access to local memory out of bounds or misaligned")
+            )
+        view, cells = self._local[size], (np.arange(num_ctas)[:, None], ALL_LANES[None], address // size)
+        return view[cells], view, cells
+
+    def atomic(
+        self, index: int, space: str, name: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask
+    ) -> Array:  # fmt: skip
+        """atom and red, one lane after the other in CTA and lane order; the old values."""
+        if space == "generic":
+            space, address = self._resolve(index, address, mask)
+        size, shape = np.dtype(code).itemsize, (len(self.chunk.cta_ids), 32)
+        if space == "shared":
+            groups = self._groups(index, address, size, mask)
+            if race := self.chunk.race:
+                for pattern, rows in groups:
+                    race.atomic(self.warp, index, pattern, rows)
+        address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
+        old = np.zeros(shape, code)
+        for row, lane in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist():
+            where = address[row : row + 1, lane : lane + 1]
+            try:
+                if space == "global":
+                    view, element = self.machine.memory.cell(where, code)
+                else:
+                    ((pattern, _),) = self.chunk.shared.patterns.find(where, size, None)
+                    view, element = self.chunk.shared.views[size][row].view(code), int(pattern.elements[0])
+            except AccessFault as fault:
+                raise self._error(index, AccessFault(32 * row + lane, str(fault))) from None
+            old[row, lane] = view[element]
+            view[element] = exchange.atomic_function(name, view[element], [operand[row, lane] for operand in operands])
+        return old
+
+    # -- matrices
+
+    def load_matrix(self, index: int, address: Array, count: int, trans: bool, mask: Mask) -> np.ndarray:
+        """ldmatrix.x`count`: registers (count, CTAs, 32) u4."""
+        self.warp.converged(index, mask)
+        rows = self._load_shared(index, every_lane(address), 16, _first_lanes(8 * count, mask), collective=True)
+        return rows_to_registers(rows if count == 4 else np.ascontiguousarray(rows[:, : 8 * count]), trans)
+
+    def store_matrix(self, index: int, address: Array, values: tuple[Array, ...], trans: bool, mask: Mask) -> None:
+        """stmatrix of len(values) matrices."""
+        self.warp.converged(index, mask)
+        rows = registers_to_rows(values, trans)
+        data = np.zeros((rows.shape[0], 32), rows.dtype)
+        data[:, : rows.shape[1]] = rows
+        self._store_shared(index, every_lane(address), data, _first_lanes(8 * len(values), mask))
+
+    # -- asynchronous copies
+
+    def copy_async(
+        self, index: int, target: Array, source: Array, size: int, source_size: Array | None, mask: Mask
+    ) -> None:  # fmt: skip
+        """cp.async of `size` bytes a lane, of which those beyond `source_size` become zero."""
+        data = self._copy_source(index, source, size, source_size, mask)
+        groups = self._groups(index, target, size, mask)
+        if race := self.chunk.race:
+            for pattern, rows in groups:
+                race.issue_copy(self.warp, index, pattern, rows)
+        if not self.machine.lazy_copies:
+            self.chunk.shared.scatter(groups, size, data)
+        self.copies.issue(index, target, size, data, mask)
+
+    def _copy_source(self, index: int, source: Array, size: int, source_size: Array | None, mask: Mask) -> Array:
+        if source_size is None or (source_size == size).all():
+            return self._load_global(index, source, size, mask)
+        whole = source_size == size
+        data = self._load_global(index, source, size, narrow(mask, whole))
+        data = np.where(whole, data, data.dtype.type(0))
+        part = narrow(mask, ~whole & (source_size > 0))
+        if part.any():
+            octets = np.zeros((*np.broadcast_shapes(data.shape, source.shape, part.shape), size), np.uint8)
+            for n in range(size):
+                wanted = part & (source_size > n)
+                octets[..., n] = np.where(wanted, self._load_global(index, source + np.uint64(n), 1, wanted), 0)
+            data = np.where(part, octets.view(data.dtype)[..., 0], data)
+        return data
+
+    def _land(self, copy: Copy) -> None:
+        shared = self.chunk.shared
+        groups = shared.groups(copy.address, copy.size, copy.mask)
+        if race := self.chunk.race:
+            for pattern, rows in groups:
+                race.land_copy(self.warp, copy.index, pattern, rows)
+        if self.machine.lazy_copies:
+            shared.scatter(groups, copy.size, copy.data)
+
+
+def _first_lanes(count: int, mask: Mask) -> Mask:
+    """Only the first lanes name rows of a matrix."""
+    return mask if count == 32 else narrow(mask, (count > ALL_LANES)[None])
+
+
+def _only_active(address: Array, mask: np.ndarray) -> Array:
+    """Addresses in which an inactive lane repeats an active one, of its own CTA if there is one."""
+    shape = np.broadcast_shapes(address.shape, mask.shape)
+    address, mask = np.broadcast_to(address, shape), np.broadcast_to(mask, shape)
+    has_active = mask.any(axis=1)
+    own = np.take_along_axis(address, mask.argmax(axis=1)[:, None], axis=1)
+    return np.where(mask, address, np.where(has_active[:, None], own, own[int(np.argmax(has_active))]))

@@ -1,0 +1,30 @@
+"""The shapes that everything here agrees on.
+
+An Array is (1 or CTAs, 1 or 32): row r is CTA r of the chunk, column l is lane l; what is the same everywhere stays 1.
+A Mask tells the active lanes, in such a shape; None means all lanes of all CTAs.
+"""
+
+import numpy as np
+
+Array = np.ndarray
+Mask = np.ndarray | None
+
+ALL_LANES = np.arange(32)
+
+
+def narrow(mask: Mask, condition: np.ndarray) -> np.ndarray:
+    """The lanes of a mask for which a condition holds."""
+    return condition if mask is None else mask & condition
+
+
+def either(a: Mask, b: Mask) -> Mask:
+    """The union of two masks."""
+    if a is None or b is None:
+        return None
+    both = a | b
+    return None if both.all() else both
+
+
+def every_lane(values: np.ndarray) -> np.ndarray:
+    """(rows, 32) of (rows, 1 or 32)."""
+    return values if values.shape[1] == 32 else np.repeat(values, 32, axis=1)
