@@ -154,7 +154,8 @@ def _overview(contests: Sequence[Contest], mask: str) -> Table:
         pairs, controls = ([(m.times(m.baseline), m.times(other)) for _, m in there] for other in (name, CONTROL))
         mean, control = geometric_mean(pairs), geometric_mean(controls)
         rate = harmonic_mean([problem.flops / measurement.time_us(name) / 1e6 for problem, measurement in there])
-        made.add_row(name, *cells, f"{rate:.1f}", *ratio(mean, verdict(mean, control)))
+        is_baseline = all(name == measurement.baseline for _, measurement in there)
+        made.add_row(name, *cells, f"{rate:.1f}", *([] if is_baseline else ratio(mean, verdict(mean, control))))
     return made
 
 

@@ -74,12 +74,17 @@ def main(arguments: argparse.Namespace) -> int:
     settings = Settings(arguments.mode, arguments.rounds, arguments.seed)
     run = f"{records.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     contests: list[Contest] = []
-    for problem, artifacts in _compiled(kernels, list(_problems(arguments)), place).items():
+    field, left_out = _field(kernels, list(_problems(arguments)), place)
+    for reason in dict.fromkeys(left_out):
+        warn(reason)
+    for problem, artifacts in field.items():
         result = contest.hold(problem, artifacts, references, settings)
         contests.append(result)
         _report(result, brief=arguments.brief)
         if not arguments.no_log:
             _log(run, result, artifacts)
+    for absent in dict.fromkeys(f"{name}: {reason}" for c in contests for name, reason in c.absent.items()):
+        warn(f"no baseline {absent}")
     for table in display.overview(contests):
         console.print(table)
     if not arguments.no_log:
@@ -126,13 +131,14 @@ def _seqlens(text: str) -> list[int]:
     return [begin << power for power in range(64) if begin << power <= end]
 
 
-def _compiled(
+def _field(
     kernels: Sequence[Kernel], problems: Sequence[Problem], place: Target
-) -> dict[Problem, dict[str, Artifact]]:
-    """For each problem, the kernels that take it, all compiled at once. What cannot take part is said and left out."""
+) -> tuple[dict[Problem, dict[str, Artifact]], list[str]]:
+    """For each problem the kernels that take it, all compiled at once; and why others take no part."""
     from flashladder.common.build import BuildRequest, build
 
     requests: dict[tuple[Problem, str], BuildRequest] = {}
+    left_out = []
     for problem in problems:
         for kernel in kernels:
             try:
@@ -140,23 +146,22 @@ def _compiled(
                 kernel.version.check(problem, config)
                 requests[problem, kernel.label] = BuildRequest(kernel.version, config, place.arch)
             except UnsupportedProblemError as error:
-                warn(f"left out at {problem.name}: {error}")
+                left_out.append(f"left out: {error}")
     distinct = list(dict.fromkeys(requests.values()))
     with progress("compiled") as update:
         built = dict(zip(distinct, build(distinct, update, on_error="return"), strict=True))
-    for failure in filter(lambda result: isinstance(result, BuildError), built.values()):
-        warn(str(failure))
-    field: dict[Problem, dict[str, Artifact]] = {problem: {} for problem in problems}
+    field: dict[Problem, dict[str, Artifact]] = {}
     for (problem, label), request in requests.items():
-        if not isinstance(artifact := built[request], BuildError):
+        artifact = built[request]
+        if isinstance(artifact, BuildError):
+            left_out.append(f"left out: {artifact}")
+        else:
             place.check(artifact)
-            field[problem][label] = artifact
-    return {problem: artifacts for problem, artifacts in field.items() if artifacts}
+            field.setdefault(problem, {})[label] = artifact
+    return field, left_out
 
 
 def _report(result: Contest, brief: bool) -> None:
-    for name, reason in result.absent.items():
-        warn(f"{name} takes no part: {reason}")
     for name, check in result.checks.items():
         for fault in check.faults:
             warn(f"{name} is wrong, and not timed, at {result.problem.name}: {fault}")

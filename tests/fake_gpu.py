@@ -1,0 +1,65 @@
+"""A stand-in for a GPU, so that what drives one is tested anywhere: the emulator runs kernels, times are made up."""
+
+import random
+from types import SimpleNamespace
+
+import torch
+
+from flashladder.common import baselines, contest, measure, nvml, problem, target
+from flashladder.common.config import load_gpu
+from flashladder.common.execute import on_emulator
+
+NAME = "NVIDIA H100 80GB HBM3"
+
+
+class Clock:
+    """Asks a launch for its time, instead of timing it."""
+
+    def __init__(self, mode):
+        self.mode = mode
+        self._random = random.Random(0)
+
+    def plan(self, launch):
+        return measure._Plan(launch, launches=10, lead=1, hold_us=0)
+
+    def sample(self, plan):
+        time_us = getattr(plan.launch, "time_us", 100.0)
+        return time_us * self._random.gauss(1, 0.001), nvml.GpuState(sm_mhz=1980, power_w=500.0, temperature_c=50)
+
+    def warnings(self):
+        return ()
+
+
+def install(monkeypatch):
+    """Puts the stand-in in the place of a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: NAME)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    properties = SimpleNamespace(uuid="0123")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    here = target.Target(on_gpu=True, arch="sm_90a", gpu=load_gpu("h100"))
+    monkeypatch.setattr(target, "resolve", lambda device, gpu: here)
+    monkeypatch.setattr(contest, "make_inputs", lambda task, device: problem.make_inputs(task, "cpu"))
+    monkeypatch.setattr(contest, "on_gpu", _launch)
+    monkeypatch.setattr(measure, "_Clock", Clock)
+    fa2 = baselines.BASELINES["fa2"]
+    monkeypatch.setitem(baselines.BASELINES, "fa2", baselines.Baseline(**{**vars(fa2), "bind": _attention}))
+
+
+def _launch(artifact, task, tensors):
+    def launch():
+        on_emulator(artifact, task, tensors, race=False)
+
+    launch.time_us = 80.0
+    return launch
+
+
+def _attention(_, task, tensors):
+    def run():
+        q, k, v = (tensor.transpose(1, 2) for tensor in (tensors.q, tensors.k, tensors.v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=task.causal, scale=task.softmax_scale)
+        return out.transpose(1, 2)
+
+    run.time_us = 100.0
+    return run

@@ -1,0 +1,101 @@
+"""tools/bench.py on a stand-in for a GPU: what is timed, printed, logged and refused."""
+
+import pytest
+
+from flashladder.common import console, records
+from flashladder.common.problem import Problem
+from flashladder.tests import fake_gpu
+from flashladder.tools import bench
+
+SMALL = ["--seqlens", "64,128", "--tokens", "128", "--heads", "1", "--rounds", "6"]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Calls the tool as a person does; gives its exit code, output and errors."""
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    fake_gpu.install(monkeypatch)
+
+    def call(*arguments):
+        code = console.run(bench.main, bench.parser(), [*arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_rungs_beside_the_official_kernel(run, tmp_path):
+    code, out, err = run("02", "02@q_fragments=2", *SMALL, "--out", str(tmp_path / "table.txt"))
+    assert code == 0, err
+    assert "batch=1,num_heads=1,seqlen_q=128" in out
+    overview = out[out.index("full: TFLOP/s and ratio") :]
+    assert [line.split()[0] for line in overview.splitlines() if " faster" in line] == ["02", "02@q_fragments=2"]
+    assert "1.25" in overview
+    assert (tmp_path / "table.txt").read_text().strip() in out
+
+
+def test_everything_is_logged(run):
+    run("02", *SMALL, "--brief")
+    frame, damaged = records.bench().read()
+    assert damaged == []
+    assert list(frame["version"]) == ["fa2", "02_swizzling"] * 2
+    ours = frame.iloc[1]
+    assert ours["baseline"] == "fa2"
+    assert ours["ratio"] == pytest.approx(1.25, rel=0.01)
+    assert ours["verdict"] == "faster"
+    assert ours["device"] == fake_gpu.NAME
+    assert ours["passed"]
+    samples, _ = records.samples(ours["run"]).read()
+    assert len(samples) == 2 * 6 * 2 * 3
+    assert set(samples["contender"]) == {"fa2", "02", "control"}
+    assert samples["power_w"].eq(500.0).all()
+
+
+def test_a_wrong_kernel_is_named_and_not_timed(run, monkeypatch):
+    def broken(artifact, task, tensors):
+        return lambda: tensors.o.zero_()
+
+    monkeypatch.setattr("flashladder.common.contest.on_gpu", broken)
+    code, _, err = run("02", *SMALL)
+    assert code == console.EXIT_ERROR
+    assert "02 is wrong, and not timed, at batch=2" in err
+    frame, _ = records.bench().read()
+    assert not frame["passed"].any()
+    assert frame["time_us"].isna().all()
+
+
+def test_missing_baselines_are_named_with_the_line_that_installs_them(run):
+    code, _, err = run("02", *SMALL, "--baselines", "fa2,fa4", "--seqlens", "64")
+    assert code == 0
+    assert "no baseline fa4" in err
+    assert "pip install --pre flash-attn-4" in err
+
+
+def test_shapes_a_rung_does_not_take_are_left_out(run):
+    code, _, err = run("02", *SMALL, "--seqlens", "96,128")
+    assert code == 0
+    assert "left out: 02_swizzling takes seqlen_q in multiples of block_m=64, not 96" in err
+    frame, _ = records.bench().read()
+    assert set(frame["seqlen_q"]) == {128}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["02", "--baselines", "fa5"], "no baseline fa5; there are fa2, cudnn"),
+        (["02", "--seqlens", "many"], "--seqlens many is neither a range such as 512..4096 nor a list"),
+        (["99"], "99"),
+        (["02@block_m=63"], "block_m=63"),
+    ],
+)
+def test_bad_input(run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == console.EXIT_ERROR
+    assert message in err
+
+
+def test_shapes():
+    arguments = bench.parser().parse_args(["02", "--seqlens", "512..2048", "--causal", "both"])
+    problems = list(bench._problems(arguments))
+    assert [(p.batch, p.seqlen_q, p.causal) for p in problems[::3]] == [(32, 512, False), (32, 512, True)]
+    assert problems[2] == Problem(batch=8, num_heads=16, seqlen_q=2048)

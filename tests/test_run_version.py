@@ -1,0 +1,182 @@
+"""tools/run_version.py as a person types it: on the emulator from end to end, and what it says to bad input."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flashladder.common import console, records
+from flashladder.common.paths import ROOT
+from flashladder.tests import fake_gpu
+from flashladder.tools import run_version
+
+TOOL = ROOT / "tools" / "run_version.py"
+
+
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """Calls the tool in this process; gives its exit code, output and errors."""
+
+    def call(*arguments):
+        code = console.run(run_version.main, run_version.parser(), ["--device", "emulator", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def figure(out, name):
+    return next(line for line in out.splitlines() if line.strip().startswith(name))
+
+
+def test_from_a_cold_cache_on_the_emulator(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    command = [sys.executable, TOOL, "02", "--device", "emulator"]
+    begin = time.perf_counter()
+    cold = subprocess.run(command, capture_output=True, text=True, check=True)
+    middle = time.perf_counter()
+    warm = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert time.perf_counter() - middle < 10  # 2.5 s on an idle machine
+    assert middle - begin < 25  # 4 s on an idle machine
+    assert "PASS" in cold.stdout
+    assert "from the cache" in warm.stdout
+
+
+def test_swizzling_removes_the_conflicts_of_the_base(run):
+    _, base, _ = run("01", "--seqlen", "64", "--heads", "1")
+    code, swizzled, _ = run("02", "--seqlen", "64", "--heads", "1")
+    assert code == 0
+    assert "8.00x" in base
+    assert "8.00x" not in swizzled
+    assert "(1.00x)" in figure(swizzled, "shared-memory wavefronts")
+    assert "(1.00 of the problem's)" in figure(swizzled, "mma FLOPs")
+
+
+def test_a_row_is_logged(run, results):
+    assert run("02", "--seqlen", "128", "--heads", "1", "--config", "block_n=32", "num_warps=4")[0] == 0
+    assert run("02", "--seqlen", "64", "--heads", "1", "--no-log")[0] == 0
+    frame, damaged = records.runs().read()
+    assert (len(frame), damaged) == (1, [])
+    row = frame.iloc[0]
+    assert row["version"] == "02_swizzling"
+    assert "block_n=32" in row["config"]
+    assert (row["device"], row["arch"], row["seqlen_k"], row["passed"]) == ("emulator", "sm_90a", 128, True)
+    assert row["max_error"] <= row["tolerance"]
+    assert row["shared_wavefronts"] == row["shared_wavefronts_ideal"] > 0
+    assert row["torch"]
+    assert row["toolkit"]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "padded", "qkv"])
+def test_other_layouts(run, layout):
+    code, out, err = run("02", "--seqlen", "64", "--heads", "2", "--layout", layout, "--dtype", "fp16", "--no-log")
+    assert code == 0, err
+    assert f"layout={layout}" in out
+
+
+def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
+    monkeypatch.setattr("flashladder.common.execute.attention_params", _with_another_scale)
+    code, out, err = run("02", "--seqlen", "64", "--heads", "1")
+    assert code == console.EXIT_ERROR
+    assert "FAIL" in out
+    assert "error: 02_swizzling with dtype=bf16" in err
+    assert "tolerance" in err
+    assert not records.runs().read()[0]["passed"][0]
+
+
+def _with_another_scale(q, k, v, o, lse, softmax_scale, addresses=None):
+    from flashladder.common.launch import attention_params
+
+    return attention_params(q, k, v, o, lse, 2 * softmax_scale, addresses)
+
+
+def test_on_a_gpu_it_is_timed_beside_the_official_kernel(run, monkeypatch):
+    fake_gpu.install(monkeypatch)
+    code, out, err = run("02", "--seqlen", "64", "--heads", "1", "--batch", "1", "--rounds", "6")
+    assert code == 0, err
+    assert "FlashAttention-2 (torch)" in out
+    assert "faster" in figure(out, "02_swizzling  ")
+    row = records.runs().read()[0].iloc[0]
+    assert (row["device"], row["baseline"], row["verdict"]) == (fake_gpu.NAME, "fa2", "faster")
+    assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
+    code, out, _ = run("02", "--seqlen", "64", "--heads", "1", "--batch", "1", "--no-measure")
+    assert code == 0
+    assert "TFLOP/s" not in out
+
+
+def test_the_ladder_is_listed(run):
+    code, out, _ = run("--list")
+    assert code == 0
+    assert out.index("00_minimal") < out.index("01_base") < out.index("02_swizzling")
+
+
+def test_without_arguments_it_says_how_to_use_it(run):
+    code, out, _ = run()
+    assert code == console.EXIT_ERROR
+    assert "usage: " in out
+    assert "python tools/run_version.py --list" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["99"], "99"),
+        (["02", "--config", "block_m=65"], "block_m=65 is not one of 64, 128"),
+        (["02", "--config", "colour=red"], "unknown field colour; the fields are dtype"),
+        (["02", "--config", "block_m"], "'block_m' is not field=value"),
+        (["02", "--config", "num_warps=8"], "block_m % (16 * num_warps) == 0"),
+        (["02", "--seqlen", "100"], "takes seqlen_q in multiples of block_m=64, not 100"),
+        (["02", "--seqlen", "0"], "seqlen_q=0: must be at least 1"),
+        (["02", "--head-dim", "96"], "head_dim"),
+        (["02", "--causal"], "has no causal mask"),
+        (["02", "--heads", "4", "--heads-k", "3"], "num_heads=4 must be a multiple of num_heads_k=3"),
+        (["02", "--heads", "4", "--heads-k", "2"], "needs as many K/V heads as Q heads, not 4 and 2"),
+        (["02", "--layout", "sbhd"], "layout=sbhd: must be one of bshd, bhsd, padded, qkv"),
+        (["02", "--gpu", "h900"], "no description of the GPU h900; there are a100"),
+    ],
+)
+def test_bad_input_is_one_message(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert code == console.EXIT_ERROR
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+def test_traceback_on_demand(run):
+    _, _, err = run("02", "--layout", "sbhd", "--traceback")
+    assert "Traceback" in err
+
+
+def test_no_gpu_is_said_so(capsys):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code = console.run(run_version.main, run_version.parser(), ["02", "--device", "gpu"])
+    assert code == console.EXIT_ERROR
+    assert re.match(
+        "error: (there is no NVIDIA driver|there is an NVIDIA driver, but|torch .* without CUDA)",
+        capsys.readouterr().err,
+    )
+
+
+def test_interrupting_is_clean():
+    process = subprocess.Popen(
+        [sys.executable, TOOL, "02", "--device", "emulator", "--seqlen", "8192"], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == console.EXIT_INTERRUPTED
+    assert "interrupted" in err
+    assert "Traceback" not in err
