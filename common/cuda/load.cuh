@@ -23,7 +23,7 @@ __device__ inline void copy_tile_by_warps(T *shared, const T *global, long long 
 
 // The same with the rows dealt to the whole CTA in turn. A thread's rows are a multiple of 8 apart, so that all have
 // the same swizzle: one address in shared memory, and constants from there. `start` works out the thread's addresses;
-// `copy` takes the tile that lies `block` tiles down from where `start` was pointed.
+// `copy` takes the tile that lies `block` tiles down from where `start` was pointed, to `shift` bytes from there.
 template <class Tile, int num_warps, class T>
 struct TileCopier {
     static constexpr int chunk = 16 / sizeof(T);
@@ -43,11 +43,11 @@ struct TileCopier {
         row_stride = row_stride_;
         offset = row * static_cast<uint32_t>(row_stride) + col;
     }
-    __device__ void copy(long long block) const {
+    __device__ void copy(long long block, int shift = 0) const {
         const T *first = tile + block * Tile::rows * row_stride + offset;
 #pragma unroll
         for (int step = 0; step < Tile::rows; step += rows_per_step)
-            cp_async_16(to + Tile::step(step, 0) * sizeof(T), first + step * row_stride);
+            cp_async_16(to + shift + Tile::step(step, 0) * sizeof(T), first + step * row_stride);
     }
 };
 
