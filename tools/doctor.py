@@ -3,6 +3,7 @@
 Exits with 0 when kernels can be compiled and run on the emulator, with 1 when something needed for that lacks.
 """
 
+import argparse
 import ctypes
 import importlib.metadata
 import re
@@ -18,7 +19,7 @@ try:
     from flashladder.common.build import Artifact, build_one
     from flashladder.common.catalog import find
     from flashladder.common.config import gpu_names, load_gpu
-    from flashladder.common.console import console, table
+    from flashladder.common.console import Parser, console, exit_with, table
     from flashladder.common.errors import DeviceError, FlashLadderError
     from flashladder.common.paths import cache_dir, results_dir
     from flashladder.common.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
@@ -37,15 +38,15 @@ class Finding:
     good: bool = True
 
 
-def main() -> int:
-    report = table("FlashLadder on this machine", "", "what", "found")
+def main(_: argparse.Namespace | None = None) -> int:
+    report = table("FlashLadder on this machine", "", "what", "found", wrap=["found"])
     healthy = True
     for title, probes in (("Needed", NEEDED), ("For a GPU", FOR_A_GPU), ("Optional", OPTIONAL)):
         report.add_section()
         report.add_row("", f"[bold]{title}")
         for finding in examine(probes):
             lack = "[red]lacks" if title == "Needed" else "[yellow]lacks"
-            report.add_row("[green]has" if finding.good else lack, finding.what, Text(finding.found))
+            report.add_row("[green]has" if finding.good else lack, finding.what, Text(finding.found, overflow="fold"))
             healthy &= finding.good or title != "Needed"
     console.print(report)
     return 0 if healthy else 1
@@ -205,4 +206,4 @@ OPTIONAL: dict[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main, Parser("Says what this machine has and lacks, each lack with the command that mends it."))
