@@ -102,8 +102,12 @@ class Version:
     def check(self, problem: "Problem", config: KernelConfig) -> None:
         """Raises UnsupportedProblemError unless this rung, so configured, computes the problem."""
         if refusal := self._refusal(problem, config):
-            alternative = nearest(self, problem)
-            advice = f"the nearest rung that takes it is {alternative.name}" if alternative else "no rung takes it"
+            if self.takes(problem):
+                advice = f"configured as {self.config_for(problem)} it takes the problem"
+            elif alternative := nearest(self, problem):
+                advice = f"the nearest rung that takes the problem is {alternative.name}"
+            else:
+                advice = "no rung takes the problem"
             raise UnsupportedProblemError(f"{self.name} {refusal}; {advice}")
 
     def check_arch(self, arch: str) -> None:

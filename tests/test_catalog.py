@@ -104,10 +104,14 @@ def test_bad_version_yaml_is_refused_with_its_path(tmp_path, old, new, message):
 @pytest.mark.parametrize(
     ("problem", "config", "message"),
     [
-        ({"dtype": "fp16"}, {}, "is configured for dtype=bf16, but the problem has dtype=fp16"),
+        (
+            {"dtype": "fp16"},
+            {},
+            "is configured for dtype=bf16, but the problem has dtype=fp16; configured as dtype=fp16,head_dim=64,block_m=64",
+        ),
         ({"head_dim": 128}, {}, "is configured for head_dim=64, but the problem has head_dim=128"),
-        ({"head_dim": 256}, {}, "takes head_dim 64, 128, not 256; no rung takes it"),
-        ({"causal": True}, {}, "has no causal mask; the nearest rung that takes it is 09_masked"),
+        ({"head_dim": 256}, {}, "takes head_dim 64, 128, not 256; no rung takes the problem"),
+        ({"causal": True}, {}, "has no causal mask; the nearest rung that takes the problem is 09_masked"),
         ({"num_heads": 4, "num_heads_k": 2}, {}, "needs as many K/V heads as Q heads, not 4 and 2"),
         ({"seqlen_q": 192}, {"block_m": 128}, "takes seqlen_q in multiples of block_m=128, not 192"),
     ],
