@@ -6,7 +6,7 @@ Names of types are numpy's: u4 is an array of uint32. bf16 values are held as th
 import numpy as np
 
 __all__ = [
-    "bf16_round",
+    "bf16_pack", "bf16_round",
     "bf16_widen",
     "bit_extract_s",
     "bit_extract_u",
@@ -80,9 +80,21 @@ def truncate_f32(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 def bf16_round(x: np.ndarray) -> np.ndarray:
     """f4 to bf16 (u2), round to nearest even; NaN becomes 0x7fff."""
+    return (_bf16_rounded(x) >> np.uint32(16)).astype(np.uint16)
+
+
+def bf16_pack(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """Two f4 rounded to bf16 and packed into one u4."""
+    high, low = _bf16_rounded(high), _bf16_rounded(low)
+    return (high & np.uint32(0xFFFF0000)) | (low >> np.uint32(16))
+
+
+def _bf16_rounded(x: np.ndarray) -> np.ndarray:
+    """The bits of f4 whose upper half is the bf16 nearest to it."""
     bits = x.view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
-    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
+    rounded = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
+    nan = np.isnan(x)
+    return np.where(nan, np.uint32(0x7FFF0000), rounded) if nan.any() else rounded
 
 
 def bf16_widen(x: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 
 from . import arithmetic, fragments
 from .arrays import narrow
-from .cfg import Block, build_blocks, registers
+from .cfg import Block, build_blocks, reads, registers
 from .errors import PtxSyntaxError
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
@@ -78,6 +78,7 @@ class BlockEmitter:
         self.guard: str | None = None
         self.result = "None"
         self._num_names = 0
+        self._last_read = {reg: instruction.index for instruction in block.instructions for reg in reads(instruction)}
 
     # -- names and lines
 
@@ -198,6 +199,12 @@ class BlockEmitter:
         self.names[target], self.written[target] = name, None
         self.pending_names.add(name)
         return name
+
+    def needed_names(self) -> set[str]:
+        """The names that this block or a later one still reads through a register."""
+        position = self.current.index
+        live = self.block.live_out
+        return {name for reg, name in self.names.items() if reg in live or self._last_read.get(reg, -1) >= position}
 
     def flush(self) -> None:
         """Emits the pending mma."""

@@ -1,11 +1,10 @@
 """What a run did: executed instructions, tensor-core work, memory traffic per instruction and per source line."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from .ptx import SourceChain, format_chain
 
@@ -16,7 +15,7 @@ NUM_BANKS = 32
 _MMA_SHAPE = re.compile(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
 
 
-def shared_wavefronts(addresses: np.ndarray, lanes: np.ndarray, size: int) -> tuple[int, int]:
+def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int) -> tuple[int, int]:
     """Passes over the 32 banks of 4 bytes that one warp access takes, and the passes it would take without conflicts.
 
     Accesses of 8 bytes are served in half-warps, of 16 bytes (ldmatrix too: 8 rows) in quarter-warps; lanes that want
@@ -28,14 +27,11 @@ def shared_wavefronts(addresses: np.ndarray, lanes: np.ndarray, size: int) -> tu
         size: bytes a lane.
     """
     lanes_a_pass = min(32, 128 // size)
-    words = (addresses[:, None] + np.arange(0, size, 4)) >> 2
-    actual = ideal = 0
-    for part in range(32 // lanes_a_pass):
-        chosen = words[lanes // lanes_a_pass == part]
-        if chosen.size:
-            actual += int(np.bincount(np.unique(chosen) % NUM_BANKS).max())
-            ideal += 1
-    return actual, ideal
+    passes: dict[int, set[int]] = defaultdict(set)
+    for address, lane in zip(addresses, lanes, strict=True):
+        passes[lane // lanes_a_pass].update(range(address >> 2, (address + size + 3) >> 2))
+    actual = sum(max(Counter(word % NUM_BANKS for word in words).values()) for words in passes.values())
+    return actual, len(passes)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["multiply", "stack_accumulators"]
+__all__ = ["multiply"]
 
 
 def _stack(fragments: Sequence[np.ndarray], dtype: str) -> np.ndarray:
@@ -23,45 +23,48 @@ def _stack(fragments: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     return stacked
 
 
-def stack_accumulators(fragments: Sequence[np.ndarray]) -> np.ndarray:
-    """The C fragments of n mma, as multiply() takes them: (n, 4, CTAs or 1, 32) f4."""
-    stacked = _stack(fragments, "f4")
-    return stacked.reshape(-1, 4, *stacked.shape[1:])
-
-
-def _widen(bits: np.ndarray, type: str) -> np.ndarray:
-    """f4, contiguous, of an array of 16-bit patterns."""
+def _widen(octets: np.ndarray, type: str) -> np.ndarray:
+    """f4 of an array of c16, each of which is eight 16-bit floats: the last axis becomes eight times as long."""
+    bits = np.ascontiguousarray(octets).view("u2")
     if type == "f16":
-        return bits.view(np.float16).astype(np.float32, order="C")
-    wide = bits.astype(np.uint32, order="C")
+        return bits.view("f2").astype("f4")
+    wide = bits.astype("u4")
     wide <<= np.uint32(16)
-    return wide.view(np.float32)
+    return wide.view("f4")
 
 
-def multiply(type: str, a: Sequence[np.ndarray], b: Sequence[np.ndarray], c: np.ndarray) -> np.ndarray:
-    """n mma.m16n8k16 (or k8) with one A: C + A B in f4.
+def multiply(
+    type: str, num_rows: int, a: Sequence[np.ndarray], b: Sequence[np.ndarray], c: Sequence[np.ndarray] | None
+) -> np.ndarray:
+    """Several mma at once: C + A B in f4, for `num_rows` blocks of 16 rows and some blocks of 8 columns.
 
     Args:
         type: "bf16" or "f16".
-        a: the 4 (2) registers of A, packed pairs (u4).
-        b: the 2 (1) registers of B of each mma.
-        c: accumulators (n, 4, CTAs or 1, 32) f4.
+        a: registers of A (packed pairs, u4), block by block, each along k: 4 a step of m16n8k16, 2 of m16n8k8.
+        b: registers of B, block by block, each along k: 2 (1) a step.
+        c: accumulators, 4 registers for each row block and column block, row by row; None: zero.
     Returns:
-        (n, 4, CTAs, 32) f4.
+        The same accumulators, (registers, CTAs, 32) f4.
     """
-    depth = len(a) // 2
-    packed_a, packed_b = _stack(a, "u4").view("u2"), _stack(b, "u4").view("u2")
-    # A from (h, r, CTA, g, te) to (CTA, r, g, h, te); B from (n, h, CTA, g, te) to its transpose (CTA, n, g, h, te).
-    left = _widen(packed_a.reshape(depth, 2, -1, 8, 8).transpose(2, 1, 3, 0, 4), type).reshape(-1, 16, 8 * depth)
-    right = _widen(packed_b.reshape(-1, depth, packed_b.shape[1], 8, 8).transpose(2, 0, 3, 1, 4), type)
-    num = len(b) // depth
-    product = left @ right.reshape(-1, 8 * num, 8 * depth).transpose(0, 2, 1)
-    # From (CTA, r, g, n, t, e) to (n, r, e, CTA, g, t).
-    product = product.reshape(-1, 2, 8, num, 4, 2).transpose(3, 1, 5, 0, 2, 4)
-    rows = max(product.shape[3], c.shape[2])
-    result = np.empty((num, 2, 2, rows, 8, 4), np.float32)
-    np.add(product, c.reshape(num, 2, 2, -1, 8, 4), out=result)
-    return result.reshape(num, 4, rows, 32)
+    halves = len(a) // (2 * num_rows)  # eights along k
+    num_cols, depth = len(b) // halves, 8 * halves
+    # The eight values of a lane's quad, te, stay together. A from (m, h, r, CTA, g, te) to (CTA, m, r, g, h, te); B from
+    # (n, h, CTA, t, e, te) to its transpose (CTA, e, n, t, h, te), its columns in an order that suits C.
+    left = _stack(a, "u4").view("c16").reshape(num_rows, halves, 2, -1, 8).transpose(3, 0, 2, 4, 1)
+    right = _stack(b, "u4").view("c16").reshape(num_cols, halves, -1, 4, 2).transpose(2, 4, 0, 3, 1)
+    left = _widen(left, type).reshape(-1, 16 * num_rows, depth)
+    right = _widen(right, type).reshape(-1, 8 * num_cols, depth)
+    product = left @ right.transpose(0, 2, 1)
+    # C from (CTA, m, r, g, e, n, t) to (m, n, r, e, CTA, g, t).
+    product = product.reshape(-1, num_rows, 2, 8, 2, num_cols, 4).transpose(1, 5, 2, 4, 0, 3, 6)
+    result = np.ascontiguousarray(product).reshape(4 * num_rows * num_cols, -1, 32)
+    return result if c is None else _add(result, _stack(c, "f4"))
+
+
+def _add(product: np.ndarray, accumulators: np.ndarray) -> np.ndarray:
+    """The sum, in the array of `product` unless only the accumulators differ between CTAs."""
+    fits = product.shape[1] >= accumulators.shape[1]
+    return np.add(product, accumulators, out=product if fits else None)
 
 
 def rows_to_registers(rows: np.ndarray, trans: bool) -> np.ndarray:

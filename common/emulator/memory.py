@@ -165,17 +165,16 @@ class GlobalMemory:
 
     def _locate(self, addresses: np.ndarray, size: int, writes: bool) -> tuple[Tensor | None, np.ndarray]:
         """The tensor and the element indices of addresses; no tensor if they are all valid but in different ones."""
-        tensor = self.find(int(addresses.min()), int(addresses.max()) + size - 1)
-        if (
-            tensor is None
-            or np.bitwise_or.reduce(addresses, axis=None) & np.uint64(size - 1)
-            or (writes and tensor.readonly)
-        ):
-            if fault := self._fault(addresses, size, writes):
-                raise fault
-            return None, addresses
-        index = (addresses - np.uint64(tensor.base)).view(np.int64)
-        return tensor, index >> (size.bit_length() - 1) if size > 1 else index
+        owner = (int(addresses.flat[0]) >> _SPACING_BITS) - 1
+        if 0 <= owner < len(self._tensors):
+            tensor = self._tensors[owner]
+            offset = addresses - np.uint64(tensor.base)  # an address below the base wraps round, far beyond the end
+            inside = int(offset.max()) <= tensor.size - size
+            if inside and not np.bitwise_or.reduce(offset, axis=None) & np.uint64(size - 1) and not (writes and tensor.readonly):
+                return tensor, (offset >> np.uint64(size.bit_length() - 1)).view(np.int64)
+        if fault := self._fault(addresses, size, writes):
+            raise fault
+        return None, addresses
 
     def _fault(self, addresses: np.ndarray, size: int, writes: bool) -> "AccessFault | None":
         """What is wrong with the first address that is wrong."""

@@ -92,7 +92,7 @@ class RaceDetector:
     def read(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, collective: bool) -> None:
         """A load by the pattern's lanes; `collective` if the whole warp reads as one, as ldmatrix does."""
         where, words = self._where(rows), pattern.words
-        stamps = self._writes[where].take(words, axis=1)
+        stamps = self._writes.take(words, axis=1) if rows is None else self._writes[where].take(words, axis=1)
         if _reaches(stamps, self._safe[where, warp.index]):
             self._check_writer(warp, index, pattern, rows, stamps, "reads", collective)
         now = (self._clock[where, warp.index] << _EPOCH)[:, None] | index << _INSTRUCTION

@@ -95,16 +95,16 @@ class Chunk:
     def count_global(self, index: int, address: np.ndarray, size: int, mask: Mask) -> None:
         """Adds the sectors of one access; inactive lanes repeat an active address of their CTA."""
         sectors = np.sort(address >> np.uint64(5), axis=1)
-        distinct = 1 + (sectors[:, 1:] != sectors[:, :-1]).sum(axis=1)
+        changes = sectors[:, 1:] != sectors[:, :-1]
         ctas = len(self.cta_ids)
         if mask is None:
             requests, lanes = ctas, 32 * ctas
-            units = int(distinct.sum()) * (ctas // len(distinct))
+            units = ctas + int(np.count_nonzero(changes)) * (ctas // len(sectors))
         else:
             active = np.broadcast_to(mask, (ctas, 32))
             rows = active.any(axis=1)
             requests, lanes = int(rows.sum()), int(active.sum())
-            units = int((distinct * rows).sum())
+            units = int(((1 + changes.sum(axis=1)) * rows).sum())
         self.counters.global_memory[index].add(requests, units, -(-lanes * size // 32), lanes * size)
 
     # -- running

@@ -5,6 +5,7 @@ AccessPattern says which bytes the lanes of one warp touch, and is cached, with 
 race detector.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np

@@ -65,6 +65,9 @@ def f32_to_half(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     sources = [e.read(operand, "f32") for operand in i.operands[1:]]
     if m["relu"]:
         sources = [f"np.fmax({source}, f4.type(0))" for source in sources]
+    if m["packed"] and m["d"] == "bf16":
+        e.write(i.operands[0], f"bf16_pack({sources[0]}, {sources[1]})", "b32")
+        return
     halves = [round_half(m["d"], source) for source in sources]
     if m["packed"]:
         e.write(i.operands[0], f"join_halves({halves[1]}, {halves[0]})", "b32")

@@ -1,10 +1,12 @@
 """mma.sync on tensor cores (PTX ISA, "Warp Level Matrix Instructions: mma").
 
 An mma only reads and writes registers, so it is kept pending until something else reads its result. By then its
-neighbours are pending too, and all those with the same A operand become one matrix product: B is then as wide as there
-are such mma. Every mma still adds its own product to its own accumulator, in program order.
+neighbours are pending too, and become few large products: mma with the same A stand side by side, chains of mma that
+only feed the next one's accumulator become one product along k, and those that share all of B are stacked. So f32 sums
+are taken in another order than one mma after the other takes them; what a sum consists of is the same.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,27 +47,78 @@ def _accumulator(e: "BlockEmitter", operand: Operand) -> str:
     return e.name_of(operand) if isinstance(operand, Reg) and operand.storage == "f4" else e.read(operand, "f32")
 
 
+@dataclass(frozen=True)
+class _Product:
+    """D = C + A B of several mma: `a` names the registers of each block of 16 rows, `b` those of each block of 8 columns,
+    both along k; `c` and `d` the accumulators of each row block and column block, row by row."""
+
+    type: str
+    a: list[tuple[str, ...]]
+    b: list[tuple[str, ...]]
+    c: list[tuple[str, ...]]
+    d: list[tuple[str, ...]]
+
+
+def _flat(blocks: list[tuple[str, ...]]) -> list[str]:
+    return [name for block in blocks for name in block]
+
+
 def emit_pending(e: "BlockEmitter", pending: list[PendingMma]) -> None:
-    """Emits the pending mma, those with one A operand together."""
-    groups: list[list[PendingMma]] = []
+    """Emits the pending mma as few products."""
+    zero = e.namespace.constant(0, "f4")
+    for product in _stack_rows(_chain(_side_by_side(pending), e.needed_names())):
+        a, b, c, d = (_flat(part) for part in (product.a, product.b, product.c, product.d))
+        accumulators = "None" if set(c) == {zero} else f"({', '.join(c)})"
+        result = f"multiply({product.type!r}, {len(product.a)}, ({', '.join(a)}), ({', '.join(b)}), {accumulators})"
+        e.line(f"{', '.join(d)} = {result}")
+
+
+def _side_by_side(pending: list[PendingMma]) -> list[_Product]:
+    """Joins mma of one A, unless one needs the result of a later product. Products only need what comes before them."""
+    products: list[_Product] = []
     producer: dict[str, int] = {}
     for item in pending:
-        earliest = 1 + max((producer.get(name, -1) for name in item.c), default=-1)
-        for position in range(earliest, len(groups)):
-            if groups[position][0].a == item.a and groups[position][0].type == item.type:
-                break
-        else:
-            position = len(groups)
-            groups.append([])
-        groups[position].append(item)
+        first = 1 + max((producer.get(name, -1) for name in item.c), default=-1)
+        alike = (n for n in range(first, len(products)) if products[n].a == [item.a] and products[n].type == item.type)
+        position = next(alike, len(products))
+        if position == len(products):
+            products.append(_Product(item.type, [item.a], [], [], []))
+        for part, names in zip(("b", "c", "d"), (item.b, item.c, item.d), strict=True):
+            getattr(products[position], part).append(names)
         producer.update((name, position) for name in item.d)
-    stacked: dict[tuple[str, ...], str] = {}
-    for group in groups:
-        a = ", ".join(group[0].a)
-        b = ", ".join(name for item in group for name in item.b)
-        c_names = tuple(name for item in group for name in item.c)
-        c = stacked.get(c_names) or f"stack_accumulators(({', '.join(c_names)},))"
-        result = e.let(f"multiply({group[0].type!r}, ({a},), ({b},), {c})")
-        d_names = tuple(name for item in group for name in item.d)
-        e.line(f"{', '.join(d_names)} = {result}.reshape({len(d_names)}, -1, 32)")
-        stacked[d_names] = result
+    return products
+
+
+def _chain(products: list[_Product], needed: set[str]) -> list[_Product]:
+    """Joins a product with the one whose accumulators it feeds, if nobody else wants its result: longer along k."""
+    uses = Counter(name for product in products for name in _flat(product.c))
+    chained: list[_Product] = []
+    for product in products:
+        wanted_once = all(uses[name] == 1 and name not in needed for name in _flat(product.c))
+        feeding = [n for n, earlier in enumerate(chained) if earlier.d == product.c and earlier.type == product.type]
+        if wanted_once and feeding:
+            earlier = chained.pop(feeding[0])
+            a = [earlier.a[0] + product.a[0]]
+            b = [before + behind for before, behind in zip(earlier.b, product.b, strict=True)]
+            product = _Product(product.type, a, b, earlier.c, product.d)
+        chained.append(product)
+    return chained
+
+
+def _stack_rows(products: list[_Product]) -> list[_Product]:
+    """Joins products with the same B that need no other's result."""
+    produced = {name for product in products for name in _flat(product.d)}
+    stacked: list[_Product] = []
+    for product in products:
+        if produced.isdisjoint(_flat(product.c)):
+            for n, other in enumerate(stacked):
+                if (other.b, other.type) == (product.b, product.type) and produced.isdisjoint(_flat(other.c)):
+                    stacked[n] = _Product(
+                        other.type, other.a + product.a, other.b, other.c + product.c, other.d + product.d
+                    )
+                    break
+            else:
+                stacked.append(product)
+        else:
+            stacked.append(product)
+    return stacked
