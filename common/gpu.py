@@ -101,6 +101,7 @@ class Kernel:
     def _function(self, device: int) -> Any:
         """The kernel on the current device, `device`, allowed its dynamic shared memory."""
         if device not in self._functions:
+            torch.cuda.synchronize()  # makes the device's context, which the driver's calls need
             function = self._checked("load", self._driver.cuKernelGetFunction(self._kernel))
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             shared_bytes = self.artifact.launch.shared_bytes

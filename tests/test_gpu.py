@@ -1,0 +1,273 @@
+"""Every rung on a real GPU (`pytest -m gpu`): layouts, dtypes, configurations, graphs, streams, devices, sanitizers."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flashladder.common import baselines, catalog, gpu
+from flashladder.common.buffers import Buffer, View
+from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.contest import hold
+from flashladder.common.errors import DeviceError, UnsupportedProblemError
+from flashladder.common.execute import on_gpu
+from flashladder.common.measure import Contender, Settings, measure
+from flashladder.common.problem import LAYOUTS, Check, Problem, Tensors, expect, make_inputs, verify
+from flashladder.tests import run_every_rung
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU on this machine"),
+]
+
+RUNGS = catalog.versions()
+MAX_LAUNCH_US = 6
+RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
+
+
+def small(**options) -> Problem:
+    return Problem(**{"batch": 2, "num_heads": 3, "seqlen_q": 256, **options})
+
+
+def compiled(version, problem):
+    """The rung's default configuration for a problem; skips where it does not take it."""
+    if not version.takes(problem):
+        pytest.skip(f"{version.name} does not take {problem.name}")
+    return build_one(version, version.config_for(problem), gpu.device_arch())
+
+
+def checked(problem, artifact):
+    name = artifact.version
+    hold(problem, {name: artifact}, [], None).checks[name].require(gpu.describe(artifact))
+
+
+@pytest.fixture(params=RUNGS, ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+@pytest.fixture
+def launched():
+    """A rung on a problem: the launch, its tensors, and what they should hold afterwards."""
+
+    def prepare(name="02", **options):
+        problem = small(**options)
+        artifact = compiled(catalog.find(name), problem)
+        tensors = make_inputs(problem, "cuda")
+        return on_gpu(artifact, problem, tensors), tensors, expect(problem, tensors)
+
+    return prepare
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_rungs(version, layout, dtype):
+    problem = small(layout=layout, dtype=dtype)
+    checked(problem, compiled(version, problem))
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"num_heads": 4, "num_heads_k": 2}, {"seqlen_k": 512}], ids=str)
+def test_features(version, options):
+    problem = small(**options)
+    checked(problem, compiled(version, problem))
+
+
+def test_any_length(version):
+    if not version.supports.seqlen_q == version.supports.seqlen_k == "any":
+        pytest.skip(f"{version.name} takes whole tiles")
+    rng = random.Random(version.name)
+    for _ in range(8):
+        lengths = {"seqlen_q": rng.randint(1, 300), "seqlen_k": rng.randint(1, 300)}
+        causal = version.supports.causal and rng.random() < 0.5
+        problem = small(**lengths, causal=causal, seed=rng.randint(0, 10**6))
+        checked(problem, compiled(version, problem))
+
+
+def test_configurations(version):
+    problem = Problem(num_heads=16, seqlen_q=256)
+    rng = random.Random(version.name)
+    space = [config for config in version.space() if takes(version, config, problem)]
+    sample = rng.sample(space, min(8, len(space)))
+    assert sample
+    for artifact in build([BuildRequest(version, config, gpu.device_arch()) for config in sample]):
+        checked(problem, artifact)
+
+
+def takes(version, config, problem):
+    try:
+        version.check(problem, config)
+    except UnsupportedProblemError:
+        return False
+    return True
+
+
+def test_a_large_problem(version):
+    """Many CTAs in many waves."""
+    problem = Problem(batch=4, num_heads=16, seqlen_q=2048)
+    checked(problem, compiled(version, problem))
+
+
+def test_runs_are_equal_to_the_bit(version):
+    problem = Problem(batch=2, num_heads=16, seqlen_q=1024)
+    tensors = make_inputs(problem, "cuda")
+    launch = on_gpu(compiled(version, problem), problem, tensors)
+    outputs = []
+    for _ in range(3):
+        tensors.poison()
+        launch()
+        outputs.append((tensors.o.clone(), tensors.lse.clone()))
+    assert all(torch.equal(o, outputs[0][0]) and torch.equal(lse, outputs[0][1]) for o, lse in outputs)
+
+
+def test_cuda_graph(launched):
+    launch, tensors, expected = launched()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    tensors.poison()
+    graph.replay()
+    torch.cuda.synchronize()
+    verify(expected, tensors.o, tensors.lse, tensors.buffers).require("the captured kernel")
+
+
+def test_launches_go_to_the_current_stream(launched):
+    launch, tensors, expected = launched()
+    stream = torch.cuda.Stream()
+    verify(expected, tensors.o, tensors.lse)  # loads its kernels, for which the device may have to be idle
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(400_000_000)  # about 0.2 s
+        launch()
+    before = verify(expected, tensors.o, tensors.lse)  # on the default stream, which does not wait
+    stream.synchronize()
+    assert "were not written" in before.faults[0]
+    verify(expected, tensors.o, tensors.lse, tensors.buffers).require("the kernel on a second stream")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has one GPU")
+def test_a_second_device():
+    problem = small()
+    artifact = compiled(catalog.find("02"), problem)
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        tensors = make_inputs(problem, device)
+        launch = on_gpu(artifact, problem, tensors)
+        launch()  # while cuda:0 is the current device
+        torch.cuda.synchronize(device)
+        verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(f"the kernel on {device}")
+
+
+def test_occupancy():
+    problem = small()
+    assert 1 <= gpu.load(compiled(catalog.find("02"), problem)).occupancy() <= 16
+
+
+def test_launch_cost(launched, capsys):
+    launch, _, _ = launched(batch=1, num_heads=1, seqlen_q=64)
+    cost = gpu.host_cost_us(launch)
+    with capsys.disabled():
+        print(f"\na launch costs the host {cost:.2f} us")
+    assert cost <= MAX_LAUNCH_US
+
+
+@pytest.fixture(scope="module")
+def far_apart():
+    """Tensors of two batches, more than 2^31 elements apart."""
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GiB of free GPU memory")
+    problem = Problem(batch=2, num_heads=1, seqlen_q=256)
+    view = View((2, 256, 1, 128), (2**31 + 64, 128, 128, 1))
+    buffers = [Buffer({name: view}, torch.bfloat16, "cuda") for name in "qkvo"]
+    buffers.append(Buffer({"lse": View((2, 1, 256), (256, 256, 1))}, torch.float32, "cuda"))
+    tensors = Tensors(
+        **{name: view for buffer in buffers for name, view in buffer.views.items()}, buffers=tuple(buffers)
+    )
+    near = make_inputs(problem, "cuda")
+    for name in "qkv":
+        getattr(tensors, name).copy_(getattr(near, name))
+    return problem, tensors, expect(problem, tensors)
+
+
+def test_offsets_past_two_to_the_31(version, far_apart):
+    problem, tensors, expected = far_apart
+    artifact = compiled(version, problem)
+    tensors.poison()
+    with gpu.faults_named(artifact):
+        on_gpu(artifact, problem, tensors)()
+    verify(expected, tensors.o, tensors.lse, tensors.buffers).require(artifact.version)
+
+
+def test_a_kernel_for_another_gpu_is_refused():
+    major, _ = torch.cuda.get_device_capability()
+    problem = small()
+    version = catalog.find("02")
+    artifact = build_one(version, version.config_for(problem), "sm_80" if major > 8 else "sm_90a")
+    with pytest.raises(
+        DeviceError, match=rf"02_swizzling with dtype=bf16.* It was built for {artifact.arch}; the device"
+    ):
+        on_gpu(artifact, problem, make_inputs(problem, "cuda"))
+
+
+FAULT = """
+from flashladder.common import catalog, gpu
+from flashladder.common.build import build_one
+version = catalog.find("02")
+artifact = build_one(version, version.config(), gpu.device_arch())
+params = AttentionParams(q=16, k=16, v=16, o=16, batch=1, num_heads=1, num_heads_k=1, seqlen_q=64, seqlen_k=64)
+with gpu.faults_named(artifact):
+    gpu.load(artifact).prepare(bytes(params), (1, 1, 1))()
+"""
+
+
+def test_a_fault_names_the_kernel():
+    result = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True)
+    assert "DeviceError: 02_swizzling with dtype=bf16" in result.stderr
+    assert "faulted: CUDA error" in result.stderr
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on the PATH")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_sanitizer(tool):
+    command = ["compute-sanitizer", "--tool", tool, "--target-processes", "application-only", "--error-exitcode", "9"]
+    command += ["--kernel-regex", "kns=attention_forward", sys.executable, "-m", "flashladder.tests.run_every_rung"]
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert result.stdout.count("\nright") == sum(version.takes(run_every_rung.PROBLEM) for version in RUNGS)
+
+
+@pytest.mark.parametrize("name", ["fa2", "cudnn", "math"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_torch_baselines_compute_the_same(name, causal):
+    problem = Problem(batch=2, num_heads=4, seqlen_q=512, causal=causal)
+    tensors = make_inputs(problem, "cuda")
+    output = baselines.find(name).prepare(problem, tensors)()
+    verify(expect(problem, tensors), output, None).require(name)
+
+
+def test_the_method_is_right(capsys):
+    """A against A is tied, and the same kernel with 1 % more keys is slower, in at least 95 % of 40 trials."""
+    runs = {}
+    for name, seqlen_k in (("fa2", 12800), ("again", 12800), ("slowed", 12928)):
+        problem = Problem(batch=1, num_heads=33, seqlen_q=512, seqlen_k=seqlen_k)
+        runs[name] = baselines.find("fa2").prepare(problem, make_inputs(problem, "cuda"))
+    field = [Contender(name, run, lambda: RIGHT) for name, run in runs.items()]
+    results = [measure(field, Settings(rounds=20, seed=seed)) for seed in range(40)]
+    verdicts = {name: [result.verdict(name) for result in results] for name in ("again", "slowed")}
+    with capsys.disabled():
+        ratios = {name: [round(result.ratio(name).value, 4) for result in results[:5]] for name in verdicts}
+        print(f"\n{ ({name: {v: given.count(v) for v in set(given)} for name, given in verdicts.items()}) } {ratios}")
+    assert verdicts["again"].count("tied") >= 38
+    assert verdicts["slowed"].count("slower") >= 38
+
+
+@pytest.mark.parametrize("mode", ["cold", "sustained"])
+def test_other_modes_agree_on_which_is_faster(mode):
+    problem = Problem(batch=2, num_heads=16, seqlen_q=2048)
+    artifacts = {name: compiled(catalog.find(name), problem) for name in ("01", "02")}
+    measurement = hold(problem, artifacts, [baselines.find("fa2")], Settings(mode, rounds=4)).measurement
+    assert measurement.time_us("01") > 1.5 * measurement.time_us("02")
+    assert measurement.clock_mhz("02")
