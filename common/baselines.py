@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
@@ -233,12 +232,6 @@ def find(name: str) -> Baseline:
     if name not in BASELINES:
         raise ConfigError(f"no baseline {name}; there are {', '.join(BASELINES)}")
     return BASELINES[name]
-
-
-@cache
-def missing() -> dict[str, str]:
-    """The baselines that cannot be used here, each with the reason and the line that installs it."""
-    return {name: reason for name, baseline in BASELINES.items() if (reason := baseline.missing())}
 
 
 def _first_line(error: Exception) -> str:

@@ -58,7 +58,7 @@ class Buffer:
     def offsets(self) -> dict[str, int]:
         """Where each view starts, in bytes from the start of `data`."""
         start, size = self.data.storage_offset(), self.data.element_size()
-        return {name: (view.storage_offset() - start) * size for name, view in self.views.items()}
+        return {name: int(view.storage_offset() - start) * size for name, view in self.views.items()}
 
     def damage(self) -> str | None:
         """What a kernel wrote outside the views; None where every canary lives."""

@@ -39,6 +39,17 @@ def ladder() -> Table:
     return made
 
 
+def baselines() -> Table:
+    """Every official kernel: its version here, or why it is missing and the line that installs it."""
+    from flashladder.common.baselines import BASELINES
+
+    made = table("Official kernels", "name", "kernel", "here", wrap=("here",))
+    for baseline in BASELINES.values():
+        missing = baseline.missing()
+        made.add_row(baseline.name, baseline.title, Text(missing, "yellow") if missing else baseline.version)
+    return made
+
+
 def summary(version: catalog.Version, artifact: Artifact, problem: Problem, device: str, check: Check) -> Table:
     """What ran, what the compiler made of it, and whether the output is right."""
     compiled = "from the cache" if artifact.cached else f"in {artifact.compile_seconds:.1f} s"

@@ -3,6 +3,7 @@
 import pytest
 
 from flashladder.common import console, records
+from flashladder.common.baselines import BASELINES
 from flashladder.common.problem import Problem
 from flashladder.tests import fake_gpu
 from flashladder.tools import bench
@@ -69,6 +70,13 @@ def test_missing_baselines_are_named_with_the_line_that_installs_them(run):
     assert code == 0
     assert "no baseline fa4" in err
     assert "pip install --pre flash-attn-4" in err
+
+
+def test_the_official_kernels_are_listed(run):
+    code, out, _ = run("--list-baselines")
+    assert code == 0
+    first_words = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert [word for word in first_words if word in BASELINES] == list(BASELINES)
 
 
 def test_shapes_a_rung_does_not_take_are_left_out(run):

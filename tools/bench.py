@@ -36,8 +36,9 @@ def parser() -> Parser:
     """The options."""
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
-    made.add_argument("kernels", nargs="+", metavar="KERNEL", help="a rung, with a configuration after @ if wanted")
+    made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung, with a configuration after @ if wanted")
     made.add_argument("--baselines", default="fa2", help="first the one that ratios refer to (default: fa2)")
+    made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     made.add_argument("--seqlens", default="512..16384", help="512..4096 doubles; or a list, 512,4096")
     made.add_argument("--causal", choices=("no", "yes", "both"), default="no")
     made.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
@@ -64,6 +65,12 @@ class Kernel:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.list_baselines:
+        console.print(display.baselines())
+        return 0
+    if not arguments.kernels:
+        parser().print_help()
+        return EXIT_ERROR
     kernels = [_kernel(text, options.config_values(arguments.config)) for text in arguments.kernels]
 
     from flashladder.common import baselines, contest, records, target
