@@ -1,0 +1,28 @@
+"""The machine code of a kernel, without a GPU: `read(artifact)` disassembles it.
+
+instruction   nvdisasm's text, taken apart        flow        blocks, loops, the main loop over K and V
+opcodes       kinds, pipes, tensor-core work      registers   live registers
+pipes         cycles of each pipe on a GPU        occupancy   CTAs of an SM
+code          all of it for one artifact          diff        two kernels side by side
+"""
+
+from flashladder.common.sass.code import Code, count, read
+from flashladder.common.sass.instruction import Instruction, disassemble, parse
+from flashladder.common.sass.occupancy import Occupancy, occupancy, occupancy_of
+from flashladder.common.sass.pipes import Bound, bounds, loads, throughput
+
+__all__ = [
+    "Bound",
+    "Code",
+    "Instruction",
+    "Occupancy",
+    "bounds",
+    "count",
+    "disassemble",
+    "loads",
+    "occupancy",
+    "occupancy_of",
+    "parse",
+    "read",
+    "throughput",
+]

@@ -1,0 +1,149 @@
+"""Basic blocks and loops of a kernel, and which loop is the main one, over K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashladder.common.sass.instruction import BYTES, Instruction
+from flashladder.common.sass.opcodes import mma_flops
+
+_ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")  # after which a warp does not go on to the next instruction
+
+
+@dataclass(frozen=True)
+class Block:
+    """Instructions that execute one after the other, and the indices of the blocks that may follow."""
+
+    instructions: tuple[Instruction, ...]
+    successors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop: the blocks from which its head is reached again without leaving it."""
+
+    head: int
+    blocks: frozenset[int]
+
+    def __lt__(self, other: Loop) -> bool:
+        """Whether it is nested in the other."""
+        return self.blocks < other.blocks
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The control flow of a kernel; block 0 is its entry. Functions that it calls are not in it."""
+
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, instructions: Sequence[Instruction]) -> Graph:
+        """The graph of the code that is reached from the first instruction."""
+        starts = {instructions[0].address}
+        for instruction in instructions:
+            if _is_jump(instruction) and instruction.target is not None:
+                starts.add(instruction.target)
+            if _is_jump(instruction) or instruction.base in _ENDS:
+                starts.add(instruction.address + BYTES)
+        runs: list[list[Instruction]] = []
+        for instruction in instructions:
+            if instruction.address in starts:
+                runs.append([])
+            runs[-1].append(instruction)
+        numbers = {run[0].address: number for number, run in enumerate(runs)}
+        blocks = [Block(tuple(run), _successors(run[-1], numbers)) for run in runs]
+        return cls(_reachable(blocks))
+
+    def loops(self) -> list[Loop]:
+        """All natural loops, in the order of their heads."""
+        dominators = self._dominators()
+        bodies: dict[int, set[int]] = {}
+        for tail, block in enumerate(self.blocks):
+            for head in block.successors:
+                if head in dominators[tail]:
+                    bodies.setdefault(head, {head}).update(self._reaching(tail, head))
+        return [Loop(head, frozenset(body)) for head, body in sorted(bodies.items())]
+
+    def body(self, loop: Loop) -> list[Instruction]:
+        """The loop's instructions, by address; those of branches that are seldom taken are among them."""
+        return [instruction for number in sorted(loop.blocks) for instruction in self.blocks[number].instructions]
+
+    def main_loop(self) -> list[Instruction]:
+        """The instructions of the loop over K and V; empty where there is no loop.
+
+        It is the innermost loop with the most tensor-core work (without any: the most FFMA); of equals, a masked and
+        an unmasked one, the shorter.
+        """
+        bodies = {loop: self.body(loop) for loop in self.loops()}
+        work = {loop: sum(mma_flops(i.opcode) for i in body) for loop, body in bodies.items()}
+        if not any(work.values()):
+            work = {loop: sum(i.base == "FFMA" for i in body) for loop, body in bodies.items()}
+        innermost = [loop for loop in bodies if not any(work[inner] for inner in bodies if inner < loop)]
+        return bodies[max(innermost, key=lambda loop: (work[loop], -len(bodies[loop])))] if innermost else []
+
+    def _dominators(self) -> list[set[int]]:
+        """For every block, the blocks that every way to it passes."""
+        everything = set(range(len(self.blocks)))
+        found = [{0}] + [everything for _ in self.blocks[1:]]
+        predecessors = self._predecessors()
+        changed = True
+        while changed:
+            changed = False
+            for number in range(1, len(self.blocks)):
+                new = {number}.union(set.intersection(*(found[p] for p in predecessors[number])))
+                changed |= new != found[number]
+                found[number] = new
+        return found
+
+    def _reaching(self, tail: int, head: int) -> set[int]:
+        """The blocks from which `tail` is reached without passing `head`, itself included."""
+        predecessors = self._predecessors()
+        seen, waiting = {head}, [tail]
+        while waiting:
+            number = waiting.pop()
+            if number not in seen:
+                seen.add(number)
+                waiting.extend(predecessors[number])
+        return seen
+
+    def _predecessors(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.blocks]
+        for number, block in enumerate(self.blocks):
+            for successor in block.successors:
+                found[successor].append(number)
+        return found
+
+
+def _is_jump(instruction: Instruction) -> bool:
+    """Whether control may go to the label in the instruction. The compiler also jumps with a CALL to a plain label."""
+    if instruction.base == "CALL":
+        return any("`(.L_" in operand for operand in instruction.operands)
+    return instruction.base == "BRA"
+
+
+def _successors(last: Instruction, numbers: dict[int, int]) -> tuple[int, ...]:
+    following = numbers.get(last.address + BYTES)
+    goes_on = [] if following is None else [following]
+    if _is_jump(last):
+        target = [] if last.target is None else [numbers[last.target]]
+        is_conditional = bool(last.guard) or len(last.operands) > 1  # `BRA UP0, label` takes its predicate as operand
+        return tuple(dict.fromkeys(target + (goes_on if is_conditional else [])))
+    if last.base in _ENDS and not last.guard:
+        return ()
+    return tuple(goes_on)
+
+
+def _reachable(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks that are reached from the first, renumbered."""
+    seen, waiting = {0}, [0]
+    while waiting:
+        for successor in blocks[waiting.pop()].successors:
+            if successor not in seen:
+                seen.add(successor)
+                waiting.append(successor)
+    numbers = {old: new for new, old in enumerate(sorted(seen))}
+    return tuple(
+        Block(blocks[old].instructions, tuple(numbers[successor] for successor in blocks[old].successors))
+        for old in sorted(seen)
+    )

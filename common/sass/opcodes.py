@@ -1,0 +1,102 @@
+"""What opcodes do: the kind that histograms count them as, the pipe they occupy, the work of the tensor-core ones."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from flashladder.common.sass.instruction import Instruction
+
+# Kinds that one opcode divides into, by its first modifier: an IMAD is often no multiplication at all but a move, a
+# shift or an addition on the FMA pipe.
+_DIVIDED = {"IMAD": ("MOV", "SHL", "IADD", "X", "WIDE")}
+FILLER = "filler"  # the kind of instructions that can never execute
+
+# The pipe of each opcode, after "Pipelines" in the Profiling Guide of Nsight Compute. What is not here (branches,
+# barriers, uniform instructions) takes an issue slot alone.
+PIPES = {
+    "tensor": ("HMMA", "HGMMA", "IMMA", "QMMA", "QGMMA", "IGMMA", "BMMA"),
+    "mufu": ("MUFU", "I2F", "F2I", "F2F", "FRND"),
+    "fma": ("FFMA", "FFMA2", "FMUL", "FMUL2", "FADD", "FADD2", "IMAD", "IDP", "HFMA2", "HADD2", "HMUL2"),
+    "alu": (
+        *("IADD3", "VIADD", "LOP3", "SHF", "LEA", "ISETP", "FSETP", "FMNMX", "FMNMX3", "FSEL", "SEL", "PRMT", "MOV"),
+        *("F2FP", "IMNMX", "VIMNMX", "VIADDMNMX", "IABS", "PLOP3", "SGXT", "BMSK", "P2R", "R2P", "FCHK", "I2FP"),
+    ),
+    "lsu": ("LDS", "STS", "LDSM", "STSM", "SHFL", "LDG", "STG", "LDL", "STL", "LD", "ST", "LDGSTS", "ATOMS", "RED"),
+}
+SHARED = ("LDS", "STS", "LDSM", "STSM", "LDGSTS")  # what reads or writes shared memory
+_PIPE_OF = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes}
+
+_SYNCHRONOUS = re.compile(r"HMMA\.(16816|1688)\.F(16|32)")
+_WARPGROUP = re.compile(r"[HQ]GMMA\.64x(\d+)x(\d+)\.F(16|32)")
+
+
+@cache
+def kind_of(opcode: str) -> str:
+    """The kind of an opcode: LDSM of LDSM.16.M88.4, IMAD.MOV of IMAD.MOV.U32."""
+    base, *modifiers = opcode.split(".")
+    if modifiers and modifiers[0] in _DIVIDED.get(base, ()):
+        return f"{base}.{modifiers[0]}"
+    return base
+
+
+def histogram(instructions: Iterable[Instruction]) -> Counter[str]:
+    """How often each kind is among the instructions."""
+    return Counter(FILLER if i.is_filler else kind_of(i.opcode) for i in instructions)
+
+
+def pipe_of(opcode: str) -> str | None:
+    """The pipe that an opcode occupies; None where it takes an issue slot alone."""
+    return _PIPE_OF.get(opcode.partition(".")[0])
+
+
+@dataclass(frozen=True)
+class Mma:
+    """A tensor-core instruction: one warp's share of C += A B, and the 32-bit registers that each thread gives it."""
+
+    flops: int
+    a: int
+    b: int
+    result: int  # C, before and after
+    is_warpgroup: bool  # four warps work on it together; B is in shared memory, and A may be
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, result_bits: int, element_bits: int, is_warpgroup: bool) -> Mma:
+        """The instruction that is m x n x k for one warp."""
+        lane_bits = 32 * 32  # that one register holds in a warp
+        a, b, result = (m * k * element_bits, k * n * element_bits, m * n * result_bits)
+        return cls(2 * m * n * k, a // lane_bits, b // lane_bits, result // lane_bits, is_warpgroup)
+
+
+@cache
+def mma(opcode: str) -> Mma | None:
+    """What a tensor-core opcode does; None for any other."""
+    if match := _SYNCHRONOUS.match(opcode):
+        return Mma.of(16, 8, 16 if match[1] == "16816" else 8, int(match[2]), 16, is_warpgroup=False)
+    if match := _WARPGROUP.match(opcode):  # 64 rows: 16 for each of the four warps
+        n, k, result_bits = (int(text) for text in match.groups())
+        return Mma.of(16, n, k, result_bits, 16 if opcode.startswith("H") else 8, is_warpgroup=True)
+    return None
+
+
+def mma_flops(opcode: str) -> int:
+    """Floating-point operations of one warp's share of a tensor-core instruction; 0 for any other."""
+    operation = mma(opcode)
+    return operation.flops if operation else 0
+
+
+def shared_wavefronts(opcode: str) -> int:
+    """Passes of 128 bytes over shared memory that an instruction takes without bank conflicts; 0 for all others."""
+    return access_width(opcode) if opcode.partition(".")[0] in SHARED else 0
+
+
+@cache
+def access_width(opcode: str) -> int:
+    """32-bit words that each lane of a load or store moves."""
+    base, *modifiers = opcode.split(".")
+    if base in ("LDSM", "STSM"):
+        return int(modifiers[-1]) if modifiers[-1].isdigit() else 1
+    return 4 if "128" in modifiers else 2 if "64" in modifiers else 1

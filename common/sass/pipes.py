@@ -1,0 +1,116 @@
+"""What an SM needs at least for one pass through a loop: cycles of each pipe, by configs/throughput.yaml."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import yaml
+
+from flashladder.common.config import GpuDescription, listing
+from flashladder.common.errors import ConfigError
+from flashladder.common.paths import CONFIGS
+from flashladder.common.sass.instruction import Instruction
+from flashladder.common.sass.opcodes import access_width, mma, pipe_of, shared_wavefronts
+
+THROUGHPUT = CONFIGS / "throughput.yaml"
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How much a pipe of an SM does in a clock, and who says so."""
+
+    per_clock: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time that a pipe needs for some instructions of a CTA."""
+
+    pipe: str
+    work: float  # in the pipe's unit: FLOP, lanes, wavefronts, warp instructions
+    cycles: float
+    source: str
+
+
+def throughput(gpu: GpuDescription) -> dict[str, Rate]:
+    """The rate of every pipe of one SM; `tensor` is mma.sync's, left out where it is unknown, `wgmma` the full one."""
+    arch = re.sub("[af]$", "", gpu.arch)
+    table = _table()
+    if arch not in table:
+        raise ConfigError(f"{THROUGHPUT} has no {arch}, only {listing(key for key in table if key != 'sources')}")
+    known = {pipe: entry for pipe, entry in table[arch].items() if entry[0] is not None}
+    rates = {pipe: Rate(float(Fraction(value)), source) for pipe, (value, source) in known.items()}
+    peak = tensor_peak(gpu)
+    if part := rates.pop("mma_sync", None):
+        rates["tensor"] = Rate(peak * part.per_clock, part.source)
+    return {**rates, "wgmma": Rate(peak, "peak")}
+
+
+def tensor_peak(gpu: GpuDescription) -> float:
+    """Dense 16-bit FLOP with fp32 sums that an SM's tensor cores do in a clock.
+
+    It is a power of two; the published peak belongs to a clock near the highest one.
+    """
+    published = gpu.dense_bf16_tflops * 1e12 / (gpu.num_sms * gpu.boost_mhz * 1e6)
+    return 2.0 ** round(math.log2(published))
+
+
+def work(opcode: str, is_filler: bool = False) -> dict[str, float]:
+    """What one warp's execution of an opcode asks of each pipe, without bank conflicts."""
+    asked: dict[str, float] = {"issue": 1}
+    pipe = pipe_of(opcode)
+    if is_filler or pipe is None:
+        return asked
+    if operation := mma(opcode):
+        return asked | {"wgmma" if operation.is_warpgroup else "tensor": operation.flops}
+    if pipe == "lsu":
+        return asked | {"lsu": _data_wavefronts(opcode), "shared": shared_wavefronts(opcode)}
+    asked[pipe] = WARP
+    if opcode.startswith(("IMAD", "IDP")):
+        asked["imad"] = WARP
+    return asked
+
+
+def _data_wavefronts(opcode: str) -> int:
+    """Passes over the load/store data path. What LDGSTS brings is written past it: counters of an H100 show none."""
+    return 0 if opcode.startswith("LDGSTS") else access_width(opcode)
+
+
+def bounds(loads: Mapping[str, float], gpu: GpuDescription) -> list[Bound]:
+    """The time that each pipe needs for these loads, the longest first; a pipe of unknown rate is left out."""
+    rates = throughput(gpu)
+    found = [
+        Bound(pipe, amount, amount / rates[pipe].per_clock, rates[pipe].source)
+        for pipe, amount in loads.items()
+        if amount and pipe in rates
+    ]
+    return sorted(found, key=lambda bound: (-round(bound.cycles), bound.pipe not in ("tensor", "wgmma")))
+
+
+def loads(instructions: Iterable[Instruction], times: float = 1) -> dict[str, float]:
+    """What executing these instructions so many times asks of each pipe."""
+    total: dict[str, float] = defaultdict(float)
+    for instruction in instructions:
+        for pipe, amount in work(instruction.opcode, instruction.is_filler).items():
+            total[pipe] += amount * times
+    return dict(total)
+
+
+def source_text(mark: str) -> str:
+    """The source that a mark stands for."""
+    return str(_table()["sources"][mark])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(THROUGHPUT.read_text())
+    return found
