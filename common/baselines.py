@@ -40,6 +40,8 @@ class Baseline:
 
     def missing(self) -> str | None:
         """Why it cannot be used here, with the line that mends it; None when it can."""
+        if self.module == "torch" and torch.version.cuda is None:
+            return f"torch {torch.__version__} is a build without CUDA: {self.install}"
         try:
             self._import()
         except Exception as error:  # a foreign package may fail in any way
@@ -189,7 +191,7 @@ def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return tensors.q.transpose(1, 2), tensors.k.transpose(1, 2), tensors.v.transpose(1, 2)
 
 
-_TORCH = "install a CUDA build of torch"
+_TORCH = "pip install torch (a CUDA build)"
 _FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
 _ALL = (
     Baseline(OFFICIAL, "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash),

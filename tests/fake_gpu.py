@@ -32,6 +32,7 @@ class Clock:
 
 def install(monkeypatch):
     """Puts the stand-in in the place of a GPU."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: NAME)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
