@@ -1,4 +1,4 @@
-"""What one warp does to memory: loads, stores, atomics, matrix loads, asynchronous copies. The generated code calls it."""
+"""What one warp does to memory: loads, stores, atomics, matrix loads, asynchronous copies. Generated code calls it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import exchange
-from .arrays import ALL_LANES, Array, Mask, every_lane, narrow
+from .arrays import ALL_LANES, Array, Mask, every_lane, first_lanes, has_lanes, narrow
 from .copies import Copy, CopyQueue
 from .errors import EmulatorError, MemoryAccessError
 from .fragments import registers_to_rows, rows_to_registers
 from .memory import GLOBAL_START, VIEW_CODES, AccessFault, aligned_bytes, typed_views
+from .race import Access
 from .shared import Group
 
 if TYPE_CHECKING:
@@ -112,18 +113,18 @@ class WarpAccess:
         groups = self._groups(index, address, size, mask)
         if race := self.chunk.race:
             for pattern, rows in groups:
-                race.read(self.warp, index, pattern, rows, collective)
+                race.read(Access(self.warp, index, pattern, rows, "reads", collective))
         return self.chunk.shared.gather(groups, size)
 
     def _store_shared(self, index: int, address: Array, data: Array, mask: Mask) -> None:
         groups = self._groups(index, address, data.itemsize, mask)
         if race := self.chunk.race:
             for pattern, rows in groups:
-                race.write(self.warp, index, pattern, rows)
+                race.write(Access(self.warp, index, pattern, rows, "writes"))
         self.chunk.shared.scatter(groups, data.itemsize, data)
         if race and any(pattern.repeated.any() for pattern, _ in groups):
             kept = self.chunk.shared.gather(groups, data.itemsize)
-            race.check_agreement(self.warp, index, groups[0][0], narrow(mask, kept != data))
+            race.check_agreement(Access(self.warp, index, groups[0][0], None, "writes"), narrow(mask, kept != data))
 
     def _load_global(self, index: int, address: Array, size: int, mask: Mask) -> Array:
         if mask is not None:
@@ -152,7 +153,7 @@ class WarpAccess:
     def _local_cells(
         self, index: int, address: Array, size: int, mask: Mask
     ) -> tuple[Array, np.ndarray, tuple[np.ndarray, np.ndarray, Array]]:
-        """Every thread's own memory: the elements at `address`, their array (CTAs, 32, elements) and their index in it."""
+        """Every thread's own memory: the elements at `address`, their array (CTAs, 32, elements), their index in it."""
         num_ctas, per_thread = len(self.chunk.cta_ids), self.machine.local_bytes
         if self._local is None:
             self._local = typed_views(aligned_bytes(num_ctas, 32, per_thread))
@@ -177,7 +178,7 @@ class WarpAccess:
             groups = self._groups(index, address, size, mask)
             if race := self.chunk.race:
                 for pattern, rows in groups:
-                    race.atomic(self.warp, index, pattern, rows)
+                    race.atomic(Access(self.warp, index, pattern, rows, "updates"))
         address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
         old = np.zeros(shape, code)
         for row, lane in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist():
@@ -199,7 +200,9 @@ class WarpAccess:
     def load_matrix(self, index: int, address: Array, count: int, trans: bool, mask: Mask) -> np.ndarray:
         """ldmatrix.x`count`: registers (count, CTAs, 32) u4."""
         self.warp.converged(index, mask)
-        rows = self._load_shared(index, every_lane(address), 16, _first_lanes(8 * count, mask), collective=True)
+        rows = self._load_shared(
+            index, every_lane(address), 16, narrow(mask, first_lanes(8 * count)) if count < 4 else mask, collective=True
+        )
         return rows_to_registers(rows if count == 4 else np.ascontiguousarray(rows[:, : 8 * count]), trans)
 
     def store_matrix(self, index: int, address: Array, values: tuple[Array, ...], trans: bool, mask: Mask) -> None:
@@ -208,7 +211,7 @@ class WarpAccess:
         rows = registers_to_rows(values, trans)
         data = np.zeros((rows.shape[0], 32), rows.dtype)
         data[:, : rows.shape[1]] = rows
-        self._store_shared(index, every_lane(address), data, _first_lanes(8 * len(values), mask))
+        self._store_shared(index, every_lane(address), data, narrow(mask, first_lanes(8 * len(values))))
 
     # -- asynchronous copies
 
@@ -220,7 +223,7 @@ class WarpAccess:
         groups = self._groups(index, target, size, mask)
         if race := self.chunk.race:
             for pattern, rows in groups:
-                race.issue_copy(self.warp, index, pattern, rows)
+                race.issue_copy(Access(self.warp, index, pattern, rows, "issues a copy to it"))
         if not self.machine.lazy_copies:
             self.chunk.shared.scatter(groups, size, data)
         self.copies.issue(index, target, size, data, mask)
@@ -245,20 +248,15 @@ class WarpAccess:
         groups = shared.groups(copy.address, copy.size, copy.mask)
         if race := self.chunk.race:
             for pattern, rows in groups:
-                race.land_copy(self.warp, copy.index, pattern, rows)
+                race.land_copy(Access(self.warp, copy.index, pattern, rows, "waits for its copy"))
         if self.machine.lazy_copies:
             shared.scatter(groups, copy.size, copy.data)
-
-
-def _first_lanes(count: int, mask: Mask) -> Mask:
-    """Only the first lanes name rows of a matrix."""
-    return mask if count == 32 else narrow(mask, (count > ALL_LANES)[None])
 
 
 def _only_active(address: Array, mask: np.ndarray) -> Array:
     """Addresses in which an inactive lane repeats an active one, of its own CTA if there is one."""
     shape = np.broadcast_shapes(address.shape, mask.shape)
     address, mask = np.broadcast_to(address, shape), np.broadcast_to(mask, shape)
-    has_active = mask.any(axis=1)
+    has_active = has_lanes(mask)
     own = np.take_along_axis(address, mask.argmax(axis=1)[:, None], axis=1)
     return np.where(mask, address, np.where(has_active[:, None], own, own[int(np.argmax(has_active))]))

@@ -13,7 +13,7 @@ __all__ = [
     "bit_find",
     "bit_insert",
     "bit_reverse",
-    "divide_int",
+    "clamp_int", "divide_int",
     "float_to_int",
     "flush",
     "fma_f32",
@@ -61,10 +61,8 @@ def set_nan(x: np.ndarray, *sources: np.ndarray) -> np.ndarray:
 
 def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c rounded once to f4, but for ties that the f8 sum has already rounded (below 1 in 2**29)."""
-    product = np.multiply(a, b, dtype=np.float64)
-    return np.add(
-        product, c, out=product if product.shape == np.broadcast_shapes(product.shape, c.shape) else None
-    ).astype(np.float32)
+    wide = np.float64
+    return (a.astype(wide) * b.astype(wide) + c.astype(wide)).astype(np.float32)
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -120,6 +118,12 @@ def float_to_int(x: np.ndarray, mode: str, dtype: np.dtype) -> np.ndarray:
 
 
 # -- integers
+
+
+def clamp_int(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """cvt.sat between integers: `a` within the range of another integer type."""
+    own, other = np.iinfo(a.dtype), np.iinfo(dtype)
+    return np.clip(a, max(own.min, other.min), min(own.max, other.max))
 
 
 def mul_wide(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -25,6 +25,16 @@ def either(a: Mask, b: Mask) -> Mask:
     return None if both.all() else both
 
 
+def first_lanes(count: int) -> np.ndarray:
+    """The mask of the first `count` lanes, (1, 32)."""
+    return np.arange(32)[None] < count
+
+
+def has_lanes(mask: np.ndarray) -> np.ndarray:
+    """Which rows of a mask have active lanes, (rows)."""
+    return np.asarray(np.any(mask, axis=1))
+
+
 def every_lane(values: np.ndarray) -> np.ndarray:
     """(rows, 32) of (rows, 1 or 32)."""
     return values if values.shape[1] == 32 else np.repeat(values, 32, axis=1)

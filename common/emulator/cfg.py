@@ -25,7 +25,7 @@ def registers(operand: Operand) -> Iterator[Reg]:
 
 
 def reads(instruction: Instruction) -> Iterator[Reg]:
-    """Registers an instruction reads. A guarded write keeps the old value of other lanes, so it reads its destination."""
+    """Registers an instruction reads. A guarded write keeps other lanes' old values, so it reads its destination."""
     outputs = lookup(instruction)[0].outputs
     for operand in instruction.operands[0 if instruction.guard else outputs :]:
         yield from registers(operand)
@@ -46,6 +46,7 @@ class Block:
     Attributes:
         target: the block a branch goes to, -1 if none.
         falls_through: control can go on to the next block.
+        ending: what its last instruction does to control, see ops.registry.Op.
         live_in, live_out: registers whose values matter before and after.
     """
 
@@ -53,6 +54,7 @@ class Block:
     instructions: list[Instruction]
     target: int = -1
     falls_through: bool = True
+    ending: str = ""
     live_in: set[Reg] = field(default_factory=set)
     live_out: set[Reg] = field(default_factory=set)
 
@@ -73,7 +75,7 @@ def build_blocks(kernel: Kernel) -> list[Block]:
     """
     program = kernel.instructions
     leaders = {0, *kernel.labels.values()}
-    leaders.update(i.index + 1 for i in program if lookup(i)[0].ends_block)
+    leaders.update(i.index + 1 for i in program if lookup(i)[0].ending)
     starts = sorted(start for start in leaders if start < len(program))
     block_at = {start: index for index, start in enumerate(starts)}
     blocks = [
@@ -81,12 +83,12 @@ def build_blocks(kernel: Kernel) -> list[Block]:
         for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(program)], strict=True))
     ]
     for block in blocks:
-        root = block.last.opcode.split(".")[0]
-        if root == "bra":
+        block.ending = lookup(block.last)[0].ending
+        if block.ending == "branch":
             label = block.last.operands[0]
             assert isinstance(label, Symbol)
             block.target = block_at[kernel.labels[label.name]]
-        block.falls_through = root not in ("bra", "ret", "exit", "trap") or block.last.guard is not None
+        block.falls_through = block.ending not in ("branch", "exit") or block.last.guard is not None
     if blocks[-1].falls_through:
         raise PtxSyntaxError(f"control runs past the end of {kernel.name}")
     _find_liveness(blocks)
@@ -121,5 +123,5 @@ def _check_entry(kernel: Kernel, entry: Block) -> None:
         for reg in reads(instruction):
             if reg in entry.live_in:
                 raise UninitialisedRegisterError(
-                    f"register {reg.name} may be read before it is written, at {instruction.where()}: `{instruction.text}`"
+                    f"register {reg.name} may be read before it is written, {instruction.described()}"
                 )

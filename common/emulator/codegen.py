@@ -147,17 +147,11 @@ class BlockEmitter:
         if key not in self.views:
             size, wanted = int(storage[1]), int(code[1])
             if size < wanted:
-                raise PtxSyntaxError(
-                    f"PTX line {self.current.line}: a {8 * size}-bit register where {8 * wanted} bits are read: `{self.current.text}`"
-                )
-            narrow = (
-                name
-                if size == wanted
-                else f"{name}.astype(u{wanted})"
-                if storage[0] != "f"
-                else f"{name}.view(u{size}).astype(u{wanted})"
-            )
-            self.views[key] = self.let(narrow if narrow != name and code == f"u{wanted}" else f"{narrow}.view({code})")
+                raise PtxSyntaxError(f"{8 * wanted} bits of a {8 * size}-bit register, {self.current.described()}")
+            bits = name if storage[0] == "u" else f"{name}.view(u{size})"
+            if size > wanted:
+                bits = f"{bits}.astype(u{wanted})"
+            self.views[key] = self.let(bits if code[0] == "u" else f"{bits}.view({code})")
         return self.views[key]
 
     def address(self, operand: Operand) -> str:
@@ -224,7 +218,7 @@ class BlockEmitter:
             self.current = instruction
             self.guard = None
             operation, match = lookup(instruction)
-            if instruction.guard and not operation.ends_block:
+            if instruction.guard and not operation.ending:
                 guard = self.read(instruction.guard, "pred")
                 self.guard = f"~{guard}" if instruction.guard_negated else guard
             operation.emit(self, instruction, match)

@@ -47,7 +47,7 @@ class CopyQueue:
         self._commits = self._commits + (1 if mask is None else mask)
 
     def wait(self, allowed: int, mask: np.ndarray | None) -> None:
-        """cp.async.wait_group: all but the latest `allowed` groups of each thread land. What is not committed does not."""
+        """cp.async.wait_group: all but the latest `allowed` groups of a thread land; what is not committed does not."""
         self._finish(lambda copy: copy.group < self._commits - allowed, mask)
 
     def wait_all(self, mask: np.ndarray | None) -> None:

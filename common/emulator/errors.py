@@ -1,4 +1,4 @@
-"""What can go wrong in an emulated kernel. Each report names the CTA, the warp, the lane and the chain of source lines."""
+"""What can go wrong in an emulated kernel. A report names the CTA, the warp, the lane and the chain of source lines."""
 
 from flashladder.common.errors import EmulatorError
 

@@ -1,12 +1,19 @@
 """Exchanges between the lanes of a warp, on arrays (1 or CTAs, 1 or 32)."""
 
+from typing import Any
+
 import numpy as np
 
 from .arrays import ALL_LANES
 
 _REDUCTIONS = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
 def shuffle(mode: str, value: np.ndarray, lane: np.ndarray, clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,8 +64,8 @@ def reduce(name: str, value: np.ndarray, members: np.ndarray) -> np.ndarray:
     return result
 
 
-def atomic_function(name: str, old: np.generic, values: list[np.generic]) -> np.generic:
-    """The new value of an atomic operation (PTX ISA, "atom")."""
+def atomic_function(name: str, old: Any, values: list[Any]) -> Any:
+    """The new value of an atomic operation (PTX ISA, "atom"), on numpy scalars of one type."""
     value = values[0]
     if name == "cas":
         return values[1] if old == value else old

@@ -48,8 +48,8 @@ def multiply(
     """
     halves = len(a) // (2 * num_rows)  # eights along k
     num_cols, depth = len(b) // halves, 8 * halves
-    # The eight values of a lane's quad, te, stay together. A from (m, h, r, CTA, g, te) to (CTA, m, r, g, h, te); B from
-    # (n, h, CTA, t, e, te) to its transpose (CTA, e, n, t, h, te), its columns in an order that suits C.
+    # The eight values te of four neighbouring lanes stay together. A from (m, h, r, CTA, g, te) to
+    # (CTA, m, r, g, h, te); B from (n, h, CTA, t, e, te) to its transpose (CTA, e, n, t, h, te): columns as suits C.
     left = _stack(a, "u4").view("c16").reshape(num_rows, halves, 2, -1, 8).transpose(3, 0, 2, 4, 1)
     right = _stack(b, "u4").view("c16").reshape(num_cols, halves, -1, 4, 2).transpose(2, 4, 0, 3, 1)
     left = _widen(left, type).reshape(-1, 16 * num_rows, depth)

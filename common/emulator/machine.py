@@ -78,7 +78,7 @@ def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, in
 
 
 def smallest_shared_access(kernel: Kernel) -> int:
-    """The race detector's word: 4 bytes, or the smallest element that the kernel loads from or stores to shared memory."""
+    """The race detector's word: 4 bytes, or the smallest element that the kernel moves to or from shared memory."""
     smallest = 4
     for instruction in kernel.instructions:
         root, *words = instruction.opcode.split(".")

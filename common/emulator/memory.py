@@ -1,4 +1,4 @@
-"""Global memory: named tensors, each far from the next in a 47-bit address space, so that a stray access hits nothing."""
+"""Global memory: named tensors, each far from the next in a 47-bit address space, so that a stray access hits none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ def typed_views(data: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def aligned_bytes(*shape: int) -> np.ndarray:
-    """A byte array aligned to 16, its last axis rounded up to 16; filled with 0xFF, which is NaN in every float type."""
+    """A byte array aligned to 16, its last axis rounded up to 16; filled with 0xFF: NaN in every float type."""
     data = np.empty((*shape[:-1], -(-shape[-1] // 16)), np.complex128).view(np.uint8)
     data[...] = 0xFF
     return data
@@ -170,7 +170,8 @@ class GlobalMemory:
             tensor = self._tensors[owner]
             offset = addresses - np.uint64(tensor.base)  # an address below the base wraps round, far beyond the end
             inside = int(offset.max()) <= tensor.size - size
-            if inside and not np.bitwise_or.reduce(offset, axis=None) & np.uint64(size - 1) and not (writes and tensor.readonly):
+            aligned = not np.bitwise_or.reduce(offset, axis=None) & np.uint64(size - 1)
+            if inside and aligned and not (writes and tensor.readonly):
                 return tensor, (offset >> np.uint64(size.bit_length() - 1)).view(np.int64)
         if fault := self._fault(addresses, size, writes):
             raise fault

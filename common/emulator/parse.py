@@ -231,7 +231,9 @@ class _Body:
             return  # the compiler names no line: keep the last one
         outer: SourceChain = ()
         if site[0]:
-            outer = self.known_sites.get(tuple(site)) or ((self.parser.files.get(site[0], "?"), int(site[1])),)
+            outer = self.known_sites.get((site[0], site[1], site[2])) or (
+                (self.parser.files.get(site[0], "?"), int(site[1])),
+            )
         self.source = ((self.parser.files.get(file, "?"), int(line)), *outer)
         self.known_sites[file, line, column] = self.source
 

@@ -1,7 +1,6 @@
 """The parsed form of a PTX kernel: registers, operands, instructions, memory variables, source positions."""
 
 from dataclasses import dataclass, field
-from typing import Union
 
 # Storage of a register by its declared class: numpy type codes. Types of the same width share storage.
 REGISTER_STORAGE = {
@@ -89,7 +88,7 @@ class Sink:
     """The bit bucket `_`."""
 
 
-Operand = Union[Reg, Special, Imm, Symbol, Address, Vector, Pair, Not, Sink]
+Operand = Reg | Special | Imm | Symbol | Address | Vector | Pair | Not | Sink
 
 # Source positions from the innermost inlined function outwards: ((file, line), ...).
 SourceChain = tuple[tuple[str, int], ...]
@@ -109,7 +108,7 @@ class Instruction:
     source: SourceChain
 
     def where(self) -> str:
-        """The chain of source lines, innermost first, as `load.cuh:24 < kernel.cu:40`; the PTX line without -lineinfo."""
+        """The chain of source lines, innermost first: `load.cuh:24 < kernel.cu:40`; without -lineinfo the PTX line."""
         return format_chain(self.source) or f"PTX line {self.line}"
 
     def described(self) -> str:

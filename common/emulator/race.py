@@ -1,9 +1,9 @@
-"""Races on shared memory, found by vector clocks (as in FastTrack), whatever the order in which the warps happened to run.
+"""Races on shared memory, found by vector clocks (as in FastTrack), in whatever order the warps happened to run.
 
-Every warp counts its epochs: its clock ticks at each barrier and at each bar.warp.sync. `known[w][u]` is the last epoch of
-warp u that warp w is ordered after. Every word of shared memory remembers its last write and the last read of each
-warp, each as one stamp {epoch, instruction, thread}. An access races with an earlier one of an epoch that its warp does
-not know of; within a warp, epochs are ordered by bar.warp.sync, and only a thread's own accesses need no order.
+Every warp counts its epochs: its clock ticks at each barrier and at each bar.warp.sync. `known[w][u]` is the last epoch
+of warp u that warp w is ordered after. Every word of shared memory remembers its last write and the last read of each
+warp, each as one stamp {epoch, instruction, thread}. An access races with an earlier one of an epoch that its warp
+does not know of; within a warp, bar.warp.sync orders epochs, and only a thread's own accesses need no order.
 
 A copy in flight is a write whose epoch is still to come: nobody may touch its words. It gets the epoch in which its
 issuer waits for it. Words never written carry a later epoch still, so that the one comparison finds all three faults.
@@ -12,6 +12,7 @@ While all CTAs of a chunk do the same, they share one row of state; the first th
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,24 @@ _IN_FLIGHT, _NEVER = 1 << 21, 1 << 22
 
 Rows = np.ndarray | None  # CTAs of the chunk; None: all
 Where = slice | np.ndarray  # the rows of the state that belong to them
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one warp does to shared memory, alike in CTAs `rows`: the instruction, the pattern, and a verb for reports.
+    A `collective` read is the whole warp's, as ldmatrix is."""
+
+    warp: "Warp"
+    index: int
+    pattern: AccessPattern
+    rows: Rows
+    does: str
+    collective: bool = False
+
+    @property
+    def threads(self) -> np.ndarray:
+        """The thread of the CTA that touches each of the pattern's words."""
+        return 32 * self.warp.index + self.pattern.word_lanes
 
 
 class RaceDetector:
@@ -89,150 +108,131 @@ class RaceDetector:
 
     # -- accesses
 
-    def read(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, collective: bool) -> None:
-        """A load by the pattern's lanes; `collective` if the whole warp reads as one, as ldmatrix does."""
-        where, words = self._where(rows), pattern.words
-        stamps = self._writes.take(words, axis=1) if rows is None else self._writes[where].take(words, axis=1)
-        if _reaches(stamps, self._safe[where, warp.index]):
-            self._check_writer(warp, index, pattern, rows, stamps, "reads", collective)
-        now = (self._clock[where, warp.index] << _EPOCH)[:, None] | index << _INSTRUCTION
-        reads = self._reads[:, warp.index]
-        if collective:
+    def read(self, access: Access) -> None:
+        """A load."""
+        where, words, warp = self._where(access.rows), access.pattern.words, access.warp.index
+        stamps = (self._writes if access.rows is None else self._writes[where]).take(words, axis=1)
+        if _reaches(stamps, self._safe[where, warp]):
+            self._check_writer(access, stamps)
+        now = (self._clock[where, warp] << _EPOCH)[:, None] | access.index << _INSTRUCTION
+        reads = self._reads[:, warp]
+        if access.collective:
             _put(reads, where, words, now | _COLLECTIVE << _KIND)
             return
-        readers = 32 * warp.index + pattern.word_lanes
         before = reads[where].take(words, axis=1)
-        others = (before >> _EPOCH == now >> _EPOCH) & (before & _THREAD_MASK != readers)
-        _put(reads, where, words, now | readers | np.where(others | pattern.repeated, _SEVERAL << _KIND, 0))
+        others = (before >> _EPOCH == now >> _EPOCH) & (before & _THREAD_MASK != access.threads)
+        kind = np.where(others | access.pattern.repeated, _SEVERAL << _KIND, 0)
+        _put(reads, where, words, now | access.threads | kind)
 
-    def write(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
-        """A store by the pattern's lanes."""
-        self._check_write(warp, index, pattern, rows, "writes")
-        self._stamp(warp, index, pattern, rows)
+    def write(self, access: Access) -> None:
+        """A store."""
+        self._check_write(access)
+        self._stamp(access)
 
-    def atomic(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
-        """Atomic operations by the pattern's lanes, which race with plain accesses but not with each other."""
-        self._check_write(warp, index, pattern, rows, "updates")
-        self._stamp(warp, index, pattern, rows, kind=_ATOMIC)
+    def atomic(self, access: Access) -> None:
+        """Atomic operations, which race with plain accesses but not with each other."""
+        self._check_write(access)
+        self._stamp(access, kind=_ATOMIC)
 
-    def issue_copy(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
-        """The start of asynchronous copies by the pattern's lanes."""
-        self._check_write(warp, index, pattern, rows, "issues a copy to it")
-        self._stamp(warp, index, pattern, rows, epoch=_IN_FLIGHT)
+    def issue_copy(self, access: Access) -> None:
+        """The start of asynchronous copies."""
+        self._check_write(access)
+        self._stamp(access, epoch=_IN_FLIGHT)
 
-    def land_copy(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows) -> None:
+    def land_copy(self, access: Access) -> None:
         """The issuing lanes have waited for their copies, which thereby become their writes."""
-        self._stamp(warp, index, pattern, rows)
+        self._stamp(access)
 
-    def _stamp(
-        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, epoch: int | None = None, kind: int = _PLAIN
-    ) -> None:
-        """Notes the last write of the pattern's words, in the warp's present epoch if none is named."""
-        where = self._where(rows)
-        epochs = self._clock[where, warp.index] if epoch is None else np.full(1, epoch)
-        who = index << _INSTRUCTION | kind << _KIND | (32 * warp.index + pattern.word_lanes)
-        _put(self._writes, where, pattern.words, (epochs << _EPOCH)[:, None] | who)
+    def _stamp(self, access: Access, epoch: int | None = None, kind: int = _PLAIN) -> None:
+        """Notes the last write of the words, in the warp's present epoch if none is named."""
+        where = self._where(access.rows)
+        epochs = self._clock[where, access.warp.index] if epoch is None else np.full(1, epoch)
+        who = access.index << _INSTRUCTION | kind << _KIND | access.threads
+        _put(self._writes, where, access.pattern.words, (epochs << _EPOCH)[:, None] | who)
 
-    def _check_write(self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, action: str) -> None:
-        where, words = self._where(rows), pattern.words
-        safe = self._safe[where, warp.index]
+    def _check_write(self, access: Access) -> None:
+        where, words = self._where(access.rows), access.pattern.words
+        safe = self._safe[where, access.warp.index]
         stamps = self._writes[where].take(words, axis=1)
         if _reaches(stamps, safe):
-            self._check_writer(warp, index, pattern, rows, stamps, action)
+            self._check_writer(access, stamps)
         readers = self._reads[where].take(words, axis=2)
         if _reaches(readers, safe):
-            self._check_readers(warp, index, pattern, rows, readers, action)
-
-    def check_agreement(self, warp: "Warp", index: int, pattern: AccessPattern, differs: np.ndarray) -> None:
-        """Raises if lanes of one store put different values into one word: `differs` (CTAs, lanes) lost theirs."""
-        if differs.any():
-            row, lane = (int(n) for n in np.argwhere(differs)[0])
-            word = int(np.argmax(pattern.repeated & (pattern.word_lanes == lane)))
-            raise RaceError(
-                f"race on shared memory: {self._place(pattern, None, row, word)}: lanes of one store write different "
-                f"values to it\n  warp {warp.index}, lane {lane} and another, {self._described(index)}"
-            )
+            self._check_readers(access, readers)
 
     # -- the exact checks, when a quick one failed
 
-    def _check_writer(
-        self,
-        warp: "Warp",
-        index: int,
-        pattern: AccessPattern,
-        rows: Rows,
-        stamps: np.ndarray,
-        action: str,
-        collective: bool = False,
-    ) -> None:
+    def _check_writer(self, access: Access, stamps: np.ndarray) -> None:
         """Raises if one of the words' last writes (stamps (rows, words)) is not ordered before this access."""
         epoch, thread = stamps >> _EPOCH, stamps & _THREAD_MASK
         never = epoch == _NEVER
-        if action == "reads" and never.any():
+        if access.does == "reads" and never.any():
             row, word = (int(n) for n in np.argwhere(never)[0])
-            raise self._uninitialised(warp, index, pattern, rows, row, word)
-        known = np.take_along_axis(self._known[self._where(rows), warp.index], thread >> 5, axis=1)
-        by_others = (thread != 32 * warp.index + pattern.word_lanes) | (epoch == _IN_FLIGHT) | collective
+            place, who = self._place(access, row, word), self._who(access, word)
+            raise MemoryAccessError(f"read of shared memory that was never written: {place}\n  {who}")
+        known = np.take_along_axis(self._known[self._where(access.rows), access.warp.index], thread >> 5, axis=1)
+        by_others = (thread != access.threads) | (epoch == _IN_FLIGHT) | access.collective
         bad = (epoch > known) & ~never & by_others
-        if action == "updates":
+        if access.does == "updates":
             bad &= stamps >> _KIND & _KIND_MASK != _ATOMIC
         if bad.any():
             row, word = (int(n) for n in np.argwhere(bad)[0])
-            raise self._race(warp, index, pattern, rows, row, word, int(stamps[row, word]), action)
+            raise self._race(access, row, word, int(stamps[row, word]))
 
-    def _check_readers(
-        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, stamps: np.ndarray, action: str
-    ) -> None:  # fmt: skip
+    def _check_readers(self, access: Access, stamps: np.ndarray) -> None:
         """Raises if a read of one of the words (stamps (rows, warps, words)) is not ordered before this write."""
-        bad = stamps >> _EPOCH > self._known[self._where(rows), warp.index][:, :, None]
-        own = stamps[:, warp.index]
+        warp = access.warp.index
+        bad = stamps >> _EPOCH > self._known[self._where(access.rows), warp][:, :, None]
+        own = stamps[:, warp]
         kind = own >> _KIND & _KIND_MASK
-        bad[:, warp.index] &= (kind != _COLLECTIVE) & (
-            (kind == _SEVERAL) | (own & _THREAD_MASK != 32 * warp.index + pattern.word_lanes)
-        )
+        by_others = (kind == _SEVERAL) | (own & _THREAD_MASK != access.threads)
+        bad[:, warp] &= (kind != _COLLECTIVE) & by_others
         if bad.any():
             row, reader, word = (int(n) for n in np.argwhere(bad)[0])
-            raise self._race(warp, index, pattern, rows, row, word, int(stamps[row, reader, word]), action, reader)
+            raise self._race(access, row, word, int(stamps[row, reader, word]), reader)
+
+    def check_agreement(self, access: Access, differs: np.ndarray) -> None:
+        """Raises if lanes of one store put different values into one word: `differs` (CTAs, lanes) lost theirs."""
+        if differs.any():
+            row, lane = (int(n) for n in np.argwhere(differs)[0])
+            word = int(np.argmax(access.pattern.repeated & (access.pattern.word_lanes == lane)))
+            place, who = self._place(access, row, word), self._who(access, word)
+            raise RaceError(f"race on shared memory: {place}: lanes of one store write different values to it\n  {who}")
 
     # -- reports
 
-    def _place(self, pattern: AccessPattern, rows: Rows, row: int, word: int) -> str:
-        row = row if rows is None else int(rows[row])
-        offset = int(pattern.words[word]) * self._chunk.machine.granule
+    def _place(self, access: Access, row: int, word: int) -> str:
+        row = row if access.rows is None else int(access.rows[row])
+        offset = int(access.pattern.words[word]) * self._chunk.machine.granule
         return f"CTA {self._chunk.cta_name(row)}, shared memory offset {offset}"
+
+    def _who(self, access: Access, word: int) -> str:
+        lane = int(access.pattern.word_lanes[word])
+        return f"warp {access.warp.index}, lane {lane} {access.does}, {self._described(access.index)}"
 
     def _described(self, index: int) -> str:
         return self._chunk.program.kernel.instructions[index].described()
 
-    def _uninitialised(
-        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, row: int, word: int
-    ) -> MemoryAccessError:  # fmt: skip
-        place, lane = self._place(pattern, rows, row, word), int(pattern.word_lanes[word])
-        who = f"warp {warp.index}, lane {lane} reads it, {self._described(index)}"
-        return MemoryAccessError(f"read of shared memory that was never written: {place}\n  {who}")
-
-    def _race(
-        self, warp: "Warp", index: int, pattern: AccessPattern, rows: Rows, row: int, word: int, stamp: int, action: str,
-        reader: int | None = None,
-    ) -> RaceError:  # fmt: skip
-        """A race with the access that left `stamp`: a read of warp `reader`, or else a write."""
+    def _race(self, access: Access, row: int, word: int, stamp: int, reader: int | None = None) -> RaceError:
+        """A race with the earlier access that left `stamp`: a read of warp `reader`, or else a write."""
         thread, kind = stamp & _THREAD_MASK, stamp >> _KIND & _KIND_MASK
-        other_warp = thread >> 5 if reader is None else reader
+        warp = thread >> 5 if reader is None else reader
         did = "wrote it" if reader is None else "read it"
         if stamp >> _EPOCH == _IN_FLIGHT:
             reason, did = (
                 "it is the target of a copy in flight, and no wait of its issuer lies between",
                 "issued the copy",
             )
-        elif other_warp == warp.index:
+        elif warp == access.warp.index:
             reason = "other lanes of the warp touched it, and no __syncwarp lies between"
         else:
             reason = "no barrier orders the two"
         lanes = {_COLLECTIVE: "", _SEVERAL: ", several lanes"}.get(kind, f", lane {thread & 31}")
+        earlier = self._described(stamp >> _INSTRUCTION & _INSTRUCTION_MASK)
         return RaceError(
-            f"race on shared memory: {self._place(pattern, rows, row, word)}: {reason}\n"
-            f"  warp {warp.index}, lane {int(pattern.word_lanes[word])} {action}, {self._described(index)}\n"
-            f"  warp {other_warp}{lanes} {did}, {self._described(stamp >> _INSTRUCTION & _INSTRUCTION_MASK)}"
+            f"race on shared memory: {self._place(access, row, word)}: {reason}\n"
+            f"  {self._who(access, word)}\n"
+            f"  warp {warp}{lanes} {did}, {earlier}"
         )
 
 

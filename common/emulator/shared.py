@@ -77,12 +77,11 @@ class PatternCache:
             raise AccessFault(32 * row + int(lanes[at]), f"{size}-byte access to shared memory {message}")
         per_lane = max(1, size // self.granule)
         words = (offset[:, None] // self.granule + np.arange(per_lane)).reshape(-1)
-        _, position, times = np.unique(words, return_inverse=True, return_counts=True)
+        times = Counter(words.tolist())
+        repeated = np.array([times[word] > 1 for word in words.tolist()])
         elements = offset[:1] // size if is_one else offset // size
-        conflicts = shared_wavefronts(offset, lanes, size)
-        return AccessPattern(
-            lanes, elements, words, np.repeat(lanes, per_lane), times[position] > 1, is_one, *conflicts
-        )
+        conflicts = shared_wavefronts(offset.tolist(), lanes.tolist(), size)
+        return AccessPattern(lanes, elements, words, np.repeat(lanes, per_lane), repeated, is_one, *conflicts)
 
 
 class SharedMemory:

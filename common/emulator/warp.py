@@ -6,7 +6,7 @@ import numpy as np
 
 from . import exchange
 from .access import GENERIC_BASE, WarpAccess, is_in
-from .arrays import ALL_LANES, Array, Mask
+from .arrays import ALL_LANES, Array, Mask, every_lane, first_lanes, has_lanes
 from .errors import ConvergenceError, EmulatorError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Warp:
         self.chunk, self.index = chunk, index
         self.registers = [np.zeros((1, 1), code) for code in chunk.program.storage]
         lanes = min(32, num_threads - 32 * index)
-        self.live: Mask = None if lanes == 32 else (lanes > ALL_LANES)[None]
+        self.live: Mask = None if lanes == 32 else first_lanes(lanes)
         self.ready: dict[int, Mask] = {0: self.live}
         self.executed = 0
         self.access = WarpAccess(self)
@@ -84,13 +84,17 @@ class Warp:
         """The member lanes of a .sync instruction, (1 or CTAs, 32), after checking that they are all here."""
         wanted = members.astype(np.int64) >> ALL_LANES & 1 == 1
         if mask is not None:
-            missing = wanted & ~mask & mask.any(axis=1)[:, None]
-            if missing.any():
-                row = int(np.argmax(missing.any(axis=1)))
-                lanes = np.nonzero(missing[row])[0].tolist()
-                message = f"a warp-wide instruction that names lanes {lanes}, which are elsewhere or have left"
-                raise ConvergenceError(f"{message}\n  {self.at(index, row)}")
+            self.require(index, wanted, mask, "a warp-wide instruction")
         return wanted
+
+    def require(self, index: int, wanted: np.ndarray, mask: np.ndarray, what: str) -> None:
+        """Raises if lanes that `what` needs, (1 or CTAs, 32), are not here in a CTA where others are."""
+        missing = wanted & ~mask & has_lanes(mask)[:, None]
+        if missing.any():
+            row = int(np.argmax(has_lanes(missing)))
+            lanes = np.nonzero(every_lane(missing)[row])[0].tolist()
+            message = f"{what} in divergent code: lanes {lanes} should take part, but are elsewhere or have left"
+            raise ConvergenceError(f"{message}\n  {self.at(index, row)}")
 
     # -- exchanges
 

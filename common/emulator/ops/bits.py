@@ -1,4 +1,4 @@
-"""Logic, shifts and bit fields (PTX ISA, "Logic and Shift Instructions" and the bit operations of the integer section)."""
+"""Logic, shifts and bit fields (PTX ISA, "Logic and Shift Instructions", "Integer Arithmetic Instructions")."""
 
 from typing import TYPE_CHECKING
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ..codegen import BlockEmitter
 
 
-@op(r"bra(?:\.uni)?", outputs=0, ends_block=True)
+@op(r"bra(?:\.uni)?", outputs=0, ending="branch")
 def branch(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     _return_guard(e, i)
 
 
-@op(r"(ret|exit)(?:\.uni)?", outputs=0, ends_block=True)
+@op(r"(ret|exit)(?:\.uni)?", outputs=0, ending="exit")
 def leave(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     _return_guard(e, i)
 
 
-@op(r"trap", outputs=0, ends_block=True)
+@op(r"trap", outputs=0, ending="exit")
 def trap(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     e.line(f"w.trap({i.index}, m)")
 
@@ -35,7 +35,7 @@ def _return_guard(e: "BlockEmitter", i: Instruction) -> None:
         e.result = f"~{guard}" if i.guard_negated else guard
 
 
-@op(r"(?:bar|barrier)(?:\.cta)?\.(?P<f>sync|arrive)(?P<aligned>\.aligned)?", outputs=0, ends_block=True)
+@op(r"(?:bar|barrier)(?:\.cta)?\.(?P<f>sync|arrive)(?P<aligned>\.aligned)?", outputs=0, ending="barrier")
 def barrier(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     number = e.read(i.operands[0], "u32")
     threads = e.read(i.operands[1], "u32") if len(i.operands) > 1 else "None"

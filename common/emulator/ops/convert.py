@@ -16,11 +16,7 @@ _INT = r"[us](?:8|16|32|64)"
 def integer_to_integer(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     source, code = e.read(i.operands[1], m["s"]), NUMPY_TYPES[m["d"]]
     if m["sat"]:
-        low, high = f"np.iinfo({code}).min", f"np.iinfo({code}).max"
-        if m["s"][0] == "u":
-            source = f"np.minimum({source}, min({high}, np.iinfo({NUMPY_TYPES[m['s']]}).max))"
-        else:
-            source = f"np.clip({source}, max({low}, np.iinfo({NUMPY_TYPES[m['s']]}).min), min({high}, np.iinfo({NUMPY_TYPES[m['s']]}).max))"
+        source = f"clamp_int({source}, {code})"
     e.write(i.operands[0], f"{source}.astype({code})", m["d"])
 
 

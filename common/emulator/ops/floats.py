@@ -1,5 +1,5 @@
 """Arithmetic on f32 and f64 (PTX ISA, "Floating-Point Instructions"). Arithmetic is numpy's of the same type, which
-rounds to nearest even; .approx functions are computed exactly to the last bit or two, not with the hardware's tables."""
+rounds to nearest even; .approx functions are right to the last bit or two, not what the hardware's tables give."""
 
 from .registry import Match, alu
 
@@ -7,9 +7,15 @@ _SIGN = {"add": "+", "sub": "-", "mul": "*"}
 _FTZ = r"(?P<ftz>\.ftz)?"
 _SAT = r"(?P<sat>\.sat)?"
 _UNARY = {
-    "rcp": "1 / {}", "sqrt": "np.sqrt({})", "rsqrt": "1 / np.sqrt({})", "ex2": "np.exp2({})", "lg2": "np.log2({})", "sin": "np.sin({})",
-    "cos": "np.cos({})", "tanh": "np.tanh({})",
-}  # fmt: skip
+    "rcp": "np.reciprocal({})",
+    "sqrt": "np.sqrt({})",
+    "rsqrt": "np.reciprocal(np.sqrt({}))",
+    "ex2": "np.exp2({})",
+    "lg2": "np.log2({})",
+    "sin": "np.sin({})",
+    "cos": "np.cos({})",
+    "tanh": "np.tanh({})",
+}
 
 
 def _flushed(m: Match, result: str, *sources: str) -> str:
@@ -54,12 +60,12 @@ def divide_f64(m: Match, a: str, b: str) -> str:
 
 @alu(rf"(rcp|sqrt)\.(?:rn|approx){_FTZ}\.(?P<t>f32)")
 def reciprocal(m: Match, a: str) -> str:
-    return _flushed(m, _UNARY[m[1]].replace("1 /", "np.float32(1) /"), a)
+    return _flushed(m, _UNARY[m[1]], a)
 
 
 @alu(rf"(rsqrt|ex2|lg2|sin|cos)\.approx{_FTZ}\.(?P<t>f32)")
 def approximate(m: Match, a: str) -> str:
-    return _flushed(m, _UNARY[m[1]].replace("1 /", "np.float32(1) /"), a)
+    return _flushed(m, _UNARY[m[1]], a)
 
 
 @alu(r"tanh\.approx\.(?P<t>f32)")

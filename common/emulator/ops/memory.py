@@ -22,22 +22,24 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
+def _space(m: Match) -> str:
+    return repr(m["space"] or "generic")
+
+
 @op(rf"ld{_ORDER}{_SPACE}(?:\.(?:ca|cg|cs|lu|cv))?(?:\.nc)?{_EVICT}{_HINT}{_TYPE}")
 def load(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     targets = _items(i.operands[0])
-    values = e.let(
-        f"w.access.load({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[1])}, {NUMPY_TYPES[m['t']]!r}, {len(targets)}, {e.mask()})"
-    )
+    what = f"{e.address(i.operands[1])}, {NUMPY_TYPES[m['t']]!r}, {len(targets)}"
+    values = e.let(f"w.access.load({i.index}, {_space(m)}, {what}, {e.mask()})")
     for n, target in enumerate(targets):
         e.write(target, f"{values}[{n}]", m["t"])
 
 
 @op(rf"st{_ORDER}{_SPACE}(?:\.(?:wb|cg|cs|wt))?{_EVICT}{_HINT}{_TYPE}", outputs=0)
 def store(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    values = ", ".join(e.read(item, m["t"]) for item in _items(i.operands[1]))
-    e.line(
-        f"w.access.store({i.index}, {m['space'] or 'generic'!r}, {e.address(i.operands[0])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
-    )
+    values = "".join(f"{e.read(item, m['t'])}, " for item in _items(i.operands[1]))
+    what = f"{e.address(i.operands[0])}, ({values}), {NUMPY_TYPES[m['t']]!r}"
+    e.line(f"w.access.store({i.index}, {_space(m)}, {what}, {e.mask()})")
 
 
 _SCOPE = (
@@ -46,19 +48,21 @@ _SCOPE = (
 _FUNCTION = r"(?P<f>add|min|max|and|or|xor|exch|cas|inc|dec)\.(?P<t>[bsu](?:32|64)|f32|f64)"
 
 
+def _atomic(e: "BlockEmitter", i: Instruction, m: Match, address: Operand, values: tuple[Operand, ...]) -> str:
+    """The expression of the old values."""
+    operands = "".join(f"{e.read(value, m['t'])}, " for value in values)
+    what = f"{m['f']!r}, {e.address(address)}, ({operands}), {NUMPY_TYPES[m['t']]!r}"
+    return f"w.access.atomic({i.index}, {_space(m)}, {what}, {e.mask()})"
+
+
 @op(rf"atom{_SCOPE}\.{_FUNCTION}")
 def atomic(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    values = ", ".join(e.read(operand, m["t"]) for operand in i.operands[2:])
-    call = f"w.access.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[1])}, ({values},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
-    e.write(i.operands[0], call, m["t"])
+    e.write(i.operands[0], e.let(_atomic(e, i, m, i.operands[1], i.operands[2:])), m["t"])
 
 
 @op(rf"red{_SCOPE}\.{_FUNCTION}", outputs=0)
 def reduction(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    value = e.read(i.operands[1], m["t"])
-    e.line(
-        f"w.access.atomic({i.index}, {m['space'] or 'generic'!r}, {m['f']!r}, {e.address(i.operands[0])}, ({value},), {NUMPY_TYPES[m['t']]!r}, {e.mask()})"
-    )
+    e.line(_atomic(e, i, m, i.operands[0], i.operands[1:]))
 
 
 _MATRIX = r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)?\.b16"
@@ -87,7 +91,8 @@ def copy_async(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     extra = i.operands[3:-1] if m["hint"] else i.operands[3:]
     source_size = "None"
     if extra and isinstance(extra[0], Reg) and extra[0].type == "pred":
-        source_size = f"where({e.read(extra[0], 'pred')}, {e.namespace.constant(0, 'u4')}, {e.namespace.constant(size.value, 'u4')})"
+        nothing, everything = e.namespace.constant(0, "u4"), e.namespace.constant(size.value, "u4")
+        source_size = f"where({e.read(extra[0], 'pred')}, {nothing}, {everything})"
     elif extra and extra[0] != size:
         source_size = e.read(extra[0], "u32")
     addresses = f"{e.address(i.operands[0])}, {e.address(i.operands[1])}"

@@ -49,8 +49,8 @@ def _accumulator(e: "BlockEmitter", operand: Operand) -> str:
 
 @dataclass(frozen=True)
 class _Product:
-    """D = C + A B of several mma: `a` names the registers of each block of 16 rows, `b` those of each block of 8 columns,
-    both along k; `c` and `d` the accumulators of each row block and column block, row by row."""
+    """D = C + A B of several mma. `a` names the registers of each block of 16 rows, `b` of each block of 8 columns,
+    along k; `c` and `d` name the accumulators of each row block and column block, row by row."""
 
     type: str
     a: list[tuple[str, ...]]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..ptx import NUMPY_TYPES, Instruction, Operand, Pair, Reg, Sink, Vector
+from ..ptx import NUMPY_TYPES, Imm, Instruction, Operand, Pair, Reg, Sink, Vector
 from .registry import Match, op
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _COMPARE = {
 _BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 
-@op(r"mov\.(?P<t>pred|[bus](?:16|32|64)|f32|f64|b128)")
+@op(r"mov\.(?P<t>pred|[bus](?:16|32|64)|f32|f64)")
 def move(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     target, source = i.operands
     if isinstance(source, Vector):
@@ -40,11 +40,13 @@ def _pack(e: "BlockEmitter", target: Operand, source: Vector) -> None:
     assert isinstance(target, Reg)
     whole = int(target.storage[1])
     part = whole // len(source.items)
-    items = [f"{e.read(item, f'b{8 * part}')}.astype(u{whole})" for item in source.items]
-    shifted = [
-        f"({item} << {e.namespace.constant(8 * part * n, f'u{whole}')})" if n else item for n, item in enumerate(items)
-    ]
-    e.write(target, " | ".join(shifted), f"b{8 * whole}")
+    shifted = []
+    for n, item in enumerate(source.items):
+        if item != Imm(0):
+            count = e.namespace.constant(8 * part * n, f"u{whole}")
+            value = f"{e.read(item, f'b{8 * part}')}.astype(u{whole})"
+            shifted.append(f"({value} << {count})" if n else value)
+    e.write(target, " | ".join(shifted) or e.namespace.constant(0, f"u{whole}"), f"b{8 * whole}")
 
 
 def _unpack(e: "BlockEmitter", target: Vector, source: Operand, type: str) -> None:

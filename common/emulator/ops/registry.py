@@ -26,26 +26,27 @@ class Op:
     Attributes:
         emit: appends the Python code of one instruction to a block.
         outputs: how many leading operands are written.
-        ends_block: control leaves the block here: a branch, an exit, or a gate at which a warp may have to wait.
+        ending: what becomes of control: "" goes on; "branch", "exit" and "barrier" (a gate, at which a warp may have to
+            wait) end a block, and the scheduler acts on what the block's function returns.
     """
 
     emit: Emit
     outputs: int
-    ends_block: bool
+    ending: str
 
 
 _PATTERNS: dict[str, list[tuple[re.Pattern[str], Op]]] = {}
 _KNOWN: dict[str, tuple[Op, Match]] = {}
 
 
-def op(pattern: str, outputs: int = 1, ends_block: bool = False) -> Callable[[Emit], Emit]:
-    """Registers an emit function for the opcodes that `pattern` matches whole; it starts with the literal first word."""
+def op(pattern: str, outputs: int = 1, ending: str = "") -> Callable[[Emit], Emit]:
+    """Registers an emit function for the opcodes that `pattern` matches whole; it begins with the first word."""
     roots = re.match(r"\w+|\((?:\?P<\w+>|\?:)?([\w|]+)\)", pattern)
     assert roots, pattern
 
     def register(emit: Emit) -> Emit:
         for root in (roots[1] or roots[0]).split("|"):
-            _PATTERNS.setdefault(root, []).append((re.compile(pattern), Op(emit, outputs, ends_block)))
+            _PATTERNS.setdefault(root, []).append((re.compile(pattern), Op(emit, outputs, ending)))
         return emit
 
     return register
@@ -56,8 +57,8 @@ def alu(
 ) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Registers an instruction without side effects: the function maps source expressions to the result's expression.
 
-    The function takes the match of the pattern, then one Python expression per source operand. Operands are read as type
-    `sources` (by default the pattern's group `t`) and the result is written as `result` (by default as `sources`).
+    The function takes the match of the pattern, then one Python expression per source operand. Operands are read as
+    type `sources` (by default the pattern's group `t`), the result is written as `result` (by default `sources`).
     """
 
     def register(expression: Callable[..., str]) -> Callable[..., str]:
@@ -87,6 +88,6 @@ def lookup(instruction: Instruction) -> tuple[Op, Match]:
                 break
         else:
             raise UnsupportedInstructionError(
-                f"PTX line {instruction.line}: the emulator does not know `{opcode}` in `{instruction.text}` ({instruction.where()})"
+                f"the emulator does not know `{opcode}`, PTX line {instruction.line}, {instruction.described()}"
             )
     return found
