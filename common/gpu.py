@@ -51,7 +51,7 @@ def load(artifact: Artifact) -> Kernel:
 
 
 class Kernel:
-    """A loaded cubin. It may be launched on any device that its arch suits; each device loads it once."""
+    """A loaded cubin, until the process ends. It may be launched on any device that its arch suits."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Literal
@@ -25,7 +25,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from flashladder.common.gpu import Launch
 from flashladder.common.nvml import GpuState, Monitor
 from flashladder.common.problem import Check
 from flashladder.common.statistics import Estimate, Times, Verdict, paired_ratio, verdict
@@ -35,7 +34,7 @@ MODES: tuple[Mode, ...] = ("hot", "cold", "sustained")
 CONTROL = "control"  # the baseline once more
 
 SAMPLE_US = {"hot": 2e3, "cold": 1e3, "sustained": 250e3}
-BUDGET_S = {"hot": 3.0, "cold": 3.0, "sustained": 15.0}  # of one shape
+BUDGET_S = {"hot": 2.5, "cold": 2.5, "sustained": 15.0}  # of one shape
 MIN_ROUNDS = {"hot": 16, "cold": 16, "sustained": 4}
 MAX_LAUNCHES = {"hot": 200, "cold": 10, "sustained": 20_000}
 WANTED_HALF_WIDTH = 0.002  # rounds go on until every ratio's interval is this narrow, or the budget is spent
@@ -79,7 +78,7 @@ class Measurement:
     baseline: str
     samples: tuple[Sample, ...]
     checks: dict[str, Check]
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def rounds(self) -> int:
@@ -181,7 +180,7 @@ def _is_sharp(so_far: Measurement) -> bool:
 class _Plan:
     """One sample of a contender."""
 
-    launch: Launch | Callable[[], object]
+    launch: Callable[[], object]
     launches: int  # timed
     lead: int  # launched before, and not timed
     hold_us: float  # until the queue has enough
@@ -199,7 +198,7 @@ class _Clock:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.empty(2 * l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
 
-    def plan(self, launch: Launch | Callable[[], object]) -> _Plan:
+    def plan(self, launch: Callable[[], object]) -> _Plan:
         """How many launches make a sample, and how long the queue must be held for them."""
         gpu_us, host_us = self._estimate(launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
@@ -248,7 +247,7 @@ class _Clock:
     def _hold(self, microseconds: float) -> None:
         torch.cuda._sleep(int(microseconds * CYCLES_PER_US))
 
-    def _estimate(self, launch: Launch | Callable[[], object]) -> tuple[float, float]:
+    def _estimate(self, launch: Callable[[], object]) -> tuple[float, float]:
         """Microseconds that a launch takes on the GPU and on the host, after a warm-up."""
         launch()
         torch.cuda.synchronize()

@@ -1,0 +1,56 @@
+"""Official kernels without a GPU: torch's operators take our arguments, and what is missing or refused is said."""
+
+import pytest
+import torch
+
+from flashladder.common import baselines
+from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.common.problem import Problem, make_inputs
+
+GROUPED = Problem(num_heads=4, num_heads_k=2, seqlen_q=64)
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+
+@pytest.mark.parametrize("name", ["fa2", "cudnn", "math"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_torch_takes_the_arguments(on_hopper, name, causal):
+    """Meta tensors go through the operator's schema and shapes, and compute nothing."""
+    problem = Problem(batch=2, num_heads=4, seqlen_q=64, causal=causal, softmax_scale=0.3)
+    output = baselines.find(name).prepare(problem, make_inputs(problem, "meta"))()
+    assert output.shape == (2, 64, 4, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "message"),
+    [
+        ("cudnn", Problem(seqlen_q=64, seqlen_k=128, causal=True), "no causal mask with seqlen_q != seqlen_k"),
+        ("math", Problem(batch=4, num_heads=16, seqlen_q=8192), "would need 16 GiB for S"),
+        ("flashinfer", Problem(layout="padded"), "takes contiguous tensors"),
+        ("xformers", GROUPED, "takes no grouped queries"),
+        ("fa2", Problem(head_dim=100), "takes no head_dim of 100"),
+        ("fa2", GROUPED, None),
+    ],
+)
+def test_refusals(on_hopper, name, problem, message):
+    refusal = baselines.find(name).refusal(problem)
+    assert refusal is None if message is None else message in refusal
+
+
+def test_an_arch_without_kernels_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    assert baselines.find("fa3").refusal(GROUPED) == "FlashAttention-3 has no kernel for sm_80"
+
+
+def test_a_missing_package_is_named_with_its_install_line(on_hopper):
+    with pytest.raises(DeviceError, match=r"xformers: xformers.ops cannot be imported .*: pip install xformers"):
+        baselines.find("xformers").prepare(GROUPED, make_inputs(GROUPED, "meta"))
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(ConfigError, match="no baseline fa5; there are fa2, cudnn, math, flash-attn, fa3"):
+        baselines.find("fa5")
