@@ -1,0 +1,57 @@
+// A stand-in for libcuda.so.1 that prints what it is asked to do. FAKE_STATUS makes launches fail, FAKE_LOAD loads.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int status(const char *variable) { return getenv(variable) ? atoi(getenv(variable)) : 0; }
+
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+
+int cuLibraryLoadData(void **library, const char *image, void *a, void *b, unsigned c, void *d, void *e, unsigned f) {
+    printf("load %.4s\n", image);
+    *library = (void *)0x11;
+    return status("FAKE_LOAD");
+}
+
+int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
+    printf("kernel %s of %p\n", name, library);
+    *kernel = (void *)0x22;
+    return 0;
+}
+
+int cuKernelGetFunction(void **function, void *kernel) {
+    printf("function of %p\n", kernel);
+    *function = (void *)0x33;
+    return 0;
+}
+
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+    printf("attribute %d of %p: %d\n", attribute, function, value);
+    return 0;
+}
+
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+    *blocks = shared > 100000 ? 1 : 2;
+    return 0;
+}
+
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **arguments, void **extra) {
+    printf("launch %p grid %u %u %u block %u %u %u shared %u stream %p q %p extra %p\n", function, gx, gy, gz, bx, by,
+           bz, shared, stream, *(void **)arguments[0], extra);
+    return status("FAKE_STATUS");
+}
+
+int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_MADE_UP"; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "made up"; return 0; }
+
+static int not_there(void) { return 999; }
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *found) {
+    *function = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+    if (!*function) *function = (void *)not_there;
+    if (found) *found = 0;
+    return 0;
+}

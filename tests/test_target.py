@@ -1,0 +1,71 @@
+"""Where kernels run: what is chosen, and what does not fit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashladder.common import target
+from flashladder.common.config import KernelConfig, load_gpu
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Makes this machine have a GPU of a name and a compute capability, or none."""
+
+    def have(name=None, capability=None):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+    return have
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "arch", "described"),
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0), "sm_90a", "h100"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), "sm_80", "a100"),
+        ("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", "rtx4090"),
+        ("NVIDIA Of Tomorrow", (11, 0), "sm_110a", None),
+    ],
+)
+def test_the_gpu_that_is_here(here, name, capability, arch, described):
+    here(name, capability)
+    place = target.resolve("auto", None)
+    assert (place.on_gpu, place.arch, place.title) == (True, arch, name)
+    assert (place.gpu.name if place.gpu else None) == described
+
+
+def test_without_one_the_emulator_stands_for_an_h100_or_another(here):
+    here()
+    assert target.resolve("auto", None) == target.Target(False, "sm_90a", load_gpu("h100"))
+    assert target.resolve("auto", "a100").arch == "sm_80"
+    assert target.resolve("emulator", "a100").title == "emulator (as NVIDIA A100 SXM4 80 GB)"
+
+
+def test_another_gpu_than_the_one_asked_for_is_said_so(here, capsys):
+    here("NVIDIA H100 80GB HBM3", (9, 0))
+    assert target.resolve("auto", "a100").arch == "sm_90a"
+    message = capsys.readouterr().err
+    assert "the GPU here is NVIDIA H100 80GB HBM3, not NVIDIA A100" in message
+    assert "--device emulator runs the code of a100" in message
+    target.resolve("auto", "h100")
+    assert not capsys.readouterr().err
+    assert target.resolve("emulator", "a100").arch == "sm_80"
+
+
+def test_an_unknown_gpu(here):
+    here()
+    with pytest.raises(ConfigError, match="no description of the GPU h900"):
+        target.resolve("auto", "h900")
+
+
+def test_a_kernel_that_does_not_fit_is_refused(here):
+    here()
+    launch = SimpleNamespace(shared_bytes=150_000)
+    artifact = SimpleNamespace(version="02_swizzling", config=KernelConfig.of(block_m=128), launch=launch)
+    target.resolve("emulator", "h100").check(artifact)
+    with pytest.raises(UnsupportedProblemError, match="needs 150000 bytes .* rtx3090 gives a CTA 101376"):
+        target.resolve("emulator", "rtx3090").check(artifact)
