@@ -48,8 +48,8 @@ def flush(x: np.ndarray) -> np.ndarray:
 
 
 def saturate(x: np.ndarray) -> np.ndarray:
-    """.sat: clamps to [0, 1]; NaN becomes 0."""
-    return np.fmin(np.fmax(x, x.dtype.type(0)), x.dtype.type(1))
+    """.sat: clamps to [0, 1]; NaN and -0 become 0."""
+    return np.where(x > 0, np.fmin(x, x.dtype.type(1)), x.dtype.type(0))
 
 
 def set_nan(x: np.ndarray, *sources: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..ptx import NUMPY_TYPES, Imm, Instruction, Operand, Pair, Reg, Sink, Vector
+from .halves import widen
 from .registry import Match, op
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def select(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     e.write(i.operands[0], f"where({e.read(i.operands[3], 'pred')}, {a}, {b})", m["t"])
 
 
-@op(r"slct(?:\.ftz)?\.(?P<t>[bus](?:16|32|64)|f32|f64)\.(?P<c>s32|f32)")
+@op(r"slct\.(?P<t>[bus](?:16|32|64)|f32|f64)\.(?P<c>s32|f32)")
 def select_by_sign(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     a, b = (e.read(operand, m["t"]) for operand in i.operands[1:3])
     e.write(i.operands[0], f"where({e.read(i.operands[3], m['c'])} >= 0, {a}, {b})", m["t"])
@@ -73,15 +74,13 @@ def select_by_sign(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 
 @op(
     r"setp\.(?P<c>eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)(?:\.(?P<bool>and|or|xor))?"
-    r"(?:\.ftz)?\.(?P<t>[bus](?:16|32|64)|f16|bf16|f32|f64)"
+    r"(?P<ftz>\.ftz)?\.(?P<t>[bus](?:16|32|64)|f16|bf16|f32|f64)"
 )
 def set_predicate(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     if m["t"] in ("f16", "bf16"):
-        from .halves import widen
-
         a, b = (widen(m["t"], e.read(operand, "b16")) for operand in i.operands[1:3])
     else:
-        a, b = (e.read(operand, m["t"]) for operand in i.operands[1:3])
+        a, b = _flushed(e, i, m)
     result = _comparison(m["c"], a, b, is_float="f" in m["t"])
     targets = i.operands[0]
     first, second = (targets.first, targets.second) if isinstance(targets, Pair) else (targets, Sink())
@@ -89,6 +88,12 @@ def set_predicate(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     combine = f" {_BOOLEAN[m['bool']]} {e.read(i.operands[3], 'pred')}" if m["bool"] else ""
     e.write(first, f"({named}){combine}", "pred")
     e.write(second, f"(~{named}){combine}", "pred")
+
+
+def _flushed(e: "BlockEmitter", i: Instruction, m: Match) -> list[str]:
+    """The two values to compare, without subnormals if the instruction says so."""
+    values = [e.read(operand, m["t"]) for operand in i.operands[1:3]]
+    return [f"flush({value})" for value in values] if m["ftz"] else values
 
 
 def _comparison(name: str, a: str, b: str, is_float: bool) -> str:
@@ -105,9 +110,8 @@ def _comparison(name: str, a: str, b: str, is_float: bool) -> str:
     return f"{a} {_COMPARE[name]} {b}"
 
 
-@op(r"set\.(?P<c>eq|ne|lt|le|gt|ge)(?:\.ftz)?\.(?P<d>u32|s32|f32)\.(?P<t>[us](?:16|32|64)|f32|f64)")
+@op(r"set\.(?P<c>eq|ne|lt|le|gt|ge)(?P<ftz>\.ftz)?\.(?P<d>u32|s32|f32)\.(?P<t>[us](?:16|32|64)|f32|f64)")
 def set_value(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    a, b = (e.read(operand, m["t"]) for operand in i.operands[1:3])
-    result = _comparison(m["c"], a, b, is_float=m["t"][0] == "f")
+    result = _comparison(m["c"], *_flushed(e, i, m), is_float=m["t"][0] == "f")
     true = e.namespace.constant(0x3F800000 if m["d"] == "f32" else 0xFFFFFFFF, NUMPY_TYPES[m["d"]])
     e.write(i.operands[0], f"where({result}, {true}, {e.namespace.constant(0, NUMPY_TYPES[m['d']])})", m["d"])
