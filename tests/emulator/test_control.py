@@ -1,0 +1,275 @@
+"""Divergence, exchanges within a warp, barriers, deadlocks, endless loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lanes import run_lanes
+
+from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
+from flashladder.common.errors import EmulatorError
+
+LANES = 32
+
+COLLATZ = """
+    mov.u32 steps, 0;
+loop:
+    setp.le.u32 p, x, 1;
+    @p bra done;
+    and.b32 odd, x, 1;
+    setp.eq.u32 q, odd, 0;
+    @q bra even;
+    mad.lo.u32 x, x, 3, 1;
+    bra.uni next;
+even:
+    shr.u32 x, x, 1;
+next:
+    add.u32 steps, steps, 1;
+    bra loop;
+done:
+"""
+
+
+def collatz(x):
+    steps = 0
+    while x > 1:
+        x = 3 * x + 1 if x % 2 else x // 2
+        steps += 1
+    return steps
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(0, 400), min_size=192, max_size=192))
+def test_lanes_and_ctas_take_their_own_ways(values):
+    """A loop with a branch in it, of as many rounds as each lane needs, in 3 CTAs of 2 warps."""
+    outputs, _ = run_lanes(
+        f"mov.b32 x, start; {COLLATZ}", {"start": np.array(values, np.uint32)}, {"steps": "u4"},
+        registers=".reg .b32 x, odd; .reg .pred p, q;", num_threads=64, grid=3,
+    )  # fmt: skip
+    assert outputs["steps"].tolist() == [collatz(x) for x in values]
+
+
+def test_lanes_that_leave_early():
+    a = np.arange(LANES, dtype=np.uint32)
+    code = (
+        "mov.u32 d, 7; st.global.b32 [at], d; setp.gt.u32 p, a, 9; @p exit; mov.u32 d, 8; st.global.b32 [at], d; ret;"
+    )
+    address = "ld.param.u64 at, [pointer_d]; cvt.u64.u32 wide, a; mad.lo.u64 at, wide, 4, at;"
+    outputs, _ = run_lanes(address + code, {"a": a}, {"d": "u4"}, registers=".reg .b64 at, wide; .reg .pred p;")
+    assert outputs["d"].tolist() == [8] * 10 + [7] * 22
+
+
+def test_guarded_instructions_keep_other_lanes():
+    a = np.arange(LANES, dtype=np.uint32)
+    code = "setp.lt.u32 p, a, 5; mov.b32 d, a; @p mov.b32 d, 100; @!p add.u32 d, d, 1000;"
+    outputs, _ = run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p;")
+    assert (outputs["d"] == np.where(a < 5, 100, a + 1000)).all()
+
+
+def test_partial_last_warp():
+    a = np.arange(40, dtype=np.uint32)
+    outputs, report = run_lanes("bar.sync 0; add.u32 d, a, 1;", {"a": a}, {"d": "u4"}, num_threads=40)
+    assert (outputs["d"] == a + 1).all()
+    assert report.instructions["bar.sync"] == 2
+
+
+def test_special_registers():
+    names = ["tid.x", "ntid.x", "ctaid.x", "nctaid.x", "laneid", "warpid", "tid.y", "lanemask_lt"]
+    outputs = {f"d{n}": "u4" for n in range(len(names))}
+    code = "".join(f"mov.u32 d{n}, %{name};" for n, name in enumerate(names))
+    found, _ = run_lanes(code, {}, outputs, num_threads=64, grid=2)
+    thread = np.tile(np.arange(64), 2)
+    lane = thread % 32
+    expected = [thread, 64, np.repeat([0, 1], 64), 2, lane, thread // 32, 0, (1 << lane) - 1]
+    for n, values in enumerate(expected):
+        assert (found[f"d{n}"] == values).all(), names[n]
+
+
+# -- exchanges
+
+
+def shuffled(mode, values, lane_operands, clamp):
+    """shfl.sync as the PTX ISA's pseudocode has it."""
+    results, inside = [], []
+    for lane in range(32):
+        operand, bound, segment = lane_operands[lane] & 31, clamp & 31, clamp >> 8 & 31
+        highest = (lane & segment) | (bound & ~segment)
+        lowest = lane & segment
+        source = {
+            "up": lane - operand,
+            "down": lane + operand,
+            "bfly": lane ^ operand,
+            "idx": lowest | (operand & ~segment & 31),
+        }[mode]
+        valid = source >= highest if mode == "up" else source <= highest
+        results.append(values[source if valid else lane])
+        inside.append(valid)
+    return results, inside
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_shuffle(mode, data):
+    width = data.draw(st.sampled_from([32, 16, 8, 4]), label="width")
+    clamp = (32 - width) << 8 | (0 if mode == "up" else 31)
+    values = np.random.default_rng(0).integers(0, 1 << 32, LANES, np.uint32)
+    if data.draw(st.booleans(), label="alike"):
+        lanes = [data.draw(st.integers(0, 31))] * 32
+    else:
+        lanes = data.draw(st.lists(st.integers(0, 31), min_size=32, max_size=32))
+    code = f"shfl.sync.{mode}.b32 d|p, a, b, {clamp}, -1;"
+    outputs, _ = run_lanes(code, {"a": values, "b": np.array(lanes, np.uint32)}, {"d": "u4", "p": "?"})
+    results, inside = shuffled(mode, values.tolist(), lanes, clamp)
+    assert outputs["d"].tolist() == results
+    assert outputs["p"].tolist() == inside
+
+
+def test_votes_and_reductions():
+    a = np.random.default_rng(1).integers(0, 1 << 32, LANES, np.uint32)
+    members = 0x0000FFFF
+    code = """
+        setp.lt.u32 p, a, 0x80000000;
+        mov.u32 lane, %laneid; setp.ge.u32 q, lane, 16; @q bra upper;
+        vote.sync.ballot.b32 d, p, 0xffff; vote.sync.any.pred s, p, 0xffff; vote.sync.all.pred u, p, 0xffff;
+        redux.sync.add.u32 e, a, 0xffff; redux.sync.max.s32 f, a, 0xffff; activemask.b32 g;
+        bra.uni end;
+    upper:
+        vote.sync.ballot.b32 d, p, 0xffff0000; vote.sync.any.pred s, p, 0xffff0000; vote.sync.all.pred u, p, 0xffff0000;
+        redux.sync.add.u32 e, a, 0xffff0000; redux.sync.max.s32 f, a, 0xffff0000; activemask.b32 g;
+    end:
+    """
+    outputs, _ = run_lanes(
+        code, {"a": a}, {"d": "u4", "e": "u4", "f": "u4", "g": "u4", "s": "?", "u": "?"},
+        registers=".reg .pred p, q; .reg .b32 lane;",
+    )  # fmt: skip
+    for half, mask in ((slice(0, 16), members), (slice(16, 32), members << 16)):
+        small = a[half] < 0x80000000
+        ballot = sum(int(bit) << (n + half.start) for n, bit in enumerate(small))
+        assert (outputs["d"][half] == ballot).all()
+        assert (outputs["s"][half] == small.any()).all()
+        assert (outputs["u"][half] == small.all()).all()
+        assert (outputs["e"][half] == a[half].sum(dtype=np.uint32)).all()
+        assert (outputs["f"][half] == a[half].view(np.int32).max().view(np.uint32)).all()
+        assert (outputs["g"][half] == mask).all()
+
+
+def test_a_shuffle_that_names_absent_lanes():
+    a = np.arange(LANES, dtype=np.uint32)
+    code = "mov.u32 d, 0; setp.lt.u32 p, a, 20; @p bra end; shfl.sync.bfly.b32 d, a, 1, 31, -1; end:"
+    with pytest.raises(
+        ConvergenceError, match=r"lanes \[0, 1, .*19\] should take part.*\n.*CTA \(0, 0, 0\), warp 0, .*`shfl"
+    ):
+        run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p;")
+
+
+# -- barriers
+
+EXCHANGE = """
+    mov.u32 tid, %tid.x; mov.u32 addr, buffer; mad.lo.u32 addr, tid, 4, addr; st.shared.b32 [addr], a;
+    {barrier}
+    mov.u32 other, %ntid.x; sub.u32 other, other, tid; sub.u32 other, other, 1;
+    mov.u32 addr, buffer; mad.lo.u32 addr, other, 4, addr; ld.shared.b32 d, [addr];
+"""
+EXCHANGE_REGISTERS = ".reg .b32 tid, addr, other; .reg .pred p, q;"
+BUFFER = ".shared .align 16 .b8 buffer[1024];"
+
+
+@pytest.mark.parametrize(
+    "barrier", ["bar.sync 0;", "barrier.sync 3;", "barrier.sync.aligned 1, 128;", "bar.sync 2, 128;"]
+)
+def test_barrier(barrier):
+    a = np.arange(256, dtype=np.uint32)
+    outputs, _ = run_lanes(
+        EXCHANGE.format(barrier=barrier), {"a": a}, {"d": "u4"}, registers=EXCHANGE_REGISTERS, declarations=BUFFER,
+        num_threads=128, grid=2,
+    )  # fmt: skip
+    assert (outputs["d"].reshape(2, 128) == a.reshape(2, 128)[:, ::-1]).all()
+
+
+def test_a_barrier_for_some_warps_and_one_to_arrive_at():
+    """Warps 0 and 1 meet at barrier 1; warp 2 only arrives at barrier 2, at which warp 3 waits for its data."""
+    code = """
+        mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; mov.u32 addr, buffer; mad.lo.u32 addr, tid, 4, addr;
+        mov.u32 d, 0; setp.ge.u32 p, warp, 2; @p bra pair2;
+        st.shared.b32 [addr], a; bar.sync 1, 64; xor.b32 other, tid, 32; bra.uni read;
+    pair2:
+        setp.eq.u32 q, warp, 3; @q bra consumer;
+        st.shared.b32 [addr], a; bar.arrive 2, 64; bra.uni end;
+    consumer:
+        bar.sync 2, 64; sub.u32 other, tid, 32;
+    read:
+        mov.u32 addr, buffer; mad.lo.u32 addr, other, 4, addr; ld.shared.b32 d, [addr];
+    end:
+    """
+    a = np.arange(1000, 1128, dtype=np.uint32)
+    outputs, _ = run_lanes(
+        code,
+        {"a": a},
+        {"d": "u4"},
+        registers=EXCHANGE_REGISTERS + ".reg .b32 warp;",
+        declarations=BUFFER,
+        num_threads=128,
+    )
+    expected = np.concatenate([a[32:64], a[:32], np.zeros(32, np.uint32), a[64:96]])
+    assert (outputs["d"] == expected).all()
+
+
+def test_ctas_with_different_numbers_of_barriers():
+    """CTA c passes c + 1 barriers, in each of which the threads hand their values on by one warp."""
+    code = """
+        mov.u32 n, %ctaid.x; mov.u32 tid, %tid.x; mov.b32 d, a;
+    loop:
+        mov.u32 addr, buffer; mad.lo.u32 addr, tid, 4, addr; st.shared.b32 [addr], d;
+        bar.sync 0;
+        add.u32 other, tid, 32; and.b32 other, other, 127;
+        mov.u32 addr, buffer; mad.lo.u32 addr, other, 4, addr; ld.shared.b32 d, [addr];
+        bar.sync 0;
+        setp.eq.u32 p, n, 0; sub.u32 n, n, 1; @!p bra loop;
+    """
+    a = np.arange(640, dtype=np.uint32)
+    outputs, _ = run_lanes(
+        code, {"a": a}, {"d": "u4"}, registers=EXCHANGE_REGISTERS + ".reg .b32 n;", declarations=BUFFER,
+        num_threads=128, grid=5,
+    )  # fmt: skip
+    for cta, (values, found) in enumerate(zip(a.reshape(5, 128), outputs["d"].reshape(5, 128), strict=True)):
+        assert (found == np.roll(values, -32 * (cta + 1))).all()
+
+
+def run_warps(code, num_threads=64, **options):
+    return run_lanes(
+        f"mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; {code} mov.u32 d, 0;", {}, {"d": "u4"},
+        registers=".reg .b32 tid, warp; .reg .pred p;", num_threads=num_threads, **options,
+    )  # fmt: skip
+
+
+def test_deadlock_of_a_warp_that_left():
+    with pytest.raises(DeadlockError) as error:
+        run_warps("setp.eq.u32 p, warp, 0; @p exit; bar.sync 0;", num_threads=96)
+    first, *warps = str(error.value).splitlines()
+    assert first == "deadlock in CTA (0, 0, 0):"
+    assert warps[0] == "  warp 0 has left"
+    assert "warp 1 waits at barrier 0 (64 of 96 threads), at PTX line" in warps[1]
+    assert "`bar.sync 0`" in warps[2]
+
+
+def test_deadlock_at_different_barriers():
+    with pytest.raises(
+        DeadlockError, match=r"warp 0 waits at barrier 1 \(32 of 64.*\n.*warp 1 waits at barrier 2 \(32 of 64"
+    ):
+        run_warps("setp.eq.u32 p, warp, 0; @p bar.sync 1; @!p bar.sync 2;")
+
+
+def test_barrier_in_divergent_code():
+    with pytest.raises(ConvergenceError, match=r"a barrier.*lanes \[8, .*\n.*CTA \(0, 0, 0\), warp 0.*`bar\.sync 0`"):
+        run_warps("setp.ge.u32 p, tid, 8; @p bra end; bar.sync 0; end:", num_threads=32)
+
+
+def test_endless_loop():
+    with pytest.raises(InstructionBudgetError, match=r"more than 1000 instructions.*\n.*warp 0, at PTX line"):
+        run_warps("loop: add.u32 tid, tid, 1; bra loop;", max_instructions=1000)
+
+
+def test_trap():
+    with pytest.raises(EmulatorError, match=r"trap\n  CTA \(0, 0, 0\), warp 1, lane 3"):
+        run_warps("setp.ne.u32 p, tid, 35; @p bra end; trap; end:")
