@@ -1,9 +1,10 @@
-"""The ladder: finds the rungs in versions/ and knows what each takes, as its version.yaml declares it."""
+"""Finds the rungs and the references in versions/ and knows what each takes, as its version.yaml declares it."""
 
 import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
 INSTRUCTION_SETS = {"ampere": "sm_80 or later", "hopper": "sm_90a"}  # and the arch that each needs
+DEVICES = ("cpu", "gpu")  # where a reference may run
+_KEYS = {"title", "idea", "supports", "config"}  # of every version.yaml
+_OPTIONAL_KEYS = {"kernel", "rules"}
 
 
 @dataclass(frozen=True)
 class Supports:
-    """The problems a rung takes. seqlen_*: `any`, or the config field of which it must be a multiple."""
+    """The problems an implementation takes. seqlen_*: `any`, or the config field of which it must be a multiple."""
 
     dtype: tuple[str, ...]
     head_dim: tuple[int, ...]
@@ -56,24 +60,21 @@ class Choice:
     any_value: bool = False
 
 
-@dataclass(frozen=True)
-class Version:
-    """A rung of the ladder."""
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """An attention kernel of versions/: what it is, what it takes, and how it can be configured."""
 
-    number: str  # "02"
-    name: str  # "02_swizzling"
+    name: str  # "02_swizzling", "py_fa1": its folder's
     title: str
     idea: str
-    instruction_set: str
     directory: Path
     kernel: Path
     supports: Supports
     choices: Mapping[str, Choice] = dataclasses.field(hash=False)  # in declared order; dtype and head_dim lead
-    rules: tuple[Rule, ...] = ()  # the rung's own, on top of config.RULES
-    local_memory: bool = False  # whether its kernels may spill registers
+    rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
 
     def config(self, **overrides: Value) -> KernelConfig:
-        """The rung's default configuration with these fields changed; ConfigError names what is not allowed."""
+        """The default configuration with these fields changed; ConfigError names what is not allowed."""
         for name, value in overrides.items():
             if name not in self.choices:
                 raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
@@ -84,7 +85,7 @@ class Version:
         return self._checked({name: overrides.get(name, choice.default) for name, choice in self.choices.items()})
 
     def parse_config(self, text: str) -> KernelConfig:
-        """The configuration that `field=value,...` names; fields it leaves out have the rung's defaults."""
+        """The configuration that `field=value,...` names; fields it leaves out have their defaults."""
         return self.config(**parse_values(text))
 
     def config_for(self, problem: "Problem", **overrides: Value) -> KernelConfig:
@@ -93,34 +94,28 @@ class Version:
         return self.config(**{**decided, **overrides})
 
     def space(self) -> Iterator[KernelConfig]:
-        """Every valid configuration of the rung."""
+        """Every valid configuration."""
         for values in itertools.product(*(choice.values for choice in self.choices.values())):
             named = dict(zip(self.choices, values, strict=True))
             if all(rule.holds(named) for rule in (*RULES, *self.rules)):
                 yield KernelConfig.of(**named)
 
     def check(self, problem: "Problem", config: KernelConfig) -> None:
-        """Raises UnsupportedProblemError unless this rung, so configured, computes the problem."""
+        """Raises UnsupportedProblemError unless this implementation, so configured, computes the problem."""
         if refusal := self._refusal(problem, config):
             if self.takes(problem):
                 advice = f"configured as {self.config_for(problem)} it takes the problem"
-            elif alternative := nearest(self, problem):
-                advice = f"the nearest rung that takes the problem is {alternative.name}"
             else:
-                advice = "no rung takes the problem"
+                advice = self.alternative(problem)
             raise UnsupportedProblemError(f"{self.name} {refusal}; {advice}")
 
-    def check_arch(self, arch: str) -> None:
-        """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""
-        match = re.fullmatch(r"sm_(\d+)[af]?", arch)
-        if match is None:
-            raise ConfigError(f"{arch} is not an arch such as sm_80 or sm_90a")
-        if int(match[1]) < 80 or (self.instruction_set == "hopper" and arch != "sm_90a"):
-            needed = INSTRUCTION_SETS[self.instruction_set]
-            raise ConfigError(f"{self.name} uses {self.instruction_set} instructions, which need {needed}, not {arch}")
+    def alternative(self, problem: "Problem") -> str:
+        """What else takes the problem, in words."""
+        able = [other.name for other in references(self.directory.parent) if other.takes(problem)]
+        return f"of the references {listing(able)} take it" if able else "no reference takes the problem"
 
     def takes(self, problem: "Problem") -> bool:
-        """Whether the rung's default configuration computes the problem."""
+        """Whether the default configuration computes the problem."""
         try:
             return self._refusal(problem, self.config_for(problem)) is None
         except ConfigError:
@@ -134,7 +129,7 @@ class Version:
             raise ConfigError(f"{self.name}: {error}") from None
 
     def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
-        """Why the rung does not take the problem, to be read after its name; None when it does."""
+        """Why it does not take the problem, to be read after its name; None when it does."""
         supports = self.supports
         if problem.dtype not in supports.dtype:
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
@@ -157,6 +152,37 @@ class Version:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Version(Implementation):
+    """A rung of the ladder: a CUDA kernel that common/build.py compiles."""
+
+    number: str  # "02"
+    instruction_set: str
+    local_memory: bool = False  # whether its kernels may spill registers
+
+    def check_arch(self, arch: str) -> None:
+        """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""
+        match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+        if match is None:
+            raise ConfigError(f"{arch} is not an arch such as sm_80 or sm_90a")
+        if int(match[1]) < 80 or (self.instruction_set == "hopper" and arch != "sm_90a"):
+            needed = INSTRUCTION_SETS[self.instruction_set]
+            raise ConfigError(f"{self.name} uses {self.instruction_set} instructions, which need {needed}, not {arch}")
+
+    def alternative(self, problem: "Problem") -> str:
+        if able := nearest(self, problem):
+            return f"the nearest rung that takes the problem is {able.name}"
+        return f"no rung takes the problem; {super().alternative(problem)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(Implementation):
+    """An implementation beside the ladder: a Python module that common/references.py runs."""
+
+    devices: tuple[str, ...]  # of DEVICES
+    requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it
+
+
 def _decided(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
     row_stride = problem.num_heads * problem.head_dim
@@ -174,7 +200,21 @@ def find(name: str, root: Path = VERSIONS) -> Version:
         number, words = directory.name[:2], directory.name[3:]
         if name in (number, number.lstrip("0") or "0", directory.name, words):
             return _load(directory)
-    raise ConfigError(f"no version {name}; there are {listing(directory.name for directory in _directories(root))}")
+    known = [directory.name for directory in (*_directories(root), *_reference_directories(root))]
+    raise ConfigError(f"no version {name}; there are {listing(known)}")
+
+
+def references(root: Path = VERSIONS) -> list[Reference]:
+    """The implementations beside the ladder, by name."""
+    return [_load_reference(directory) for directory in _reference_directories(root)]
+
+
+def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference:
+    """A rung by any of its names, or a reference by its own."""
+    for directory in _reference_directories(root):
+        if name == directory.name:
+            return _load_reference(directory)
+    return find(name, root)
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
@@ -188,20 +228,57 @@ def _directories(root: Path) -> list[Path]:
     return [path.parent for path in sorted(root.glob("[0-9][0-9]_*/version.yaml"))]
 
 
+def _reference_directories(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(root.glob("[!0-9]*/version.yaml"))]
+
+
 @cache
 def _load(directory: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
+    with _named(directory) as text:
+        _check_keys(text, {*_KEYS, "instruction_set"}, {*_OPTIONAL_KEYS, "local_memory"})
+        version = Version(
+            **_shared(directory, text, "kernel.cu"),
+            number=directory.name[:2],
+            instruction_set=text["instruction_set"],
+            local_memory=text.get("local_memory", False),
+        )
+        if version.instruction_set not in INSTRUCTION_SETS:
+            known = listing(INSTRUCTION_SETS)
+            raise ConfigError(f"instruction_set={version.instruction_set} is not one of {known}")
+        _check_declaration(version)
+    return version
+
+
+@cache
+def _load_reference(directory: Path) -> Reference:
+    """Reads a reference's version.yaml; ConfigError names the file and what is wrong with it."""
+    with _named(directory) as text:
+        _check_keys(text, {*_KEYS, "devices"}, {*_OPTIONAL_KEYS, "requires"})
+        reference = Reference(
+            **_shared(directory, text, "kernel.py"),
+            devices=tuple(text["devices"]),
+            requires=text.get("requires", {}),
+        )
+        for device in reference.devices:
+            if device not in DEVICES:
+                raise ConfigError(f"devices: {device} is not one of {listing(DEVICES)}")
+        _check_declaration(reference)
+    return reference
+
+
+@contextmanager
+def _named(directory: Path) -> Iterator[Any]:
+    """The contents of a version.yaml; a ConfigError that they cause says so."""
     path = directory / "version.yaml"
     try:
-        version = _version(directory, yaml.safe_load(path.read_text()))
-        _check_declaration(version)
-        return version
+        yield yaml.safe_load(path.read_text())
     except (ConfigError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _version(directory: Path, text: Any) -> Version:
-    _check_keys(text, {"title", "idea", "instruction_set", "supports", "config"}, {"kernel", "local_memory", "rules"})
+def _shared(directory: Path, text: Any, kernel: str) -> dict[str, Any]:
+    """What every implementation declares."""
     _check_keys(text["supports"], {"dtype", "head_dim"}, {"seqlen_q", "seqlen_k", "causal", "gqa", "lse"})
     for declared in text["config"].values():
         _check_keys(declared, {"default", "values"})
@@ -214,19 +291,16 @@ def _version(directory: Path, text: Any) -> Version:
         "head_dim": Choice(supports.head_dim[0], supports.head_dim),
         **{name: _choice(**entry) for name, entry in text["config"].items()},
     }
-    return Version(
-        number=directory.name[:2],
-        name=directory.name,
-        title=text["title"],
-        idea=text["idea"],
-        instruction_set=text["instruction_set"],
-        directory=directory,
-        kernel=(directory / text.get("kernel", "kernel.cu")).resolve(),
-        supports=supports,
-        choices=choices,
-        rules=tuple(Rule(**rule) for rule in text.get("rules", ())),
-        local_memory=text.get("local_memory", False),
-    )
+    return {
+        "name": directory.name,
+        "title": text["title"],
+        "idea": text["idea"],
+        "directory": directory,
+        "kernel": (directory / text.get("kernel", kernel)).resolve(),
+        "supports": supports,
+        "choices": choices,
+        "rules": tuple(Rule(**rule) for rule in text.get("rules", ())),
+    }
 
 
 def _choice(default: Value, values: Any) -> Choice:
@@ -244,11 +318,9 @@ def _check_keys(given: Any, required: set[str], optional: frozenset[str] | set[s
         raise ConfigError(f"unknown key {listing(sorted(unknown))}; the keys here are {known}")
 
 
-def _check_declaration(version: Version) -> None:
+def _check_declaration(version: Implementation) -> None:
     if not version.kernel.is_file():
         raise ConfigError(f"there is no kernel {version.kernel}")
-    if version.instruction_set not in INSTRUCTION_SETS:
-        raise ConfigError(f"instruction_set={version.instruction_set} is not one of {listing(INSTRUCTION_SETS)}")
     for name, choice in version.choices.items():
         for value in choice.values:
             field_named(name).check(value)
