@@ -56,8 +56,14 @@ class WarpAccess:
         self.copies = CopyQueue(self._land)
         self._local: dict[int, np.ndarray] | None = None
 
-    def _error(self, index: int, fault: AccessFault, width: int = 32) -> MemoryAccessError:
-        return MemoryAccessError(f"{fault}\n  {self.warp.at(index, *divmod(fault.position, width))}")
+    def _error(self, index: int, fault: AccessFault) -> MemoryAccessError:
+        return MemoryAccessError(f"{fault}\n  {self.warp.at(index, *divmod(fault.position, 32))}")
+
+    def _global_error(self, index: int, fault: AccessFault, address: Array, mask: Mask) -> MemoryAccessError:
+        """Names the first active lane with the address at fault; inactive lanes repeat the addresses of others."""
+        wrong = narrow(mask, every_lane(address) == address.flat[fault.position])
+        row, lane = (int(n) for n in np.argwhere(wrong)[0])
+        return self._error(index, AccessFault(32 * row + lane, str(fault)))
 
     # -- loads and stores
 
@@ -134,7 +140,7 @@ class WarpAccess:
         try:
             values = self.machine.memory.load(address, size)
         except AccessFault as fault:
-            raise self._error(index, fault, address.shape[1]) from None
+            raise self._global_error(index, fault, address, mask) from None
         self.chunk.count_global(index, address, size, mask)
         return values
 
@@ -143,11 +149,11 @@ class WarpAccess:
             if not mask.any():
                 return
             address = _only_active(address, mask)
-        shape = (max(address.shape[0], data.shape[0]), 32)
+        everywhere = np.broadcast_to(address, (max(address.shape[0], data.shape[0]), 32))
         try:
-            self.machine.memory.store(np.broadcast_to(address, shape), data, mask)
+            self.machine.memory.store(everywhere, data, mask)
         except AccessFault as fault:
-            raise self._error(index, fault) from None
+            raise self._global_error(index, fault, everywhere, mask) from None
         self.chunk.count_global(index, address, data.itemsize, mask)
 
     def _local_cells(

@@ -84,17 +84,11 @@ class GlobalMemory:
         return None
 
     def describe(self, address: int) -> str:
-        """An address in words: `v + 0x1200, 512 bytes past its end (size 4096)`."""
+        """An address in words: `tensor v, byte offset 4608 of 4096`."""
         index = (address >> _SPACING_BITS) - 1
         if 0 <= index < len(self._tensors):
             tensor = self._tensors[index]
-            offset = address - tensor.base
-            where = f"tensor {tensor.name}, byte offset {offset}"
-            return (
-                where
-                if offset < tensor.size
-                else f"{where}, {offset - tensor.size} bytes past its end (size {tensor.size})"
-            )
+            return f"tensor {tensor.name}, byte offset {address - tensor.base} of {tensor.size}"
         if index + 1 < len(self._tensors) and address + (1 << (_SPACING_BITS - 1)) >= self._tensors[index + 1].base:
             after = self._tensors[index + 1]
             return f"{after.base - address} bytes before tensor {after.name}"

@@ -203,7 +203,7 @@ class _Body:
                 if self.scope.outer is None:
                     break
                 self.scope = self.scope.outer
-            elif statement.startswith(".loc"):
+            elif statement.startswith((".loc ", ".loc\t")):
                 self._location(statement)
             elif statement.startswith(_IGNORED):
                 continue

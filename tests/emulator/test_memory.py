@@ -1,0 +1,238 @@
+"""Loads and stores of every space and width, atomics, and the reports of accesses that are wrong."""
+
+import numpy as np
+import pytest
+from lanes import run_lanes
+
+from flashladder.common import emulator
+from flashladder.common.emulator.errors import MemoryAccessError
+from flashladder.common.errors import EmulatorError
+
+LANES = 32
+THREAD = np.arange(LANES, dtype=np.uint32)
+GLOBAL = "ld.param.u64 at, [pointer_a]; mul.wide.u32 wide, i, 4; add.u64 at, at, wide;"
+REGISTERS = ".reg .b64 at, wide; .reg .b32 x, y, z, w; .reg .pred p;"
+
+
+def run_memory(code, inputs=None, outputs=None, **options):
+    return run_lanes(
+        code, inputs, outputs or {"d": "u4"}, registers=REGISTERS + options.pop("registers", ""), **options
+    )
+
+
+@pytest.mark.parametrize(
+    "modifiers", ["global", "global.nc", "global.cg", "global.L1::no_allocate", "global.L2::128B", "volatile.global",
+                  "relaxed.gpu.global", "global.L1::evict_last.L2::256B", "weak.global", ""],
+)  # fmt: skip
+def test_forms_of_load(modifiers):
+    words = [word for word in modifiers.split(".") if word]
+    opcode = ".".join(["ld", *words, "b32"])
+    outputs, _ = run_memory(f"{GLOBAL} {opcode} d, [at];", {"a": THREAD + 5, "i": THREAD[::-1].copy()})
+    assert (outputs["d"] == (THREAD + 5)[::-1]).all()
+
+
+def test_vector_and_narrow_accesses():
+    a = np.random.default_rng(0).integers(0, 256, 4 * LANES, np.uint8)
+    code = """
+        ld.param.u64 at, [pointer_bytes]; cvt.u64.u32 wide, i; mad.lo.u64 at, wide, 4, at;
+        ld.global.v4.u8 {x, y, z, w}, [at];
+        mad.lo.u32 d, w, 0x1000000, x; mad.lo.u32 d, y, 0x100, d; mad.lo.u32 d, z, 0x10000, d;
+        ld.global.s8 x, [at+1]; mov.b32 e, x;
+        ld.global.v2.u16 {h, k}, [at]; mov.b32 f, {h, k};
+    """
+    outputs, _ = run_memory(
+        code, {"bytes": a.view(np.uint32), "i": THREAD}, {"d": "u4", "e": "u4", "f": "u4"}, registers=".reg .b16 h, k;"
+    )
+    assert (outputs["d"] == a.view(np.uint32)).all()
+    assert (outputs["e"].view(np.int32) == a.view(np.int8)[1::4]).all()
+    assert (outputs["f"] == a.view(np.uint32)).all()
+
+
+def test_local_memory_belongs_to_a_thread():
+    code = """
+        mov.u64 at, array; cvt.u64.u32 wide, i; and.b64 wide, wide, 3; shl.b64 wide, wide, 2; add.u64 at, at, wide;
+        st.local.b32 [at], i; mov.u64 generic, array; cvta.local.u64 generic, generic; add.u64 generic, generic, wide;
+        ld.b32 d, [generic];
+    """
+    array = ".local .align 8 .b8 array[16]; .reg .b64 generic;"
+    outputs, _ = run_memory(code, {"i": THREAD}, registers=array)
+    assert (outputs["d"] == THREAD).all()
+
+
+def test_constants_and_module_variables():
+    declarations = """
+        .const .align 4 .b32 table[4] = {10, 20, 0x1E, -40};
+        .global .align 4 .b32 counter = 5;
+    """
+    code = """
+        mov.u64 at, table; and.b32 x, i, 3; mul.wide.u32 wide, x, 4; add.u64 at, at, wide; ld.const.b32 d, [at];
+        ld.const.b32 e, [table+4]; ld.global.b32 f, [counter];
+    """
+    outputs, _ = run_memory(code, {"i": THREAD}, {"d": "u4", "e": "u4", "f": "u4"}, declarations=declarations)
+    assert outputs["d"].view(np.int32).tolist() == [10, 20, 30, -40] * 8
+    assert (outputs["e"] == 20).all()
+    assert (outputs["f"] == 5).all()
+
+
+def test_generic_addresses_of_shared_memory():
+    code = """
+        mov.u32 x, buffer; cvt.u64.u32 at, x; cvta.shared.u64 at, at; mul.wide.u32 wide, i, 4; add.u64 at, at, wide;
+        st.b32 [at], i; bar.warp.sync -1; ld.b32 d, [at]; isspacep.shared p, at; selp.b32 e, 1, 0, p;
+        cvta.to.shared.u64 at, at; ld.shared.b32 f, [at];
+    """
+    buffer = ".shared .align 4 .b8 buffer[128];"
+    outputs, _ = run_memory(code, {"i": THREAD}, {"d": "u4", "e": "u4", "f": "u4"}, declarations=buffer)
+    assert (outputs["d"] == THREAD).all()
+    assert (outputs["e"] == 1).all()
+    assert (outputs["f"] == THREAD).all()
+
+
+def test_dynamic_shared_memory_follows_static():
+    declarations = ".shared .align 4 .b8 fixed[4]; .extern .shared .align 16 .b8 dynamic[];"
+    outputs, _ = run_memory(
+        "mov.u32 d, dynamic; mov.u32 x, fixed; sub.u32 d, d, x; mov.u32 e, %dynamic_smem_size;",
+        {}, {"d": "u4", "e": "u4"}, declarations=declarations, shared_bytes=64,
+    )  # fmt: skip
+    assert (outputs["d"] == 16).all()
+    assert (outputs["e"] == 64).all()
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_atomics(space):
+    """64 threads of 2 CTAs: add to a sum, take a ticket, keep a maximum, count in a ring of 5."""
+    shared = space == "shared"
+    declarations = f".{space} .align 4 .b8 cells[16];" if shared else ".global .align 4 .b32 cells[4] = {0, 0, 0, 0};"
+    start = "setp.eq.u32 p, tid, 0; @p st.shared.v4.b32 [cells], {0, 0, 0, 0}; bar.sync 0;" if shared else ""
+    code = f"""
+        mov.u32 tid, %tid.x; {start}
+        atom.{space}.add.u32 ticket, [cells], 1;
+        red.{space}.max.u32 [cells+4], a;
+        atom.{space}.inc.u32 x, [cells+8], 4;
+        atom.{space}.cas.b32 y, [cells+12], 0, a;
+    """
+    a = np.random.default_rng(0).permutation(64).astype(np.uint32) + 1
+    finish = "bar.sync 0; ld.shared.v4.b32 {e, f, g, h}, [cells];" if shared else ""
+    outputs, _ = run_memory(
+        code + finish, {"a": a}, {"ticket": "u4", **(dict.fromkeys("efgh", "u4") if shared else {})},
+        registers=".reg .b32 tid;", declarations=declarations, num_threads=32, grid=2,
+    )  # fmt: skip
+    if shared:
+        assert outputs["ticket"].tolist() == [*range(32), *range(32)]
+        assert (outputs["f"].reshape(2, 32) == a.reshape(2, 32).max(axis=1, keepdims=True)).all()
+        assert (outputs["e"] == 32).all()
+        assert (outputs["g"] == 32 % 5).all()
+        assert (outputs["h"].reshape(2, 32) == a.reshape(2, 32)[:, :1]).all()
+    else:
+        assert sorted(outputs["ticket"].tolist()) == list(range(64))
+
+
+def test_float_reduction_into_global_memory():
+    a = np.arange(LANES, dtype=np.float32)
+    code = "ld.param.u64 at, [pointer_d]; st.global.f32 [at], zero; red.global.add.f32 [at], a; ld.global.f32 d, [at];"
+    outputs, _ = run_memory(f"mov.f32 zero, 0f00000000; {code}", {"a": a}, {"d": "f4"}, registers=".reg .f32 zero;")
+    assert outputs["d"][5] == a.sum()
+
+
+# -- what is wrong is named: tensor, offset, CTA, warp, lane, instruction
+
+IN_THE_SECOND_CTA = "mov.u32 x, %ctaid.x; setp.eq.u32 p, x, 1; @p mov.u32 i, 200; "
+
+
+def test_read_past_the_end():
+    with pytest.raises(MemoryAccessError) as error:
+        run_memory(
+            f"{IN_THE_SECOND_CTA} {GLOBAL} ld.global.b32 d, [at];", {"a": np.zeros(128, np.uint32), "i": np.zeros(128, np.uint32)},
+            num_threads=64, grid=2,
+        )  # fmt: skip
+    problem, place = str(error.value).splitlines()
+    assert problem == "4-byte read out of bounds: tensor a, byte offset 800 of 512"
+    assert place.startswith("  CTA (1, 0, 0), warp 0, lane 0, at PTX line")
+    assert place.endswith("`ld.global.b32 d, [at]`")
+
+
+def test_access_before_the_start():
+    with pytest.raises(MemoryAccessError, match="out of bounds: 4 bytes before tensor a"):
+        run_memory(f"sub.u32 i, i, i; {GLOBAL} ld.global.b32 d, [at+-4];", {"a": THREAD, "i": THREAD})
+
+
+def test_access_to_nothing():
+    with pytest.raises(MemoryAccessError, match="out of bounds: address 0x10, which belongs to no tensor"):
+        run_memory("mov.u64 at, 16; ld.global.b32 d, [at];")
+
+
+def test_straddling_the_end():
+    """The last element of a tensor of 6 bytes is not whole."""
+    code = "ld.param.u64 at, [pointer_small]; ld.global.b32 d, [at+4];"
+    small = np.zeros(3, np.uint16)
+    memory = emulator.GlobalMemory()
+    params = np.array([memory.add("small", small), memory.add("d", np.zeros(4, np.uint8))], np.uint64).tobytes()
+    text = f""".version 8.7
+        .target sm_90
+        .visible .entry kernel(.param .u64 pointer_small, .param .u64 pointer_d)
+        {{ .reg .b64 at; .reg .b32 d; {code} ret; }}"""
+    with pytest.raises(MemoryAccessError, match="4-byte read out of bounds: tensor small, byte offset 4 of 6"):
+        emulator.run(text, params, (1, 1, 1), 32, 0, memory, entry="kernel")
+
+
+def test_misaligned():
+    with pytest.raises(MemoryAccessError, match=r"misaligned 8-byte read: tensor a, byte offset 4 of 128\n.*lane 1"):
+        run_memory(f"{GLOBAL} ld.global.v2.b32 {{d, x}}, [at];", {"a": THREAD, "i": THREAD})
+
+
+def test_write_to_an_input():
+    with pytest.raises(
+        MemoryAccessError, match=r"write to a read-only tensor: tensor a, byte offset 12 of 128\n.*lane 3"
+    ):
+        run_memory(f"{GLOBAL} setp.eq.u32 p, i, 3; mov.u32 d, 0; @p st.global.b32 [at], d;", {"a": THREAD, "i": THREAD})
+
+
+def test_output_read_before_it_is_written():
+    with pytest.raises(MemoryAccessError, match="read of memory that was never written: tensor d, byte offset 0"):
+        run_memory("ld.param.u64 at, [pointer_d]; ld.global.b32 d, [at];")
+
+
+def test_inactive_lanes_may_hold_any_address():
+    a = np.where(THREAD < 4, 10, 1 << 30).astype(np.uint32)
+    code = f"setp.lt.u32 p, a, 11; mov.u32 d, 77; {GLOBAL} @p ld.global.b32 d, [at];"
+    outputs, _ = run_memory(code, {"a": a, "i": a})
+    assert outputs["d"].tolist() == [1 << 30] * 4 + [77] * 28
+
+
+def test_lanes_that_reach_different_tensors():
+    code = """
+        setp.lt.u32 p, i, 16; ld.param.u64 at, [pointer_a]; @!p ld.param.u64 at, [pointer_b];
+        mul.wide.u32 wide, i, 4; add.u64 at, at, wide; ld.global.b32 d, [at];
+    """
+    outputs, _ = run_memory(code, {"a": THREAD, "b": THREAD + 100, "i": THREAD})
+    assert (outputs["d"] == np.where(THREAD < 16, THREAD, THREAD + 100)).all()
+
+
+BUFFER = ".shared .align 16 .b8 buffer[128];"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("mov.u32 x, buffer; mad.lo.u32 x, i, 8, x; ld.shared.b32 d, [x];",
+         r"4-byte access to shared memory out of bounds: offset 128 of 128 bytes\n  CTA \(0, 0, 0\), warp 0, lane 16"),
+        ("mov.u32 x, buffer; mad.lo.u32 x, i, 2, x; ld.shared.b32 d, [x];",
+         r"4-byte access to shared memory misaligned: offset 2\n.*lane 1"),
+        ("ld.shared.b32 d, [buffer+-4];", r"out of bounds: offset -4 of 128 bytes"),
+        ("ld.shared.b32 d, [buffer+8];",
+         r"shared memory that was never written: CTA \(0, 0, 0\), shared memory offset 8\n  warp 0, lane 0 reads"),
+        ("mov.u32 x, buffer; mad.lo.u32 x, i, 12, x; atom.shared.add.u32 d, [x], 1;",
+         r"offset 132 of 128 bytes\n.*lane 11"),
+        ("mov.u64 at, array; cvt.u64.u32 wide, i; add.u64 at, at, wide; ld.local.b32 d, [at];",
+         r"4-byte access to local memory out of bounds or misaligned\n.*lane 1"),
+    ],
+)  # fmt: skip
+def test_wrong_access_to_shared_or_local_memory(code, message):
+    with pytest.raises(MemoryAccessError, match=message):
+        run_memory(code, {"i": THREAD}, declarations=BUFFER, registers=".local .align 4 .b8 array[16];")
+
+
+def test_parameters_of_another_size():
+    memory = emulator.GlobalMemory()
+    text = ".version 8.7\n.target sm_90\n.visible .entry kernel(.param .align 8 .b8 p[24]) { ret; }"
+    with pytest.raises(EmulatorError, match="kernel takes 24 bytes of parameters, not 8"):
+        emulator.run(text, bytes(8), (1, 1, 1), 32, 0, memory, entry="kernel")
