@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashladder.common.artifact import Artifact
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.launch import attention_params, grid
 from flashladder.common.problem import Problem, Tensors
 
@@ -22,7 +23,7 @@ def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
     """What launches the kernel on these tensors, on torch's current stream; DeviceError without a GPU."""
     from flashladder.common import gpu
 
-    params = _params(problem, tensors)
+    params = _params(artifact, problem, tensors)
     kernel = gpu.load(artifact)
     with torch.cuda.device(tensors.q.device):
         return kernel.prepare(params, grid(artifact.launch, params))
@@ -50,7 +51,7 @@ def on_emulator(
         name = "/".join(buffer.names)
         base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=not writes, initialised=not writes)
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
-    params = _params(problem, tensors, addresses)
+    params = _params(artifact, problem, tensors, addresses)
     report = emulator.run(
         artifact.ptx.read_text(),
         params,
@@ -67,5 +68,19 @@ def on_emulator(
     return report
 
 
-def _params(problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
+def _params(artifact: Artifact, problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
+    _check_row_stride(artifact, tensors)
     return attention_params(tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse, problem.softmax_scale, addresses)
+
+
+def _check_row_stride(artifact: Artifact, tensors: Tensors) -> None:
+    """A kernel compiled for one row stride would be silently wrong on tensors with another."""
+    if "row_stride" not in artifact.config.fields:
+        return
+    compiled = artifact.config.row_stride
+    for name in ("q", "k", "v", "o"):
+        if (stride := getattr(tensors, name).stride(1)) != compiled:
+            raise UnsupportedProblemError(
+                f"{name} has rows {stride} elements apart; {artifact.version} was compiled for row_stride={compiled}: "
+                f"configure it with row_stride={stride}"
+            )

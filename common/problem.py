@@ -50,8 +50,8 @@ class Problem:
                 object.__setattr__(self, name, value)
         for name in ("num_heads_k", "seqlen_k"):
             self._require_positive(name)
-        if not math.isfinite(self.softmax_scale):
-            raise UnsupportedProblemError(f"softmax_scale={self.softmax_scale}: must be a finite number")
+        if not 0 < self.softmax_scale < math.inf:  # kernels take a row's maximum before they scale
+            raise UnsupportedProblemError(f"softmax_scale={self.softmax_scale}: must be a positive, finite number")
         if self.num_heads % self.num_heads_k:
             raise UnsupportedProblemError(
                 f"num_heads={self.num_heads} must be a multiple of num_heads_k={self.num_heads_k}"

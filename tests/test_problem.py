@@ -51,7 +51,8 @@ def test_flops_count_the_keys_that_are_seen():
         ({"dtype": "fp32"}, "dtype=fp32: must be one of bf16, fp16"),
         ({"layout": "sbhd"}, "layout=sbhd: must be one of bshd, bhsd, padded, qkv"),
         ({"layout": "qkv", "seqlen_k": 3}, "seqlen_q=256 must equal seqlen_k=3"),
-        ({"softmax_scale": math.inf}, "softmax_scale=inf: must be a finite number"),
+        ({"softmax_scale": math.inf}, "softmax_scale=inf: must be a positive, finite number"),
+        ({"softmax_scale": -1.0}, "softmax_scale=-1.0: must be a positive, finite number"),
     ],
 )
 def test_what_is_no_problem_is_refused(options, message):
