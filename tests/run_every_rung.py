@@ -1,4 +1,4 @@
-"""Runs every rung once on the GPU and checks it; tests/test_gpu.py puts it under compute-sanitizer.
+"""Runs every rung, or those named, once on the GPU and checks it; tests/test_gpu.py puts it under compute-sanitizer.
 
 Tensors get no guards here, so that an access outside one leaves its allocation, and is found.
 """
@@ -18,7 +18,8 @@ def main() -> int:
     """The number of rungs that gave a wrong output."""
     require_gpu()
     buffers._GUARD_ROWS = 0
-    rungs = [version for version in catalog.versions() if version.takes(PROBLEM)]
+    named = [catalog.find(name) for name in sys.argv[1:]] or catalog.versions()
+    rungs = [version for version in named if version.takes(PROBLEM)]
     built = build([BuildRequest(version, version.config_for(PROBLEM), device_arch()) for version in rungs])
     wrong = 0
     for artifact in built:

@@ -214,6 +214,7 @@ def test_a_kernel_for_another_gpu_is_refused():
 FAULT = """
 from flashladder.common import catalog, gpu
 from flashladder.common.build import build_one
+from flashladder.common.launch import AttentionParams
 version = catalog.find("02")
 artifact = build_one(version, version.config(), gpu.device_arch())
 params = AttentionParams(q=16, k=16, v=16, o=16, batch=1, num_heads=1, num_heads_k=1, seqlen_q=64, seqlen_k=64)
@@ -232,7 +233,8 @@ def test_a_fault_names_the_kernel():
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_sanitizer(tool):
     command = ["compute-sanitizer", "--tool", tool, "--target-processes", "application-only", "--error-exitcode", "9"]
-    command += ["--kernel-regex", "kns=attention_forward", sys.executable, "-m", "flashladder.tests.run_every_rung"]
+    # cuda-bindings probes the driver for entry points it may lack. No kernel filter: with one, racecheck 2025.3 crashes.
+    command += ["--report-api-errors", "no", sys.executable, "-m", "flashladder.tests.run_every_rung"]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
