@@ -1,0 +1,88 @@
+"""Runs the references: implementations beside the ladder, each a Python module versions/<name>/kernel.py.
+
+The module has one function, `prepare(problem, config, tensors) -> Prepared`, whose launch computes the outputs from the
+inputs on the device that they are on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from flashladder.common.catalog import Reference
+from flashladder.common.config import KernelConfig, listing
+from flashladder.common.errors import DeviceError, ToolchainError
+from flashladder.common.gpu import require_gpu
+from flashladder.common.problem import Problem, Tensors
+
+
+def _no_facts() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A computation that is ready to run, any number of times; and what is to be told of it once it has run."""
+
+    launch: Callable[[], None]
+    facts: Callable[[], Mapping[str, str]] = _no_facts
+
+    def __call__(self) -> None:
+        self.launch()
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A reference and its configuration: what an artifact is to a rung."""
+
+    reference: Reference
+    config: KernelConfig
+
+    def prepare(self, problem: Problem, tensors: Tensors) -> Prepared:
+        """Binds it to tensors. Raises ToolchainError where a package is missing."""
+        prepared: Prepared = load(self.reference).prepare(problem, self.config, tensors)
+        return prepared
+
+
+def missing(reference: Reference) -> str | None:
+    """Which package it lacks here, with the line that installs it; None when it has all."""
+    for module, install in reference.requires.items():
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed: {install}"
+    return None
+
+
+def load(reference: Reference) -> ModuleType:
+    """Its module. Raises ToolchainError where a package is missing."""
+    if reason := missing(reference):
+        raise ToolchainError(f"{reference.name} cannot run: {reason}")
+    name = f"flashladder.versions.{reference.name}.kernel"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, reference.kernel)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def device_for(reference: Reference, wanted: str) -> str:
+    """The torch device of `--device`: auto is a GPU where there is one. DeviceError where it cannot run there."""
+    if wanted == "auto":
+        has_gpu = "gpu" in reference.devices and (torch.cuda.is_available() or "cpu" not in reference.devices)
+        wanted = "gpu" if has_gpu else "cpu"
+    if wanted not in reference.devices:
+        raise DeviceError(f"{reference.name} runs on {listing(reference.devices)}, not on {wanted}")
+    if wanted == "gpu":
+        require_gpu()
+    return {"gpu": "cuda", "cpu": "cpu"}[wanted]
