@@ -16,6 +16,7 @@ __all__ = [
     "clamp_int", "divide_int",
     "float_to_int",
     "flush",
+    "fma_directed",
     "fma_f32",
     "fma_f64",
     "funnel",
@@ -27,12 +28,12 @@ __all__ = [
     "mul_wide",
     "permute_bytes",
     "remainder_int",
+    "round_directed",
     "round_to",
     "saturate",
     "set_nan",
     "shift_left",
     "shift_right",
-    "truncate_f32",
 ]  # fmt: skip
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
@@ -71,9 +72,30 @@ def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (a.astype(wide) * b.astype(wide) + c.astype(wide)).astype(np.float64)
 
 
-def truncate_f32(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """.rz: moves f4 `x`, a rounding of the f8 `exact`, one step towards zero where it was rounded away."""
-    return np.where(np.abs(x) > np.abs(exact), np.nextafter(x, np.float32(0)), x)
+def fma_directed(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
+    """a * b + c rounded to f4 towards zero (rz), down (rm) or up (rp); the product of f4 is exact in f8."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + c
+    part = total - product
+    error = (product - (total - part)) + (c - part)  # what the f8 sum lost
+    return _directed(total, error, mode)
+
+
+def round_directed(x: np.ndarray, mode: str) -> np.ndarray:
+    """f8 rounded to f4 by rz, rm or rp."""
+    return _directed(x, np.zeros_like(x), mode)
+
+
+def _directed(x: np.ndarray, error: np.ndarray, mode: str) -> np.ndarray:
+    """x + error (f8) rounded to f4."""
+    nearest = x.astype(np.float32)
+    above = (nearest > x) | ((nearest == x) & (error < 0))
+    below = (nearest < x) | ((nearest == x) & (error > 0))
+    down, up = above & (mode == "rm"), below & (mode == "rp")
+    if mode == "rz":
+        down, up = above & (nearest > 0), below & (nearest < 0)
+    infinity = np.float32(np.inf)
+    return np.where(down, np.nextafter(nearest, -infinity), np.where(up, np.nextafter(nearest, infinity), nearest))
 
 
 def bf16_round(x: np.ndarray) -> np.ndarray:

@@ -169,7 +169,7 @@ class RaceDetector:
         if access.does == "reads" and never.any():
             row, word = (int(n) for n in np.argwhere(never)[0])
             place, who = self._place(access, row, word), self._who(access, word)
-            raise MemoryAccessError(f"read of shared memory that was never written: {place}\n  {who}")
+            raise MemoryAccessError(f"read of shared memory that nobody has written yet: {place}\n  {who}")
         known = np.take_along_axis(self._known[self._where(access.rows), access.warp.index], thread >> 5, axis=1)
         by_others = (thread != access.threads) | (epoch == _IN_FLIGHT) | access.collective
         bad = (epoch > known) & ~never & by_others

@@ -128,8 +128,11 @@ def test_atomics(space):
 
 def test_float_reduction_into_global_memory():
     a = np.arange(LANES, dtype=np.float32)
-    code = "ld.param.u64 at, [pointer_d]; st.global.f32 [at], zero; red.global.add.f32 [at], a; ld.global.f32 d, [at];"
-    outputs, _ = run_memory(f"mov.f32 zero, 0f00000000; {code}", {"a": a}, {"d": "f4"}, registers=".reg .f32 zero;")
+    code = """
+        mov.f32 zero, 0f00000000; ld.param.u64 at, [pointer_d]; st.global.f32 [at], zero; red.global.add.f32 [at], a;
+        ld.global.f32 d, [at];
+    """
+    outputs, _ = run_memory(code, {"a": a}, {"d": "f4"}, registers=".reg .f32 zero;")
     assert outputs["d"][5] == a.sum()
 
 
@@ -219,7 +222,7 @@ BUFFER = ".shared .align 16 .b8 buffer[128];"
          r"4-byte access to shared memory misaligned: offset 2\n.*lane 1"),
         ("ld.shared.b32 d, [buffer+-4];", r"out of bounds: offset -4 of 128 bytes"),
         ("ld.shared.b32 d, [buffer+8];",
-         r"shared memory that was never written: CTA \(0, 0, 0\), shared memory offset 8\n  warp 0, lane 0 reads"),
+         r"shared memory that nobody has written yet: CTA \(0, 0, 0\), shared memory offset 8\n  warp 0, lane 0 reads"),
         ("mov.u32 x, buffer; mad.lo.u32 x, i, 12, x; atom.shared.add.u32 d, [x], 1;",
          r"offset 132 of 128 bytes\n.*lane 11"),
         ("mov.u64 at, array; cvt.u64.u32 wide, i; add.u64 at, at, wide; ld.local.b32 d, [at];",

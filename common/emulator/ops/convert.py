@@ -44,10 +44,9 @@ def float_to_float(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     _write_float(e, i, m["d"], f"saturate({result})" if m["sat"] else result)
 
 
-@op(r"cvt\.rz(?P<ftz>\.ftz)?\.f32\.(?P<s>f64)")
-def f64_to_f32_towards_zero(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    source = e.read(i.operands[1], "f64")
-    e.write(i.operands[0], f"truncate_f32({source}.astype(f4), {source})", "f32")
+@op(r"cvt\.(?P<mode>rz|rm|rp)\.f32\.(?P<s>f64)")
+def f64_to_f32_directed(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    e.write(i.operands[0], f"round_directed({e.read(i.operands[1], 'f64')}, {m['mode']!r})", "f32")
 
 
 @op(r"cvt(?:\.ftz)?\.f32\.bf16")

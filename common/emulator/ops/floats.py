@@ -28,6 +28,13 @@ def _flushed(m: Match, result: str, *sources: str) -> str:
     return f"saturate({result})" if found.get("sat") else result
 
 
+@alu(rf"(?P<f>add|sub|mul|fma|mad)\.(?P<mode>rz|rm|rp){_FTZ}{_SAT}\.(?P<t>f32)")
+def directed(m: Match, *sources: str) -> str:
+    one, negative_zero = "f4.type(1)", "f4.type(-0.0)"
+    forms = {"add": f"{{}}, {one}, {{}}", "sub": f"{{}}, {one}, -{{}}", "mul": f"{{}}, {{}}, {negative_zero}"}
+    return _flushed(m, f"fma_directed({forms.get(m['f'], '{}, {}, {}')}, {m['mode']!r})", *sources)
+
+
 @alu(rf"(add|sub|mul)(?:\.rn)?{_FTZ}{_SAT}\.(?P<t>f32)")
 def arithmetic(m: Match, a: str, b: str) -> str:
     return _flushed(m, f"{{}} {_SIGN[m[1]]} {{}}", a, b)
