@@ -143,10 +143,10 @@ IN_THE_SECOND_CTA = "mov.u32 x, %ctaid.x; setp.eq.u32 p, x, 1; @p mov.u32 i, 200
 
 def test_read_past_the_end():
     with pytest.raises(MemoryAccessError) as error:
+        zeros = np.zeros(128, np.uint32)
         run_memory(
-            f"{IN_THE_SECOND_CTA} {GLOBAL} ld.global.b32 d, [at];", {"a": np.zeros(128, np.uint32), "i": np.zeros(128, np.uint32)},
-            num_threads=64, grid=2,
-        )  # fmt: skip
+            f"{IN_THE_SECOND_CTA} {GLOBAL} ld.global.b32 d, [at];", {"a": zeros, "i": zeros}, num_threads=64, grid=2
+        )
     problem, place = str(error.value).splitlines()
     assert problem == "4-byte read out of bounds: tensor a, byte offset 800 of 512"
     assert place.startswith("  CTA (1, 0, 0), warp 0, lane 0, at PTX line")

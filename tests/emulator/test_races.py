@@ -158,7 +158,6 @@ def test_race(code, reason):
         STORE + "bar.sync 0;" + OTHER_WARP + LOAD + "bar.sync 0;" + STORE,
         STORE + "bar.warp.sync -1;" + OTHER_LANE + LOAD + "bar.warp.sync -1;" + STORE,
         FIRST_WARP + "@p st.shared.b32 [buffer], 7; bar.sync 0; ld.shared.b32 y, [buffer];",  # one value by many lanes
-        +"bar.sync 0; ld.shared.b32 y, [buffer];",  # one value by many lanes
         FIRST_WARP + "@p st.shared.b32 [addr], tid; bar.sync 0; ld.shared.b32 x, [buffer+124];",
         "mov.u32 x, 0;"
         + STORE
