@@ -43,9 +43,14 @@ def kind_of(opcode: str) -> str:
     return base
 
 
+def kinds(instructions: Iterable[Instruction]) -> list[str]:
+    """The kind of each instruction."""
+    return [FILLER if i.is_filler else kind_of(i.opcode) for i in instructions]
+
+
 def histogram(instructions: Iterable[Instruction]) -> Counter[str]:
     """How often each kind is among the instructions."""
-    return Counter(FILLER if i.is_filler else kind_of(i.opcode) for i in instructions)
+    return Counter(kinds(instructions))
 
 
 def pipe_of(opcode: str) -> str | None:

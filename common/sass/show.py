@@ -18,7 +18,7 @@ from flashladder.common.sass.code import Code
 from flashladder.common.sass.diff import Comparison
 from flashladder.common.sass.instruction import Instruction, Position
 from flashladder.common.sass.occupancy import Occupancy, occupancy
-from flashladder.common.sass.opcodes import kind_of, pipe_of
+from flashladder.common.sass.opcodes import kinds, pipe_of
 from flashladder.common.sass.pipes import source_text
 
 PIPE_STYLES = {"tensor": "green", "mufu": "magenta", "fma": "blue", "alu": "cyan", "lsu": "yellow"}
@@ -60,8 +60,8 @@ def opcodes(code: Code, *, loop_only: bool = False) -> Table:
     right = ("loop", "share", "stall cycles", "kernel")
     made = table("Opcodes", "kind", "pipe", *right, right=right)
     stalls: Counter[str] = Counter()
-    for instruction in code.loop:
-        stalls["filler" if instruction.is_filler else kind_of(instruction.opcode)] += max(1, instruction.control.stall)
+    for kind, instruction in zip(kinds(code.loop), code.loop, strict=True):
+        stalls[kind] += max(1, instruction.control.stall)
     for kind in sorted(code.counts, key=lambda kind: (-code.loop_counts[kind], -code.counts[kind], kind)):
         in_loop = code.loop_counts[kind]
         if in_loop or not loop_only:

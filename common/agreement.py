@@ -1,0 +1,118 @@
+"""How well the emulator and the machine code predict what a GPU counts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashladder.common.config import GpuDescription
+from flashladder.common.emulator import Report
+from flashladder.common.ncu import Profile
+from flashladder.common.sass.opcodes import FILLER
+from flashladder.common.sass.pipes import throughput, work
+
+# The opcode that a PTX instruction becomes, by how the instruction begins; the first that fits.
+_OPCODES = (
+    (re.compile(r"mma\.sync"), "HMMA"),
+    (re.compile(r"wgmma\.mma_async"), "HGMMA"),
+    (re.compile(r"ldmatrix"), "LDSM"),
+    (re.compile(r"stmatrix"), "STSM"),
+    (re.compile(r"cp\.async\.c[ag]\."), "LDGSTS"),
+    (re.compile(r"ld\.(volatile\.)?shared"), "LDS"),
+    (re.compile(r"st\.(volatile\.)?shared"), "STS"),
+    (re.compile(r"ld\.global"), "LDG"),
+    (re.compile(r"st\.global"), "STG"),
+    (re.compile(r"shfl"), "SHFL"),
+    (re.compile(r"bar\.sync|barrier\.sync"), "BAR"),
+)
+_SHARED = ("LDSM", "STSM", "LDS", "STS", "LDGSTS")
+_GLOBAL = ("LDGSTS", "LDG", "STG")
+
+# ncu's figure for how busy a pipe is, in % of its peak while an SM is active; the first that there is.
+_BUSY = {
+    "tensor": (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active", r"sm__pipe_shared_cycles_active"),
+    "wgmma": (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active", r"sm__pipe_shared_cycles_active"),
+    "mufu": (r"sm__pipe_xu_cycles_active", r"sm__inst_executed_pipe_xu"),
+    "fma": (r"sm__pipe_fma_cycles_active", r"sm__inst_executed_pipe_fma"),
+    "imad": (r"sm__pipe_fmaheavy_cycles_active", r"sm__inst_executed_pipe_fmaheavy"),
+    "alu": (r"sm__pipe_alu_cycles_active", r"sm__inst_executed_pipe_alu"),
+    "lsu": (r"l1tex__data_pipe_lsu_wavefronts", r"l1tex__lsu_data_pipe"),
+    "shared": (r"l1tex__data_pipe_lsu_wavefronts_mem_shared",),
+    "issue": (r"sm__inst_issued", r"sm__issue_active", r"sm__inst_executed"),
+}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A figure that the GPU counted, and what was predicted."""
+
+    quantity: str
+    opcode: str  # or the pipe
+    measured: float
+    predicted: float
+    by: str  # emulator or sass
+
+    @property
+    def deviation(self) -> float:
+        """How far the prediction is above what was measured, as a part of it."""
+        if self.measured == self.predicted:
+            return 0.0
+        return self.predicted / self.measured - 1 if self.measured else float("inf")
+
+
+def compare(profile: Profile, report: Report, gpu: GpuDescription | None) -> list[Agreement]:
+    """Every figure that both sides have: of the emulator, for the same problem, and of the machine code."""
+    return [*_with_emulator(profile, report), *(_with_machine_code(profile, gpu) if gpu else ())]
+
+
+def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
+    executed: Counter[str] = Counter()
+    for opcode, times in report.instructions.items():
+        executed[_opcode(opcode)] += times
+    for opcode in [base for _, base in _OPCODES if executed[base]]:
+        yield Agreement("executed", opcode, profile.total("executed", opcode), executed[opcode], "emulator")
+    for quantity, field, opcodes, lines in (
+        ("shared wavefronts", "shared_wavefronts", _SHARED, report.shared),
+        ("global sectors", "global_sectors", _GLOBAL, report.global_memory),
+    ):
+        units: Counter[str] = Counter()
+        ideal: Counter[str] = Counter()
+        for line in lines:
+            units[_opcode(line.opcode)] += line.units
+            ideal[_opcode(line.opcode)] += line.ideal
+        for opcode in [opcode for opcode in opcodes if units[opcode]]:
+            yield Agreement(quantity, opcode, profile.total(field, opcode), units[opcode], "emulator")
+            yield Agreement(
+                f"{quantity}, ideal", opcode, profile.total(f"{field}_ideal", opcode), ideal[opcode], "emulator"
+            )
+        yield Agreement(quantity, "all", profile.total(field), units.total(), "emulator")
+
+
+def _with_machine_code(profile: Profile, gpu: GpuDescription) -> Iterator[Agreement]:
+    """How busy each pipe was, in %, against the work of the executed instructions at the rates of throughput.yaml."""
+    cycles = profile.metrics.get("sm__cycles_active.avg", 0)
+    loads: dict[str, float] = defaultdict(float)
+    for instruction in profile.instructions:
+        for pipe, amount in work(instruction.opcode, instruction.kind == FILLER).items():
+            loads[pipe] += amount * instruction.executed
+    rates = throughput(gpu)
+    for pipe, amount in loads.items():
+        busy = _busy(profile, pipe)
+        if busy is not None and cycles and pipe in rates and amount:
+            predicted = 100 * amount / rates[pipe].per_clock / gpu.num_sms / cycles
+            yield Agreement("busy %", pipe, busy, predicted, "sass")
+
+
+def _busy(profile: Profile, pipe: str) -> float | None:
+    for pattern in _BUSY[pipe]:
+        name = re.compile(rf"{pattern}\.(avg|sum)\.pct_of_peak_sustained_active$")
+        found = [value for metric, value in profile.metrics.items() if name.match(metric)]
+        if found:
+            return max(found)
+    return None
+
+
+def _opcode(ptx: str) -> str:
+    return next((opcode for pattern, opcode in _OPCODES if pattern.match(ptx)), "")

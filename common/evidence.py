@@ -1,0 +1,171 @@
+"""What a rung changes against the one below, as tables for its README: machine code and emulated counters.
+
+Everything follows from the sources and the compiler, so a README can be checked wherever the same compiler is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from flashladder.common import catalog, markers
+from flashladder.common.artifact import Artifact
+from flashladder.common.build import BuildRequest, build
+from flashladder.common.catalog import Version
+from flashladder.common.config import KernelConfig, spell
+from flashladder.common.sass.code import Code, read
+from flashladder.common.sass.diff import comparable_configs
+from flashladder.common.toolchain import toolchain, version_text
+
+MARKER = "evidence"
+ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
+HEADS, ROWS = 16, 256  # of the problem that the emulator runs
+LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
+MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
+
+Values = tuple[int, ...]  # before and after; of the lowest rung one value
+Row = tuple[str, list[Values]]  # a name, and values for each column
+
+
+def requests(version: Version) -> list[BuildRequest]:
+    """The kernels that a rung's tables compare: for each arch the rung below, where there is one, and the rung."""
+    lower = _below(version)
+    pairs: list[tuple[Version, KernelConfig]] = [(version, version.config())]
+    if lower:
+        pairs = list(zip((lower, version), comparable_configs(lower, version), strict=True))
+    return [BuildRequest(*pair, arch) for arch in ARCHES[version.instruction_set] for pair in pairs]
+
+
+def write(version: Version) -> bool:
+    """Brings a rung's README up to date, beginning one where there is none; whether that changed it."""
+    path = _readme(version)
+    if not path.exists():
+        heading = f"# {version.number} {version.title}\n\n{version.idea}\n\n## Evidence\n"
+        path.write_text(f"{heading}\n<!-- {MARKER}:begin -->\n<!-- {MARKER}:end -->\n")
+    return markers.replace(path, MARKER, text(version))
+
+
+def is_current(version: Version) -> bool | None:
+    """Whether a rung's README says what its code is now; None where another compiler made what it says."""
+    path = _readme(version)
+    written = markers.between(path, MARKER) if path.exists() else ""
+    made_with = re.search(r"ptxas (\d[\d.]*\d)", written)
+    if made_with and made_with[1] != compiler():
+        return None
+    return written == text(version)
+
+
+@cache
+def compiler() -> str:
+    """The version of ptxas, which decides the machine code."""
+    match = re.search(r"V(\d[\d.]*\d)", version_text(toolchain().ptxas))
+    return match[1] if match else toolchain().release
+
+
+def text(version: Version) -> str:
+    """The tables of a rung, in Markdown. Raises what building, disassembling and emulating raise."""
+    by_arch: dict[str, list[Code]] = {}
+    for artifact in build(requests(version)):
+        by_arch.setdefault(artifact.arch, []).append(read(artifact))
+    columns = list(by_arch.values())
+    artifacts = [code.artifact for code in columns[-1]]
+    return "\n\n".join(
+        [
+            _subject(artifacts),
+            _table("machine code", list(by_arch), [*_figures(columns), *_opcode_changes(columns)]),
+            _table("counted by the emulator", [artifacts[-1].arch], _counters(artifacts)),
+            f"Made by tools/evidence.py with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
+        ]
+    )
+
+
+def _below(version: Version) -> Version | None:
+    """The rung that a rung is compared with: the next lower one for the same instruction set."""
+    ladder = catalog.versions(version.directory.parent)
+    lower = [other for other in ladder[: ladder.index(version)] if other.instruction_set == version.instruction_set]
+    return lower[-1] if lower else None
+
+
+def _readme(version: Version) -> Path:
+    return version.directory / "README.md"
+
+
+def _subject(artifacts: Sequence[Artifact]) -> str:
+    """A sentence on what the tables compare."""
+    upper = artifacts[-1].config
+    if len(artifacts) == 1:
+        return f"{artifacts[0].version} with `{upper.name}`."
+    lower = artifacts[0].config
+    shared = KernelConfig(tuple(item for item in upper.items if item in lower.items))
+    names = [name for name in dict.fromkeys((*lower.fields, *upper.fields)) if name not in shared.fields]
+    changes = [f"`{name}` {_spelled(lower, name)} → {_spelled(upper, name)}" for name in names]
+    return f"{artifacts[0].version} → {artifacts[1].version}, both with `{shared.name}`{'; '.join(['', *changes])}."
+
+
+def _spelled(config: KernelConfig, name: str) -> str:
+    return spell(config.as_dict()[name]) if name in config.fields else "(none)"
+
+
+def _figures(columns: Sequence[Sequence[Code]]) -> list[Row]:
+    """Lengths and resources, without those that are 0 everywhere."""
+    figures = [[code.figures() for code in codes] for codes in columns]
+    rows = [_row(name, name, figures) for name in figures[0][0]]
+    return [row for row in rows if any(map(any, row[1]))]
+
+
+def _opcode_changes(columns: Sequence[Sequence[Code]]) -> list[Row]:
+    """The opcodes whose counts change most, in the main loop and outside of it."""
+    in_loop = [[code.loop_counts for code in codes] for codes in columns]
+    outside = [[code.counts - code.loop_counts for code in codes] for codes in columns]
+    return [
+        *_greatest_changes("{} in the loop", in_loop)[: MOST_KINDS["loop"]],
+        *_greatest_changes("{} outside the loop", outside)[: MOST_KINDS["rest"]],
+    ]
+
+
+def _greatest_changes(name: str, columns: Sequence[Sequence[Counter[str]]]) -> list[Row]:
+    kinds = sorted({kind for counts in columns for count in counts for kind in count})
+    rows = [_row(name.format(kind), kind, columns) for kind in kinds]
+    return sorted((row for row in rows if _change(row) >= LEAST_CHANGE), key=_change, reverse=True)
+
+
+def _change(row: Row) -> int:
+    return max(abs(values[-1] - values[0]) for values in row[1])
+
+
+def _row(name: str, key: str, columns: Sequence[Sequence[Mapping[str, int]]]) -> Row:
+    return name, [tuple(figures.get(key, 0) for figures in of_arch) for of_arch in columns]
+
+
+def _counters(artifacts: Sequence[Artifact]) -> list[Row]:
+    """What the emulator counts of shared and global memory."""
+    counted = [_count(artifact) for artifact in artifacts]
+    return [_row(name, name, [counted]) for name in counted[0]]
+
+
+def _count(artifact: Artifact) -> dict[str, int]:
+    from flashladder.common.execute import on_emulator
+    from flashladder.common.problem import Problem, make_inputs
+
+    config = artifact.config
+    problem = Problem(num_heads=HEADS, seqlen_q=ROWS, head_dim=config.head_dim, dtype=config.dtype)
+    report = on_emulator(artifact, problem, make_inputs(problem), race=False)
+    return {
+        "wavefronts of shared memory": report.shared_wavefronts,
+        "of them bank conflicts": report.shared_wavefronts - report.shared_wavefronts_ideal,
+        "requests to global memory": report.global_requests,
+        "sectors of global memory": report.global_sectors,
+        "of them wasted": report.global_sectors - sum(line.ideal for line in report.global_memory),
+    }
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Row]) -> str:
+    """A table in Markdown; a value that does not change stands once."""
+    head = [title, *columns]
+    lines = [head, ["---", *("---:" for _ in head[1:])]]
+    for name, values in rows:
+        lines.append([name, *(" → ".join(f"{value:,}" for value in dict.fromkeys(of_arch)) for of_arch in values)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,135 @@
+"""Profiles a rung: what the GPU counts in one launch, beside what the emulator counts and the machine code predicts."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flashladder.common import catalog, records
+from flashladder.common.agreement import Agreement, compare
+from flashladder.common.artifact import Artifact
+from flashladder.common.build import build_one
+from flashladder.common.errors import DeviceError
+from flashladder.common.execute import on_emulator, on_gpu
+from flashladder.common.gpu import require_gpu
+from flashladder.common.ncu import Profile, load, profile
+from flashladder.common.paths import results_dir
+from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.results import Log, Schema
+from flashladder.common.sass.code import Code, read
+from flashladder.common.sass.opcodes import kinds
+from flashladder.common.target import Target
+
+JOB = "job.json"  # beside ncu's pages: what was launched
+_LAUNCHER = "import sys; from flashladder.common.profiling import launch; launch(sys.argv[1])"
+_WORDS = ("time", "commit", "device", "version", "config", "arch", "problem", "quantity", "opcode", "by")
+_SCHEMA = Schema({**dict.fromkeys(_WORDS, str), **dict.fromkeys(("measured", "predicted", "deviation"), float)})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One profiled rung."""
+
+    code: Code
+    problem: Problem
+    profile: Profile
+    agreements: list[Agreement]
+
+    @property
+    def time_us(self) -> float:
+        """Time of the launch at ncu's clocks, which are the GPU's base clocks."""
+        return self.metric("gpu__time_duration.sum") / 1000  # from nanoseconds
+
+    @property
+    def dram_bytes(self) -> float:
+        return self.metric("dram__bytes_read.sum") + self.metric("dram__bytes_write.sum")
+
+    @property
+    def least_dram_bytes(self) -> int:
+        """Each tensor once."""
+        p = self.problem
+        rows_q, rows_k = p.batch * p.num_heads * p.seqlen_q, p.batch * p.num_heads_k * p.seqlen_k
+        return 2 * p.head_dim * (2 * rows_q + 2 * rows_k) + 4 * rows_q
+
+    def metric(self, name: str) -> float:
+        """A metric of the whole kernel; NaN where ncu did not give it."""
+        return self.profile.metrics.get(name, math.nan)
+
+    def agreement(self, quantity: str, opcode: str) -> Agreement | None:
+        """A figure and its prediction; None where there is none."""
+        return next((a for a in self.agreements if (a.quantity, a.opcode) == (quantity, opcode)), None)
+
+
+def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None) -> Outcome:
+    """Profiles a kernel, or takes ncu's pages of it from a folder, and emulates it on the same problem.
+
+    Raises DeviceError where there is neither a GPU nor pages, and ToolchainError without ncu.
+    """
+    code = read(artifact)
+    with ExitStack() as stack:
+        folder = pages / artifact.version if pages else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        counted = _counted(code, problem, place, folder)
+    report = on_emulator(artifact, problem, make_inputs(problem), race=False)
+    return Outcome(code, problem, counted, compare(counted, report, place.gpu))
+
+
+def launch(job: str) -> None:
+    """What ncu watches: one launch of the kernel and problem that a job names."""
+    import torch
+
+    named = json.loads(job)
+    version = catalog.find(named["version"])
+    artifact = build_one(version, version.parse_config(named["config"]), named["arch"])
+    problem = Problem(**named["problem"])
+    on_gpu(artifact, problem, make_inputs(problem, "cuda"))()
+    torch.cuda.synchronize()
+
+
+def log(outcomes: Sequence[Outcome], device: str) -> Path:
+    """Adds a row for each figure to results/profile.csv, whose path it gives."""
+    file = Log(results_dir() / "profile.csv", _SCHEMA)
+    when, commit = records.now().isoformat(timespec="seconds"), records.commit()
+    for outcome in outcomes:
+        what = {"time": when, "commit": commit, "device": device, **_kernel(outcome.code.artifact)}
+        what["problem"] = outcome.problem.name
+        file.append([{**what, **asdict(figure), "deviation": figure.deviation} for figure in outcome.agreements])
+    return file.path
+
+
+def _counted(code: Code, problem: Problem, place: Target, folder: Path) -> Profile:
+    """ncu's pages of this kernel and problem: those in the folder, or new ones."""
+    job = json.dumps({**_kernel(code.artifact), "problem": asdict(problem)})
+    kept = folder / JOB
+    if kept.exists() and kept.read_text() == job:
+        found = load(folder)
+        if [i.kind for i in found.instructions[: len(code.instructions)]] == kinds(code.instructions):
+            return found
+    if not place.on_gpu:
+        raise DeviceError(_refusal(kept))
+    counted = profile([sys.executable, "-c", _LAUNCHER, job], folder)
+    kept.write_text(job)
+    return counted
+
+
+def _kernel(artifact: Artifact) -> dict[str, str | None]:
+    return {"version": artifact.version, "config": artifact.config.name, "arch": artifact.arch}
+
+
+def _refusal(kept: Path) -> str:
+    """Why there is nothing to profile on, and what would work."""
+    pages = f"{kept.parent} holds pages of another kernel or problem" if kept.exists() else "no pages are kept"
+    try:
+        require_gpu()
+        reason = "the target is the emulator"
+    except DeviceError as error:
+        reason = str(error)
+    return (
+        f"ncu counts on a GPU, but {reason}, and {pages}. Profile where there is a GPU, with --pages FOLDER, and bring "
+        "the folder here; what is predicted needs none: tools/sass.py, and tools/run_version.py --device emulator"
+    )

@@ -1,0 +1,176 @@
+"""What the GPU counts in a rung's kernel, beside what the emulator and the machine code predict.
+
+python tools/profile.py 09                      ncu's counters of one launch, agreement, where warps wait
+python tools/profile.py 09 --seqlen 4096 --heads 16 --batch 2
+python tools/profile.py --all                   every rung: a summary, and rows in results/profile.csv
+python tools/profile.py 09 --pages folder       keep ncu's pages; with pages there, no GPU is needed
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "profile":  # not run but found, as tools/ leads the path of its programs, by an import of the library's
+    import importlib
+
+    path = sys.path.copy()
+    sys.path[:] = [folder for folder in path if Path(folder).resolve() != Path(__file__).resolve().parent]
+    del sys.modules["profile"]
+    sys.modules["profile"] = importlib.import_module("profile")
+    sys.path[:] = path
+
+import argparse
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+try:
+    from rich.table import Table
+    from rich.text import Text
+
+    from flashladder.common import arguments as options
+    from flashladder.common import catalog
+    from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, facts, table, warn
+    from flashladder.common.errors import UnsupportedProblemError
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/profile.py`")
+
+if TYPE_CHECKING:
+    from flashladder.common.profiling import Outcome
+
+DEFAULTS = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU, and takes the emulator a few seconds
+GOOD, FAIR = 0.01, 0.05  # deviations up to them are green and yellow
+HOTTEST = 12  # instructions shown
+
+
+def parser() -> Parser:
+    summary, _, examples = (__doc__ or "").partition("\n\n")
+    made = Parser(summary, epilog=examples)
+    made.add_argument("version", nargs="?", help="a rung: 02, or swizzling")
+    made.add_argument("--all", action="store_true", help="every rung that takes the problem")
+    options.add_config(made)
+    options.add_problem(made)
+    made.add_argument("--gpu", metavar="NAME", help="without a GPU: the one that the pages are of (default: h100)")
+    made.add_argument("--pages", type=Path, metavar="FOLDER", help="where ncu's pages are kept, and found again")
+    made.add_argument("--no-log", action="store_true", help="write no rows to results/profile.csv")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if (arguments.version is None) != arguments.all:
+        parser().print_help()
+        return EXIT_ERROR
+    versions = list(catalog.versions()) if arguments.all else [catalog.find(arguments.version)]
+    outcomes = _outcomes(versions, arguments)
+    for shown in [_summary(outcomes)] if arguments.all else _details(outcomes[0]):
+        console.print(shown)
+    return 0
+
+
+def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace) -> list[Outcome]:
+    """The rungs, profiled and logged one by one; with --all, those that do not take the problem are left out."""
+    from flashladder.common import build, profiling, target
+
+    place = target.resolve("auto", arguments.gpu)
+    problem = options.problem(arguments, **DEFAULTS)
+    device = place.title if place.on_gpu or place.gpu is None else place.gpu.title
+    outcomes = []
+    for version in versions:
+        try:
+            config = version.config_for(problem, **options.config_values(arguments.config))
+            version.check(problem, config)
+        except UnsupportedProblemError as error:
+            if not arguments.all:
+                raise
+            warn(str(error))
+            continue
+        with console.status(f"{version.name}: ncu and the emulator"):
+            outcomes.append(
+                profiling.run(build.build_one(version, config, place.arch), problem, place, arguments.pages)
+            )
+        if not arguments.no_log:
+            path = profiling.log(outcomes[-1:], device)
+            console.print(f"[dim]{version.name} logged to {path}")
+    return outcomes
+
+
+def _details(outcome: Outcome) -> list[Table]:
+    """One rung: what it took, how well it was predicted, where its warps wait."""
+    return [_facts(outcome), _agreements(outcome), _stalls(outcome), _hottest(outcome)]
+
+
+def _facts(outcome: Outcome) -> Table:
+    artifact, problem = outcome.code.artifact, outcome.problem
+    rate = problem.flops / outcome.time_us / 1e6
+    traffic, least = outcome.dram_bytes / 1e6, outcome.least_dram_bytes / 1e6
+    return facts(
+        f"{artifact.version}, profiled",
+        {
+            "configuration": artifact.config.name.replace(",", ", "),
+            "problem": problem.name.replace(",", ", "),
+            "time": f"{outcome.time_us:,.1f} us, {rate:,.0f} TFLOP/s, at the clocks that ncu sets",
+            "memory traffic": f"{traffic:,.1f} MB; each tensor once is {least:,.1f} MB",
+            "instructions": f"{outcome.profile.total('executed'):,} executed by warps",
+        },
+    )
+
+
+def _agreements(outcome: Outcome) -> Table:
+    right = ("counted by ncu", "predicted", "deviation")
+    made = table("Agreement", "figure", "of", *right, "predicted by", right=right)
+    for figure in outcome.agreements:
+        spelled = "{:,.1f}" if figure.quantity.endswith("%") else "{:,.0f}"
+        values = spelled.format(figure.measured), spelled.format(figure.predicted)
+        made.add_row(figure.quantity, figure.opcode, *values, _deviation(figure.deviation), figure.by)
+    return made
+
+
+def _stalls(outcome: Outcome) -> Table:
+    made = table("What warps were found doing", "reason", "samples", "share", right=("samples", "share"))
+    for reason, samples in outcome.profile.stalls().items():
+        made.add_row(reason, f"{samples:,}", f"{samples / outcome.profile.samples:.1%}")
+    return made
+
+
+def _hottest(outcome: Outcome) -> Table:
+    """The instructions at which warps were found most often."""
+    made = table(
+        "Where warps were found", "address", "share", "reason", "instruction", "source", right=("address", "share")
+    )
+    pairs = list(zip(outcome.code.instructions, outcome.profile.instructions, strict=False))
+    for instruction, counted in sorted(pairs, key=lambda pair: -pair[1].samples)[:HOTTEST]:
+        share = f"{counted.samples / outcome.profile.samples:.1%}"
+        reason = max(counted.stalls, key=lambda reason: counted.stalls[reason], default="")
+        place = str(instruction.source[-1]) if instruction.source else ""
+        made.add_row(f"{instruction.address:x}", share, reason, instruction.text, place)
+    return made
+
+
+def _summary(outcomes: Sequence[Outcome]) -> Table:
+    """All rungs, a line each."""
+    right = ("us", "TFLOP/s", "tensor busy", "DRAM", "wavefronts", "sectors", "executed")
+    made = table("ncu's counters; then how far the emulator is off", "rung", *right, right=right)
+    for outcome in outcomes:
+        tensor = outcome.agreement("busy %", "tensor") or outcome.agreement("busy %", "wgmma")
+        executed = [figure.deviation for figure in outcome.agreements if figure.quantity == "executed"]
+        off = [outcome.agreement(quantity, "all") for quantity in ("shared wavefronts", "global sectors")]
+        made.add_row(
+            outcome.code.artifact.version,
+            f"{outcome.time_us:,.1f}",
+            f"{outcome.problem.flops / outcome.time_us / 1e6:,.0f}",
+            f"{tensor.measured:.1f} %" if tensor else "",
+            f"{outcome.dram_bytes / 1e6:,.1f} MB",
+            *(_deviation(figure.deviation) if figure else Text("") for figure in off),
+            _deviation(max(executed, key=abs, default=0.0)),
+        )
+    return made
+
+
+def _deviation(value: float) -> Text:
+    style = "green" if abs(value) <= GOOD else "yellow" if abs(value) <= FAIR else "red"
+    return Text("none counted" if math.isinf(value) else f"{value:+.2%}", style)
+
+
+if __name__ == "__main__":
+    exit_with(main, parser())
