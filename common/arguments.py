@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flashladder.common.config import Value, gpu_names, parse_values
+from flashladder.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
@@ -88,3 +89,17 @@ def problem(arguments: argparse.Namespace, **defaults: int | str) -> Problem:
     }
     chosen = defaults | {name: value for name, value in given.items() if value is not None}
     return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout)
+
+
+def lengths(text: str) -> list[int]:
+    """'512..4096' is 512, 1024, 2048, 4096; otherwise numbers between commas."""
+    first, doubling, last = text.partition("..")
+    try:
+        if not doubling:
+            return [int(number) for number in text.split(",")]
+        begin, end = int(first), int(last)
+    except ValueError:
+        raise ConfigError(
+            f"--seqlens {text} is neither a range such as 512..4096 nor a list such as 512,4096"
+        ) from None
+    return [begin << power for power in range(64) if begin << power <= end]

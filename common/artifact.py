@@ -56,6 +56,11 @@ class Artifact:
         return self.directory / PTX
 
     @property
+    def key(self) -> str:
+        """Equal where kernel, headers, configuration, arch, flags and compiler are: the end of the folder's name."""
+        return self.directory.name.rpartition("-")[2]
+
+    @property
     def log(self) -> Path:
         """What nvcc and ptxas printed."""
         return self.directory / LOG

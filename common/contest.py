@@ -22,6 +22,13 @@ class Contest:
     absent: dict[str, str]  # baselines that are missing or refuse the problem, with the reason
     measurement: Measurement | None  # of those whose output is right; None where nothing was timed
 
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the figures must know: which kernels are wrong, and what disturbed the GPU."""
+        name, checks = self.problem.name, self.checks.items()
+        wrong = [f"{k} is wrong, and not timed, at {name}: {fault}" for k, check in checks for fault in check.faults]
+        return [*wrong, *(f"{name}: {note}" for note in (self.measurement.notes() if self.measurement else ()))]
+
 
 def hold(
     problem: Problem, kernels: Mapping[str, Artifact], baselines: Sequence[Baseline], settings: Settings | None

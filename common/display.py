@@ -141,24 +141,23 @@ def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
 
 
 def overview(contests: Sequence[Contest]) -> list[Table]:
-    """One line a kernel: TFLOP/s and ratio at each length, and the means over lengths; full and causal apart."""
-    return [
-        _overview([c for c in contests if c.problem.causal == causal], "causal" if causal else "full")
-        for causal in (False, True)
-        if any(c.problem.causal == causal for c in contests)
-    ]
+    """One line a kernel: TFLOP/s and ratio at each length, and the means over lengths; a table a dtype and mask."""
+    groups: dict[str, list[Contest]] = {}
+    for contest in contests:
+        mask = "causal" if contest.problem.causal else "full"
+        groups.setdefault(f"{contest.problem.dtype}, {mask}", []).append(contest)
+    return [_overview(group, name) for name, group in groups.items()]
 
 
-def _overview(contests: Sequence[Contest], mask: str) -> Table:
+def _overview(contests: Sequence[Contest], what: str) -> Table:
     from flashladder.common.measure import CONTROL
     from flashladder.common.statistics import geometric_mean, harmonic_mean, verdict
 
     timed = [(c.problem, c.measurement) for c in contests if c.measurement]
     lengths = [str(problem.seqlen_q) for problem, _ in timed]
     figures = (*lengths, "TFLOP/s", "ratio", "95 % interval")
-    made = table(
-        f"{mask}: TFLOP/s and ratio; harmonic and geometric mean", "kernel", *figures, "verdict", right=figures
-    )
+    title = f"{what}: TFLOP/s and ratio; harmonic and geometric mean"
+    made = table(title, "kernel", *figures, "verdict", right=figures)
     for name in dict.fromkeys(name for _, measurement in timed for name in measurement.checks):
         cells = [_cell(measurement, problem, name) for problem, measurement in timed]
         there = [(problem, measurement) for problem, measurement in timed if name in measurement.checks]

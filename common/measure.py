@@ -57,6 +57,7 @@ class Settings:
     mode: Mode = "hot"
     rounds: int | None = None
     seed: int = 0
+    budget_s: float | None = None  # of one shape (default: the mode's)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def _rounds(clock: _Clock, plans: dict[str, _Plan], baseline: str, settings: Set
 def _enough(so_far: Measurement, settings: Settings, seconds: float) -> bool:
     if settings.rounds:
         return so_far.rounds >= settings.rounds
-    budget = BUDGET_S[settings.mode]
+    budget = settings.budget_s or BUDGET_S[settings.mode]
     if so_far.rounds < MIN_ROUNDS[settings.mode]:
         return so_far.rounds > 1 and seconds > 3 * budget  # a very slow kernel
     return seconds > budget or (so_far.rounds % 4 == 0 and _is_sharp(so_far))

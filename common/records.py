@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from datetime import datetime, timezone
 from functools import cache
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashladder.common.artifact import Artifact
+from flashladder.common.baselines import BASELINES
 from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem import Check, Problem
@@ -17,6 +19,9 @@ from flashladder.common.results import Cell, Log, Schema
 from flashladder.common.toolchain import toolchain
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flashladder.common.contest import Contest
     from flashladder.common.emulator import Report
     from flashladder.common.measure import Measurement
 
@@ -32,7 +37,7 @@ _PLACE = {
     "gpu_id": str,  # a hash of the GPU's UUID
     "power_limit_w": float,
 }
-_KERNEL = {"version": str, "config": str, "arch": str}
+_KERNEL = {"version": str, "config": str, "arch": str, "code": str}  # code: the artifact's key
 _PROBLEM = {
     "batch": int,
     "num_heads": int,
@@ -83,6 +88,7 @@ _COUNTERS = {
 
 RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
 BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
+LADDER = Schema({"kind": str, **BENCH.columns})  # kind: own or fixed, as tools/ladder.py says
 SAMPLES = Schema(
     {
         "run": str,
@@ -110,9 +116,19 @@ def bench() -> Log:
     return Log(results_dir() / "bench.csv", BENCH)
 
 
+def ladder(gpu: str) -> Log:
+    """The ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape."""
+    return Log(results_dir() / f"ladder_{gpu}.csv", LADDER)
+
+
 def samples(run: str) -> Log:
     """The raw samples of one comparison."""
     return Log(results_dir() / "raw" / f"{run}.csv", SAMPLES)
+
+
+def new_run() -> str:
+    """A name for a run of a tool, by which its rows and its samples are found again."""
+    return f"{now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def now() -> datetime:
@@ -150,6 +166,7 @@ def of_artifact(artifact: Artifact) -> Row:
         "version": artifact.version,
         "config": artifact.config.name,
         "arch": artifact.arch,
+        "code": artifact.key,
         **resources,
         "shared_bytes": artifact.launch.shared_bytes,
     }
@@ -188,6 +205,22 @@ def of_measurement(measurement: Measurement, name: str, problem: Problem, baseli
     }
 
 
+def of_contest(contest: Contest, run: str, artifacts: Mapping[str, Artifact]) -> dict[str, Row]:
+    """A row for each contender, by its name; of those that were not timed, without figures."""
+    place = {"run": run} | of_place(on_gpu=True) | of_problem(contest.problem)
+    measurement = contest.measurement
+    timed = measurement.checks if measurement else {}
+    rows = {}
+    for name, check in {**timed, **contest.checks}.items():
+        kernel = of_artifact(artifacts[name]) if name in artifacts else {"version": name}
+        figures: Row = {}
+        if measurement and name in timed:
+            reference = BASELINES.get(measurement.baseline)
+            figures = of_measurement(measurement, name, contest.problem, reference.version if reference else "")
+        rows[name] = place | kernel | of_check(check) | figures
+    return rows
+
+
 def of_report(report: Report) -> Row:
     """What the emulator counted."""
     names = ("mma_flops", "shared_wavefronts", "shared_wavefronts_ideal", "global_requests", "global_sectors")
@@ -222,12 +255,15 @@ def tflops(problem: Problem, time_us: float) -> float:
 
 @cache
 def commit() -> str | None:
-    """The commit of the checkout, with a + where files differ from it; None outside a checkout."""
+    """The commit of the checkout, with a + where files differ from it.
+
+    Outside a checkout, what $FLASHLADDER_COMMIT says, or None.
+    """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no") else head
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("FLASHLADDER_COMMIT")
 
 
 def _git(*arguments: str) -> str:

@@ -82,12 +82,12 @@ def test_rounds_are_mirrored_and_shuffled(fake_clock):
     assert result.control == Estimate(1.0, 1.0, 1.0)
 
 
-def test_quiet_times_end_early_and_noisy_ones_at_the_budget(fake_clock, monkeypatch):
+def test_quiet_times_end_early_and_noisy_ones_at_the_budget(fake_clock):
     quiet = measure([contender("fa2", 2.0), contender("07", 1.0)])
     assert quiet.rounds == timing.MIN_ROUNDS["hot"]
-    monkeypatch.setitem(timing.BUDGET_S, "hot", 0.3)
     rng = random.Random(0)
-    noisy = measure([contender("fa2", lambda: rng.uniform(1, 2)), contender("07", lambda: rng.uniform(1, 2))])
+    field = [contender(name, lambda: rng.uniform(1, 2)) for name in ("fa2", "07")]
+    noisy = measure(field, Settings(budget_s=0.3))
     assert noisy.rounds > timing.MIN_ROUNDS["hot"]
 
 

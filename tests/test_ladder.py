@@ -1,0 +1,162 @@
+"""tools/ladder.py on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
+
+import pytest
+
+from flashladder.common import console, contest, records
+from flashladder.common.catalog import find
+from flashladder.common.config import parse_values
+from flashladder.common.errors import DeviceError
+from flashladder.tests import fake_gpu
+from flashladder.tools import ladder
+
+SMALL = ["--seqlens", "64,128", "--tokens", "128", "--dtypes", "bf16", "--rounds", "6"]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Calls the tool as a person does; gives its exit code, output and errors."""
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    monkeypatch.setattr(ladder, "NUM_HEADS", 1)
+    fake_gpu.install(monkeypatch)
+
+    def call(*arguments):
+        code = console.run(ladder.main, ladder.parser(), [*arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def contests(monkeypatch):
+    """The kernels of every contest that is held."""
+    held = []
+    hold = contest.hold
+
+    def watched(problem, kernels, baselines, settings):
+        held.append((problem.seqlen_q, *kernels))
+        return hold(problem, kernels, baselines, settings)
+
+    monkeypatch.setattr(contest, "hold", watched)
+    return held
+
+
+def rows():
+    frame, damaged = records.ladder("h100").read()
+    assert damaged == []
+    return frame
+
+
+def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
+    code, out, err = run("02", "07", *SMALL)
+    assert code == 0, err
+    frame = rows()
+    expected = [(v, kind, s) for s in (64, 128) for v in ("02_swizzling", "07_auto_tuned") for kind in ("own", "fixed")]
+    assert list(zip(frame["version"], frame["kind"], frame["seqlen_q"], strict=True)) == expected
+    assert frame["ratio"].between(1.24, 1.26).all()
+    assert (frame["ratio_low"] <= frame["ratio"]).all()
+    assert set(frame["verdict"]) == {"faster"}
+    assert set(frame["device"]) == {fake_gpu.NAME}
+    fixed = frame[frame["kind"] == "fixed"]
+    assert fixed["config"].str.contains("block_m=64,block_n=64,num_warps=4,q_fragments=2").all()
+    assert len(contests) == 2
+    assert "bf16, full: TFLOP/s and ratio" in out
+
+
+def test_the_same_machine_code_is_timed_once(run, contests):
+    run("03", "04", *SMALL, "--seqlens", "64")
+    assert contests == [(64, "03 own", "03 fixed")]  # all of 04 is 03 with fragments, which is fixed
+    frame = rows()
+    assert list(frame["version"]) == ["03_eager_load"] * 2 + ["04_interleaved_loads"] * 2
+    assert frame["tflops"].nunique() == 2
+    assert frame["code"].nunique() == 2
+
+
+def test_a_killed_run_goes_on_where_it_was(run, contests, monkeypatch):
+    hold = contest.hold
+
+    def killed(problem, *others):
+        if problem.seqlen_q == 128:
+            raise KeyboardInterrupt
+        return hold(problem, *others)
+
+    monkeypatch.setattr(contest, "hold", killed)
+    code, _, _ = run("02", *SMALL)
+    assert code == console.EXIT_INTERRUPTED
+    assert list(rows()["seqlen_q"]) == [64, 64]
+
+    monkeypatch.setattr(contest, "hold", hold)
+    code, out, _ = run("02", *SMALL)
+    assert code == 0
+    assert "2 of 4 rows are there already" in out
+    assert contests == [(64, "02 own", "02 fixed"), (128, "02 own", "02 fixed")]
+    assert list(rows()["seqlen_q"]) == [64, 64, 128, 128]
+
+
+def test_measured_again_on_request_or_when_the_code_has_changed(run, contests):
+    run("02", *SMALL, "--seqlens", "64")
+    run("02", *SMALL, "--seqlens", "64")
+    assert len(contests) == 1
+    run("02", *SMALL, "--seqlens", "64", "--again")
+    assert len(contests) == 2
+    log = records.ladder("h100").path
+    log.write_text(log.read_text().replace(rows()["code"][0], "other"))
+    run("02", *SMALL, "--seqlens", "64")
+    assert contests[2:] == [(64, "02 own")]
+
+
+def test_a_damaged_row_is_named_and_left_in_place(run, contests):
+    run("02", *SMALL, "--seqlens", "64")
+    log = records.ladder("h100").path
+    header, _, kept = log.read_text().splitlines(keepends=True)
+    log.write_text(header + "what is this\n" + kept)
+    code, _, err = run("02", *SMALL, "--seqlens", "64")
+    assert code == 0
+    assert f"{log}:2: 1 cells under" in err
+    assert contests[1:] == [(64, "02 own")]
+    assert log.read_text().startswith(header + "what is this\n" + kept)
+
+
+def test_a_wrong_kernel_is_logged_without_figures_and_tried_again(run, contests, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(contest, "on_gpu", lambda artifact, task, tensors: lambda: tensors.o.zero_())
+        code, _, err = run("02", *SMALL, "--seqlens", "64")
+    assert code == console.EXIT_ERROR
+    assert "02 own is wrong, and not timed" in err
+    assert not rows()["passed"].any()
+    run("02", *SMALL, "--seqlens", "64")
+    assert len(contests) == 2
+    assert list(rows()["passed"]) == [False, False, True, True]
+
+
+def test_a_rung_without_the_fixed_fields_has_its_own_configuration_alone():
+    fixed = parse_values(ladder.FIXED_CONFIG)
+    labels = [entry.label for entry in ladder._entries([find("00"), find("16")], fixed, "sm_90a")]
+    assert labels == ["00 own", "16 own", "16 fixed"]
+
+
+def test_all_rungs_to_16_take_the_fixed_configuration():
+    fixed = parse_values(ladder.FIXED_CONFIG)
+    for number in range(1, 17):
+        values = {name: value for name, value in fixed.items() if name in find(f"{number:02}").choices}
+        config = find(f"{number:02}").config(**values)
+        assert (config.block_m, config.block_n, config.num_warps, config.k_fragments) == (64, 64, 4, 2)
+
+
+def test_bad_input(run):
+    assert run("99")[0] == console.EXIT_ERROR
+    code, _, err = run("02", "--fixed", "block_m")
+    assert code == console.EXIT_ERROR
+    assert "block_m" in err
+
+
+def test_without_a_gpu(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+
+    def none():
+        raise DeviceError("there is no NVIDIA driver on this machine")
+
+    monkeypatch.setattr("flashladder.common.target.require_gpu", none)
+    assert console.run(ladder.main, ladder.parser(), []) == console.EXIT_ERROR
+    assert "no NVIDIA driver" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,190 @@
+"""Measure the whole ladder on this machine's GPU, beside official FlashAttention-2, for the README and the dashboard.
+
+python tools/ladder.py                              every rung, six sequence lengths, bf16 and fp16: about 6 minutes
+python tools/ladder.py --budget 120 --dtypes bf16   a coarser look
+python tools/ladder.py 08 16 --again                two rungs once more
+
+Every rung is timed twice: in its own configuration (own), and in one that all the rungs take (fixed), so that the
+technique shows apart from the tuning. All of them run in the same rounds, on the same tensors. The rows go to
+results/ladder_GPU.csv as soon as a shape is done, and what is there already, of the same machine code, is not
+measured again: a run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+try:
+    from flashladder.common import arguments as options
+    from flashladder.common import catalog, display
+    from flashladder.common.catalog import Version
+    from flashladder.common.config import Value, parse_values
+    from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
+    from flashladder.common.errors import ConfigError, DeviceError
+    from flashladder.common.field import Entry, Field, assemble
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/ladder.py`")
+
+if TYPE_CHECKING:
+    from flashladder.common.artifact import Artifact
+    from flashladder.common.baselines import Baseline
+    from flashladder.common.contest import Contest
+    from flashladder.common.measure import Settings
+    from flashladder.common.problem import Problem
+    from flashladder.common.results import Log
+    from flashladder.common.target import Target
+
+OWN, FIXED = "own", "fixed"
+# 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
+FIXED_CONFIG = "block_m=64,block_n=64,num_warps=4,q_fragments=2,k_fragments=2,v_fragments=2,double_buffer=true"
+TILE = {"block_m", "block_n", "num_warps"}  # a rung without these fields has no fixed configuration
+NUM_HEADS, HEAD_DIM = 16, 128
+
+Done = set[tuple[object, ...]]
+
+
+def parser() -> Parser:
+    """The options."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    made = Parser(summary, epilog=rest)
+    made.add_argument("rungs", nargs="*", metavar="RUNG", help="default: all")
+    made.add_argument("--seqlens", default="512..16384", help="512..4096 doubles; or a list, 512,4096")
+    made.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
+    made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
+    made.add_argument("--fixed", default=FIXED_CONFIG, metavar="CONFIG", help=f"default: {FIXED_CONFIG}")
+    made.add_argument("--budget", type=float, default=300, metavar="SECONDS", help="for all timing (default: 300)")
+    made.add_argument("--rounds", type=int, metavar="N", help="rounds of each shape, instead of a budget")
+    made.add_argument("--again", action="store_true", help="measure what is there already, too")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
+    fixed, lengths = parse_values(arguments.fixed), options.lengths(arguments.seqlens)
+
+    from flashladder.common import baselines, records, target
+    from flashladder.common.measure import Settings
+
+    place = target.resolve("gpu", None)
+    official = baselines.find(baselines.OFFICIAL)
+    log, run = records.ladder(_gpu_name(place)), records.new_run()
+    problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens))
+    field, left_out = assemble(list(_entries(versions, fixed, place.arch)), problems, place)
+    for reason in dict.fromkeys(left_out):
+        warn(reason)
+    missing = field if arguments.again else _missing(field, _done(log), official.version)
+    _say_what_is_done(field, missing)
+    settings = Settings(rounds=arguments.rounds, budget_s=arguments.budget / max(1, len(missing)))
+    contests = []
+    for number, (problem, artifacts) in enumerate(missing.items(), start=1):
+        console.print(f"{number} of {len(missing)}: {problem.name}, {len(artifacts)} kernels", soft_wrap=True)
+        contests.append(_measure(problem, artifacts, official, settings, log, run))
+    for table in display.overview(contests):
+        console.print(table)
+    console.print(f"[dim]logged to {log.path}; `python tools/dashboard.py` makes tables and pictures of it")
+    return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0
+
+
+def _problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int) -> Iterator[Problem]:
+    from flashladder.common.problem import Problem
+
+    for dtype in dtypes:
+        for seqlen in lengths:
+            batch = max(1, tokens // seqlen)
+            yield Problem(batch=batch, num_heads=NUM_HEADS, seqlen_q=seqlen, head_dim=HEAD_DIM, dtype=dtype)
+
+
+def _entries(versions: Iterable[Version], fixed: Mapping[str, Value], arch: str) -> Iterator[Entry]:
+    """Each rung that the GPU can run, in its own configuration and, where it takes it, in the fixed one."""
+    for version in versions:
+        try:
+            version.check_arch(arch)
+        except ConfigError as error:
+            warn(f"left out: {error}")
+            continue
+        yield Entry(f"{version.number} {OWN}", version, {})
+        values = {name: value for name, value in fixed.items() if name in version.choices}
+        if values.keys() >= TILE and _takes(version, values):
+            yield Entry(f"{version.number} {FIXED}", version, values)
+
+
+def _takes(version: Version, values: dict[str, Value]) -> bool:
+    try:
+        version.config(**values)
+    except ConfigError:
+        return False
+    return True
+
+
+def _gpu_name(place: Target) -> str:
+    """A name for the file of this GPU's figures."""
+    return place.gpu.name if place.gpu else re.sub(r"\W+", "_", place.title.lower()).strip("_")
+
+
+def _row_key(label: str, problem: Problem, artifact: Artifact, official: str) -> tuple[object, ...]:
+    """What makes two rows the same measurement: another one would bring nothing new."""
+    number, kind = label.split()
+    return number, kind, artifact.key, problem.dtype, problem.batch, problem.seqlen_q, official
+
+
+def _done(log: Log) -> set[tuple[object, ...]]:
+    """The keys of the rows that are in the log, with figures."""
+    frame, damaged = log.read()
+    for damage in damaged:
+        warn(f"{damage}; the line is left where it is, and its figures are measured again")
+    timed = frame[frame["time_us"].notna()]
+    columns = ("kind", "code", "dtype", "batch", "seqlen_q", "baseline_version")
+    return {(row.version[:2], *(getattr(row, name) for name in columns)) for row in timed.itertuples()}
+
+
+def _missing(field: Field, done: set[tuple[object, ...]], official: str) -> Field:
+    """What of the field is not done."""
+    left = {
+        problem: {
+            label: artifact
+            for label, artifact in artifacts.items()
+            if _row_key(label, problem, artifact, official) not in done
+        }
+        for problem, artifacts in field.items()
+    }
+    return {problem: artifacts for problem, artifacts in left.items() if artifacts}
+
+
+def _say_what_is_done(field: Field, missing: Field) -> None:
+    total, left = (sum(map(len, which.values())) for which in (field, missing))
+    if left < total:
+        console.print(f"{total - left} of {total} rows are there already; --again measures them once more")
+
+
+def _measure(
+    problem: Problem, artifacts: Mapping[str, Artifact], official: Baseline, settings: Settings, log: Log, run: str
+) -> Contest:
+    """Time one shape and log it. Entries that are the same machine code are timed once, and have a row each."""
+    from flashladder.common import contest, records
+
+    first: dict[str, str] = {}
+    for label, artifact in artifacts.items():
+        first.setdefault(artifact.key, label)
+    result = contest.hold(problem, {label: artifacts[label] for label in first.values()}, [official], settings)
+    if result.absent:
+        raise DeviceError(f"there is nothing to compare with: {result.absent[official.name]}")
+    rows = records.of_contest(result, run, artifacts)
+    log.append(
+        [
+            {**rows[first[artifact.key]], **records.of_artifact(artifact), "kind": label.split()[1]}
+            for label, artifact in artifacts.items()
+        ]
+    )
+    if result.measurement:
+        records.samples(run).append(records.of_samples(result.measurement, run, problem))
+    for remark in result.remarks:
+        warn(remark)
+    return result
+
+
+if __name__ == "__main__":
+    exit_with(main, parser())
