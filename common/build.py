@@ -7,14 +7,8 @@ number of processes may build at once, and be killed, without harm; two that bui
 
 import errno
 import hashlib
-import os
-import re
 import shlex
-import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +19,16 @@ from flashladder.common.artifact import Artifact, LaunchInfo
 from flashladder.common.catalog import Version
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError
+from flashladder.common.ninja import Progress, run_ninja, temporary_folder
 from flashladder.common.paths import CUDA_HEADERS, cache_dir
 from flashladder.common.sources import Sources
-from flashladder.common.toolchain import Toolchain, find_ninja, toolchain
+from flashladder.common.toolchain import Toolchain, toolchain
 
 __all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
 PTXAS_FLAGS = ("-v", "-lineinfo")
-STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
 DEPENDENCIES = "kernel.d"
-
-Progress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
 
 
 @dataclass(frozen=True)
@@ -121,13 +113,13 @@ def _compile(
     missing: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, progress: Progress | None
 ) -> dict[Path, Artifact | BuildError]:
     """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
-    with _temporary_folder() as temporary:
+    with temporary_folder() as temporary:
         for place, request in missing.items():
             folder = Path(temporary, place.name)
             folder.mkdir()
             (folder / artifacts.HEADER).write_text(request.config.header())
         Path(temporary, "build.ninja").write_text(_ninja_file(missing, compiler))
-        output = _run_ninja(Path(temporary), progress)
+        output = run_ninja(Path(temporary), progress)
         seconds = _compile_seconds(Path(temporary, ".ninja_log"))
         now = Sources()
         results: dict[Path, Artifact | BuildError] = {}
@@ -144,24 +136,6 @@ def _compile(
             except BuildError as error:
                 results[place] = BuildError(f"{request} cannot be built:\n{error}")
     return results
-
-
-def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A folder in the cache, on the file system of the artifacts; those that killed builds left are swept away."""
-    root = cache_dir() / "building"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        (cache_dir() / "artifacts").mkdir(exist_ok=True)
-        for leftover in root.iterdir():
-            with suppress(FileNotFoundError):
-                if leftover.stat().st_mtime < time.time() - STALE_SECONDS:
-                    shutil.rmtree(leftover, ignore_errors=True)
-        return tempfile.TemporaryDirectory(dir=root)
-    except OSError as error:
-        raise BuildError(
-            f"the cache folder {cache_dir()} cannot be written: {error.strerror}. Set FLASHLADDER_CACHE to a folder "
-            "that can."
-        ) from None
 
 
 def _ninja_file(missing: dict[Path, BuildRequest], compiler: Toolchain) -> str:
@@ -183,23 +157,6 @@ def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
     ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}", "-o", artifacts.CUBIN, artifacts.PTX]
     both = f"{shlex.join(map(str, nvcc))} && {shlex.join(map(str, ptxas))}"
     return f"cd {name} && ({both}) > {artifacts.LOG} 2>&1"
-
-
-def _run_ninja(folder: Path, progress: Progress | None) -> str:
-    """Runs ninja to the end, whatever fails, and gives what it printed."""
-    command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
-    # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
-    environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
-    lines = []
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
-    ) as ninja:
-        assert ninja.stdout is not None
-        for line in ninja.stdout:
-            lines.append(line)
-            if progress and (match := re.match(r"(\d+)/(\d+) (.*)", line)):
-                progress(int(match[1]), int(match[2]), match[3])
-    return "".join(lines)
 
 
 def _compile_seconds(ninja_log: Path) -> dict[str, float]:

@@ -1,0 +1,55 @@
+"""ninja, run in a temporary folder of the cache, from where a finished result is renamed into place."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from flashladder.common.errors import BuildError
+from flashladder.common.paths import cache_dir
+from flashladder.common.toolchain import find_ninja
+
+STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
+
+Progress = Callable[[int, int, str], None]  # edges done, of how many, and the latest
+
+
+def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A folder in the cache, on the file system of the artifacts; those that killed builds left are swept away."""
+    root = cache_dir() / "building"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for kind in ("artifacts", "libraries"):
+            (cache_dir() / kind).mkdir(exist_ok=True)
+        for leftover in root.iterdir():
+            with suppress(FileNotFoundError):
+                if leftover.stat().st_mtime < time.time() - STALE_SECONDS:
+                    shutil.rmtree(leftover, ignore_errors=True)
+        return tempfile.TemporaryDirectory(dir=root)
+    except OSError as error:
+        raise BuildError(
+            f"the cache folder {cache_dir()} cannot be written: {error.strerror}. Set FLASHLADDER_CACHE to a folder "
+            "that can."
+        ) from None
+
+
+def run_ninja(folder: Path, progress: Progress | None) -> str:
+    """Runs ninja to the end, whatever fails, and gives what it printed."""
+    command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
+    # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
+    environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
+    lines = []
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    ) as ninja:
+        assert ninja.stdout is not None
+        for line in ninja.stdout:
+            lines.append(line)
+            if progress and (match := re.match(r"(\d+)/(\d+) (.*)", line)):
+                progress(int(match[1]), int(match[2]), match[3])
+    return "".join(lines)
