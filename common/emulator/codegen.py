@@ -19,6 +19,7 @@ from . import arithmetic, fragments
 from .arrays import narrow
 from .cfg import Block, build_blocks, reads, registers
 from .errors import PtxSyntaxError
+from .gates import BarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
 from .ptx import NUMPY_TYPES, Address, Imm, Kernel, Not, Operand, Reg, Sink, Special, Symbol
@@ -44,7 +45,7 @@ class Namespace:
         self.values: dict[str, Any] = {name: getattr(arithmetic, name) for name in arithmetic.__all__}
         self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
         self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
-        self.values.update(np=np, where=np.where, narrow=narrow)
+        self.values.update(np=np, where=np.where, narrow=narrow, BarrierCall=BarrierCall)
         self._constants: dict[tuple[int, str], str] = {}
 
     def constant(self, bits: int, code: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .arrays import ALL_LANES, Array, Mask, either, has_lanes, narrow
 from .errors import DeadlockError, InstructionBudgetError
-from .gates import Barrier, Gate, Waiting
+from .gates import Barrier, BarrierCall, Gate, Waiting
 from .race import RaceDetector
 from .shared import SharedMemory
 from .warp import Warp
@@ -90,11 +90,17 @@ class Chunk:
 
     def _open(self, gate: Gate) -> None:
         opening = gate.open()
-        if opening:
-            for each in opening.leaving:
-                _send(each.warp, each.block, each.mask)
-            if self.race:
-                self.race.leave(gate.key, sorted({each.warp.index for each in opening.leaving}), opening.rows)
+        if not opening:
+            return
+        for each in opening.leaving:
+            _send(each.warp, each.block, each.mask)
+            if each.target is not None and opening.result is not None:
+                registers, value = each.warp.registers, opening.result
+                registers[each.target] = (
+                    value if each.mask is None else np.where(each.mask, value, registers[each.target])
+                )
+        if self.race:
+            self.race.leave(gate.key, sorted({each.warp.index for each in opening.leaving}), opening.rows)
 
     def _advance(self, warp: Warp) -> None:
         """Runs a warp until all its lanes wait or have left."""
@@ -144,33 +150,31 @@ class Chunk:
 
     # -- barriers
 
-    def _arrive(self, warp: Warp, mask: Mask, operands: tuple[Array, Array | None, Array | None], index: int) -> None:
+    def _arrive(self, warp: Warp, mask: Mask, call: BarrierCall, index: int) -> None:
         """Lanes come to the barrier that ends block `index`; those that only arrive, or fail its guard, go on."""
-        numbers, threads, guard = operands
         instruction = self.program.blocks[index].last
-        if guard is not None:
-            passing, mask = narrow(mask, ~guard), narrow(mask, guard)
+        if call.guard is not None:
+            passing, mask = narrow(mask, ~call.guard), narrow(mask, call.guard)
             if passing.any():
                 _send(warp, index + 1, passing)
-        aligned = instruction.opcode.startswith("bar.") or instruction.opcode.endswith(".aligned")
+        aligned = instruction.opcode.startswith("bar.") or ".aligned" in instruction.opcode
         if aligned and mask is not None:
             live = np.ones((1, 1), bool) if warp.live is None else warp.live
             warp.require(instruction.index, live, mask, "a barrier for whole warps")
         total = self.machine.num_threads
-        expected: Array | int = -(-total // 32) * 32 if aligned else total
-        for number in np.unique(numbers).tolist():
-            chosen = mask if numbers.size == 1 else narrow(mask, numbers == number)
+        for number in np.unique(call.numbers).tolist():
+            chosen = mask if call.numbers.size == 1 else narrow(mask, call.numbers == number)
             if chosen is not None and not chosen.any():
                 continue
             barrier = self.gates.setdefault(number, Barrier(number, len(self.cta_ids)))
             assert isinstance(barrier, Barrier)
-            barrier.arrive(chosen, expected if threads is None else threads, aligned)
+            barrier.arrive(chosen, call, -(-total // 32) * 32 if aligned else total, aligned)
             if self.race:
                 self.race.arrive(number, warp.index, self.rows(chosen))
             if ".arrive" in instruction.opcode:
                 _send(warp, index + 1, chosen)
             else:
-                barrier.waiting.append(Waiting(warp, index + 1, chosen))
+                barrier.waiting.append(Waiting(warp, index + 1, chosen, call.target))
 
     def _deadlock(self) -> DeadlockError:
         held = [(gate, each) for gate in self.gates.values() for each in gate.waiting]

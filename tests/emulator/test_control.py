@@ -187,6 +187,23 @@ def test_barrier(barrier):
     assert (outputs["d"].reshape(2, 128) == a.reshape(2, 128)[:, ::-1]).all()
 
 
+@pytest.mark.parametrize("kind", ["or", "and", "popc"])
+def test_barrier_with_a_reduction(kind):
+    """In CTA c, c of the 64 threads say no."""
+    threads, grid = 64, 4
+    code = f"""
+        mov.u32 tid, %tid.x; mov.u32 cta, %ctaid.x; mul.lo.u32 cta, cta, 21; setp.ge.u32 p, tid, cta;
+        bar.red.{kind}.{"u32 d" if kind == "popc" else "pred d"}, 0, p;
+    """
+    outputs, _ = run_lanes(
+        code, {}, {"d": "u4" if kind == "popc" else "?"}, registers=".reg .b32 tid, cta; .reg .pred p;",
+        num_threads=threads, grid=grid,
+    )  # fmt: skip
+    says_yes = np.arange(threads)[None] >= 21 * np.arange(grid)[:, None]
+    expected = {"or": says_yes.any(axis=1), "and": says_yes.all(axis=1), "popc": says_yes.sum(axis=1)}[kind]
+    assert (outputs["d"].reshape(grid, threads) == expected[:, None]).all()
+
+
 def test_a_barrier_for_some_warps_and_one_to_arrive_at():
     """Warps 0 and 1 meet at barrier 1; warp 2 only arrives at barrier 2, at which warp 3 waits for its data."""
     code = """

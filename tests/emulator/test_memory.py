@@ -142,8 +142,8 @@ IN_THE_SECOND_CTA = "mov.u32 x, %ctaid.x; setp.eq.u32 p, x, 1; @p mov.u32 i, 200
 
 
 def test_read_past_the_end():
+    zeros = np.zeros(128, np.uint32)
     with pytest.raises(MemoryAccessError) as error:
-        zeros = np.zeros(128, np.uint32)
         run_memory(
             f"{IN_THE_SECOND_CTA} {GLOBAL} ld.global.b32 d, [at];", {"a": zeros, "i": zeros}, num_threads=64, grid=2
         )

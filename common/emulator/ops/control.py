@@ -1,13 +1,14 @@
 """Branches, exits and barriers (PTX ISA, "Control Flow" and "Parallel Synchronization Instructions").
 
 Each ends its block; the scheduler acts on the result of the block's function. A barrier is a gate: its function returns
-(barrier, threads) and the scheduler lets the lanes go on when it opens. Other gates, such as an mbarrier's try_wait,
-return their object in the same way, so that a spin-wait is never executed as a spin.
+a BarrierCall and the scheduler lets the lanes go on when the barrier opens. Other gates, such as an mbarrier's
+try_wait, will return a call of theirs in the same way, so that a spin-wait is never executed as a spin.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ptx import Instruction
+from ..ptx import Instruction, Operand, Reg
 from .registry import Match, op
 
 if TYPE_CHECKING:
@@ -35,9 +36,25 @@ def _return_guard(e: "BlockEmitter", i: Instruction) -> None:
         e.result = f"~{guard}" if i.guard_negated else guard
 
 
-@op(r"(?:bar|barrier)(?:\.cta)?\.(?P<f>sync|arrive)(?P<aligned>\.aligned)?", outputs=0, ending="barrier")
+_BARRIER = r"(?:bar|barrier)(?:\.cta)?"
+
+
+@op(rf"{_BARRIER}\.(?:sync|arrive)(?:\.aligned)?", outputs=0, ending="barrier")
 def barrier(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    number = e.read(i.operands[0], "u32")
-    threads = e.read(i.operands[1], "u32") if len(i.operands) > 1 else "None"
+    _return_call(e, i, i.operands, "")
+
+
+@op(rf"{_BARRIER}\.red\.(?P<f>and|or|popc)(?:\.aligned)?\.(?:pred|u32)", ending="barrier")
+def barrier_reduction(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    """The target is written when the barrier opens, by the scheduler."""
+    target, *operands, predicate = i.operands
+    assert isinstance(target, Reg)
+    reduction = f", {m['f']!r}, {e.read(predicate, 'pred')}, {e.slots[target]}"
+    _return_call(e, i, operands, reduction)
+
+
+def _return_call(e: "BlockEmitter", i: Instruction, operands: Sequence[Operand], reduction: str) -> None:
+    number = e.read(operands[0], "u32")
+    threads = e.read(operands[1], "u32") if len(operands) > 1 else "None"
     guard = e.read(i.guard, "pred") if i.guard else "None"
-    e.result = f"({number}, {threads}, {'~' if i.guard_negated else ''}{guard})"
+    e.result = f"BarrierCall({number}, {threads}, {'~' if i.guard_negated else ''}{guard}{reduction})"

@@ -112,6 +112,7 @@ def _comparison(name: str, a: str, b: str, is_float: bool) -> str:
 
 @op(r"set\.(?P<c>eq|ne|lt|le|gt|ge)(?P<ftz>\.ftz)?\.(?P<d>u32|s32|f32)\.(?P<t>[us](?:16|32|64)|f32|f64)")
 def set_value(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    result = _comparison(m["c"], *_flushed(e, i, m), is_float=m["t"][0] == "f")
+    a, b = _flushed(e, i, m)
+    result = _comparison(m["c"], a, b, is_float=m["t"][0] == "f")
     true = e.namespace.constant(0x3F800000 if m["d"] == "f32" else 0xFFFFFFFF, NUMPY_TYPES[m["d"]])
     e.write(i.operands[0], f"where({result}, {true}, {e.namespace.constant(0, NUMPY_TYPES[m['d']])})", m["d"])
