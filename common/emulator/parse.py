@@ -262,12 +262,13 @@ class _Body:
             index, opcode, (), guard, negated, self.parser.line, " ".join(statement.split()), self.source
         )
         self.kernel.instructions.append(instruction)
+        if opcode.startswith("bra"):
+            self.branches.append((instruction, rest.strip(), scope, self.parser.line))
+            return
         try:
             instruction.operands = tuple(self._operand(token.strip(), scope) for token in _OPERANDS.findall(rest))
         except KeyError as error:
             raise self.parser.fail(f"unknown operand {error.args[0]} in: {statement}") from None
-        if opcode.startswith("bra"):
-            self.branches.append((instruction, rest.strip(), scope, self.parser.line))
 
     def _operand(self, token: str, scope: _Scope) -> Operand:
         found = scope.cache.get(token)
@@ -309,7 +310,7 @@ class _Body:
         offset = int((match[2] or "0").replace(" ", ""))
         if reg := scope.find_reg(match[1]):
             return Address(reg, offset)
-        if match[1][0] == "%" and match[1] not in self.kernel.variables:
+        if match[1] not in self.kernel.variables and match[1] not in self.kernel.params:
             raise KeyError(token)
         return Symbol(match[1], offset)
 

@@ -88,6 +88,6 @@ def lookup(instruction: Instruction) -> tuple[Op, Match]:
                 break
         else:
             raise UnsupportedInstructionError(
-                f"the emulator does not know `{opcode}`, PTX line {instruction.line}, {instruction.described()}"
+                f"the emulator does not know `{opcode}`, {instruction.described()} (PTX line {instruction.line})"
             )
     return found
