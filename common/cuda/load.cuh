@@ -13,12 +13,11 @@ __device__ inline void copy_tile_by_warps(T *shared, const T *global, long long 
     static_assert(rows_per_warp % rows_per_step == 0, "a warp copies whole steps");
 
     const int col = lane_index() % lanes_per_row * chunk;
-    const int first_row = warp_index() * rows_per_warp + lane_index() / lanes_per_row;
+    const int row = warp_index() * rows_per_warp + lane_index() / lanes_per_row;
+    const T *from = global + row * row_stride + col;
 #pragma unroll
-    for (int step = 0; step < rows_per_warp; step += rows_per_step) {
-        const int row = first_row + step;
-        cp_async_16(shared_address(shared + Tile::offset(row, col)), global + row * row_stride + col);
-    }
+    for (int step = 0; step < rows_per_warp; step += rows_per_step)
+        cp_async_16(shared_address(shared + Tile::offset(row + step, col)), from + step * row_stride);
 }
 
 // The same with the rows dealt to the whole CTA in turn. A thread's rows are a multiple of 8 apart, so that all have

@@ -62,9 +62,18 @@ struct OnlineSoftmax {
         exponentiate(s);
     }
 
-    // O /= l, with one division a row.
+    // O /= l.
     template <int head_dim>
     __device__ void finish(Accumulator<rows, head_dim> &o) {
+        each_row([&](int b, int h) {
+            l[b][h] = quad_sum(l[b][h]);
+            each_element<head_dim>(o, b, h, [&](float &x) { x = __fdividef(x, l[b][h]); });
+        });
+    }
+
+    // The same with one reciprocal a row.
+    template <int head_dim>
+    __device__ void finish_by_reciprocal(Accumulator<rows, head_dim> &o) {
         each_row([&](int b, int h) {
             l[b][h] = quad_sum(l[b][h]);
             scale_row(o, b, h, 1.0f / l[b][h]);

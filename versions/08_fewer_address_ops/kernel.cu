@@ -25,13 +25,14 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     dtype *shared_v = shared_k + KVTile::size;
 
     const QueryBlock<dtype, block_m> block{params};
-    const dtype *k = block.k();
-    const dtype *v = block.v();
     const int warp_row = warp_index() * warp_rows;
 
     copy_tile<QTile, num_warps>(shared_q, block.q(), params.q_stride.row);
     cp_async_commit();
-    copy_tile<KVTile, num_warps>(shared_k, k, params.k_stride.row);
+    TileCopier<KVTile, num_warps, dtype> k_copier, v_copier;
+    k_copier.start(shared_k, block.k(), params.k_stride.row);
+    v_copier.start(shared_v, block.v(), params.v_stride.row);
+    k_copier.copy(0);
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();  // Q is there for every warp
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     for (int j = 0; j < blocks; ++j) {
         cp_async_wait<0>();
         __syncthreads();  // K is there for every warp, and every warp has read the previous V
-        copy_tile<KVTile, num_warps>(shared_v, v + j * block_n * params.v_stride.row, params.v_stride.row);
+        v_copier.copy(j);
         cp_async_commit();
 
         // S = Q K^T
@@ -63,8 +64,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         cp_async_wait<0>();
         __syncthreads();  // V is there for every warp, and every warp has read K
         if (j + 1 < blocks) {
-            const dtype *next = k + (j + 1) * block_n * params.k_stride.row;
-            copy_tile<KVTile, num_warps>(shared_k, next, params.k_stride.row);
+            k_copier.copy(j + 1);
             cp_async_commit();
         }
 

@@ -1,4 +1,4 @@
-// Rung 11 with each thread's global addresses worked out once and indexed by block.
+// Rung 11 with O multiplied by 1 / l, one reciprocal a row.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     attend(0, std::true_type{});
     for (int j = 1; j < blocks; ++j) attend(j, std::false_type{});
 
-    softmax.finish(o);
+    softmax.finish_by_reciprocal(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     attend(last, std::true_type{});
     for (int j = last - 1; j >= 0; --j) attend(j, std::false_type{});
 
-    softmax.finish(o);
+    softmax.finish_by_reciprocal(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
