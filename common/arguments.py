@@ -57,6 +57,21 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--layout", default="bshd", help="bshd, bhsd, padded or qkv: how the tensors lie in memory")
 
 
+def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
+    """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default."""
+    group = parser.add_argument_group("problems")
+    group.add_argument(
+        "--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {seqlens})"
+    )
+    group.add_argument("--causal", choices=("no", "yes", "both"), default="no")
+    group.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
+    group.add_argument("--heads", type=int, default=16)
+    group.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
+    group.add_argument("--head-dim", type=int, default=128)
+    group.add_argument("--dtype", choices=_DTYPES, default="bf16")
+    group.add_argument("--seed", type=int, default=0)
+
+
 def add_timing(parser: argparse.ArgumentParser) -> None:
     """--mode and --rounds."""
     parser.add_argument(
@@ -89,6 +104,26 @@ def problem(arguments: argparse.Namespace, **defaults: int | str) -> Problem:
     }
     chosen = defaults | {name: value for name, value in given.items() if value is not None}
     return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout)
+
+
+def shapes(arguments: argparse.Namespace) -> list[Problem]:
+    """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for wrong lengths."""
+    from flashladder.common.problem import Problem
+
+    return [
+        Problem(
+            batch=max(1, arguments.tokens // seqlen),
+            num_heads=arguments.heads,
+            num_heads_k=arguments.heads_k,
+            seqlen_q=seqlen,
+            head_dim=arguments.head_dim,
+            dtype=arguments.dtype,
+            causal=causal,
+            seed=arguments.seed,
+        )
+        for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
+        for seqlen in lengths(arguments.seqlens)
+    ]
 
 
 def lengths(text: str) -> list[int]:

@@ -90,7 +90,7 @@ class Implementation:
 
     def config_for(self, problem: "Problem", **overrides: Value) -> KernelConfig:
         """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem."""
-        decided = {name: value for name, value in _decided(problem).items() if name in self.choices}
+        decided = {name: value for name, value in decided_by(problem).items() if name in self.choices}
         return self.config(**{**decided, **overrides})
 
     def space(self) -> Iterator[KernelConfig]:
@@ -141,7 +141,7 @@ class Implementation:
             return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
         if "row_stride" in config.fields and problem.layout != "bshd":
             return f"needs the layout bshd, whose rows are row_stride={config.row_stride} apart, not {problem.layout}"
-        for name, value in _decided(problem).items():
+        for name, value in decided_by(problem).items():
             if name in config.fields and getattr(config, name) != value:
                 configured = f"{name}={spell(getattr(config, name))}"
                 return f"is configured for {configured}, but the problem has {name}={spell(value)}"
@@ -183,7 +183,7 @@ class Reference(Implementation):
     requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it
 
 
-def _decided(problem: "Problem") -> dict[str, Value]:
+def decided_by(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
     row_stride = problem.num_heads * problem.head_dim
     return {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal, "row_stride": row_stride}

@@ -30,21 +30,37 @@ class Contest:
         return [*wrong, *(f"{name}: {note}" for note in (self.measurement.notes() if self.measurement else ()))]
 
 
+class Arena:
+    """A problem's tensors, its exact answer and its official kernels, for as many contests as are wanted.
+
+    DeviceError without a GPU.
+    """
+
+    def __init__(self, problem: Problem, baselines: Sequence[Baseline]) -> None:
+        self.problem = problem
+        self.absent = {b.name: reason for b in baselines if (reason := b.missing() or b.refusal(problem))}
+        self._tensors = make_inputs(problem, "cuda")
+        self._expected = expect(problem, self._tensors)
+        present = [baseline for baseline in baselines if baseline.name not in self.absent]
+        self._theirs = [_theirs(baseline, problem, self._tensors, self._expected) for baseline in present]
+
+    def hold(self, kernels: Mapping[str, Artifact], settings: Settings | None) -> Contest:
+        """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""
+        ours = [
+            _ours(name, artifact, self.problem, self._tensors, self._expected) for name, artifact in kernels.items()
+        ]
+        checks = {kernel.name: kernel.check() for kernel in ours}
+        right = [kernel for kernel in ours if checks[kernel.name].passed]
+        if settings is None or not right:
+            return Contest(self.problem, checks, self.absent, None)
+        return Contest(self.problem, checks, self.absent, measure([*self._theirs, *right], settings))
+
+
 def hold(
     problem: Problem, kernels: Mapping[str, Artifact], baselines: Sequence[Baseline], settings: Settings | None
 ) -> Contest:
-    """Check the kernels and, with settings, time those that are right. DeviceError without a GPU, or at a fault."""
-    tensors = make_inputs(problem, "cuda")
-    expected = expect(problem, tensors)
-    absent = {b.name: reason for b in baselines if (reason := b.missing() or b.refusal(problem))}
-    ours = [_ours(name, artifact, problem, tensors, expected) for name, artifact in kernels.items()]
-    checks = {kernel.name: kernel.check() for kernel in ours}
-    right = [kernel for kernel in ours if checks[kernel.name].passed]
-    if settings is None or not right:
-        return Contest(problem, checks, absent, None)
-    theirs = [_theirs(b, problem, tensors, expected) for b in baselines if b.name not in absent]
-    measurement = measure([*theirs, *right], settings)
-    return Contest(problem, checks, absent, measurement)
+    """One contest in an arena of its own."""
+    return Arena(problem, baselines).hold(kernels, settings)
 
 
 def _ours(name: str, artifact: Artifact, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:

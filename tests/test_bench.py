@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flashladder.common import arguments as options
 from flashladder.common import console, records
 from flashladder.common.baselines import BASELINES
 from flashladder.common.problem import Problem
@@ -107,6 +108,6 @@ def test_bad_input(run, arguments, message):
 
 def test_shapes():
     arguments = bench.parser().parse_args(["02", "--seqlens", "512..2048", "--causal", "both"])
-    problems = list(bench._problems(arguments))
+    problems = options.shapes(arguments)
     assert [(p.batch, p.seqlen_q, p.causal) for p in problems[::3]] == [(32, 512, False), (32, 512, True)]
     assert problems[2] == Problem(batch=8, num_heads=16, seqlen_q=2048)

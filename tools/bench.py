@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from flashladder.common.contest import Contest
-    from flashladder.common.problem import Problem
 
 
 def parser() -> Parser:
@@ -33,14 +31,7 @@ def parser() -> Parser:
     made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung, with a configuration after @ if wanted")
     made.add_argument("--baselines", default="fa2", help="first the one that ratios refer to (default: fa2)")
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
-    made.add_argument("--seqlens", default="512..16384", help="512..4096 doubles; or a list, 512,4096")
-    made.add_argument("--causal", choices=("no", "yes", "both"), default="no")
-    made.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
-    made.add_argument("--heads", type=int, default=16)
-    made.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
-    made.add_argument("--head-dim", type=int, default=128)
-    made.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
-    made.add_argument("--seed", type=int, default=0)
+    options.add_shapes(made, seqlens="512..16384")
     options.add_config(made)
     options.add_timing(made)
     made.add_argument("--brief", action="store_true", help="only the last table, one line a kernel")
@@ -66,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings = Settings(arguments.mode, arguments.rounds, arguments.seed)
     run = records.new_run()
     contests: list[Contest] = []
-    field, left_out = assemble(entries, list(_problems(arguments)), place)
+    field, left_out = assemble(entries, options.shapes(arguments), place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
     for problem, artifacts in field.items():
@@ -90,23 +81,6 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0
-
-
-def _problems(arguments: argparse.Namespace) -> Iterator[Problem]:
-    from flashladder.common.problem import Problem
-
-    for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]:
-        for seqlen in options.lengths(arguments.seqlens):
-            yield Problem(
-                batch=max(1, arguments.tokens // seqlen),
-                num_heads=arguments.heads,
-                num_heads_k=arguments.heads_k,
-                seqlen_q=seqlen,
-                head_dim=arguments.head_dim,
-                dtype=arguments.dtype,
-                causal=causal,
-                seed=arguments.seed,
-            )
 
 
 if __name__ == "__main__":
