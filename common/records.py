@@ -84,11 +84,14 @@ _COUNTERS = {
     "shared_wavefronts_ideal": int,
     "global_requests": int,
     "global_sectors": int,
+    "global_bytes_read": int,
+    "global_bytes_written": int,
 }
 
 RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
 BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
 LADDER = Schema({"kind": str, **BENCH.columns})  # kind: own or fixed, as tools/ladder.py says
+EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
 SAMPLES = Schema(
     {
         "run": str,
@@ -119,6 +122,11 @@ def bench() -> Log:
 def ladder(gpu: str) -> Log:
     """The ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape."""
     return Log(results_dir() / f"ladder_{gpu}.csv", LADDER)
+
+
+def experiment(name: str) -> Log:
+    """The runs of one experiment of tools/experiment.py."""
+    return Log(results_dir() / "experiments" / f"{name}.csv", EXPERIMENT)
 
 
 def samples(run: str) -> Log:
@@ -225,7 +233,11 @@ def of_report(report: Report) -> Row:
     """What the emulator counted."""
     names = ("mma_flops", "shared_wavefronts", "shared_wavefronts_ideal", "global_requests", "global_sectors")
     counters: Row = {name: getattr(report, name) for name in names}
-    return {"emulated_seconds": report.elapsed, "instructions": sum(report.instructions.values()), **counters}
+    traffic: Row = {
+        "global_bytes_read": report.bytes_read.get("global", 0),
+        "global_bytes_written": report.bytes_written.get("global", 0),
+    }
+    return {"emulated_seconds": report.elapsed, "instructions": sum(report.instructions.values()), **counters, **traffic}
 
 
 def of_samples(measurement: Measurement, run: str, problem: Problem) -> list[Row]:
