@@ -119,7 +119,7 @@ def _find_liveness(blocks: list[Block]) -> None:
 
 def _check_entry(kernel: Kernel, entry: Block) -> None:
     """A register that is live at the entry is read on some path on which nothing wrote it."""
-    for instruction in kernel.instructions:
+    for instruction in kernel.instructions if entry.live_in else ():
         for reg in reads(instruction):
             if reg in entry.live_in:
                 raise UninitialisedRegisterError(

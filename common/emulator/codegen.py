@@ -10,32 +10,21 @@ It returns what its last instruction needs: a predicate for a branch, operand va
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from . import arithmetic, fragments
 from .arrays import narrow
-from .cfg import Block, build_blocks, reads, registers
-from .errors import PtxSyntaxError
+from .cfg import Block, build_blocks, reads, writes
+from .errors import PtxSyntaxError, UninitialisedRegisterError
 from .gates import BarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
-from .ptx import NUMPY_TYPES, Address, Imm, Kernel, Not, Operand, Reg, Sink, Special, Symbol
+from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Kernel, Not, Operand, Reg, Sink, Special, Symbol
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
-
-
-@dataclass
-class Program:
-    """A kernel as executable blocks. `storage[slot]` is the numpy type code of the register in that slot of R."""
-
-    kernel: Kernel
-    blocks: list[Block]
-    functions: list[BlockFunction]
-    storage: list[str]
-    source: str
 
 
 class Namespace:
@@ -62,6 +51,17 @@ class Namespace:
             self._constants[key] = name = f"k{len(self._constants)}"
             self.values[name] = value
         return self._constants[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A kernel as executable blocks; `slots` tells where in R a register lies."""
+
+    kernel: Kernel
+    blocks: list[Block]
+    slots: dict[Reg, int]
+    namespace: Namespace
+    functions: list[BlockFunction] = field(default_factory=list)
 
 
 class BlockEmitter:
@@ -245,13 +245,34 @@ def compile_kernel(kernel: Kernel) -> Program:
     blocks = build_blocks(kernel)
     slots: dict[Reg, int] = {}
     for instruction in kernel.instructions:
-        for operand in instruction.operands:
-            for reg in registers(operand):
-                slots.setdefault(reg, len(slots))
-        if instruction.guard:
-            slots.setdefault(instruction.guard, len(slots))
-    namespace = Namespace()
-    source = "\n".join(BlockEmitter(block, slots, namespace).emit() for block in blocks)
-    exec(compile(source, f"<{kernel.name}>", "exec"), namespace.values)
-    functions = [namespace.values[f"block_{block.index}"] for block in blocks]
-    return Program(kernel, blocks, functions, [reg.storage for reg in slots], source)
+        for reg in (*writes(instruction), *reads(instruction)):
+            slots.setdefault(reg, len(slots))
+    program = Program(kernel, blocks, slots, Namespace())
+    program.functions.extend(_compile_blocks(program, blocks))
+    return program
+
+
+def without(program: Program, instruction: Instruction) -> Program:
+    """The same program less one instruction that writes no register.
+
+    Raises:
+        UninitialisedRegisterError: it does write a register, which would now be read unwritten.
+    """
+    if any(writes(instruction)):
+        raise UninitialisedRegisterError(
+            f"registers are read that only this instruction writes, {instruction.described()}"
+        )
+    old = next(block for block in program.blocks if instruction in block.instructions)
+    kept = [other for other in old.instructions if other is not instruction]
+    new = replace(old, instructions=kept, ending="" if instruction is old.last else old.ending)
+    blocks, functions = list(program.blocks), list(program.functions)
+    blocks[old.index] = new
+    (functions[old.index],) = _compile_blocks(program, [new])
+    return replace(program, blocks=blocks, functions=functions)
+
+
+def _compile_blocks(program: Program, blocks: list[Block]) -> list[BlockFunction]:
+    source = "\n".join(BlockEmitter(block, program.slots, program.namespace).emit() for block in blocks)
+    functions = dict(program.namespace.values)
+    exec(compile(source, f"<{program.kernel.name}>", "exec"), functions)
+    return [functions[f"block_{block.index}"] for block in blocks]

@@ -37,11 +37,11 @@ class Machine:
     ) -> None:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
-        self.max_instructions = 0
-        self.lazy_copies = True
-        self.race = True
+        self.race, self.lazy_copies, self.max_instructions = True, True, 0
         self.addresses, sizes = _place_variables(program.kernel, memory)
         self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
+        if len(params) != sizes["param"]:
+            raise EmulatorError(f"{program.kernel.name} takes {sizes['param']} bytes of parameters, not {len(params)}")
         self.granule = smallest_shared_access(program.kernel)
         self.patterns = PatternCache(self.shared_bytes, self.granule)
         self.counters = Counters(len(program.blocks))
@@ -88,7 +88,7 @@ def smallest_shared_access(kernel: Kernel) -> int:
 
 
 def run(
-    ptx_text: str,
+    ptx: str | Program,
     params: bytes,
     grid: tuple[int, int, int],
     num_threads: int,
@@ -105,7 +105,7 @@ def run(
     """Executes a kernel.
 
     Args:
-        ptx_text: a PTX module.
+        ptx: the text of a PTX module, or what compile_ptx made of it.
         params: the packed kernel parameters; pointers are addresses of `memory`.
         grid: CTAs along x, y, z.
         num_threads: threads of a CTA, along x.
@@ -121,11 +121,9 @@ def run(
         EmulatorError: the kernel did something wrong, or uses an instruction that is not known.
     """
     started = time.perf_counter()
-    machine = Machine(compile_ptx(ptx_text, entry), params, grid, num_threads, shared_bytes, memory)
+    program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
+    machine = Machine(program, params, grid, num_threads, shared_bytes, memory)
     machine.max_instructions, machine.lazy_copies, machine.race = max_instructions, lazy_copies, race
-    expected = sum(variable.size for variable in machine.program.kernel.params.values())
-    if len(params) != expected:
-        raise EmulatorError(f"{entry} takes {expected} bytes of parameters, not {len(params)}")
     total = grid[0] * grid[1] * grid[2]
     with np.errstate(all="ignore"):
         for first in range(0, total, chunk):

@@ -92,7 +92,7 @@ def test_comments_sections_and_directives():
         (".reg .b32 a; frob.b32 a, 1; ret;", r"does not know `frob\.b32`, at PTX line 6: `frob\.b32 a, 1`"),
         (".reg .f32 a; mov.f32 a, 0f00000000; add.f32.sat a, a, a; ret;", r"does not know `add\.f32\.sat`"),
         (".reg .f32 a; mov.f32 a, 0f00000000; ex2.full.f32 a, a; ret;", r"does not know `ex2\.full\.f32`"),
-        (".reg .b64 a; mov.u64 a, 0; ld.global.L3::128B.b64 a, [a]; ret;", r"does not know `ld\.global\.L3::128B\.b64`"),
+        (".reg .b64 a; mov.u64 a, 0; ld.global.L3::128B.b64 a, [a]; ret;", r"does not know `ld\.global\.L3::128B\."),
     ],
 )  # fmt: skip
 def test_unknown_instruction_or_modifier(body, message):

@@ -1,0 +1,82 @@
+"""Each barrier, commit and wait of every rung is taken out in turn: the emulator reports it, or redundant.yaml says why
+nothing is lost."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from flashladder.common import catalog, emulator
+from flashladder.common.build import build_one
+from flashladder.common.emulator.codegen import without
+from flashladder.common.emulator.machine import compile_ptx
+from flashladder.common.emulator.mutate import synchronisations
+from flashladder.common.errors import EmulatorError
+from flashladder.common.launch import attention_params, grid
+from flashladder.common.problem import Problem, make_inputs
+
+ARCH = "sm_80"
+REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
+
+
+def cases():
+    """Every rung with Q held in registers, where nothing is redundant, and the configurations of redundant.yaml."""
+    for version in catalog.versions():
+        held = {"q_fragments": 0} if "q_fragments" in version.choices else {}
+        config = {"block_m": min(version.choices["block_m"].values), **held}
+        yield pytest.param(version, config, [], id=version.name)
+    for entry in REDUNDANT:
+        version = catalog.find(entry["rung"])
+        expected = [tuple(name) for name in entry["instructions"]]
+        yield pytest.param(version, entry["config"], expected, id=f"{version.name}-redundant")
+
+
+class Rung:
+    """A rung's program and a problem of a few tiles."""
+
+    def __init__(self, version, overrides):
+        default = version.config(**overrides)
+        rows, keys = max(default.block_m, 64), max(default.block_n, 64)
+        self.problem = Problem(seqlen_q=rows, seqlen_k=3 * keys, head_dim=default.head_dim, dtype=default.dtype)
+        self.artifact = build_one(version, version.config_for(self.problem, **overrides), ARCH)
+        self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
+        self.lines = version.kernel.read_text().splitlines()
+
+    def run(self, program):
+        """Raises EmulatorError if the emulator finds something wrong."""
+        tensors = make_inputs(self.problem)
+        tensors.k[:, : self.problem.seqlen_k // 2] *= 100  # far apart: no way through the softmax may be left out
+        views = {name: getattr(tensors, name) for name in ("q", "k", "v", "o", "lse")}
+        memory, addresses = emulator.GlobalMemory(), {}
+        for name, view in views.items():
+            raw, is_input = view.contiguous().view(torch.uint8).numpy(), name in "qkv"
+            addresses[name] = memory.add(name, raw, readonly=is_input, initialised=is_input)
+        params = attention_params(*views.values(), self.problem.softmax_scale, addresses)
+        launch = self.artifact.launch
+        emulator.run(program, params, grid(launch, params), launch.num_threads, launch.shared_bytes, memory)
+
+    def mutations(self):
+        """(name, instruction) of all that can be taken out; the name: opcode, line of kernel.cu, which of its kind."""
+        seen = Counter()
+        for instruction in synchronisations(self.program):
+            _, line = instruction.source[-1]
+            kind = instruction.opcode, self.lines[line - 1].split("//")[0].strip()
+            seen[kind] += 1
+            yield (*kind, seen[kind]), instruction
+
+
+@pytest.mark.parametrize(("version", "overrides", "redundant"), list(cases()))
+def test_the_loss_of_any_synchronisation_is_reported(version, overrides, redundant):
+    rung = Rung(version, overrides)
+    rung.run(rung.program)
+    mutations, missed = list(rung.mutations()), []
+    assert len(mutations) >= 2
+    for name, instruction in mutations:
+        try:
+            rung.run(without(rung.program, instruction))
+        except EmulatorError:
+            continue
+        missed.append(name)
+    assert sorted(missed) == sorted(redundant)
