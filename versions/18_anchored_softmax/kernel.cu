@@ -1,0 +1,102 @@
+// Rung 17 with no maximum on the way: the exponentials are anchored to the first block's, and the sums tell whether
+// that still holds. Where it does not, the CTA computes its tile again with every maximum.
+#include "block.cuh"
+#include "config.cuh"
+#include "gemm.cuh"
+#include "lazy_softmax.cuh"
+#include "load.cuh"
+#include "store.cuh"
+
+#include <type_traits>
+
+using namespace config;
+
+constexpr int num_threads = num_warps * 32;
+constexpr int warp_rows = block_m / num_warps;
+constexpr int buffers = double_buffer ? 2 : 1;
+
+using QTile = SwizzledPanels<block_m, head_dim>;
+using KVTile = SwizzledPanels<block_n, head_dim>;
+
+FLASHLADDER_LAUNCH(num_threads, (QTile::size + 2 * KVTile::size) * sizeof(dtype), block_m, block_n);
+
+extern "C" __global__ void __launch_bounds__(num_threads)
+    attention_forward(const __grid_constant__ AttentionParams params) {
+    extern __shared__ __align__(128) char shared[];
+    dtype *shared_q = reinterpret_cast<dtype *>(shared);
+    dtype *shared_k = shared_q + QTile::size;
+    dtype *shared_v = shared_k + KVTile::size;
+
+    const QueryBlock<dtype, block_m> block{params};
+    const int warp_row = warp_index() * warp_rows;
+
+    copy_tile<QTile, num_warps>(shared_q, block.q(), row_stride);
+    cp_async_commit();
+    TileCopier<KVTile, num_warps, dtype> k_copier, v_copier;
+    k_copier.start(shared_k, block.k(), row_stride);
+    v_copier.start(shared_v, block.v(), row_stride);
+    const int last = params.seqlen_k / block_n - 1;
+    cp_async_wait<0>();
+    __syncthreads();  // Q is there for every warp
+
+    QOperand<warp_rows, head_dim, q_fragments, HoistedReader<QTile, dtype>, buffers> q_operand;
+    KOperand<block_n, head_dim, k_fragments, HoistedReader<KVTile, dtype, ByRow>, buffers> k_operand;
+    VOperand<head_dim, block_n, v_fragments, HoistedReader<KVTile, dtype>, buffers> v_operand;
+    q_operand.start(shared_q, warp_row);
+    k_operand.reader.start(shared_k);
+    v_operand.reader.start(shared_v);
+
+    Accumulator<warp_rows, head_dim> o;
+    AnchoredSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
+
+    // Block j; true when its P may have overflowed.
+    auto attend = [&](int j, auto is_first, auto is_exact) {
+        cp_async_wait<0>();
+        __syncthreads();  // K is there for every warp, and every warp has read the previous V
+        v_copier.copy(j);
+        cp_async_commit();
+
+        // S = Q K^T
+        Accumulator<warp_rows, block_n> s;
+        s.clear();
+        gemm<dtype, head_dim, double_buffer, Serpentine>(s, q_operand, k_operand);
+
+        cp_async_wait<0>();
+        __syncthreads();  // V is there for every warp, and every warp has read K
+        if (j > 0) {
+            k_copier.copy(j - 1);
+            cp_async_commit();
+        }
+
+        // P = 2^(unit * S - m)
+        if constexpr (decltype(is_first)::value)
+            softmax.start(s);
+        else if constexpr (decltype(is_exact)::value)
+            softmax.update(s, o);
+        else
+            softmax.add(s);
+
+        // O += P V
+        auto p = round_to_operand<dtype>(s);
+        gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
+        return !decltype(is_exact)::value && softmax.settle(o);
+    };
+    // All blocks; true when something was lost.
+    auto attend_all = [&](auto is_exact) {
+        k_copier.copy(last);
+        cp_async_commit();
+        o.clear();
+        bool lost = attend(last, std::true_type{}, is_exact);
+        for (int j = last - 1; j >= 0; --j) lost |= attend(j, std::false_type{}, is_exact);
+        return lost;
+    };
+    if (__syncthreads_or(attend_all(std::false_type{}))) attend_all(std::true_type{});
+
+    softmax.finish_by_reciprocal(o);
+    if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
+
+    // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
+    store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
+    __syncwarp();
+    store_rows<QTile, warp_rows, StoreNoAllocate>(block.o(), row_stride, shared_q, warp_row);
+}
