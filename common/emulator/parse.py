@@ -34,7 +34,7 @@ _LOC = re.compile(
 _REG_RANGE = re.compile(r"([%\w$]+)<(\d+)>$")
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(?P<space>shared|const|global|local|param)\s+"
-    r"(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?P<name>[%\w$]+)\s*(?P<array>\[\s*(?P<count>\d*)\s*\])?"
+    r"(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?(?P<name>[%\w$]+)\s*(?P<array>\[\s*(?P<count>\d*)\s*\])?"
     r"\s*(?:=\s*(?P<init>.*))?$", re.S,
 )  # fmt: skip
 _OFFSET = re.compile(r"([%\w$.]+)\s*(?:\+\s*)?(-?\s*\d+)?$")

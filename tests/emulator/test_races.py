@@ -92,7 +92,12 @@ def test_a_warp_needs_syncwarp_between_its_lanes(kernels):
         run_kernel(kernels, "swap_no_syncwarp")
 
 
-def test_local_array_and_mathematics(kernels):
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_what_the_compiler_makes_of_a_source_for_different_archs(compile_kernels, arch):
+    kernels = compile_kernels(arch)
+    found, data = run_kernel(kernels, "pipeline_none")
+    np.testing.assert_allclose(found[2], pipeline_result(data), rtol=1e-6)
+
     found, data = run_kernel(kernels, "local_array", n=5)
     x = data[0, :, 0]
     history = np.stack([x + np.float32(i) for i in range(8)])
