@@ -57,11 +57,11 @@ class WarpAccess:
         self._local: dict[int, np.ndarray] | None = None
 
     def _error(self, index: int, fault: AccessFault) -> MemoryAccessError:
-        return MemoryAccessError(f"{fault}\n  {self.warp.at(index, *divmod(fault.position, 32))}")
+        return MemoryAccessError(f"{fault}\n  {self.warp.at(index, *divmod(fault.culprit, 32))}")
 
     def _global_error(self, index: int, fault: AccessFault, address: Array, mask: Mask) -> MemoryAccessError:
         """Names the first active lane with the address at fault; inactive lanes repeat the addresses of others."""
-        wrong = narrow(mask, every_lane(address) == address.flat[fault.position])
+        wrong = narrow(mask, every_lane(address) == fault.culprit)
         row, lane = (int(n) for n in np.argwhere(wrong)[0])
         return self._error(index, AccessFault(32 * row + lane, str(fault)))
 

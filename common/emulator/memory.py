@@ -84,15 +84,15 @@ class GlobalMemory:
         return None
 
     def describe(self, address: int) -> str:
-        """An address in words: `tensor v, byte offset 4608 of 4096`."""
-        index = (address >> _SPACING_BITS) - 1
-        if 0 <= index < len(self._tensors):
-            tensor = self._tensors[index]
-            return f"tensor {tensor.name}, byte offset {address - tensor.base} of {tensor.size}"
-        if index + 1 < len(self._tensors) and address + (1 << (_SPACING_BITS - 1)) >= self._tensors[index + 1].base:
-            after = self._tensors[index + 1]
-            return f"{after.base - address} bytes before tensor {after.name}"
-        return f"address {address:#x}, which belongs to no tensor"
+        """An address in words, by the nearest tensor: `tensor v, byte offset 4608 of 4096`."""
+        nearest = ((address + GLOBAL_START // 2) >> _SPACING_BITS) - 1
+        if not 0 <= nearest < len(self._tensors):
+            return f"address {address:#x}, which belongs to no tensor"
+        tensor = self._tensors[nearest]
+        offset = address - tensor.base
+        if offset < 0:
+            return f"{-offset} bytes before tensor {tensor.name}"
+        return f"tensor {tensor.name}, byte offset {offset} of {tensor.size}"
 
     def load(self, addresses: np.ndarray, size: int) -> np.ndarray:
         """Elements of `size` bytes at addresses (u8, any shape).
@@ -153,9 +153,8 @@ class GlobalMemory:
         assert tensor.written is not None
         unwritten = tensor.written.view(VIEW_CODES[size]).take(index) != _all_ones(size)
         if unwritten.any():
-            position = int(np.argmax(unwritten))
-            address = int(addresses.reshape(-1)[position])
-            raise AccessFault(position, f"{size}-byte read of memory that was never written: {self.describe(address)}")
+            address = int(addresses.reshape(-1)[int(np.argmax(unwritten))])
+            raise AccessFault(address, f"{size}-byte read of memory that was never written: {self.describe(address)}")
 
     def _locate(self, addresses: np.ndarray, size: int, writes: bool) -> tuple[Tensor | None, np.ndarray]:
         """The tensor and the element indices of addresses; no tensor if they are all valid but in different ones."""
@@ -174,20 +173,21 @@ class GlobalMemory:
     def _fault(self, addresses: np.ndarray, size: int, writes: bool) -> "AccessFault | None":
         """What is wrong with the first address that is wrong."""
         what = "write" if writes else "read"
-        for position, address in enumerate(addresses.reshape(-1).tolist()):
+        for address in addresses.reshape(-1).tolist():
             tensor = self.find(address, address + size - 1)
             if tensor is None:
-                return AccessFault(position, f"{size}-byte {what} out of bounds: {self.describe(address)}")
+                return AccessFault(address, f"{size}-byte {what} out of bounds: {self.describe(address)}")
             if address % size:
-                return AccessFault(position, f"misaligned {size}-byte {what}: {self.describe(address)}")
+                return AccessFault(address, f"misaligned {size}-byte {what}: {self.describe(address)}")
             if writes and tensor.readonly:
-                return AccessFault(position, f"write to a read-only tensor: {self.describe(address)}")
+                return AccessFault(address, f"write to a read-only tensor: {self.describe(address)}")
         return None
 
 
 class AccessFault(MemoryAccessError):
-    """A fault at one position of an array of addresses; the Warp adds CTA, lane and source lines."""
+    """A fault of one lane, to which WarpAccess adds who and where. `culprit` is the address in global memory; in shared
+    memory, whose addresses are alike in all CTAs, it is 32 * row + lane."""
 
-    def __init__(self, position: int, message: str) -> None:
+    def __init__(self, culprit: int, message: str) -> None:
         super().__init__(message)
-        self.position = position
+        self.culprit = culprit

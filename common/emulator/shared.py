@@ -99,7 +99,7 @@ class SharedMemory:
             size: bytes a lane, a power of two up to 16.
 
         Raises:
-            AccessFault: a lane is out of bounds or misaligned; `.position` is 32 * row + lane.
+            AccessFault: a lane is out of bounds or misaligned; `.culprit` is 32 * row + lane.
         """
         if address.shape[0] == 1 and (mask is None or mask.shape[0] == 1):
             return self.patterns.find(address, size, mask)

@@ -158,6 +158,22 @@ def test_access_before_the_start():
         run_memory(f"sub.u32 i, i, i; {GLOBAL} ld.global.b32 d, [at+-4];", {"a": THREAD, "i": THREAD})
 
 
+def test_access_before_the_start_of_a_later_tensor():
+    code = "ld.param.u64 at, [pointer_i]; ld.global.b32 d, [at+-16];"
+    with pytest.raises(MemoryAccessError, match="out of bounds: 16 bytes before tensor i"):
+        run_memory(code, {"a": THREAD, "i": THREAD})
+
+
+def test_a_fault_in_one_of_several_tensors():
+    """Lanes 0 to 15 read an input, the others an output that nobody has written."""
+    code = """
+        setp.lt.u32 p, i, 16; ld.param.u64 at, [pointer_a]; @!p ld.param.u64 at, [pointer_d];
+        mul.wide.u32 wide, i, 4; add.u64 at, at, wide; ld.global.b32 d, [at];
+    """
+    with pytest.raises(MemoryAccessError, match=r"never written: tensor d, byte offset 64 of 128\n.*warp 0, lane 16"):
+        run_memory(code, {"a": THREAD, "i": THREAD})
+
+
 def test_access_to_nothing():
     with pytest.raises(MemoryAccessError, match="out of bounds: address 0x10, which belongs to no tensor"):
         run_memory("mov.u64 at, 16; ld.global.b32 d, [at];")
