@@ -233,7 +233,7 @@ def test_a_fault_names_the_kernel():
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_sanitizer(tool):
     command = ["compute-sanitizer", "--tool", tool, "--target-processes", "application-only", "--error-exitcode", "9"]
-    # cuda-bindings probes the driver for entry points it may lack. No kernel filter: with one, racecheck 2025.3 crashes.
+    # cuda-bindings probes the driver for entry points it may lack. A kernel filter makes racecheck 2025.3 crash.
     command += ["--report-api-errors", "no", sys.executable, "-m", "flashladder.tests.run_every_rung"]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
