@@ -1,6 +1,6 @@
 """Control flow: basic blocks, liveness of registers, and the static checks that follow from them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .errors import PtxSyntaxError, UninitialisedRegisterError
@@ -24,13 +24,19 @@ def registers(operand: Operand) -> Iterator[Reg]:
         yield operand.reg
 
 
-def reads(instruction: Instruction) -> Iterator[Reg]:
-    """Registers an instruction reads. A guarded write keeps other lanes' old values, so it reads its destination."""
-    outputs = lookup(instruction)[0].outputs
-    for operand in instruction.operands[0 if instruction.guard else outputs :]:
+def sources(instruction: Instruction) -> Iterator[Reg]:
+    """Registers whose values an instruction uses."""
+    for operand in instruction.operands[lookup(instruction)[0].outputs :]:
         yield from registers(operand)
     if instruction.guard:
         yield instruction.guard
+
+
+def reads(instruction: Instruction) -> Iterator[Reg]:
+    """The same, and what a guarded instruction writes: it keeps the old values of the lanes that fail the guard."""
+    yield from sources(instruction)
+    if instruction.guard:
+        yield from writes(instruction)
 
 
 def writes(instruction: Instruction) -> Iterator[Reg]:
@@ -91,37 +97,45 @@ def build_blocks(kernel: Kernel) -> list[Block]:
         block.falls_through = block.ending not in ("branch", "exit") or block.last.guard is not None
     if blocks[-1].falls_through:
         raise PtxSyntaxError(f"control runs past the end of {kernel.name}")
-    _find_liveness(blocks)
-    _check_entry(kernel, blocks[0])
+    for block, live_in, live_out in zip(blocks, *_liveness(blocks, reads), strict=True):
+        block.live_in, block.live_out = live_in, live_out
+    _check_entry(kernel, _liveness(blocks, sources)[0][0])
     return blocks
 
 
-def _find_liveness(blocks: list[Block]) -> None:
+def _liveness(
+    blocks: list[Block], used_by: Callable[[Instruction], Iterator[Reg]]
+) -> tuple[list[set[Reg]], list[set[Reg]]]:
+    """Registers whose values matter before and after each block."""
     uses: list[set[Reg]] = []
     definitions: list[set[Reg]] = []
     for block in blocks:
         used: set[Reg] = set()
         defined: set[Reg] = set()
         for instruction in block.instructions:
-            used.update(reg for reg in reads(instruction) if reg not in defined)
+            used.update(reg for reg in used_by(instruction) if reg not in defined)
             defined.update(writes(instruction))
         uses.append(used)
         definitions.append(defined)
+    before: list[set[Reg]] = [set() for _ in blocks]
+    after: list[set[Reg]] = [set() for _ in blocks]
     changed = True
     while changed:
         changed = False
         for block in reversed(blocks):
-            block.live_out = set().union(*(blocks[s].live_in for s in block.successors()))
-            live_in = uses[block.index] | (block.live_out - definitions[block.index])
-            if live_in != block.live_in:
-                block.live_in, changed = live_in, True
+            n = block.index
+            after[n] = set().union(*(before[successor] for successor in block.successors()))
+            live = uses[n] | (after[n] - definitions[n])
+            if live != before[n]:
+                before[n], changed = live, True
+    return before, after
 
 
-def _check_entry(kernel: Kernel, entry: Block) -> None:
-    """A register that is live at the entry is read on some path on which nothing wrote it."""
-    for instruction in kernel.instructions if entry.live_in else ():
-        for reg in reads(instruction):
-            if reg in entry.live_in:
+def _check_entry(kernel: Kernel, live: set[Reg]) -> None:
+    """A register that is live at the entry is used on some path on which nothing wrote it, not even under a guard."""
+    for instruction in kernel.instructions if live else ():
+        for reg in sources(instruction):
+            if reg in live:
                 raise UninitialisedRegisterError(
                     f"register {reg.name} may be read before it is written, {instruction.described()}"
                 )

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # A stamp, from its low end: thread 12 bits, kind of access 4, instruction 24, epoch 23.
 _KIND, _INSTRUCTION, _EPOCH = 12, 16, 40
 _THREAD_MASK, _KIND_MASK, _INSTRUCTION_MASK = (1 << 12) - 1, 3, (1 << 24) - 1
-# By one thread, by all lanes of a warp together (ldmatrix), by several lanes apart, by an atomic operation.
-_PLAIN, _COLLECTIVE, _SEVERAL, _ATOMIC = 0, 1, 2, 3
+# By one thread, by all lanes of a warp together (ldmatrix), by several lanes apart.
+_PLAIN, _COLLECTIVE, _SEVERAL = 0, 1, 2
 _IN_FLIGHT, _NEVER = 1 << 21, 1 << 22
 
 Rows = np.ndarray | None  # CTAs of the chunk; None: all
@@ -54,12 +54,16 @@ class Access:
 
 
 class RaceDetector:
-    """The clocks of all warps and the stamps of all words of a chunk's shared memory."""
+    """The clocks of all warps and the stamps of all words of a chunk's shared memory.
+
+    Reads do not race with each other, nor do atomic operations: of both, the last of each warp is remembered.
+    """
 
     def __init__(self, chunk: "Chunk", num_warps: int, num_words: int) -> None:
         self._chunk, self._num_warps = chunk, num_warps
         self._writes = np.full((1, num_words), _NEVER << _EPOCH, np.int64)
         self._reads = np.zeros((1, num_warps, num_words), np.int64)
+        self._atomics: np.ndarray | None = None  # like _reads, from the first atomic operation on
         self._clock = np.ones((1, num_warps), np.int64)
         self._known = np.zeros((1, num_warps, num_warps), np.int64)
         # Stamps below these are of epochs that a warp knows of, of whichever warp they are.
@@ -72,8 +76,9 @@ class RaceDetector:
             return slice(None)
         if len(self._clock) == 1 and len(self._chunk.cta_ids) > 1:
             count = len(self._chunk.cta_ids)
-            for name in ("_writes", "_reads", "_clock", "_known", "_safe"):
-                setattr(self, name, np.repeat(getattr(self, name), count, axis=0))
+            for name in ("_writes", "_reads", "_atomics", "_clock", "_known", "_safe"):
+                if (state := getattr(self, name)) is not None:
+                    setattr(self, name, np.repeat(state, count, axis=0))
             self._barriers = {number: np.repeat(clock, count, axis=0) for number, clock in self._barriers.items()}
         return rows
 
@@ -110,55 +115,63 @@ class RaceDetector:
 
     def read(self, access: Access) -> None:
         """A load."""
-        where, words, warp = self._where(access.rows), access.pattern.words, access.warp.index
-        stamps = (self._writes if access.rows is None else self._writes[where]).take(words, axis=1)
-        if _reaches(stamps, self._safe[where, warp]):
-            self._check_writer(access, stamps)
-        now = (self._clock[where, warp] << _EPOCH)[:, None] | access.index << _INSTRUCTION
-        reads = self._reads[:, warp]
-        if access.collective:
-            _put(reads, where, words, now | _COLLECTIVE << _KIND)
-            return
-        before = reads[where].take(words, axis=1)
-        others = (before >> _EPOCH == now >> _EPOCH) & (before & _THREAD_MASK != access.threads)
-        kind = np.where(others | access.pattern.repeated, _SEVERAL << _KIND, 0)
-        _put(reads, where, words, now | access.threads | kind)
+        self._check(access, self._atomics, "updated it")
+        self._note(self._reads, access)
 
     def write(self, access: Access) -> None:
         """A store."""
-        self._check_write(access)
+        self._check(access, self._reads, "read it")
+        self._check(access, self._atomics, "updated it")
         self._stamp(access)
 
     def atomic(self, access: Access) -> None:
-        """Atomic operations, which race with plain accesses but not with each other."""
-        self._check_write(access)
-        self._stamp(access, kind=_ATOMIC)
+        """Atomic operations."""
+        self._where(access.rows)
+        if self._atomics is None:
+            self._atomics = np.zeros_like(self._reads)
+        self._check(access, self._reads, "read it")
+        self._note(self._atomics, access)
 
     def issue_copy(self, access: Access) -> None:
         """The start of asynchronous copies."""
-        self._check_write(access)
+        self._check(access, self._reads, "read it")
+        self._check(access, self._atomics, "updated it")
         self._stamp(access, epoch=_IN_FLIGHT)
 
     def land_copy(self, access: Access) -> None:
         """The issuing lanes have waited for their copies, which thereby become their writes."""
         self._stamp(access)
 
-    def _stamp(self, access: Access, epoch: int | None = None, kind: int = _PLAIN) -> None:
+    def _check(self, access: Access, others: np.ndarray | None, did: str) -> None:
+        """Raises if the last writes, or the last reads or atomics `others`, are not ordered before this access."""
+        where, words, warp = self._where(access.rows), access.pattern.words, access.warp.index
+        stamps = (self._writes if access.rows is None else self._writes[where]).take(words, axis=1)
+        if _reaches(stamps, self._safe[where, warp]):
+            self._check_writer(access, stamps)
+        if others is not None:
+            stamps = (others if access.rows is None else others[where]).take(words, axis=2)
+            if _reaches(stamps, self._safe[where, warp]):
+                self._check_others(access, stamps, did)
+
+    def _note(self, table: np.ndarray, access: Access) -> None:
+        """Notes the last access of this warp in the table of reads or of atomics."""
+        where, words, warp = self._where(access.rows), access.pattern.words, access.warp.index
+        now = (self._clock[where, warp] << _EPOCH)[:, None] | access.index << _INSTRUCTION
+        own = table[:, warp]
+        if access.collective:
+            _put(own, where, words, now | _COLLECTIVE << _KIND)
+            return
+        before = own[where].take(words, axis=1)
+        others = (before >> _EPOCH == now >> _EPOCH) & (before & _THREAD_MASK != access.threads)
+        kind = np.where(others | access.pattern.repeated, _SEVERAL << _KIND, 0)
+        _put(own, where, words, now | access.threads | kind)
+
+    def _stamp(self, access: Access, epoch: int | None = None) -> None:
         """Notes the last write of the words, in the warp's present epoch if none is named."""
         where = self._where(access.rows)
         epochs = self._clock[where, access.warp.index] if epoch is None else np.full(1, epoch)
-        who = access.index << _INSTRUCTION | kind << _KIND | access.threads
+        who = access.index << _INSTRUCTION | _PLAIN << _KIND | access.threads
         _put(self._writes, where, access.pattern.words, (epochs << _EPOCH)[:, None] | who)
-
-    def _check_write(self, access: Access) -> None:
-        where, words = self._where(access.rows), access.pattern.words
-        safe = self._safe[where, access.warp.index]
-        stamps = self._writes[where].take(words, axis=1)
-        if _reaches(stamps, safe):
-            self._check_writer(access, stamps)
-        readers = self._reads[where].take(words, axis=2)
-        if _reaches(readers, safe):
-            self._check_readers(access, readers)
 
     # -- the exact checks, when a quick one failed
 
@@ -166,30 +179,28 @@ class RaceDetector:
         """Raises if one of the words' last writes (stamps (rows, words)) is not ordered before this access."""
         epoch, thread = stamps >> _EPOCH, stamps & _THREAD_MASK
         never = epoch == _NEVER
-        if access.does == "reads" and never.any():
+        if access.does in ("reads", "updates") and never.any():
             row, word = (int(n) for n in np.argwhere(never)[0])
             place, who = self._place(access, row, word), self._who(access, word)
             raise MemoryAccessError(f"read of shared memory that nobody has written yet: {place}\n  {who}")
         known = np.take_along_axis(self._known[self._where(access.rows), access.warp.index], thread >> 5, axis=1)
         by_others = (thread != access.threads) | (epoch == _IN_FLIGHT) | access.collective
         bad = (epoch > known) & ~never & by_others
-        if access.does == "updates":
-            bad &= stamps >> _KIND & _KIND_MASK != _ATOMIC
         if bad.any():
             row, word = (int(n) for n in np.argwhere(bad)[0])
-            raise self._race(access, row, word, int(stamps[row, word]))
+            raise self._race(access, row, word, int(stamps[row, word]), "wrote it")
 
-    def _check_readers(self, access: Access, stamps: np.ndarray) -> None:
-        """Raises if a read of one of the words (stamps (rows, warps, words)) is not ordered before this write."""
+    def _check_others(self, access: Access, stamps: np.ndarray, did: str) -> None:
+        """Raises if one of the words' last accesses (stamps (rows, warps, words)) is not ordered before this one."""
         warp = access.warp.index
         bad = stamps >> _EPOCH > self._known[self._where(access.rows), warp][:, :, None]
         own = stamps[:, warp]
         kind = own >> _KIND & _KIND_MASK
-        by_others = (kind == _SEVERAL) | (own & _THREAD_MASK != access.threads)
+        by_others = (kind == _SEVERAL) | (own & _THREAD_MASK != access.threads) | access.collective
         bad[:, warp] &= (kind != _COLLECTIVE) & by_others
         if bad.any():
-            row, reader, word = (int(n) for n in np.argwhere(bad)[0])
-            raise self._race(access, row, word, int(stamps[row, reader, word]), reader)
+            row, other, word = (int(n) for n in np.argwhere(bad)[0])
+            raise self._race(access, row, word, int(stamps[row, other, word]), did, other)
 
     def check_agreement(self, access: Access, differs: np.ndarray) -> None:
         """Raises if lanes of one store put different values into one word: `differs` (CTAs, lanes) lost theirs."""
@@ -213,11 +224,10 @@ class RaceDetector:
     def _described(self, index: int) -> str:
         return self._chunk.program.kernel.instructions[index].described()
 
-    def _race(self, access: Access, row: int, word: int, stamp: int, reader: int | None = None) -> RaceError:
-        """A race with the earlier access that left `stamp`: a read of warp `reader`, or else a write."""
+    def _race(self, access: Access, row: int, word: int, stamp: int, did: str, other: int | None = None) -> RaceError:
+        """A race with the earlier access that left `stamp`, of warp `other` (for a write, the stamp says which)."""
         thread, kind = stamp & _THREAD_MASK, stamp >> _KIND & _KIND_MASK
-        warp = thread >> 5 if reader is None else reader
-        did = "wrote it" if reader is None else "read it"
+        warp = thread >> 5 if other is None else other
         if stamp >> _EPOCH == _IN_FLIGHT:
             reason, did = (
                 "it is the target of a copy in flight, and no wait of its issuer lies between",

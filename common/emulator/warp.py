@@ -116,7 +116,7 @@ class Warp:
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""
         self._check_members(index, members, mask)
-        if self.chunk.race:
+        if self.chunk.race and (mask is None or mask.any()):
             self.chunk.race.sync_warp(self.index, self.chunk.rows(mask))
 
     def active_mask(self, mask: Mask) -> Array:

@@ -130,7 +130,7 @@ def test_entries_by_name():
     "body",
     [
         ".reg .b32 a, b; add.u32 a, b, 1; ret;",
-        ".reg .b32 a; .reg .pred p; setp.eq.u32 p, 1, 2; @p mov.u32 a, 1; add.u32 a, a, 1; ret;",
+        ".reg .b32 a; .reg .pred p; setp.eq.u32 p, 1, 2; @p add.u32 a, a, 1; ret;",
         ".reg .b32 a, b; .reg .pred p; setp.eq.u32 p, 1, 2; @p bra x; mov.u32 b, 1; x: add.u32 a, b, 1; ret;",
     ],
 )
@@ -139,6 +139,13 @@ def test_register_that_may_never_have_been_written(body):
         UninitialisedRegisterError, match=r"register [ab] may be read before it is written, at PTX line 6"
     ):
         compile_kernel(parse(kernel(body)))
+
+
+def test_register_written_under_a_guard_and_its_opposite():
+    """As inline asm does that loads under a predicate."""
+    code = "setp.lt.u32 p, a, 9; @!p mov.u32 d, 0; @p add.u32 d, a, 1;"
+    outputs, _ = run_lanes(code, {"a": A}, {"d": "u4"}, registers=".reg .pred p;")
+    assert (outputs["d"] == np.where(A < 9, A + 1, 0)).all()
 
 
 def test_immediates():

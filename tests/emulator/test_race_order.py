@@ -1,0 +1,95 @@
+"""The race detector against the definition: random programs, and every pair of conflicting accesses looked at."""
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from lanes import run_lanes
+
+from flashladder.common.emulator.errors import RaceError
+
+NUM_WARPS = 3
+THREADS = [0, 1, 33, 34, 70]
+ALL = frozenset(range(32 * NUM_WARPS))
+
+
+def lanes_of(warp):
+    return frozenset(range(32 * warp, 32 * warp + 32))
+
+
+words, threads, warps = st.integers(0, 1), st.sampled_from(THREADS), st.integers(0, NUM_WARPS - 1)
+steps = st.one_of(
+    st.tuples(st.just("load"), words, threads),
+    st.tuples(st.just("store"), words, threads),
+    st.tuples(st.just("add"), words, threads),
+    st.tuples(st.just("load_by_warp"), words, warps),
+    st.tuples(st.just("matrix"), words, warps),
+    st.tuples(st.just("barrier"), st.just(0), st.just(0)),
+    st.tuples(st.just("sync_warp"), st.just(0), warps),
+    st.tuples(st.just("pair"), st.just(0), warps),  # all warps but this one
+)
+
+
+def code_of(number, step):
+    """PTX of one step; 64 bytes from word to word."""
+    kind, word, who = step
+    place = f"[buffer+{128 * word}]"
+    by_thread, by_warp = f"setp.eq.u32 p, tid, {who};", f"setp.eq.u32 p, warp, {who};"
+    return {
+        "load": f"{by_thread} @p ld.shared.b32 x, {place};",
+        "store": f"{by_thread} @p st.shared.b32 {place}, tid;",
+        "add": f"{by_thread} @p red.shared.add.u32 {place}, 1;",
+        "load_by_warp": f"{by_warp} @p ld.shared.b32 x, {place};",
+        "matrix": f"{by_warp} @!p bra skip{number}; mov.u32 y, buffer; add.u32 y, y, {128 * word};"
+        f"ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{x}}, [y]; skip{number}:",
+        "barrier": "bar.sync 0;",
+        "sync_warp": f"{by_warp} @p bar.warp.sync -1;",
+        "pair": f"{by_warp} @!p bar.sync {1 + who}, 64;",
+    }[kind]
+
+
+def has_race(program):
+    """Whether two accesses to one word by different threads, not both reads nor both atomic, are unordered.
+
+    Order is each thread's own and what barriers give; it is what each thread knows of the accesses so far. An ldmatrix
+    is complete for all its warp when any lane of it goes on.
+    """
+    known = {thread: set() for thread in ALL}
+    accesses = []  # (word, kind, threads)
+    for kind, word, who in program:
+        if kind in ("barrier", "sync_warp", "pair"):
+            members = {"barrier": ALL, "sync_warp": lanes_of(who), "pair": ALL - lanes_of(who)}[kind]
+            together = set().union(*(known[thread] for thread in members))
+            for thread in members:
+                known[thread] = set(together)
+            continue
+        members = lanes_of(who) if kind in ("load_by_warp", "matrix") else frozenset([who])
+        group = {"load_by_warp": "load", "matrix": "load"}.get(kind, kind)
+        for index, (other_word, other, other_members) in enumerate(accesses):
+            conflict = other_word == word and not (group == other and group in ("load", "add"))
+            if conflict and any((index, before) not in known[now] for before in other_members for now in members):
+                return True
+        for thread in members:
+            seen = members if kind == "matrix" else [thread]
+            known[thread] |= {(len(accesses), one) for one in seen}
+        accesses.append((word, group, members))
+    return False
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(steps, max_size=10))
+def test_races_are_reported_where_there_are_any_and_nowhere_else(program):
+    code = (
+        "mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; mov.u32 y, buffer; mad.lo.u32 y, tid, 4, y; st.shared.b32 [y], 0;"
+    )
+    code += "bar.sync 0;" + "".join(code_of(number, step) for number, step in enumerate(program)) + "mov.u32 d, 0;"
+    try:
+        run_lanes(
+            code, {}, {"d": "u4"}, registers=".reg .b32 tid, warp, x, y; .reg .pred p;",
+            declarations=".shared .align 16 .b8 buffer[1024];", num_threads=32 * NUM_WARPS,
+        )  # fmt: skip
+    except RaceError:
+        found = True
+    else:
+        found = False
+    expected = has_race(program)
+    event(f"race: {expected}")
+    assert found == expected
