@@ -18,7 +18,12 @@ _DTYPES = ("bf16", "fp16")
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device and --gpu."""
     group = parser.add_argument_group("device")
-    group.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: a GPU if any")
+    group.add_argument(
+        "--device",
+        choices=("auto", "gpu", "emulator", "cpu"),
+        default="auto",
+        help="default: a GPU if any; the emulator is for rungs, the cpu for references",
+    )
     group.add_argument(
         "--gpu",
         metavar="NAME",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 
+from flashladder.common import cpu
 from flashladder.common.artifact import Artifact
 from flashladder.common.baselines import Baseline
 from flashladder.common.execute import on_gpu
 from flashladder.common.gpu import faults_named
 from flashladder.common.measure import Contender, Measurement, Settings, measure
 from flashladder.common.problem import Check, Expected, Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.references import Configured, Prepared
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Contest:
     checks: dict[str, Check]  # of our kernels
     absent: dict[str, str]  # baselines that are missing or refuse the problem, with the reason
     measurement: Measurement | None  # of those whose output is right; None where nothing was timed
+    facts: dict[str, Mapping[str, str]] = field(default_factory=dict)  # what references tell of their run
 
     @property
     def remarks(self) -> list[str]:
@@ -33,43 +38,55 @@ class Contest:
 class Arena:
     """A problem's tensors, its exact answer and its official kernels, for as many contests as are wanted.
 
-    DeviceError without a GPU.
+    DeviceError without a GPU; on the device cpu, references alone can hold contests with CPU_BASELINES.
     """
 
-    def __init__(self, problem: Problem, baselines: Sequence[Baseline]) -> None:
+    def __init__(self, problem: Problem, baselines: Sequence[Baseline], device: str = "cuda") -> None:
         self.problem = problem
+        self._device = device
         self.absent = {b.name: reason for b in baselines if (reason := b.missing() or b.refusal(problem))}
-        self._tensors = make_inputs(problem, "cuda")
+        self._tensors = make_inputs(problem, device)
         self._expected = expect(problem, self._tensors)
         present = [baseline for baseline in baselines if baseline.name not in self.absent]
         self._theirs = [_theirs(baseline, problem, self._tensors, self._expected) for baseline in present]
 
-    def hold(self, kernels: Mapping[str, Artifact], settings: Settings | None) -> Contest:
+    def hold(self, kernels: Mapping[str, Artifact | Configured], settings: Settings | None) -> Contest:
         """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""
-        ours = [
-            _ours(name, artifact, self.problem, self._tensors, self._expected) for name, artifact in kernels.items()
-        ]
+        ours = [_ours(name, kernel, self.problem, self._tensors, self._expected) for name, kernel in kernels.items()]
         checks = {kernel.name: kernel.check() for kernel in ours}
+        facts = {kernel.name: kernel.launch.facts() for kernel in ours if isinstance(kernel.launch, Prepared)}
         right = [kernel for kernel in ours if checks[kernel.name].passed]
         if settings is None or not right:
-            return Contest(self.problem, checks, self.absent, None)
-        return Contest(self.problem, checks, self.absent, measure([*self._theirs, *right], settings))
+            return Contest(self.problem, checks, self.absent, None, facts)
+        clock = cpu.Clock(settings.mode) if self._device == "cpu" else None
+        measurement = measure([*self._theirs, *right], settings, clock)
+        return Contest(self.problem, checks, self.absent, measurement, facts)
 
 
 def hold(
-    problem: Problem, kernels: Mapping[str, Artifact], baselines: Sequence[Baseline], settings: Settings | None
+    problem: Problem,
+    kernels: Mapping[str, Artifact | Configured],
+    baselines: Sequence[Baseline],
+    settings: Settings | None,
+    device: str = "cuda",
 ) -> Contest:
     """One contest in an arena of its own."""
-    return Arena(problem, baselines).hold(kernels, settings)
+    return Arena(problem, baselines, device).hold(kernels, settings)
 
 
-def _ours(name: str, artifact: Artifact, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
-    with faults_named(artifact):
-        launch = on_gpu(artifact, problem, tensors)
+def _ours(
+    name: str, kernel: Artifact | Configured, problem: Problem, tensors: Tensors, expected: Expected
+) -> Contender:
+    def faults() -> AbstractContextManager[None]:
+        return faults_named(kernel) if tensors.q.is_cuda else nullcontext()
+
+    with faults():
+        bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
+        launch = bind(problem, tensors)
 
     def check() -> Check:
         tensors.poison()
-        with faults_named(artifact):
+        with faults():
             launch()
         return verify(expected, tensors.o, tensors.lse, tensors.buffers)
 

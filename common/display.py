@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flashladder.common.emulator import Report
     from flashladder.common.measure import Measurement
     from flashladder.common.problem import Check, Problem
+    from flashladder.common.references import Configured
     from flashladder.common.statistics import Estimate
 
 _ACCESSES = ("cp", "async", "bulk", "ldmatrix", "stmatrix", "trans", "ld", "st", "wgmma")  # of an opcode's words
@@ -29,13 +30,28 @@ def ladder() -> Table:
     """Every rung, with its idea and what it takes."""
     made = table("The ladder", "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
     for version in catalog.versions():
-        takes = version.supports
-        features = [name for name in ("causal", "gqa") if getattr(takes, name)]
-        lengths = "any length" if takes.seqlen_q == takes.seqlen_k == "any" else "whole tiles"
-        shape = [", ".join(takes.dtype), f"d {', '.join(map(str, takes.head_dim))}", lengths]
         needs = "sm_90a" if version.instruction_set == "hopper" else "sm_80"
         idea = Text.assemble((version.title, "bold"), "\n", version.idea)
-        made.add_row(version.name, idea, needs, "; ".join([*shape, *features]))
+        made.add_row(version.name, idea, needs, _takes(version.supports))
+    return made
+
+
+def _takes(supports: catalog.Supports) -> str:
+    features = [name for name in ("causal", "gqa") if getattr(supports, name)]
+    lengths = "any length" if supports.seqlen_q == supports.seqlen_k == "any" else "whole tiles"
+    shape = [", ".join(supports.dtype), f"d {', '.join(map(str, sorted(supports.head_dim)))}", lengths]
+    return "; ".join([*shape, *features])
+
+
+def references() -> Table:
+    """The implementations beside the ladder, and what they lack here."""
+    from flashladder.common.references import missing
+
+    made = table("References", "name", "idea", "runs on", "takes", "here", wrap=("idea", "takes", "here"))
+    for reference in catalog.references():
+        idea = Text.assemble((reference.title, "bold"), "\n", reference.idea)
+        here = Text(reason, "yellow") if (reason := missing(reference)) else "yes"
+        made.add_row(reference.name, idea, ", ".join(reference.devices), _takes(reference.supports), here)
     return made
 
 
@@ -60,10 +76,6 @@ def summary(version: catalog.Version, artifact: Artifact, problem: Problem, devi
         f"{artifact.launch.shared_bytes / 1024:g} KiB of shared memory",
         f"{artifact.launch.num_threads} threads",
     ]
-    errors = (
-        f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g}), "
-        f"of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
-    )
     return facts(
         f"{version.name}: {version.title}",
         {
@@ -72,9 +84,35 @@ def summary(version: catalog.Version, artifact: Artifact, problem: Problem, devi
             "compiled": f"for {artifact.arch}, {compiled}: {', '.join(resources)}",
             "problem": problem.name.replace(",", ", "),
             "device": device,
-            "check": Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors),
+            "check": _verdict(check),
         },
     )
+
+
+def reference_summary(
+    kernel: Configured, problem: Problem, device: str, check: Check, more: Mapping[str, str]
+) -> Table:
+    """The same of a reference, with what it tells of its run."""
+    return facts(
+        f"{kernel.version}: {kernel.reference.title}",
+        {
+            "idea": kernel.reference.idea,
+            "configuration": kernel.config.name.replace(",", ", "),
+            "toolkit": kernel.toolkit,
+            "problem": problem.name.replace(",", ", "),
+            "device": device,
+            "check": _verdict(check),
+            **more,
+        },
+    )
+
+
+def _verdict(check: Check) -> Text:
+    errors = (
+        f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g}), "
+        f"of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
+    )
+    return Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors)
 
 
 def counters(report: Report, problem: Problem) -> Table:

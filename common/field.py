@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: rungs with their configurations, compiled for every problem that they take."""
+"""Who takes part in a comparison: kernels with their configurations, compiled for every problem that they take."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from flashladder.common import catalog
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, build
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import Reference, Version
 from flashladder.common.config import Value, parse_values
 from flashladder.common.console import progress
 from flashladder.common.errors import BuildError, UnsupportedProblemError
+from flashladder.common.references import Configured, device_for
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
@@ -29,12 +30,53 @@ class Entry:
     version: Version
     values: dict[str, Value]
 
-    @classmethod
-    def parse(cls, text: str, values: dict[str, Value]) -> Entry:
-        """'16' or '16@block_m=128'; what stands after the @ goes before `values`."""
-        name, _, own = text.partition("@")
-        version = catalog.find(name)
-        return cls(version.number + (f"@{own}" if own else ""), version, values | parse_values(own))
+
+@dataclass(frozen=True)
+class ReferenceEntry:
+    """The same of a reference, which compiles itself."""
+
+    label: str
+    reference: Reference
+    values: dict[str, Value]
+
+    def configured(self, problem: Problem) -> Configured:
+        """What takes part in a contest. UnsupportedProblemError where the reference does not take the problem."""
+        config = self.reference.config_for(problem, **self.values)
+        self.reference.check(problem, config)
+        return Configured(self.reference, config)
+
+
+def parse(text: str, values: dict[str, Value]) -> Entry | ReferenceEntry:
+    """'16', '16@block_m=128' or 'triton'; what stands after the @ goes before `values`.
+
+    Raises DeviceError or ToolchainError for a reference that cannot run on the GPU of this machine.
+    """
+    name, _, own = text.partition("@")
+    kernel = catalog.find_implementation(name)
+    suffix, values = f"@{own}" if own else "", values | parse_values(own)
+    if isinstance(kernel, Version):
+        return Entry(kernel.number + suffix, kernel, values)
+    device_for(kernel, "gpu")
+    return ReferenceEntry(kernel.name + suffix, kernel, values)
+
+
+def assemble_all(
+    entries: Sequence[Entry | ReferenceEntry], problems: Sequence[Problem], place: Target
+) -> tuple[dict[Problem, dict[str, Artifact | Configured]], list[str]]:
+    """Rungs and references: for each problem those that take it; and why others take no part."""
+    rungs, left_out = assemble([entry for entry in entries if isinstance(entry, Entry)], problems, place)
+    field: dict[Problem, dict[str, Artifact | Configured]] = {}
+    for problem in problems:
+        kernels: dict[str, Artifact | Configured] = {**rungs.get(problem, {})}
+        for entry in entries:
+            if isinstance(entry, ReferenceEntry):
+                try:
+                    kernels[entry.label] = entry.configured(problem)
+                except UnsupportedProblemError as error:
+                    left_out.append(f"left out: {error}")
+        if kernels:
+            field[problem] = kernels
+    return field, left_out
 
 
 def assemble(entries: Sequence[Entry], problems: Sequence[Problem], place: Target) -> tuple[Field, list[str]]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from flashladder.common.artifact import ENTRY, Artifact
+from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
 
 Launch = Callable[[], None]
@@ -129,13 +130,23 @@ class Kernel:
         )
 
 
-def describe(artifact: Artifact) -> str:
+class Named(Protocol):
+    """An artifact, or whatever else is a configured kernel."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def config(self) -> KernelConfig: ...
+
+
+def describe(kernel: Named) -> str:
     """The kernel and its configuration, for messages."""
-    return f"{artifact.version} with {artifact.config.name}"
+    return f"{kernel.version} with {kernel.config.name}"
 
 
 @contextmanager
-def faults_named(artifact: Artifact) -> Iterator[None]:
+def faults_named(kernel: Named) -> Iterator[None]:
     """Wait for the GPU at the end, and turn a fault of the kernel into a DeviceError that names it."""
     try:
         yield
@@ -144,7 +155,7 @@ def faults_named(artifact: Artifact) -> Iterator[None]:
         if "CUDA error" not in str(error):
             raise
         raise DeviceError(
-            f"{describe(artifact)} faulted: {str(error).splitlines()[0]}. This process can no longer use the GPU; "
+            f"{describe(kernel)} faulted: {str(error).splitlines()[0]}. This process can no longer use the GPU; "
             "compute-sanitizer names the line: compute-sanitizer python tools/run_version.py ... --no-measure"
         ) from error
 

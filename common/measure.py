@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -130,14 +130,39 @@ class Measurement:
         return median(clocks) if clocks else None
 
 
-def measure(contenders: Sequence[Contender], settings: Settings = Settings()) -> Measurement:
-    """Time the contenders against the first of them, on the current device and stream.
+@dataclass(frozen=True)
+class Plan:
+    """One sample of a contender."""
+
+    launch: Callable[[], object]
+    launches: int  # timed
+    lead: int  # launched before, and not timed
+    hold_us: float  # until the queue has enough
+
+
+class Clock(Protocol):
+    """Times launches on one device."""
+
+    def plan(self, launch: Callable[[], object]) -> Plan:
+        """How a sample of this launch is to be taken."""
+
+    def sample(self, plan: Plan) -> tuple[float, GpuState]:
+        """Microseconds a launch, and the GPU's state while it ran."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the device as a thing to measure on."""
+
+
+def measure(
+    contenders: Sequence[Contender], settings: Settings = Settings(), clock: Clock | None = None
+) -> Measurement:
+    """Time the contenders against the first of them, by a clock: without one, on the current GPU and stream.
 
     Outputs are checked before and after; VerificationError names a contender that is wrong, and there are no figures.
     """
     for contender in contenders:
         contender.check().require(f"{contender.name}, before it was timed,")
-    clock = _Clock(settings.mode)
+    clock = clock or _Clock(settings.mode)
     launches = {contender.name: contender.launch for contender in contenders} | {CONTROL: contenders[0].launch}
     with _no_garbage_collection():
         plans = {name: clock.plan(launch) for name, launch in launches.items()}
@@ -148,7 +173,7 @@ def measure(contenders: Sequence[Contender], settings: Settings = Settings()) ->
     return Measurement(settings.mode, contenders[0].name, tuple(samples), checks, clock.warnings())
 
 
-def _rounds(clock: _Clock, plans: dict[str, _Plan], baseline: str, settings: Settings) -> list[Sample]:
+def _rounds(clock: Clock, plans: dict[str, Plan], baseline: str, settings: Settings) -> list[Sample]:
     """Rounds until there are enough; in each, every contender twice: in shuffled order, then in the reverse."""
     rng = random.Random(settings.seed)
     begin = time.perf_counter()
@@ -177,16 +202,6 @@ def _is_sharp(so_far: Measurement) -> bool:
     return all(ratio.high - ratio.low <= 2 * WANTED_HALF_WIDTH * ratio.value for ratio in ratios)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """One sample of a contender."""
-
-    launch: Callable[[], object]
-    launches: int  # timed
-    lead: int  # launched before, and not timed
-    hold_us: float  # until the queue has enough
-
-
 class _Clock:
     """Times launches on the current device, in one mode."""
 
@@ -199,7 +214,7 @@ class _Clock:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.empty(2 * l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
 
-    def plan(self, launch: Callable[[], object]) -> _Plan:
+    def plan(self, launch: Callable[[], object]) -> Plan:
         """How many launches make a sample, and how long the queue must be held for them."""
         gpu_us, host_us = self._estimate(launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
@@ -208,9 +223,9 @@ class _Clock:
         dry = max(0.0, 1.3 * host_us - gpu_us) * (lead + launches)
         if dry and self.mode == "sustained":
             self._warnings.append(f"a launch of {gpu_us:.0f} us takes the host {host_us:.0f} us: the GPU waits for it")
-        return _Plan(launch, launches, lead, 100 + 2 * host_us + dry)
+        return Plan(launch, launches, lead, 100 + 2 * host_us + dry)
 
-    def sample(self, plan: _Plan) -> tuple[float, GpuState]:
+    def sample(self, plan: Plan) -> tuple[float, GpuState]:
         """Microseconds a launch, and the GPU's state while it ran."""
         return self._cold(plan) if self.mode == "cold" else self._back_to_back(plan)
 
@@ -220,7 +235,7 @@ class _Clock:
         shared = [f"the GPU is shared with {others} other processes"] if others else []
         return (*shared, *self._warnings, *filter(None, [self._monitor.missing]))
 
-    def _back_to_back(self, plan: _Plan) -> tuple[float, GpuState]:
+    def _back_to_back(self, plan: Plan) -> tuple[float, GpuState]:
         (start, end) = self._events[0]
         self._hold(plan.hold_us)
         for _ in range(plan.lead):
@@ -233,7 +248,7 @@ class _Clock:
         end.synchronize()
         return start.elapsed_time(end) * 1e3 / plan.launches, state
 
-    def _cold(self, plan: _Plan) -> tuple[float, GpuState]:
+    def _cold(self, plan: Plan) -> tuple[float, GpuState]:
         events = self._events[: plan.launches]
         self._hold(plan.hold_us)
         for start, end in events:
@@ -257,7 +272,7 @@ class _Clock:
             launch()
         host_us = (time.perf_counter() - begin) / 3 * 1e6
         torch.cuda.synchronize()
-        gpu_us, _ = self._back_to_back(_Plan(launch, launches=3, lead=1, hold_us=100 + 8 * host_us))
+        gpu_us, _ = self._back_to_back(Plan(launch, launches=3, lead=1, hold_us=100 + 8 * host_us))
         return gpu_us, host_us
 
 

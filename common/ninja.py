@@ -38,7 +38,7 @@ def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
         ) from None
 
 
-def run_ninja(folder: Path, progress: Progress | None) -> str:
+def run_ninja(folder: Path, progress: Progress | None = None) -> str:
     """Runs ninja to the end, whatever fails, and gives what it printed."""
     command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
     # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flashladder.common.contest import Contest
     from flashladder.common.emulator import Report
     from flashladder.common.measure import Measurement
+    from flashladder.common.references import Configured
 
 Row = dict[str, Cell]
 
@@ -31,9 +32,9 @@ _PLACE = {
     "time": str,  # UTC
     "commit": str,  # of this repository, with + where files differed from it
     "torch": str,
-    "toolkit": str,  # CUDA release of the compiler
+    "toolkit": str,  # CUDA release of the compiler; of a reference, what compiled it
     "driver": str,
-    "device": str,  # the GPU's name, or emulator
+    "device": str,  # the GPU's name, or emulator; of a reference also the CPU's name
     "gpu_id": str,  # a hash of the GPU's UUID
     "power_limit_w": float,
 }
@@ -144,14 +145,14 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def of_place(on_gpu: bool) -> Row:
+def of_place(on_gpu: bool, elsewhere: str = "emulator") -> Row:
     """When, where and with which versions something is run."""
     row: Row = {
         "time": now().isoformat(timespec="seconds"),
         "commit": commit(),
         "torch": torch.__version__,
         "toolkit": _toolkit(),
-        "device": "emulator",
+        "device": elsewhere,
     }
     if on_gpu:
         from flashladder.common.nvml import Monitor
@@ -178,6 +179,21 @@ def of_artifact(artifact: Artifact) -> Row:
         **resources,
         "shared_bytes": artifact.launch.shared_bytes,
     }
+
+
+def of_reference(kernel: Configured) -> Row:
+    """The reference, its configuration, and what compiled it."""
+    return {
+        "version": kernel.version,
+        "config": kernel.config.name,
+        "code": kernel.key,
+        "toolkit": kernel.toolkit,
+    }
+
+
+def of_kernel(kernel: Artifact | Configured) -> Row:
+    """A rung's artifact, or a reference."""
+    return of_artifact(kernel) if isinstance(kernel, Artifact) else of_reference(kernel)
 
 
 def of_problem(problem: Problem) -> Row:
@@ -213,14 +229,14 @@ def of_measurement(measurement: Measurement, name: str, problem: Problem, baseli
     }
 
 
-def of_contest(contest: Contest, run: str, artifacts: Mapping[str, Artifact]) -> dict[str, Row]:
+def of_contest(contest: Contest, run: str, kernels: Mapping[str, Artifact | Configured]) -> dict[str, Row]:
     """A row for each contender, by its name; of those that were not timed, without figures."""
     place = {"run": run} | of_place(on_gpu=True) | of_problem(contest.problem)
     measurement = contest.measurement
     timed = measurement.checks if measurement else {}
     rows = {}
     for name, check in {**timed, **contest.checks}.items():
-        kernel = of_artifact(artifacts[name]) if name in artifacts else {"version": name}
+        kernel = of_kernel(kernels[name]) if name in kernels else {"version": name}
         figures: Row = {}
         if measurement and name in timed:
             reference = BASELINES.get(measurement.baseline)
@@ -237,7 +253,12 @@ def of_report(report: Report) -> Row:
         "global_bytes_read": report.bytes_read.get("global", 0),
         "global_bytes_written": report.bytes_written.get("global", 0),
     }
-    return {"emulated_seconds": report.elapsed, "instructions": sum(report.instructions.values()), **counters, **traffic}
+    return {
+        "emulated_seconds": report.elapsed,
+        "instructions": sum(report.instructions.values()),
+        **counters,
+        **traffic,
+    }
 
 
 def of_samples(measurement: Measurement, run: str, problem: Problem) -> list[Row]:

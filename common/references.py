@@ -1,11 +1,12 @@
 """Runs the references: implementations beside the ladder, each a Python module versions/<name>/kernel.py.
 
-The module has one function, `prepare(problem, config, tensors) -> Prepared`, whose launch computes the outputs from the
-inputs on the device that they are on.
+The module has two functions: `prepare(problem, config, tensors) -> Prepared`, whose launch computes the outputs from
+the inputs on the device that they are on, and `toolkit()`, what compiles it, in words.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -43,8 +44,24 @@ class Configured:
     reference: Reference
     config: KernelConfig
 
+    @property
+    def version(self) -> str:
+        """The reference's name, in the place of a rung's."""
+        return self.reference.name
+
+    @property
+    def key(self) -> str:
+        """A digest of its source."""
+        return hashlib.sha256(self.reference.kernel.read_bytes()).hexdigest()[:24]
+
+    @property
+    def toolkit(self) -> str:
+        """What compiled it, and the release."""
+        words: str = load(self.reference).toolkit()
+        return words
+
     def prepare(self, problem: Problem, tensors: Tensors) -> Prepared:
-        """Binds it to tensors. Raises ToolchainError where a package is missing."""
+        """Binds it to tensors."""
         prepared: Prepared = load(self.reference).prepare(problem, self.config, tensors)
         return prepared
 
@@ -58,9 +75,7 @@ def missing(reference: Reference) -> str | None:
 
 
 def load(reference: Reference) -> ModuleType:
-    """Its module. Raises ToolchainError where a package is missing."""
-    if reason := missing(reference):
-        raise ToolchainError(f"{reference.name} cannot run: {reason}")
+    """Its module."""
     name = f"flashladder.versions.{reference.name}.kernel"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, reference.kernel)
@@ -77,12 +92,17 @@ def load(reference: Reference) -> ModuleType:
 
 
 def device_for(reference: Reference, wanted: str) -> str:
-    """The torch device of `--device`: auto is a GPU where there is one. DeviceError where it cannot run there."""
+    """The torch device of `--device`: auto is a GPU where there is one.
+
+    Raises DeviceError where it cannot run there, ToolchainError where it lacks a package.
+    """
     if wanted == "auto":
         has_gpu = "gpu" in reference.devices and (torch.cuda.is_available() or "cpu" not in reference.devices)
         wanted = "gpu" if has_gpu else "cpu"
     if wanted not in reference.devices:
         raise DeviceError(f"{reference.name} runs on {listing(reference.devices)}, not on {wanted}")
+    if reason := missing(reference):
+        raise ToolchainError(f"{reference.name} cannot run: {reason}")
     if wanted == "gpu":
         require_gpu()
     return {"gpu": "cuda", "cpu": "cpu"}[wanted]

@@ -9,7 +9,7 @@ import torch
 from flashladder.common.artifact import Artifact
 from flashladder.common.config import GpuDescription, gpu_names, load_gpu
 from flashladder.common.console import warn
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.gpu import device_arch, require_gpu
 
 DEVICES = ("auto", "gpu", "emulator")
@@ -44,9 +44,11 @@ class Target:
 def resolve(device: str, gpu: str | None) -> Target:
     """The target of `--device` (auto, gpu or emulator) and `--gpu` (a described GPU's name, or None).
 
-    Raises DeviceError where a GPU is asked for and there is none, ConfigError for a GPU that is not described.
+    DeviceError where a GPU is asked for and there is none, ConfigError for the CPU or a GPU that is not described.
     """
     wanted = load_gpu(gpu) if gpu else None
+    if device == "cpu":
+        raise ConfigError("a rung is a CUDA kernel: it runs on --device gpu or emulator; on the cpu, references run")
     if device == "gpu":
         require_gpu()
     if device == "emulator" or not torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """What the two tiled algorithms in plain Python share: counted memory, tiles, the mask, and torch's autograd.
 
-A GPU has a large memory (HBM) and, beside each multiprocessor, a small one (SRAM). Nothing is computed in HBM: a tile is
-loaded, worked on, and stored. `Hbm` counts those bytes, which is what FlashAttention is about.
+A GPU has a large memory (HBM) and, in each multiprocessor, a small one (SRAM). Nothing is computed in HBM: a tile
+is loaded, worked on, and stored. `Hbm` counts those bytes, which is what FlashAttention is about.
 """
 
 from __future__ import annotations
@@ -191,5 +191,10 @@ def traffic_facts(hbm: Hbm, problem: Problem) -> dict[str, str]:
         "HBM to SRAM": f"{hbm.read.total() / 2**20:.2f} MiB: {words(hbm.read)}",
         "SRAM to HBM": f"{hbm.written.total() / 2**20:.2f} MiB: {words(hbm.written)}",
         "together": f"{hbm.total / least:.1f} times Q, K, V and O ({least / 2**20:.2f} MiB); "
-        f"with S and P in HBM it were {textbook_bytes(problem) / least:.1f} times",
+        f"with S and P in HBM, {textbook_bytes(problem) / least:.1f} times",
     }
+
+
+def toolkit() -> str:
+    """torch compiles nothing here, and runs it."""
+    return f"torch {torch.__version__}"

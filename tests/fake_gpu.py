@@ -20,7 +20,7 @@ class Clock:
         self._random = random.Random(0)
 
     def plan(self, launch):
-        return measure._Plan(launch, launches=10, lead=1, hold_us=0)
+        return measure.Plan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):
         time_us = getattr(plan.launch, "time_us", 100.0)

@@ -13,7 +13,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.rules import Rule
 
 PLAUSIBLE = {
-    "dtype": st.sampled_from(["bf16", "fp16"]),
+    **{name: st.sampled_from(field.choices) for name, field in FIELDS.items() if field.choices},
     **{name: st.integers(1, 32).map(lambda n: 16 * n) for name in ("head_dim", "block_m", "block_n")},
     **{name: st.sampled_from([0, 2, 4, 8]) for name in ("q_fragments", "k_fragments", "v_fragments")},
     **{name: st.booleans() for name, field in FIELDS.items() if field.type is bool},

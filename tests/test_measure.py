@@ -30,7 +30,7 @@ class FakeClock:
         self.mode = mode
 
     def plan(self, launch):
-        return timing._Plan(launch, launches=10, lead=1, hold_us=0)
+        return timing.Plan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):
         return plan.launch(), GpuState(sm_mhz=1980)

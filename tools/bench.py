@@ -1,4 +1,4 @@
-"""Time rungs of the ladder against official kernels, side by side, over shapes.
+"""Time rungs of the ladder and references against official kernels, side by side, over shapes.
 
 python tools/bench.py 07 16
 python tools/bench.py 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
@@ -16,7 +16,7 @@ try:
     from flashladder.common import arguments as options
     from flashladder.common import display
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
-    from flashladder.common.field import Entry, assemble
+    from flashladder.common.field import assemble_all, parse
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/bench.py`")
 
@@ -28,7 +28,7 @@ def parser() -> Parser:
     """The options."""
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
-    made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung, with a configuration after @ if wanted")
+    made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung or reference, @ a configuration")
     made.add_argument("--baselines", default="fa2", help="first the one that ratios refer to (default: fa2)")
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     options.add_shapes(made, seqlens="512..16384")
@@ -47,21 +47,21 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.kernels:
         parser().print_help()
         return EXIT_ERROR
-    entries = [Entry.parse(text, options.config_values(arguments.config)) for text in arguments.kernels]
+    entries = [parse(text, options.config_values(arguments.config)) for text in arguments.kernels]
 
     from flashladder.common import baselines, contest, records, target
     from flashladder.common.measure import Settings
 
-    references = [baselines.find(name) for name in arguments.baselines.split(",") if name]
+    official = [baselines.find(name) for name in arguments.baselines.split(",") if name]
     place = target.resolve("gpu", None)
     settings = Settings(arguments.mode, arguments.rounds, arguments.seed)
     run = records.new_run()
     contests: list[Contest] = []
-    field, left_out = assemble(entries, options.shapes(arguments), place)
+    field, left_out = assemble_all(entries, options.shapes(arguments), place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
-    for problem, artifacts in field.items():
-        result = contest.hold(problem, artifacts, references, settings)
+    for problem, kernels in field.items():
+        result = contest.hold(problem, kernels, official, settings)
         contests.append(result)
         for remark in result.remarks:
             warn(remark)
@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
             console.print(f"\n{problem.name}", style="bold")
             console.print(display.times(result.measurement, problem))
         if not arguments.no_log:
-            records.bench().append([*records.of_contest(result, run, artifacts).values()])
+            records.bench().append([*records.of_contest(result, run, kernels).values()])
             if result.measurement:
                 records.samples(run).append(records.of_samples(result.measurement, run, problem))
     for absent in dict.fromkeys(f"{name}: {reason}" for c in contests for name, reason in c.absent.items()):

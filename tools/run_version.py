@@ -1,15 +1,17 @@
-"""Compile a rung of the ladder, run it, check it, measure it, and log what came of it.
+"""Compile a rung of the ladder or a reference, run it, check it, measure it, and log what came of it.
 
 python tools/run_version.py 02                        on the GPU of this machine, or on the emulator
 python tools/run_version.py 02 --config block_m=128 num_warps=8 --seqlen 1024
-python tools/run_version.py --list                    the ladder
+python tools/run_version.py triton --causal           a reference, on the GPU or on the CPU
+python tools/run_version.py --list                    the ladder and the references
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 try:
@@ -23,8 +25,10 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from flashladder.common.artifact import Artifact
+    from flashladder.common.config import Value
     from flashladder.common.problem import Check, Problem
     from flashladder.common.records import Row
+    from flashladder.common.references import Configured
 
 # Small enough for the emulator to end within a second; on a GPU, the size of a published benchmark.
 EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 2, "seqlen_q": 256}
@@ -35,13 +39,13 @@ def parser() -> Parser:
     """The options; what needs torch is imported later, so that a wrong one is reported at once."""
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
-    made.add_argument("version", nargs="?", help="a rung: 02, or swizzling")
-    made.add_argument("--list", action="store_true", help="show the ladder")
+    made.add_argument("version", nargs="?", help="a rung: 02, or swizzling; or a reference: triton")
+    made.add_argument("--list", action="store_true", help="show the ladder and the references")
     options.add_config(made)
     options.add_device(made)
     options.add_problem(made)
     options.add_timing(made)
-    made.add_argument("--no-measure", action="store_true", help="on a GPU: run once and check, no timing")
+    made.add_argument("--no-measure", action="store_true", help="run once and check, no timing")
     made.add_argument("--no-log", action="store_true", help="write no row to results/runs.csv")
     return made
 
@@ -53,18 +57,25 @@ class Outcome:
     check: Check
     row: Row
     tables: list[Table]
+    facts: Mapping[str, str] = field(default_factory=dict)  # what a reference tells
 
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
         console.print(display.ladder())
+        console.print(display.references())
         return 0
     if arguments.version is None:
         parser().print_help()
         return EXIT_ERROR
-    version = catalog.find(arguments.version)
+    kernel = catalog.find_implementation(arguments.version)
     values = options.config_values(arguments.config)
+    if isinstance(kernel, catalog.Reference):
+        return _run_reference(kernel, values, arguments)
+    return _run_rung(kernel, values, arguments)
 
+
+def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
     from flashladder.common import build, records, target
 
     place = target.resolve(arguments.device, arguments.gpu)
@@ -79,12 +90,40 @@ def main(arguments: argparse.Namespace) -> int:
     for table in outcome.tables:
         console.print(table)
     if not arguments.no_log:
-        log = records.runs()
-        what = records.of_artifact(artifact) | records.of_problem(problem) | records.of_check(outcome.check)
-        log.append([records.of_place(place.on_gpu) | what | outcome.row])
-        console.print(f"[dim]logged to {log.path}")
+        _log(records.of_place(place.on_gpu) | records.of_artifact(artifact), problem, outcome)
     outcome.check.require(f"{version.name} with {config.name}")
     return 0
+
+
+def _run_reference(reference: catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace) -> int:
+    import torch
+
+    from flashladder.common import cpu, records, references
+
+    device = references.device_for(reference, arguments.device)
+    on_gpu = device == "cuda"
+    problem = options.problem(arguments, **(GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS))
+    config = reference.config_for(problem, **values)
+    reference.check(problem, config)
+    kernel = references.Configured(reference, config)
+    outcome = _contest(kernel, problem, arguments, device)
+
+    title = torch.cuda.get_device_name() if on_gpu else cpu.title()
+    console.print(display.reference_summary(kernel, problem, title, outcome.check, outcome.facts))
+    for table in outcome.tables:
+        console.print(table)
+    if not arguments.no_log:
+        _log(records.of_place(on_gpu, cpu.title()) | records.of_reference(kernel), problem, outcome)
+    outcome.check.require(f"{reference.name} with {config.name}")
+    return 0
+
+
+def _log(what: Row, problem: Problem, outcome: Outcome) -> None:
+    from flashladder.common import records
+
+    log = records.runs()
+    log.append([what | records.of_problem(problem) | records.of_check(outcome.check) | outcome.row])
+    console.print(f"[dim]logged to {log.path}")
 
 
 def _on_emulator(artifact: Artifact, problem: Problem, arguments: argparse.Namespace) -> Outcome:
@@ -100,22 +139,28 @@ def _on_emulator(artifact: Artifact, problem: Problem, arguments: argparse.Names
 
 
 def _on_gpu(artifact: Artifact, problem: Problem, arguments: argparse.Namespace) -> Outcome:
-    from flashladder.common import baselines, contest, records
+    return _contest(artifact, problem, arguments, "cuda")
+
+
+def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argparse.Namespace, device: str) -> Outcome:
+    """Beside the official kernel; on the CPU, beside what torch computes there."""
+    from flashladder.common import baselines, contest, cpu, records
     from flashladder.common.measure import Settings
 
-    official = baselines.find(baselines.OFFICIAL)
+    others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(cpu.CPU_BASELINES)
     settings = None if arguments.no_measure else Settings(arguments.mode, arguments.rounds)
-    name = artifact.version
-    result = contest.hold(problem, {name: artifact}, [official], settings)
+    name = kernel.version
+    result = contest.hold(problem, {name: kernel}, others, settings, device)
     for absent, reason in result.absent.items():
         warn(f"no ratio to {absent}: {reason}")
     if result.measurement is None:
-        return Outcome(result.checks[name], {}, [])
+        return Outcome(result.checks[name], {}, [], result.facts.get(name, {}))
     for note in result.measurement.notes():
         warn(note)
-    row = records.of_measurement(result.measurement, name, problem, official.version)
-    titles = {official.name: f"{official.title} {official.version}"}
-    return Outcome(result.measurement.checks[name], row, [display.times(result.measurement, problem, titles)])
+    row = records.of_measurement(result.measurement, name, problem, others[0].version)
+    titles = {other.name: f"{other.title} {other.version}" for other in others}
+    times = display.times(result.measurement, problem, titles)
+    return Outcome(result.measurement.checks[name], row, [times], result.facts.get(name, {}))
 
 
 if __name__ == "__main__":

@@ -91,4 +91,4 @@ def backward(
 
 
 algorithm = forward, backward
-prepare = partial(tiling.prepare, algorithm)
+prepare, toolkit = partial(tiling.prepare, algorithm), tiling.toolkit
