@@ -70,7 +70,7 @@ def compare(profile: Profile, report: Report, gpu: GpuDescription | None) -> lis
 def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
     executed: Counter[str] = Counter()
     for opcode, times in report.instructions.items():
-        executed[_opcode(opcode)] += times
+        executed[sass_opcode(opcode)] += times
     for opcode in [base for _, base in _OPCODES if executed[base]]:
         yield Agreement("executed", opcode, profile.total("executed", opcode), executed[opcode], "emulator")
     for quantity, field, opcodes, lines in (
@@ -80,8 +80,8 @@ def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
         units: Counter[str] = Counter()
         ideal: Counter[str] = Counter()
         for line in lines:
-            units[_opcode(line.opcode)] += line.units
-            ideal[_opcode(line.opcode)] += line.ideal
+            units[sass_opcode(line.opcode)] += line.units
+            ideal[sass_opcode(line.opcode)] += line.ideal
         for opcode in [opcode for opcode in opcodes if units[opcode]]:
             yield Agreement(quantity, opcode, profile.total(field, opcode), units[opcode], "emulator")
             yield Agreement(
@@ -114,5 +114,6 @@ def _busy(profile: Profile, pipe: str) -> float | None:
     return None
 
 
-def _opcode(ptx: str) -> str:
+def sass_opcode(ptx: str) -> str:
+    """The opcode that a PTX instruction becomes; empty where none is told apart."""
     return next((opcode for pattern, opcode in _OPCODES if pattern.match(ptx)), "")

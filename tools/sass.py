@@ -61,7 +61,7 @@ def _inspect(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     console.print(show.lines(code))
     console.print(show.opcodes(code, loop_only=arguments.loop))
     if arguments.listing:
-        console.print(show.listing(code.loop if arguments.loop else code.instructions, code), soft_wrap=True)
+        console.print(show.listing(code.loop if arguments.loop else code.instructions, code), soft_wrap=True, end="")
     return [code]
 
 

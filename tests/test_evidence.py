@@ -1,0 +1,147 @@
+"""The evidence in the READMEs: tables that a tool writes, and the check that they are current."""
+
+import re
+
+import pytest
+
+from flashladder.common import console, evidence, markers
+from flashladder.common.catalog import find, versions
+from flashladder.common.errors import ResultsError
+from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tools import evidence as tool
+
+COMMITTED = ("02", "09", "14")  # `python tools/evidence.py --check` does all of them, in a minute
+MARKED = "# A rung\n\nprose\n\n<!-- evidence:begin -->\nold\n<!-- evidence:end -->\n\nmore prose\n"
+STORE = "params.lse[threadIdx.x + 128] = 2.0f;"
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = console.run(tool.main, tool.parser(), arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def document(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(MARKED)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory):
+    """The folder of two tiny rungs; the emulator's counters are made up, as they are no attention kernels."""
+    root = tmp_path_factory.mktemp("ladder")
+    make_rung(root, "07_tiny")
+    make_rung(root, "08_tinier", body=STORE)
+    counts = {"07_tiny": {"wavefronts": 80}, "08_tinier": {"wavefronts": 10}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "_count", lambda artifact: counts[artifact.version])
+        yield root
+
+
+@pytest.fixture
+def upper(ladder):
+    """The upper rung, without a README."""
+    version = find("08", ladder)
+    (version.directory / "README.md").unlink(missing_ok=True)
+    return version
+
+
+def row(text, name):
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_only_what_is_between_the_markers_changes(document):
+    assert markers.between(document, "evidence") == "old"
+    assert markers.replace(document, "evidence", "new\n\nlines")
+    assert document.read_text() == MARKED.replace("old", "new\n\nlines")
+    assert not markers.replace(document, "evidence", "new\n\nlines")
+
+
+def test_missing_markers_are_named(document):
+    with pytest.raises(ResultsError, match=r"README\.md has no lines <!-- table:begin --> and <!-- table:end -->"):
+        markers.replace(document, "table", "new")
+
+
+def test_tables_say_before_and_after(upper):
+    text = evidence.text(upper)
+    assert text.startswith("07_tiny → 08_tinier, both with `dtype=bf16,head_dim=64,block_m=64,num_warps=4,")
+    before, after = row(text, "instructions in the kernel")[0].split(" → ")
+    assert int(after) > int(before)
+    assert row(text, "shared memory, bytes") == ["1,024", "1,024"]  # what does not change stands once
+    assert row(text, "wavefronts") == ["80 → 10"]
+    assert f"ptxas {evidence.compiler()}" in text
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", evidence.compiler())
+
+
+def test_the_lowest_rung_stands_alone(ladder):
+    text = evidence.text(find("07", ladder))
+    assert text.startswith("07_tiny with `dtype=bf16")
+    assert "→" not in text
+
+
+def test_a_readme_is_begun_kept_and_found_out_of_date(upper):
+    readme = upper.directory / "README.md"
+    assert not evidence.is_current(upper)
+    assert evidence.write(upper)
+    beginning = "# 08 Tiny\n\nNothing but a copy.\n\n## Evidence\n\n<!-- evidence:begin -->\n07_tiny → 08_tinier"
+    assert readme.read_text().startswith(beginning)
+    assert evidence.is_current(upper)
+    assert not evidence.write(upper)
+
+    readme.write_text(
+        readme.read_text().replace("## Evidence", "By hand.\n\n## Evidence").replace("80 → 10", "80 → 11")
+    )
+    assert evidence.is_current(upper) is False
+    assert evidence.write(upper)
+    assert "By hand." in readme.read_text()
+    assert "80 → 10" in readme.read_text()
+
+
+def test_what_another_compiler_made_is_not_judged(upper):
+    evidence.write(upper)
+    readme = upper.directory / "README.md"
+    readme.write_text(readme.read_text().replace(evidence.compiler(), "12.4.131").replace("80 → 10", "80 → 11"))
+    assert evidence.is_current(upper) is None
+
+
+def test_a_rung_is_compared_with_one_for_the_same_instructions(ladder, upper):
+    yaml = (upper.directory / "version.yaml").read_text()
+    hopper = make_rung(ladder, "09_hopper", yaml=yaml.replace("ampere", "hopper"))
+    ampere = make_rung(ladder, "10_ampere", yaml=yaml)
+    assert [request.arch for request in evidence.requests(hopper)] == ["sm_90a"]
+    assert [request.version.name for request in evidence.requests(ampere)] == ["08_tinier", "10_ampere"] * 2
+
+
+def test_check_fails_where_a_readme_is_out_of_date(ladder, upper, run, monkeypatch):
+    monkeypatch.setattr(tool.catalog, "find", lambda name: find(name, ladder))
+    assert run("08")[:2] == (0, "08_tinier/README.md brought up to date\n")
+    assert run("08", "--check")[:2] == (0, "0 of 1 READMEs are out of date\n")
+    readme = upper.directory / "README.md"
+    readme.write_text(readme.read_text().replace("80 → 10", "80 → 11"))
+    code, out, _ = run("08", "--check")
+    assert code == tool.EXIT_STALE
+    assert "08_tinier/README.md is out of date; `python tools/evidence.py 08` mends it" in out
+    assert "80 → 11" in readme.read_text()
+
+
+def test_every_rung_has_a_readme_with_room_for_evidence():
+    for version in versions():
+        text = (version.directory / "README.md").read_text()
+        assert text.startswith(f"# {version.number} {version.title}\n"), version.name
+        assert "ptxas" in markers.between(version.directory / "README.md", "evidence"), version.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_evidence_is_current(name):
+    is_current = evidence.is_current(find(name))
+    if is_current is None:
+        pytest.skip(f"made with another compiler than {evidence.compiler()}")
+    assert is_current, f"`python tools/evidence.py {name}` mends it"

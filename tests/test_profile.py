@@ -1,0 +1,231 @@
+"""Profiles: ncu's pages, their comparison with what is predicted, and tools/profile.py with a stand-in for a GPU."""
+
+import csv
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashladder.common import console, ncu
+from flashladder.common.agreement import Agreement, compare
+from flashladder.common.build import build_one
+from flashladder.common.catalog import find
+from flashladder.common.config import load_gpu
+from flashladder.common.errors import DeviceError, ToolchainError
+from flashladder.common.execute import on_emulator
+from flashladder.common.paths import ROOT
+from flashladder.common.problem import Problem, make_inputs
+from flashladder.tests import fake_ncu
+from flashladder.tools import profile
+
+PAGE = (Path(__file__).parent / "data" / "ncu_source.csv").read_text()  # from an H100, most lines left out
+PROBLEM = Problem(seqlen_q=64)
+OPTIONS = ("--batch", "1", "--heads", "1", "--seqlen", "64")
+
+
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return build_one(find("02"), find("02").config(), "sm_90a")
+
+
+@pytest.fixture
+def pages(tmp_path, artifact):
+    fake_ncu.write_pages(tmp_path / "pages" / "02_swizzling", artifact, PROBLEM)
+    return tmp_path / "pages"
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = console.run(profile.main, profile.parser(), arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_source_page_of_a_real_gpu():
+    instructions = ncu.parse_source(PAGE)
+    assert len(instructions) == 20
+    by_opcode = {instruction.opcode: instruction for instruction in instructions}
+    copy = by_opcode["LDGSTS.E.BYPASS.LTC128B.128"]
+    assert (copy.executed, copy.shared_wavefronts, copy.global_sectors) == (4096, 4 * 4096, 16 * 4096)
+    fragment = by_opcode["LDSM.16.M88.4"]
+    assert fragment.shared_wavefronts == fragment.shared_wavefronts_ideal == 4 * fragment.executed
+    barrier = by_opcode["BAR.SYNC.DEFER_BLOCKING"]
+    assert (barrier.samples, barrier.stalls) == (344, {"long_sb": 344})
+    assert all(sum(instruction.stalls.values()) == instruction.samples for instruction in instructions)
+    filler = next(instruction for instruction in instructions if instruction.text.startswith("@!PT"))
+    assert (filler.kind, filler.opcode) == ("filler", "LDS")
+
+
+def test_totals_are_by_opcode_without_fillers():
+    found = ncu.Profile(tuple(ncu.parse_source(PAGE)), {})
+    assert found.total("executed", "LDS") == 4096  # LDS.128, not the filler LDS
+    assert found.total("shared_wavefronts", "STS", "LDS") == 2 * 4096 + 4 * 4096
+    assert found.total("executed") > found.total("executed", "HMMA", "LDSM")
+    assert list(found.stalls().items())[:2] == [("long_sb", 361), ("wait", 133)]
+
+
+def test_raw_page_has_names_units_and_values():
+    rows = '"ID","Kernel Name","a.sum","b.avg"', '"","","byte","%"', '"0","attention_forward","1,234.5","7"'
+    text = "\n".join(["==PROF== Disconnected", *rows])
+    assert ncu.parse_raw(text) == {"ID": 0, "a.sum": 1234.5, "b.avg": 7}
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "message"),
+    [
+        (
+            ncu.parse_source,
+            '"Address","Source"\n"0x10","NOP"\n',
+            "ncu's source page has not the column .*Instructions Executed",
+        ),
+        (ncu.parse_source, PAGE.replace('"4096"', '"many"'), "ncu's source page has not .*many"),
+        (ncu.parse_raw, "", "holds no launch"),
+    ],
+)
+def test_pages_that_make_no_sense_are_said(parse, text, message):
+    with pytest.raises(ToolchainError, match=message):
+        parse(text)
+
+
+def test_missing_ncu_names_what_would_work(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(ncu, "_PLACES", (str(tmp_path),))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    with pytest.raises(ToolchainError, match=r"no ncu on PATH.*nsight-compute.*tools/sass.py predicts"):
+        ncu.find_ncu()
+
+
+def script(folder, text):
+    file = folder / "ncu"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def test_ncu_is_run_once_and_asked_for_both_pages(monkeypatch, tmp_path, pages):
+    answer = f"""echo "$*" >> calls
+        case "$*" in
+            *--export*) touch report.ncu-rep ;;
+            *raw*) cat {pages}/02_swizzling/raw.csv ;;
+            *) cat {pages}/02_swizzling/source.csv ;;
+        esac"""
+    monkeypatch.setenv("PATH", str(script(tmp_path, answer)), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    found = ncu.profile(["python", "launcher.py"], tmp_path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [("--export" in call, "--page raw" in call, "--page source" in call) for call in calls] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+    assert calls[0].endswith("python launcher.py")
+    assert "--kernel-name attention_forward" in calls[0]
+    assert found.metrics["sm__cycles_active.avg"] == 20000
+    assert found.total("executed", "HMMA") == 4 * 128
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            "echo ==ERROR== ERR_NVGPUCTRPERM - The user does not have permission; exit 1",
+            "run as root, or let an administrator",
+        ),
+        ("echo ==WARNING== No kernels were profiled.", "ncu failed: .*No kernels were profiled"),
+        ("echo it broke >&2; exit 3", "ncu failed: .*it broke"),
+    ],
+)
+def test_what_ncu_says_of_a_failure_is_passed_on(monkeypatch, tmp_path, answer, message):
+    monkeypatch.setenv("PATH", str(script(tmp_path, answer)), prepend=":")
+    with pytest.raises(DeviceError, match=f"(?s){message}"):
+        ncu.profile(["python"], tmp_path)
+
+
+def test_the_emulator_agrees_with_itself(artifact, pages):
+    report = on_emulator(artifact, PROBLEM, make_inputs(PROBLEM), race=False)
+    found = compare(ncu.load(pages / "02_swizzling"), report, load_gpu("h100"))
+    emulated = [figure for figure in found if figure.by == "emulator"]
+    assert {figure.quantity for figure in emulated} >= {"executed", "shared wavefronts", "global sectors"}
+    assert {figure.opcode for figure in emulated} >= {"HMMA", "LDSM", "LDGSTS", "STS", "LDS", "STG", "all"}
+    assert all(figure.measured == figure.predicted > 0 for figure in emulated)
+    (tensor,) = [figure for figure in found if figure.by == "sass"]
+    assert (tensor.opcode, tensor.measured) == ("tensor", 1.25)
+    assert tensor.predicted == pytest.approx(100 * 4 * 128 * 6 / 4 / 132 / 20000)
+
+
+def test_deviation_is_relative_to_what_was_measured():
+    assert Agreement("executed", "HMMA", 100, 101, "emulator").deviation == pytest.approx(0.01)
+    assert Agreement("executed", "HMMA", 0, 0, "emulator").deviation == 0
+    assert Agreement("executed", "HMMA", 0, 1, "emulator").deviation == float("inf")
+
+
+def test_tool_shows_and_logs_kept_pages(run, pages, results):
+    code, out, err = run("02", *OPTIONS, "--pages", str(pages))
+    assert (code, err) == (0, "")
+    assert "02_swizzling, profiled" in out
+    assert "12.3 us" in out
+    assert "0.3 MB" in out
+    assert "+0.00%" in out
+    assert "What warps were found doing" in out
+    hottest = out[out.index("Where warps were found") :]
+    assert "HMMA" in hottest
+    assert "kernel.cu" in hottest
+    rows = list(csv.DictReader((results / "profile.csv").open()))
+    wavefronts = [row for row in rows if (row["quantity"], row["opcode"]) == ("shared wavefronts", "all")]
+    assert [(row["version"], float(row["deviation"])) for row in wavefronts] == [("02_swizzling", 0)]
+
+
+def test_tool_shows_what_deviates(run, tmp_path, artifact):
+    fake_ncu.write_pages(tmp_path / "pages" / "02_swizzling", artifact, PROBLEM, extra_wavefronts=1000)
+    _, out, _ = run("02", *OPTIONS, "--pages", str(tmp_path / "pages"), "--no-log")
+    (line,) = [
+        line for line in out.splitlines() if "shared wavefronts " in line and "LDSM" in line and "ideal" not in line
+    ]
+    assert "-" in line.split()[-2]
+
+
+def test_without_a_gpu_the_tool_says_what_would_work(run):
+    code, _, err = run("02", *OPTIONS)
+    assert code == console.EXIT_ERROR
+    assert "ncu counts on a GPU, but there is no NVIDIA driver" in err
+    assert "--pages FOLDER" in err
+    assert "tools/sass.py" in err
+
+
+def test_pages_of_another_problem_are_not_taken(run, pages):
+    code, _, err = run("02", "--batch", "1", "--heads", "1", "--seqlen", "128", "--pages", str(pages))
+    assert code == console.EXIT_ERROR
+    assert "holds pages of another kernel or problem" in err
+
+
+def test_pages_of_an_older_kernel_are_not_taken(run, pages):
+    source = pages / "02_swizzling" / "source.csv"
+    source.write_text(source.read_text().replace("FADD", "FMUL", 1))
+    code, _, err = run("02", *OPTIONS, "--pages", str(pages))
+    assert code == console.EXIT_ERROR
+    assert "holds pages of another kernel or problem" in err
+
+
+def test_a_launch_is_described_whole_to_the_process_that_ncu_watches(pages):
+    job = json.loads((pages / "02_swizzling" / "job.json").read_text())
+    assert Problem(**job["problem"]) == PROBLEM
+    assert find(job["version"]).parse_config(job["config"]) == find("02").config()
+
+
+def test_an_import_of_the_librarys_profile_in_a_tool_gets_it():
+    code = "import cProfile, profile; print(profile.__file__); print(cProfile.Profile)"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); {code}"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert str(ROOT) not in printed.splitlines()[0] or "tools" not in printed.splitlines()[0]
