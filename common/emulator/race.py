@@ -70,29 +70,28 @@ class RaceDetector:
         self._safe = np.full((1, num_warps), 1 << _EPOCH, np.int64)
         self._barriers: dict[int, np.ndarray] = {}
 
-    def _where(self, rows: Rows) -> Where:
-        """The rows of the state for these CTAs; gives each CTA its own as soon as they differ."""
-        if rows is None:
-            return slice(None)
-        if len(self._clock) == 1 and len(self._chunk.cta_ids) > 1:
-            count = len(self._chunk.cta_ids)
+    def _part(self, rows: Rows) -> None:
+        """Gives each CTA its own row of the state as soon as some CTAs do what others do not."""
+        count = len(self._chunk.cta_ids)
+        if rows is not None and len(self._clock) < count:
             for name in ("_writes", "_reads", "_atomics", "_clock", "_known", "_safe"):
                 if (state := getattr(self, name)) is not None:
                     setattr(self, name, np.repeat(state, count, axis=0))
             self._barriers = {number: np.repeat(clock, count, axis=0) for number, clock in self._barriers.items()}
-        return rows
 
     # -- order
 
     def sync_warp(self, warp: int, rows: Rows) -> None:
         """A warp's lanes see each other's earlier accesses."""
-        where = self._where(rows)
+        self._part(rows)
+        where = _where(rows)
         self._known[where, warp, warp] = self._clock[where, warp]
         self._clock[where, warp] += 1
 
     def arrive(self, barrier: int, warp: int, rows: Rows) -> None:
         """What a warp did and knows becomes known to those that leave the barrier."""
-        where = self._where(rows)
+        self._part(rows)
+        where = _where(rows)
         clock = self._barriers.setdefault(barrier, np.zeros((len(self._clock), self._num_warps), np.int64))
         brought = self._known[where, warp].copy()
         brought[:, warp] = self._clock[where, warp]
@@ -101,7 +100,8 @@ class RaceDetector:
 
     def leave(self, barrier: int, warps: Sequence[int], rows: Rows) -> None:
         """A barrier opens for warps that wait at it. All go on in one new epoch, later than any that was brought."""
-        where = self._where(rows)
+        self._part(rows)
+        where = _where(rows)
         clock = self._barriers[barrier][where].copy()
         top = clock.max(axis=1)
         clock[:, list(warps)] = top[:, None]
@@ -115,47 +115,51 @@ class RaceDetector:
 
     def read(self, access: Access) -> None:
         """A load."""
-        self._check(access, self._atomics, "updated it")
+        self._part(access.rows)
+        self._check_against(access, atomics=True)
         self._note(self._reads, access)
 
     def write(self, access: Access) -> None:
         """A store."""
-        self._check(access, self._reads, "read it")
-        self._check(access, self._atomics, "updated it")
+        self._part(access.rows)
+        self._check_against(access, reads=True, atomics=True)
         self._stamp(access)
 
     def atomic(self, access: Access) -> None:
         """Atomic operations."""
-        self._where(access.rows)
+        self._part(access.rows)
         if self._atomics is None:
             self._atomics = np.zeros_like(self._reads)
-        self._check(access, self._reads, "read it")
+        self._check_against(access, reads=True)
         self._note(self._atomics, access)
 
     def issue_copy(self, access: Access) -> None:
         """The start of asynchronous copies."""
-        self._check(access, self._reads, "read it")
-        self._check(access, self._atomics, "updated it")
+        self._part(access.rows)
+        self._check_against(access, reads=True, atomics=True)
         self._stamp(access, epoch=_IN_FLIGHT)
 
     def land_copy(self, access: Access) -> None:
         """The issuing lanes have waited for their copies, which thereby become their writes."""
+        self._part(access.rows)
         self._stamp(access)
 
-    def _check(self, access: Access, others: np.ndarray | None, did: str) -> None:
-        """Raises if the last writes, or the last reads or atomics `others`, are not ordered before this access."""
-        where, words, warp = self._where(access.rows), access.pattern.words, access.warp.index
-        stamps = (self._writes if access.rows is None else self._writes[where]).take(words, axis=1)
-        if _reaches(stamps, self._safe[where, warp]):
+    def _check_against(self, access: Access, reads: bool = False, atomics: bool = False) -> None:
+        """Raises unless the last writes, and the last reads and atomics if so said, are ordered before this access."""
+        where, words = _where(access.rows), access.pattern.words
+        safe = self._safe[where, access.warp.index]
+        stamps = self._writes[where].take(words, axis=1)
+        if _reaches(stamps, safe):
             self._check_writer(access, stamps)
-        if others is not None:
-            stamps = (others if access.rows is None else others[where]).take(words, axis=2)
-            if _reaches(stamps, self._safe[where, warp]):
-                self._check_others(access, stamps, did)
+        for wanted, table, did in ((reads, self._reads, "read it"), (atomics, self._atomics, "updated it")):
+            if wanted and table is not None:
+                stamps = table[where].take(words, axis=2)
+                if _reaches(stamps, safe):
+                    self._check_others(access, stamps, did)
 
     def _note(self, table: np.ndarray, access: Access) -> None:
         """Notes the last access of this warp in the table of reads or of atomics."""
-        where, words, warp = self._where(access.rows), access.pattern.words, access.warp.index
+        where, words, warp = _where(access.rows), access.pattern.words, access.warp.index
         now = (self._clock[where, warp] << _EPOCH)[:, None] | access.index << _INSTRUCTION
         own = table[:, warp]
         if access.collective:
@@ -168,7 +172,7 @@ class RaceDetector:
 
     def _stamp(self, access: Access, epoch: int | None = None) -> None:
         """Notes the last write of the words, in the warp's present epoch if none is named."""
-        where = self._where(access.rows)
+        where = _where(access.rows)
         epochs = self._clock[where, access.warp.index] if epoch is None else np.full(1, epoch)
         who = access.index << _INSTRUCTION | _PLAIN << _KIND | access.threads
         _put(self._writes, where, access.pattern.words, (epochs << _EPOCH)[:, None] | who)
@@ -183,7 +187,7 @@ class RaceDetector:
             row, word = (int(n) for n in np.argwhere(never)[0])
             place, who = self._place(access, row, word), self._who(access, word)
             raise MemoryAccessError(f"read of shared memory that nobody has written yet: {place}\n  {who}")
-        known = np.take_along_axis(self._known[self._where(access.rows), access.warp.index], thread >> 5, axis=1)
+        known = np.take_along_axis(self._known[_where(access.rows), access.warp.index], thread >> 5, axis=1)
         by_others = (thread != access.threads) | (epoch == _IN_FLIGHT) | access.collective
         bad = (epoch > known) & ~never & by_others
         if bad.any():
@@ -193,7 +197,7 @@ class RaceDetector:
     def _check_others(self, access: Access, stamps: np.ndarray, did: str) -> None:
         """Raises if one of the words' last accesses (stamps (rows, warps, words)) is not ordered before this one."""
         warp = access.warp.index
-        bad = stamps >> _EPOCH > self._known[self._where(access.rows), warp][:, :, None]
+        bad = stamps >> _EPOCH > self._known[_where(access.rows), warp][:, :, None]
         own = stamps[:, warp]
         kind = own >> _KIND & _KIND_MASK
         by_others = (kind == _SEVERAL) | (own & _THREAD_MASK != access.threads) | access.collective
@@ -244,6 +248,11 @@ class RaceDetector:
             f"  {self._who(access, word)}\n"
             f"  warp {warp}{lanes} {did}, {earlier}"
         )
+
+
+def _where(rows: Rows) -> Where:
+    """The rows of the state that belong to these CTAs: all of it, be it one row, if they are all."""
+    return slice(None) if rows is None else rows
 
 
 def _reaches(stamps: np.ndarray, safe: np.ndarray) -> bool:

@@ -74,22 +74,30 @@ def has_race(program):
     return False
 
 
+def in_one_cta(number, cta, code):
+    return f"setp.ne.u32 p, cta, {cta}; @p bra other{number}; {code} other{number}:" if cta is not None else code
+
+
+START = """
+    mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; mov.u32 cta, %ctaid.x;
+    mov.u32 y, buffer; mad.lo.u32 y, tid, 4, y; st.shared.b32 [y], 0; bar.sync 0; mov.u32 d, 0;
+"""
+
+
 @settings(max_examples=400, deadline=None)
-@given(st.lists(steps, max_size=10))
+@given(st.lists(st.tuples(steps, st.sampled_from([None, None, 0, 1])), max_size=10))
 def test_races_are_reported_where_there_are_any_and_nowhere_else(program):
-    code = (
-        "mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; mov.u32 y, buffer; mad.lo.u32 y, tid, 4, y; st.shared.b32 [y], 0;"
-    )
-    code += "bar.sync 0;" + "".join(code_of(number, step) for number, step in enumerate(program)) + "mov.u32 d, 0;"
+    """Steps of both CTAs, or of one alone."""
+    body = "".join(in_one_cta(number, cta, code_of(number, step)) for number, (step, cta) in enumerate(program))
     try:
         run_lanes(
-            code, {}, {"d": "u4"}, registers=".reg .b32 tid, warp, x, y; .reg .pred p;",
-            declarations=".shared .align 16 .b8 buffer[1024];", num_threads=32 * NUM_WARPS,
+            START + body, {}, {"d": "u4"}, registers=".reg .b32 tid, warp, cta, x, y; .reg .pred p;",
+            declarations=".shared .align 16 .b8 buffer[1024];", num_threads=32 * NUM_WARPS, grid=2,
         )  # fmt: skip
     except RaceError:
         found = True
     else:
         found = False
-    expected = has_race(program)
+    expected = any(has_race([step for step, cta in program if cta in (None, own)]) for own in (0, 1))
     event(f"race: {expected}")
     assert found == expected
