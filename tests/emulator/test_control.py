@@ -66,6 +66,21 @@ def test_guarded_instructions_keep_other_lanes():
     assert (outputs["d"] == np.where(a < 5, 100, a + 1000)).all()
 
 
+def test_lanes_meet_again_where_their_ways_join():
+    """Three ways through two branches; then a shuffle that names all lanes."""
+    a = np.arange(LANES, dtype=np.uint32)
+    code = """
+        setp.lt.u32 p, a, 11; @p bra low; setp.lt.u32 p, a, 22; @p bra middle;
+        add.u32 x, a, 300; bra.uni join;
+    middle: add.u32 x, a, 200; bra.uni join;
+    low: add.u32 x, a, 100;
+    join: shfl.sync.bfly.b32 d, x, 31, 31, -1;
+    """
+    outputs, report = run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p; .reg .b32 x;")
+    assert (outputs["d"][::-1] == a + 100 * np.clip(1 + a // 11, 1, 3)).all()
+    assert report.instructions["shfl.sync.bfly.b32"] == 1
+
+
 def test_partial_last_warp():
     a = np.arange(40, dtype=np.uint32)
     outputs, report = run_lanes("bar.sync 0; add.u32 d, a, 1;", {"a": a}, {"d": "u4"}, num_threads=40)
