@@ -30,7 +30,7 @@ _OPCODES = (
 _SHARED = ("LDSM", "STSM", "LDS", "STS", "LDGSTS")
 _GLOBAL = ("LDGSTS", "LDG", "STG")
 
-# ncu's figure for how busy a pipe is, in % of its peak while an SM is active; the first that there is.
+# ncu's figure for how busy a pipe is, in % of its peak; the first that there is.
 _BUSY = {
     "tensor": (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active", r"sm__pipe_shared_cycles_active"),
     "wgmma": (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active", r"sm__pipe_shared_cycles_active"),
@@ -42,6 +42,7 @@ _BUSY = {
     "shared": (r"l1tex__data_pipe_lsu_wavefronts_mem_shared",),
     "issue": (r"sm__inst_issued", r"sm__issue_active", r"sm__inst_executed"),
 }
+_CYCLES = {"active": "sm__cycles_active.avg", "elapsed": "sm__cycles_elapsed.avg"}  # of an SM, by when a peak counts
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,6 @@ def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
 
 def _with_machine_code(profile: Profile, gpu: GpuDescription) -> Iterator[Agreement]:
     """How busy each pipe was, in %, against the work of the executed instructions at the rates of throughput.yaml."""
-    cycles = profile.metrics.get("sm__cycles_active.avg", 0)
     loads: dict[str, float] = defaultdict(float)
     for instruction in profile.instructions:
         for pipe, amount in work(instruction.opcode, instruction.kind == FILLER).items():
@@ -100,17 +100,20 @@ def _with_machine_code(profile: Profile, gpu: GpuDescription) -> Iterator[Agreem
     rates = throughput(gpu)
     for pipe, amount in loads.items():
         busy = _busy(profile, pipe)
-        if busy is not None and cycles and pipe in rates and amount:
+        if busy and amount and pipe in rates:
+            percent, cycles = busy
             predicted = 100 * amount / rates[pipe].per_clock / gpu.num_sms / cycles
-            yield Agreement("busy %", pipe, busy, predicted, "sass")
+            yield Agreement("busy %", pipe, percent, predicted, "sass")
 
 
-def _busy(profile: Profile, pipe: str) -> float | None:
+def _busy(profile: Profile, pipe: str) -> tuple[float, float] | None:
+    """ncu's figure for a pipe, and the cycles that it is a part of; None where there is none."""
     for pattern in _BUSY[pipe]:
-        name = re.compile(rf"{pattern}\.(avg|sum)\.pct_of_peak_sustained_active$")
-        found = [value for metric, value in profile.metrics.items() if name.match(metric)]
-        if found:
-            return max(found)
+        for during, cycles in _CYCLES.items():
+            name = re.compile(rf"{pattern}\.(avg|sum)\.pct_of_peak_sustained_{during}$")
+            found = [value for metric, value in profile.metrics.items() if name.match(metric)]
+            if found and cycles in profile.metrics:
+                return max(found), profile.metrics[cycles]
     return None
 
 

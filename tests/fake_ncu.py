@@ -18,9 +18,11 @@ COLUMNS = (
 METRICS = {
     "gpu__time_duration.sum": "12,345.6",
     "sm__cycles_active.avg": "20,000",
+    "sm__cycles_elapsed.avg": "25,000",
     "dram__bytes_read.sum": "200,000",
     "dram__bytes_write.sum": "65536",
     "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active": "1.25",
+    "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed": "2",
 }
 
 

@@ -33,15 +33,19 @@ def document(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def ladder(tmp_path_factory):
-    """The folder of two tiny rungs; the emulator's counters are made up, as they are no attention kernels."""
+def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("ladder")
     make_rung(root, "07_tiny")
     make_rung(root, "08_tinier", body=STORE)
+    return root
+
+
+@pytest.fixture
+def ladder(built, monkeypatch):
+    """The folder of two tiny rungs; the emulator's counters are made up, as they are no attention kernels."""
     counts = {"07_tiny": {"wavefronts": 80}, "08_tinier": {"wavefronts": 10}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "_count", lambda artifact: counts[artifact.version])
-        yield root
+    monkeypatch.setattr(evidence, "_count", lambda artifact: counts[artifact.version])
+    return built
 
 
 @pytest.fixture
