@@ -8,6 +8,7 @@ import pytest
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import ConfigError, ToolchainError
 from flashladder.common.sass import bounds, disassemble, loads, occupancy_of, parse, throughput
+from flashladder.common.sass.diff import normalised
 from flashladder.common.sass.flow import Graph
 from flashladder.common.sass.instruction import Control, Position
 from flashladder.common.sass.opcodes import access_width, histogram, kind_of, mma, shared_wavefronts
@@ -75,8 +76,7 @@ def test_source_lines_follow_the_inlining(at):
 
 
 def test_operands_are_split_between_and_not_within_addresses():
-    word = f"/* 0x{0:016x} */\n"
-    (store,) = parse(f"\t/*0000*/    @P1 STG.E.128 desc[UR6][R2.64+0x10], R8 ;    {word}\t{word}")
+    (store,) = parse(listing("@P1 STG.E.128 desc[UR6][R2.64+0x10], R8"))
     assert store.operands == ("desc[UR6][R2.64+0x10]", "R8")
     assert store.source == ()
 
@@ -94,6 +94,53 @@ def test_the_main_loop_is_the_innermost_with_tensor_work(code):
     assert (loop[0].address, loop[-1].address) == (0x1F0, 0x430)
     counts = histogram(loop)
     assert (counts["HMMA"], counts["BAR"], counts["filler"], counts["LDS"]) == (1, 2, 3, 2)
+
+
+def listing(*lines):
+    """What nvdisasm would print of these instructions and labels; the control words are empty."""
+    printed, address, word = [], 0, f"/* 0x{0:016x} */"
+    for line in lines:
+        if line.endswith(":"):
+            printed.append(line)
+        else:
+            printed += [f"\t/*{address:04x}*/    {line} ;    {word}", f"\t{word}"]
+            address += 16
+    return "\n".join(printed)
+
+
+MMA = "HMMA.16816.F32.BF16 R8, R4, R2, R8"
+
+
+def test_a_peeled_block_in_an_outer_loop_is_not_the_main_loop():
+    tiles = listing(".tile:", MMA, MMA, ".block:", MMA, "@P0 BRA `(.block)", "@P1 BRA `(.tile)", "EXIT")
+    assert [i.address for i in Graph.of(parse(tiles)).main_loop()] == [0x20, 0x30]
+
+
+def test_of_a_masked_and_an_unmasked_loop_the_shorter_is_the_main_one():
+    masked, unmasked = (
+        (".masked:", MMA, "FSEL R1, R1, R2, P0", "@P0 BRA `(.masked)"),
+        (".plain:", MMA, "@P1 BRA `(.plain)"),
+    )
+    for loops in ((*masked, *unmasked), (*unmasked, *masked)):
+        assert len(Graph.of(parse(listing(*loops, "EXIT"))).main_loop()) == 2
+
+
+def test_a_jump_spelled_as_a_call_and_a_branch_with_its_predicate_as_operand():
+    code = parse(
+        listing(
+            ".loop:",
+            MMA,
+            "BRA UP0, `(.out)",
+            "@P0 CALL.REL.NOINC `(.L_x_1)",
+            "BRA `(.loop)",
+            ".out:",
+            ".L_x_1:",
+            "EXIT",
+        )
+    )
+    graph = Graph.of(code)
+    assert [block.successors for block in graph.blocks] == [(3, 1), (3, 2), (0,), ()]
+    assert len(graph.main_loop()) == 4
 
 
 def test_a_kernel_without_loops_has_no_main_loop(code):
@@ -150,10 +197,8 @@ def test_registers_that_instructions_read_and_write(at):
 
 
 def test_registers_of_warpgroup_instructions():
-    listing = ""
-    for number, text in enumerate(["R24, gdesc[UR8], R24", "R24, R4, gdesc[UR8], R24, gsb0", "R24, gdesc[UR8], !UPT"]):
-        listing += f"\t/*00{number}0*/    HGMMA.64x16x16.F32.BF16 {text} ;    /* 0x{0:016x} */\n\t/* 0x{0:016x} */\n"
-    both_shared, a_in_registers, first = parse(listing)
+    operands = "R24, gdesc[UR8], R24", "R24, R4, gdesc[UR8], R24, gsb0", "R24, gdesc[UR8], !UPT"
+    both_shared, a_in_registers, first = parse(listing(*(f"HGMMA.64x16x16.F32.BF16 {text}" for text in operands)))
     accumulator = set(range(24, 32))
     assert results_of(both_shared) == results_of(first) == accumulator
     assert operands_of(both_shared) == accumulator
@@ -167,6 +212,20 @@ def test_a_value_lives_from_its_result_to_its_last_use(code):
     assert live[0x550] == 0
     assert live[0x0C0] - live[0x090] == 3  # three more words of A
     assert max(live.values()) == 22
+
+
+def test_registers_and_labels_have_no_names_in_a_comparison():
+    pairs = [
+        ("FFMA R12, R5.reuse, UR4, -R3", "FFMA R1, R2, UR9, -R30.reuse"),
+        ("ISETP.GE.AND P0, PT, R5, RZ, PT", "ISETP.GE.AND P3, PT, R7, RZ, PT"),
+        ("@P0 BRA `(.L_x_1)", "@P2 BRA `(.L_x_33)"),
+    ]
+    for texts in pairs:
+        left, right = parse(listing(*texts))
+        assert normalised(left) == normalised(right)
+    for texts in [("@P0 EXIT", "@!P0 EXIT"), ("LDS R1, [R2+0x10]", "LDS R1, [R2+0x20]"), ("MOV R1, RZ", "MOV R1, R2")]:
+        left, right = parse(listing(*texts))
+        assert normalised(left) != normalised(right)
 
 
 def test_work_of_instructions():
@@ -216,6 +275,7 @@ def test_unknown_arch_has_no_rates():
         ("h100", 255, 128, 65536, 2, ("registers",)),  # as ncu says of a profiled kernel: block limit registers 2
         ("a100", 255, 128, 65536, 2, ("registers", "shared memory")),
         ("h100", 168, 128, 49152, 3, ("registers",)),
+        ("h100", 73, 128, 0, 6, ("registers",)),  # a warp is given whole lots of 256
         ("h100", 32, 1024, 0, 2, ("registers", "threads")),
         ("h100", 168, 384, 232448, 1, ("registers", "shared memory")),
         ("rtx3090", 64, 128, 49152, 2, ("shared memory",)),
