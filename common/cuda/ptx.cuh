@@ -97,6 +97,13 @@ __device__ inline uint4 load_shared_16(uint32_t shared) {
     return value;
 }
 
+// Stores 16 bytes; a plain assignment of a uint4 is sometimes split into four stores.
+__device__ inline void store_global_16(void *global, uint4 value) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
 // Stores 16 bytes that need no place in L1.
 __device__ inline void store_global_16_no_allocate(void *global, uint4 value) {
     asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y),

@@ -37,7 +37,7 @@ __device__ inline void store_to_shared_hoisted(T *shared, int first_row, const A
 
 // How 16 bytes go to global memory: as usual, or without a place in L1, where nobody will look for them.
 struct StoreDefault {
-    __device__ static void store(void *global, uint4 value) { *static_cast<uint4 *>(global) = value; }
+    __device__ static void store(void *global, uint4 value) { store_global_16(global, value); }
 };
 struct StoreNoAllocate {
     __device__ static void store(void *global, uint4 value) { store_global_16_no_allocate(global, value); }
