@@ -175,7 +175,7 @@ class WarpAccess:
 
     def atomic(
         self, index: int, space: str, name: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """atom and red, one lane after the other in CTA and lane order; the old values."""
         if space == "generic":
             space, address = self._resolve(index, address, mask)
@@ -223,7 +223,7 @@ class WarpAccess:
 
     def copy_async(
         self, index: int, target: Array, source: Array, size: int, source_size: Array | None, mask: Mask
-    ) -> None:  # fmt: skip
+    ) -> None:
         """cp.async of `size` bytes a lane, of which those beyond `source_size` become zero."""
         data = self._copy_source(index, source, size, source_size, mask)
         groups = self._groups(index, target, size, mask)

@@ -42,11 +42,7 @@ class Namespace:
         key = (bits, code)
         if key not in self._constants:
             size = np.dtype(code).itemsize
-            value = (
-                np.full((1, 1), bits % (1 << 8 * size), f"u{size}").view(code)
-                if code != "?"
-                else np.full((1, 1), bool(bits))
-            )
+            value = np.full((1, 1), bits % (1 << 8 * size), f"u{size}").view(code)
             value.setflags(write=False)
             self._constants[key] = name = f"k{len(self._constants)}"
             self.values[name] = value
@@ -76,6 +72,7 @@ class BlockEmitter:
         self.views: dict[tuple[str, str], str] = {}
         self.pending: list[PendingMma] = []
         self.pending_names: set[str] = set()
+        self._pending_views: dict[str, str] = {}
         self.guard: str | None = None
         self.result = "None"
         self._num_names = 0
@@ -120,9 +117,8 @@ class BlockEmitter:
                 self.flush()
             return self._as_type(name, operand.storage, code)
         if isinstance(operand, Special):
-            return self._as_type(
-                f"w.special({operand.name!r})", "u8" if "64" in operand.name or "timer" in operand.name else "u4", code
-            )
+            storage = "u8" if operand.name in ("%clock64", "%globaltimer") else "u4"
+            return self._as_type(f"w.special({operand.name!r})", storage, code)
         if isinstance(operand, Symbol):
             return self._as_type(f"w.address_of({operand.name!r}, {operand.offset})", "u8", code)
         if isinstance(operand, Not):
@@ -130,16 +126,17 @@ class BlockEmitter:
         raise PtxSyntaxError(f"operand {operand} cannot be read as .{type}")
 
     def _immediate_bits(self, operand: Imm, code: str) -> int:
-        if not operand.float_bits or (code[0] == "u" and int(code[1]) * 8 == operand.float_bits):
-            return (
-                operand.value
-                if code[0] != "f" or operand.float_bits
-                else int(np.array(operand.value, code).view(f"u{code[1]}"))
-            )
-        value = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+        size = np.dtype(code).itemsize
         if code[0] != "f":
-            raise PtxSyntaxError(f"float immediate {value} where .{code} is read")
-        return int(value.astype(code).view(f"u{code[1]}"))
+            if operand.float_bits not in (0, 8 * size):
+                raise PtxSyntaxError(
+                    f"a float of {operand.float_bits} bits as one of {8 * size}, {self.current.described()}"
+                )
+            return operand.value
+        value = np.array(operand.value)
+        if operand.float_bits:
+            value = value.astype(f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+        return int(value.astype(code).view(f"u{size}"))
 
     def _as_type(self, name: str, storage: str, code: str) -> str:
         if storage == code:
@@ -189,23 +186,38 @@ class BlockEmitter:
         self.names[target], self.written[target] = self.name_of(source), None
 
     def define_pending(self, target: Reg) -> str:
-        """Names a register whose value an instruction in `pending` will compute."""
-        name = self.new_name("x")
+        """Names the f4 result of an instruction in `pending`, and the register that gets it."""
+        result = name = self.new_name("x")
+        if target.storage != "f4":
+            name = self.new_name("x")
+            self.views[name, "f4"] = result
+            self._pending_views[result] = f"{name} = {result}.view({target.storage})"
         self.names[target], self.written[target] = name, None
         self.pending_names.add(name)
-        return name
+        return result
+
+    def accumulator(self, operand: Operand) -> str:
+        """The name of an f4 operand, which may itself be the result of an instruction in `pending`."""
+        if isinstance(operand, Reg):
+            name = self.name_of(operand)
+            name = name if operand.storage == "f4" else self.views.get((name, "f4"), "")
+            if name:
+                return name
+        return self.read(operand, "f32")
 
     def needed_names(self) -> set[str]:
         """The names that this block or a later one still reads through a register."""
-        position = self.current.index
-        live = self.block.live_out
-        return {name for reg, name in self.names.items() if reg in live or self._last_read.get(reg, -1) >= position}
+        position, live = self.current.index, self.block.live_out
+        names = {name for reg, name in self.names.items() if reg in live or self._last_read.get(reg, -1) >= position}
+        return names | {view for (name, _), view in self.views.items() if name in names}
 
     def flush(self) -> None:
         """Emits the pending mma."""
         pending, self.pending = self.pending, []
         self.pending_names.clear()
-        emit_pending(self, pending)
+        computed = emit_pending(self, pending)
+        self.lines += [line for result, line in self._pending_views.items() if result in computed]
+        self._pending_views.clear()
 
     def mask(self) -> str:
         """The mask of an instruction's side effects: lanes that are here and pass its guard."""

@@ -140,7 +140,7 @@ class GlobalMemory:
 
     def _by_tensor(
         self, addresses: np.ndarray, action: Callable[[np.ndarray, np.ndarray], np.ndarray | bool], code: str
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """An access whose lanes reach several tensors: one action for each of them."""
         result = np.empty(addresses.shape, code)
         owner = addresses >> np.uint64(_SPACING_BITS)

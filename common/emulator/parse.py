@@ -22,26 +22,32 @@ from .ptx import (
     Symbol,
     Variable,
     Vector,
-)  # fmt: skip
+)
 
 _LABEL = re.compile(r"([\w$]+):(?!:)\s*")
 _OPERANDS = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 _ENTRY = re.compile(r"(?:\.\w+\s+)*\.entry\b")
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+(.*)", re.S)
 _LOC = re.compile(
-    r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:\s*,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?"
+    r"""\.loc\s+(\d+)\s+(\d+)\s+(\d+)
+    (?:\s*,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?""",
+    re.X,
 )
 _REG_RANGE = re.compile(r"([%\w$]+)<(\d+)>$")
 _VARIABLE = re.compile(
-    r"(?:\.(?:visible|extern|weak|common)\s+)*\.(?P<space>shared|const|global|local|param)\s+"
-    r"(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?(?P<name>[%\w$]+)\s*(?P<array>\[\s*(?P<count>\d*)\s*\])?"
-    r"\s*(?:=\s*(?P<init>.*))?$", re.S,
-)  # fmt: skip
+    r"""(?:\.(?:visible|extern|weak|common)\s+)*
+    \.(?P<space>shared|const|global|local|param)\s+ (?:\.align\s+(?P<align>\d+)\s+)?
+    \.(?P<type>\w+)\s+ (?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?
+    (?P<name>[%\w$]+)\s* (?P<array>\[\s*(?P<count>\d*)\s*\])? \s*(?:=\s*(?P<init>.*))?$""",
+    re.S | re.X,
+)
 _OFFSET = re.compile(r"([%\w$.]+)\s*(?:\+\s*)?(-?\s*\d+)?$")
 _INTEGER = re.compile(r"-?\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _SPECIALS = re.compile(
-    r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]|laneid|warpid|nwarpid|smid|nsmid|gridid"
-    r"|clock|clock64|globaltimer|lanemask_(?:eq|le|lt|ge|gt)|dynamic_smem_size|total_smem_size|cluster_ctarank|cluster_nctarank)$"
+    r"""%(?: (?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]
+    | laneid | warpid | nwarpid | smid | nsmid | gridid | clock | clock64 | globaltimer | lanemask_(?:eq|le|lt|ge|gt)
+    | dynamic_smem_size | total_smem_size | cluster_ctarank | cluster_nctarank )$""",
+    re.X,
 )
 _LINE_DIRECTIVES = (".version", ".target", ".address_size", ".file", ".section", ".loc ", ".loc\t")
 # Directives that say nothing about what a kernel computes.
@@ -167,11 +173,8 @@ class _Parser:
 
     def _number(self, token: str) -> Imm:
         if _INTEGER.match(token):
-            return Imm(
-                int(token.rstrip("U").replace(" ", ""), 0)
-                if not re.match(r"-?0\d", token)
-                else int(token.rstrip("U"), 8)
-            )
+            digits = token.rstrip("U").replace(" ", "")
+            return Imm(int(digits, 8 if re.match(r"-?0\d", digits) else 0))
         if token[:2] in ("0f", "0F"):
             return Imm(int(token[2:], 16), 32)
         if token[:2] in ("0d", "0D"):

@@ -100,7 +100,7 @@ class Warp:
 
     def shuffle(
         self, index: int, mode: str, value: Array, lane: Array, clamp: Array, members: Array, mask: Mask
-    ) -> tuple[Array, Array]:  # fmt: skip
+    ) -> tuple[Array, Array]:
         """shfl.sync: the values, and whether their lanes lie within the segment."""
         self._check_members(index, members, mask)
         return exchange.shuffle(mode, value, lane, clamp)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedInstructionError
-from ..ptx import Instruction, Operand, Reg, Vector
+from ..ptx import Instruction, Reg, Vector
 from .registry import Match, op
 
 if TYPE_CHECKING:
@@ -37,14 +37,9 @@ def mma(e: "BlockEmitter", i: Instruction, m: Match) -> None:
         raise UnsupportedInstructionError(f"PTX line {i.line}: an mma under a guard: `{i.text}`")
     e.line(f"if m is not None: w.converged({i.index}, m)")
     fragments_a, fragments_b = (tuple(e.read(item, "b32") for item in items) for items in (a, b))
-    accumulators = tuple(_accumulator(e, item) for item in c)
+    accumulators = tuple(e.accumulator(item) for item in c)
     results = tuple(e.define_pending(item) for item in d if isinstance(item, Reg))
     e.pending.append(PendingMma(i.index, m["t"], fragments_a, fragments_b, accumulators, results))
-
-
-def _accumulator(e: "BlockEmitter", operand: Operand) -> str:
-    """The name of an accumulator, which may itself be the result of a pending mma."""
-    return e.name_of(operand) if isinstance(operand, Reg) and operand.storage == "f4" else e.read(operand, "f32")
 
 
 @dataclass(frozen=True)
@@ -63,14 +58,16 @@ def _flat(blocks: list[tuple[str, ...]]) -> list[str]:
     return [name for block in blocks for name in block]
 
 
-def emit_pending(e: "BlockEmitter", pending: list[PendingMma]) -> None:
-    """Emits the pending mma as few products."""
-    zero = e.namespace.constant(0, "f4")
+def emit_pending(e: "BlockEmitter", pending: list[PendingMma]) -> set[str]:
+    """Emits the pending mma as few products; the names of the results that were needed."""
+    zero, computed = e.namespace.constant(0, "f4"), set()
     for product in _stack_rows(_chain(_side_by_side(pending), e.needed_names())):
         a, b, c, d = (_flat(part) for part in (product.a, product.b, product.c, product.d))
         accumulators = "None" if set(c) == {zero} else f"({', '.join(c)})"
         result = f"multiply({product.type!r}, {len(product.a)}, ({', '.join(a)}), ({', '.join(b)}), {accumulators})"
         e.line(f"{', '.join(d)} = {result}")
+        computed.update(d)
+    return computed
 
 
 def _side_by_side(pending: list[PendingMma]) -> list[_Product]:
