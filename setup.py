@@ -14,11 +14,13 @@ setup(
     script_name="setup.py",  # tells setuptools that this file is not a module of the package
     package_dir={"flashladder": "."},
     packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
-    package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "configs/**/*"]},
+    package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "common/dashboard/page.*", "configs/**/*"]},
     install_requires=[
         "torch>=2.9",
         "numpy>=2",
         "pandas",
+        "matplotlib",
+        "jinja2",
         "PyYAML",
         "rich",
         "ninja",
