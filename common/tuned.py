@@ -1,0 +1,107 @@
+"""The configurations that measured best, one file a GPU: configs/tuned/<gpu>.yaml, written by the tuner.
+
+A winner holds for a rung, a dtype, a head_dim and a mask; with it stand the figures that made it one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flashladder.common.config import KernelConfig, Value, load_gpu, parse_values
+from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
+from flashladder.common.paths import CONFIGS
+
+if TYPE_CHECKING:
+    from flashladder.common.catalog import Version
+    from flashladder.common.problem import Problem
+
+FOLDER = CONFIGS / "tuned"
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best configuration of a rung on a GPU, for the problems of one kind."""
+
+    gpu: str
+    version: str  # the rung's name
+    kind: str  # as `kind_of` spells it
+    values: dict[str, Value]
+    evidence: dict[str, Any]
+
+
+def kind_of(problem: Problem) -> str:
+    """The problems that share a winner: 'dtype=bf16,head_dim=128,causal=false'."""
+    return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
+
+
+def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
+    """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem."""
+    for winner in winners(gpu):
+        if (winner.version, winner.kind) == (version.name, kind_of(problem)):
+            with suppress(ConfigError, UnsupportedProblemError):
+                found = version.config_for(problem, **winner.values)
+                version.check(problem, found)
+                return found
+    return None
+
+
+def winners(gpu: str) -> list[Winner]:
+    """All winners on a GPU; ConfigError where its file is damaged."""
+    return [
+        _winner(gpu, version, kind, entry) for version, kinds in _read(gpu).items() for kind, entry in kinds.items()
+    ]
+
+
+def every() -> list[Winner]:
+    """The winners on all GPUs."""
+    return [winner for path in sorted(FOLDER.glob("*.yaml")) for winner in winners(path.stem)]
+
+
+def save(gpu: str, version: str, kind: str, values: Mapping[str, Value], evidence: Mapping[str, Any]) -> Path:
+    """Write a winner in the place of an earlier one of its kind. ResultsError where that cannot be done."""
+    path = FOLDER / f"{gpu}.yaml"
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        with (FOLDER / f".{gpu}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            content = _read(gpu)
+            entry = {"config": KernelConfig.of(**values).name, **evidence}
+            content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
+            header = (
+                f"# The configurations that measured best on an {load_gpu(gpu).title}; run_version.py uses them.\n"
+                "# Written by tuner/search.py; delete an entry to have the rung's default again.\n"
+            )
+            temporary = FOLDER / f".{gpu}.new"
+            temporary.write_text(header + yaml.safe_dump(dict(sorted(content.items())), sort_keys=False, width=120))
+            temporary.replace(path)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def _read(gpu: str) -> dict[str, dict[str, Any]]:
+    path = FOLDER / f"{gpu}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except FileNotFoundError:
+        return {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is damaged: {error}. Mend it, or delete it and tune again") from None
+    if not isinstance(content, dict) or not all(isinstance(kinds, dict) for kinds in content.values()):
+        raise ConfigError(f"{path} is damaged: it should map rungs to their winners. Mend it, or delete it")
+    return content
+
+
+def _winner(gpu: str, version: str, kind: str, entry: Any) -> Winner:
+    try:
+        evidence = dict(entry)
+        return Winner(gpu, version, kind, parse_values(evidence.pop("config")), evidence)
+    except (TypeError, ValueError, KeyError, ConfigError) as error:
+        raise ConfigError(f"{FOLDER / gpu}.yaml: the winner of {version} is damaged: {error}") from None

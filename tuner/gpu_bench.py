@@ -1,0 +1,66 @@
+"""What a worker does on a GPU: kernels beside official FlashAttention-2, on the same tensors, checked and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashladder.common import baselines, records, target
+from flashladder.common.config import load_gpu
+from flashladder.common.contest import Arena
+from flashladder.common.errors import DeviceError, VerificationError
+from flashladder.common.measure import CONTROL, Mode, Settings
+from flashladder.common.problem import Problem
+from flashladder.tuner.worker import Comparison, Entries
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """Makes the bench, in the worker's process."""
+
+    gpu: str
+    mode: Mode
+
+    def __call__(self) -> GpuBench:
+        return GpuBench(self.gpu, self.mode)
+
+
+class GpuBench:
+    """The first GPU that the process sees. DeviceError where that is not the one to tune for."""
+
+    def __init__(self, gpu: str, mode: Mode) -> None:
+        here = target.resolve("gpu", None)
+        if here.gpu is None or here.gpu.name != gpu:
+            raise DeviceError(
+                f"the GPU here is {here.title}, not {load_gpu(gpu).title}: tune for it with "
+                f"--gpu {here.gpu.name if here.gpu else 'NAME (describe it in configs/gpus/NAME.yaml)'}, "
+                f"or rank the configurations for {gpu} without measuring: --offline"
+            )
+        self._mode = mode
+        self._official = baselines.find(baselines.OFFICIAL)
+        self._arenas: dict[Problem, Arena] = {}
+
+    def place(self) -> records.Row:
+        return records.of_place(on_gpu=True) | {"baseline_version": self._official.version}
+
+    def prepare(self, problem: Problem) -> None:
+        if problem in self._arenas:
+            return
+        arena = Arena(problem, [self._official])
+        if arena.absent:
+            raise DeviceError(f"there is nothing to compare with: {arena.absent[self._official.name]}")
+        self._arenas[problem] = arena
+
+    def compare(self, problems: Sequence[Problem], entries: Entries, rounds: int | None) -> Comparison:
+        times, notes = [], []
+        for number, problem in enumerate(problems):
+            kernels = {name: artifacts[number] for name, artifacts in entries.items()}
+            contest = self._arenas[problem].hold(kernels, Settings(self._mode, rounds))
+            for name, check in contest.checks.items():
+                check.require(name)
+            if contest.measurement is None:
+                raise VerificationError("no kernel was timed")
+            notes += [note for note in contest.measurement.notes() if note not in notes]
+            names = [*contest.measurement.checks, CONTROL]
+            times.append({name: contest.measurement.times(name) for name in names})
+        return Comparison(self._official.name, CONTROL, tuple(times), tuple(notes))

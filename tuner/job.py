@@ -1,0 +1,201 @@
+"""One rung to be tuned for one GPU: from its space to a winner in configs/tuned."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashladder.common import baselines, tuned
+from flashladder.common.build import NVCC_FLAGS, PTXAS_FLAGS, Progress
+from flashladder.common.config import GpuDescription
+from flashladder.common.console import progress, warn
+from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.common.gpu import require_gpu
+from flashladder.common.measure import Mode
+from flashladder.common.paths import results_dir
+from flashladder.common.sources import Sources
+from flashladder.common.toolchain import toolchain, version_text
+from flashladder.tuner import kernels, model
+from flashladder.tuner.gpu_bench import OnGpu
+from flashladder.tuner.kernels import Kernel, Stock
+from flashladder.tuner.ledger import Ledger
+from flashladder.tuner.searcher import Guided, InOrder, Searcher
+from flashladder.tuner.space import Space
+from flashladder.tuner.tuning import ROUNDS, Budget, Search
+from flashladder.tuner.worker import Worker
+
+FEW = 64  # kernels that are all measured; of more, a part, and no fewer than these
+PART = 0.15  # of the configurations
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search; None is what the tuner thinks best."""
+
+    trials: int | None = None
+    seconds: float = math.inf
+    exhaustive: bool = False
+    spills: int = kernels.SPILLS
+    mode: Mode = "hot"
+    rounds: int = ROUNDS
+    seed: int = 0
+    study: str | None = None
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A compiled space, its kernels in the order in which they should be measured."""
+
+    stock: Stock
+    order: tuple[Kernel, ...]
+    predicted_us: dict[str, float]  # by code
+
+
+@dataclass(frozen=True)
+class Job:
+    """A space, the GPU, and how to search."""
+
+    space: Space
+    gpu: GpuDescription
+    settings: Settings
+
+    @property
+    def study(self) -> str:
+        """The study's name: '16_static_stride-h100-bf16-d128-full'."""
+        return self.settings.study or f"{self.space.version.name}-{self.gpu.name}-{_kind(self.space)}"
+
+    @property
+    def storage(self) -> str:
+        """The URL of the study's storage."""
+        return self.settings.storage or f"sqlite:///{results_dir() / 'tuning' / 'studies.db'}"
+
+    def ledger(self) -> Ledger:
+        """The study, new or as it was left. Raises as Ledger does."""
+        return Ledger(self.storage, self.study, self.identity(), self.space.fields)
+
+    def identity(self) -> dict[str, Any]:
+        """What every search of one study must have in common."""
+        official = baselines.find(baselines.OFFICIAL)
+        compiler = toolchain()
+        tools = (version_text(compiler.nvcc), version_text(compiler.ptxas), *NVCC_FLAGS, *PTXAS_FLAGS)
+        return {
+            "rung": self.space.version.name,
+            "kernel": _source_digest(self.space),
+            "gpu": self.gpu.name,
+            "compiler": f"CUDA {compiler.release}, {_digest(*tools)}",
+            "problems": [problem.name for problem in self.space.problems],
+            "fields": {name: list(values) for name, values in self.space.fields.items()},
+            "timing": self.settings.mode,
+            "baseline": f"{official.name} {official.version}",
+        }
+
+    def prepare(self, on_progress: Progress | None = None) -> Prepared:
+        """Compile everything, and rank it."""
+        stock = kernels.compile_all(self.space, self.gpu, self.settings.spills, on_progress)
+        predicted_us = model.predict(stock, self.gpu, on_progress)
+        ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
+        order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
+        return Prepared(stock, order, predicted_us)
+
+    def budget(self, prepared: Prepared) -> Budget:
+        """How much to measure."""
+        total = len(prepared.order)
+        trials = self.settings.trials or (total if total <= FEW else max(FEW, int(PART * len(self.space.configs))))
+        return Budget(total if self.settings.exhaustive else min(trials, total), self.settings.seconds)
+
+    def searcher(self, prepared: Prepared, budget: Budget) -> Searcher:
+        """What chooses among the kernels."""
+        if budget.trials >= len(prepared.order):
+            return InOrder(prepared.order)
+        return Guided(prepared.order, self.space.fields, self.settings.seed)
+
+    def tune(self, prepared: Prepared, workers: Sequence[Worker], ledger: Ledger) -> dict[str, Any] | None:
+        """Search, hold the final, and save the winner. The final's record; None where every kernel failed."""
+        budget = self.budget(prepared)
+        with progress(f"{self.space.version.name}: kernels measured") as update:
+            search = Search(
+                prepared.stock,
+                prepared.predicted_us,
+                self.gpu,
+                ledger,
+                self.searcher(prepared, budget),
+                workers,
+                budget,
+                rounds=self.settings.rounds,
+                progress=update,
+                warn=warn,
+            )
+            search.run()
+            final = search.conclude()
+        if final:
+            self.save(prepared.stock, final)
+        return final
+
+    def save(self, stock: Stock, final: dict[str, Any]) -> None:
+        """Write the winner to configs/tuned, with its evidence."""
+        winner = next(kernel for kernel in stock.kernels if kernel.code == final["winner"])
+        standing = next(each for each in final["standings"] if each["code"] == final["winner"])
+        evidence = {
+            "ratio": _interval(standing, "ratio", "low", "high"),
+            "to_default": _interval(standing, "to_default", "to_default_low", "to_default_high"),
+            "measured": f"{final['trials']} kernels of {len(self.space.configs)} configurations",
+            "problems": [problem.name for problem in self.space.problems],
+            "times_us": [round(time, 1) for time in standing["times_us"]],
+            "baseline_us": [round(time, 1) for time in final["baseline_us"]],
+            **{name: final.get(name) for name in ("device", "driver", "torch", "toolkit", "commit", "time")},
+            "study": self.study,
+        }
+        kinds = dict.fromkeys(map(tuned.kind_of, self.space.problems))
+        for kind in kinds:
+            tuned.save(self.gpu.name, self.space.version.name, kind, winner.config.as_dict(), evidence)
+
+
+def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float) -> list[Worker]:
+    """One worker a GPU, for as many as asked for ('auto': all that are visible). DeviceError where there are fewer."""
+    import torch
+
+    try:
+        require_gpu()
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}. To tune for {gpu.title} a machine with one is needed; without it, --offline ranks the "
+            "configurations by the cost model"
+        ) from None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    if (number != "auto" and not number.isdigit()) or number == "0":
+        raise ConfigError(f"--workers {number} is neither auto nor a number of GPUs, 1 to {len(devices)}")
+    wanted = len(devices) if number == "auto" else int(number)
+    if wanted > len(devices):
+        raise DeviceError(f"--workers {number}: each needs a GPU of its own, and {len(devices)} are visible")
+    return [
+        Worker(OnGpu(gpu.name, mode), {"CUDA_VISIBLE_DEVICES": device.strip()}, patience) for device in devices[:wanted]
+    ]
+
+
+def _kind(space: Space) -> str:
+    masks = {problem.causal for problem in space.problems}
+    mask = "both" if len(masks) == 2 else "causal" if True in masks else "full"
+    return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}"
+
+
+def _source_digest(space: Space) -> str:
+    """A hash of the kernel's sources that does not depend on where the checkout is."""
+    files = Sources().closure(space.version.kernel)
+    return _digest(*(f"{path.name}\n{path.read_text()}" for path in sorted(files, key=lambda path: path.name)))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def _interval(values: dict[str, Any], *names: str) -> str | None:
+    if names[0] not in values:
+        return None
+    value, low, high = (values[name] for name in names)
+    return f"{value:.4f} [{low:.4f}, {high:.4f}]"

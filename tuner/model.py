@@ -1,0 +1,188 @@
+"""How fast a kernel should be on a GPU that need not be there: from its machine code and the emulator's counters.
+
+The main loop's instructions run through a simulated sub-core (subcore.py), as many CTAs side by side as an SM holds;
+CTAs beyond that come in further waves. The emulator says how much bank conflicts lengthen accesses to shared memory.
+The times are for ranking: each is a prediction, and is called one wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from flashladder.common import sass
+from flashladder.common.artifact import Artifact
+from flashladder.common.config import GpuDescription, KernelConfig
+from flashladder.common.errors import EmulatorError
+from flashladder.common.paths import ROOT, cache_dir
+from flashladder.common.sass.occupancy import SUB_CORES
+from flashladder.common.sass.pipes import WARP
+from flashladder.tuner.subcore import Step, cycles
+
+if TYPE_CHECKING:
+    from flashladder.common.problem import Problem
+    from flashladder.tuner.kernels import Kernel, Stock
+    from flashladder.tuner.space import Space
+
+SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O
+LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A kernel's main loop, as far as the model looks at it."""
+
+    steps: tuple[Step, ...]
+    warps: int  # of a CTA that go through it
+    blocks: float  # of K and V that a CTA does in one pass
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Loop:
+        """Disassembles a kernel; the result is kept in the cache."""
+        place = cache_dir() / "loops" / f"{artifact.key}-{_analysis()}.json"
+        with suppress(OSError, ValueError, TypeError):
+            known: dict[str, Any] = json.loads(place.read_text())
+            return cls(**{**known, "steps": tuple(Step(*step) for step in known["steps"])})
+        code = sass.read(artifact)
+        blocks = code.loop_blocks or _blocks_by_ffma(code) or 1.0
+        loop = cls(tuple(map(Step.of, code.loop)), max(1, round(code.loop_warps)), blocks)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({**vars(loop), "steps": [dataclasses.astuple(step) for step in loop.steps]}))
+        temporary.replace(place)
+        return loop
+
+
+def _blocks_by_ffma(code: sass.Code) -> float:
+    """Blocks of K and V in one pass of a kernel without tensor cores, by its multiplications."""
+    return 2 * WARP * sass.count(code.loop, ("FFMA",)) * code.loop_warps / code.block_flops
+
+
+@cache
+def _analysis() -> str:
+    """A digest of what makes a Loop of a cubin: with other code, what the cache holds is of no use."""
+    files = [*sorted((ROOT / "common" / "sass").glob("*.py")), *(ROOT / "tuner" / name for name in _OWN)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
+
+
+_OWN = ("model.py", "subcore.py")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one SM has to do for a problem."""
+
+    artifact: Artifact
+    gpu: GpuDescription
+    ctas: int  # in all
+    blocks: float  # of K and V for each, on average
+    shared_factor: float
+
+    def cycles(self) -> float:
+        """The SM's time: whole waves, then the CTAs that are left."""
+        loop, resident = Loop.of(self.artifact), sass.occupancy(self.artifact, self.gpu).ctas
+        waves, rest = divmod(self.ctas, resident)
+        return sum(
+            count * (SETUP_CYCLES + self.blocks / loop.blocks * self._pass(loop, together))
+            for count, together in ((waves, resident), (1, rest))
+            if count and together
+        )
+
+    def _pass(self, loop: Loop, ctas: int) -> float:
+        warps = max(1, loop.warps // SUB_CORES)
+        return cycles(loop.steps, ctas, warps, sass.throughput(self.gpu), self.shared_factor) if loop.steps else 0.0
+
+
+def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str, float]:
+    """The predicted time of every kernel by its code: microseconds, the geometric mean over the space's problems."""
+    factors = conflicts(stock.space, (kernel.config for kernel in stock.kernels), gpu)
+    wanted = {
+        (kernel.code, problem): workload(kernel, problem, artifact, gpu, factors)
+        for kernel in stock.kernels
+        for problem, artifact in zip(stock.space.problems, kernel.artifacts, strict=True)
+    }
+    times: dict[str, list[float]] = {}
+    for (code, _), spent in zip(wanted, _everywhere(list(wanted.values()), progress), strict=True):
+        times.setdefault(code, []).append(spent / gpu.boost_mhz)
+    return {code: math.exp(sum(map(math.log, several)) / len(several)) for code, several in times.items()}
+
+
+def workload(
+    kernel: Kernel, problem: Problem, artifact: Artifact, gpu: GpuDescription, factors: Mapping[object, float]
+) -> Workload:
+    """The share of one SM in a problem."""
+    tile = artifact.launch
+    ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
+    keys_a_row = problem.flops / (4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.head_dim)
+    factor = factors.get(_layout(kernel.config), 1.0)
+    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, factor)
+
+
+def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
+    """By how much bank conflicts lengthen accesses to shared memory, by layout; what cannot be emulated is left out."""
+    from flashladder.common.build import BuildRequest, build
+    from flashladder.common.execute import on_emulator
+    from flashladder.common.problem import make_inputs
+
+    examples = {_layout(config): config for config in configs}
+    problems = {layout: _small(space.problems[0], config) for layout, config in examples.items()}
+    requests = {
+        layout: BuildRequest(space.version, space.full(config, problems[layout]), gpu.arch)
+        for layout, config in examples.items()
+    }
+    built = dict(zip(requests, build(list(requests.values()), on_error="return"), strict=True))
+    found: dict[object, float] = {}
+    for layout, artifact in built.items():
+        with suppress(EmulatorError):
+            if isinstance(artifact, Artifact):
+                report = on_emulator(artifact, problems[layout], make_inputs(problems[layout]), race=False)
+                found[layout] = report.shared_wavefronts / max(1, report.shared_wavefronts_ideal)
+    return found
+
+
+def _layout(config: KernelConfig) -> tuple[object, ...]:
+    return tuple(value for name, value in config.items if name in LAYOUT_FIELDS)
+
+
+def _small(problem: Problem, config: KernelConfig) -> Problem:
+    """One CTA of a problem's kind, with one block of K and V."""
+    rows, keys = getattr(config, "block_m", 64), getattr(config, "block_n", 64)
+    return dataclasses.replace(
+        problem, batch=1, num_heads=1, num_heads_k=1, seqlen_q=rows, seqlen_k=keys, layout="bshd"
+    )
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's: 1 where both orders are the same, -1 where one is the reverse; nan for fewer than three values."""
+    import pandas as pd
+
+    if len(first) < 3:
+        return math.nan
+    return float(pd.Series(first).rank().corr(pd.Series(second).rank()))
+
+
+def _everywhere(workloads: Sequence[Workload], progress: Any) -> list[float]:
+    """The cycles of each, on all cores."""
+    cores = len(os.sched_getaffinity(0))
+    results: list[float] = []
+    if len(workloads) < 4 * cores:
+        return [each.cycles() for each in workloads]
+    context = multiprocessing.get_context("spawn")
+    deaf = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the search
+    with ProcessPoolExecutor(cores, mp_context=context, initializer=signal.signal, initargs=deaf) as pool:
+        for result in pool.map(Workload.cycles, workloads, chunksize=8):
+            results.append(result)
+            if progress:
+                progress(len(results), len(workloads), "")
+    return results

@@ -1,0 +1,108 @@
+"""What a person sees of a search: what was compiled, who won and why, or what is predicted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from flashladder.common import tuned
+from flashladder.common.console import console, table, warn
+from flashladder.common.display import VERDICT_STYLES
+from flashladder.common.sass import occupancy
+from flashladder.tuner import trial_log
+from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
+from flashladder.tuner.model import rank_correlation
+
+if TYPE_CHECKING:
+    from flashladder.tuner.job import Job, Prepared
+    from flashladder.tuner.kernels import Stock
+
+SHOWN = 10  # kernels of a ranking that are printed; all are in its file
+
+
+def stock(found: Stock) -> str:
+    """What compiling gave, in a line: '02_swizzling: 528 configurations are 131 kernels; left out: ...'."""
+    left_out = "; ".join(f"{count} {reason}" for reason, count in found.left_out.items())
+    text = f"{found.space.version.name}: {found.num_configs} configurations are {len(found.kernels)} kernels"
+    return text + (f"; left out: {left_out}" if left_out else "")
+
+
+def final(job: Job, prepared: Prepared, ledger: Ledger, record: dict[str, Any] | None) -> None:
+    """The finalists and the winner, how good the cost model was, and where everything is."""
+    if record is None:
+        warn(f"{job.space.version.name}: no kernel could be measured, and nothing was written to configs/tuned")
+    else:
+        console.print(_standings(job, record))
+    predicted, ratios = _pairs(ledger)
+    if len(ratios) > 2:
+        correlation = rank_correlation(predicted, [-ratio for ratio in ratios])
+        console.print(
+            f"Predicted and measured times: Spearman's rank correlation {correlation:.2f}, {len(ratios)} kernels"
+        )
+    places = [str(trial_log.path_of(ledger.name)), f"study {ledger.name} in {job.storage}"]
+    if record:
+        places.insert(0, str(tuned.FOLDER / f"{job.gpu.name}.yaml"))
+    console.print("[dim]" + "\n".join(places), soft_wrap=True)
+
+
+def interrupted(job: Job, ledger: Ledger) -> None:
+    """After Ctrl-C: the best so far, and how to go on."""
+    trial_log.write(ledger)
+    trials = [trial for trial in ledger.valid() if verdict_of(trial) == MEASURED]
+    best = max(trials, key=lambda trial: trial.value or 0.0, default=None)
+    if best:
+        found = outcome_of(best)
+        console.print(
+            f"\n{job.space.version.name}: the best of {len(trials)} kernels so far, not measured again: "
+            f"{best.user_attrs['config']}, ratio {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]",
+            soft_wrap=True,
+        )
+    console.print(f"Nothing is lost: the same command goes on. {trial_log.path_of(ledger.name)}", soft_wrap=True)
+
+
+def offline(job: Job, prepared: Prepared) -> None:
+    """The ranking of the cost model, as a table and, whole, as a file."""
+    path = trial_log.path_of(job.study).with_suffix(".predicted.csv")
+    figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
+    title = f"{job.space.version.name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured"
+    made = table(title, "configuration", *figures, right=figures, wrap=("configuration",))
+    ranked = sorted(prepared.order, key=lambda kernel: prepared.predicted_us[kernel.code])
+    for kernel in ranked[:SHOWN]:
+        one = kernel.artifacts[0]
+        made.add_row(
+            kernel.config.name.replace(",", ", ") + (" (default)" if kernel == prepared.stock.default else ""),
+            f"{prepared.predicted_us[kernel.code]:.0f}",
+            str(one.registers),
+            str(one.local_bytes),
+            str(occupancy(one, job.gpu).ctas),
+            str(len(kernel.configs)),
+        )
+    console.print(made)
+    trial_log.write_predictions(path, job.space.version.name, ranked, prepared.predicted_us)
+    console.print(f"[dim]{path}", soft_wrap=True)
+
+
+def _standings(job: Job, record: dict[str, Any]) -> Table:
+    figures = ("ratio", "95 % interval", "to the default")
+    rounds = "+".join(map(str, record["rounds"]))
+    title = f"{job.space.version.name} on {record.get('device', job.gpu.title)}: finalists, in {rounds} rounds together"
+    made = table(title, "configuration", *figures, "", right=figures, wrap=("configuration",))
+    for standing in record["standings"]:
+        versus = f"{standing['to_default']:.3f}" if "to_default" in standing else "-"
+        is_winner = standing["code"] == record["winner"]
+        made.add_row(
+            standing["config"].replace(",", ", "),
+            f"{standing['ratio']:.3f}",
+            f"{standing['low']:.3f} to {standing['high']:.3f}",
+            versus,
+            Text("winner", VERDICT_STYLES["faster"]) if is_winner else "",
+        )
+    return made
+
+
+def _pairs(ledger: Ledger) -> tuple[list[float], list[float]]:
+    """Predicted times and measured ratios."""
+    trials = [trial for trial in ledger.valid() if verdict_of(trial) == MEASURED]
+    return [trial.user_attrs["predicted_us"] for trial in trials], [trial.value or 0.0 for trial in trials]

@@ -1,0 +1,176 @@
+"""Find the configuration with which a rung of the ladder is fastest on a GPU.
+
+python tuner/search.py 16 --gpu h100                  one rung
+python tuner/search.py --gpu h100                     every rung that the GPU can run
+python tuner/search.py 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
+python tuner/search.py 16 --gpu a100 --offline        without the GPU: ranked by the cost model, nothing measured
+
+Every configuration is compiled first, on all cores; those with the same machine code are one kernel. Kernels are
+checked, and timed beside official FlashAttention-2, in processes that are replaced when a kernel faults, hangs or is
+wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
+measured again, together, and the winner goes to configs/tuned/GPU.yaml, where run_version.py finds it.
+
+A search that was killed goes on where it was when it is started again. Several machines share a study through a
+database: --storage postgresql://user:password@host/database. To watch: optuna-dashboard STORAGE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+try:
+    from flashladder.common import arguments as options
+    from flashladder.common import catalog
+    from flashladder.common.config import GpuDescription, gpu_names, load_gpu
+    from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, progress, warn
+    from flashladder.common.errors import ConfigError, UnsupportedProblemError
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tuner/search.py`")
+
+if TYPE_CHECKING:
+    from flashladder.tuner.job import Job, Prepared
+    from flashladder.tuner.worker import Worker
+
+POLL_SECONDS = 0.2
+
+
+def parser() -> Parser:
+    """The options."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    made = Parser(summary, epilog=rest)
+    made.add_argument("rungs", nargs="*", metavar="RUNG", help="default: all that the GPU can run")
+    made.add_argument("--gpu", required=True, metavar="NAME", help=f"what to tune for: {', '.join(gpu_names())}")
+    made.add_argument("--offline", action="store_true", help="rank by the cost model, without the GPU")
+    options.add_shapes(made, seqlens="4096")
+    options.add_timing(made)
+    budget = made.add_argument_group("budget of each rung")
+    budget.add_argument("--trials", type=_count, metavar="N", help="kernels to measure, earlier searches' among them")
+    budget.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="of measuring")
+    budget.add_argument("--exhaustive", action="store_true", help="measure every kernel")
+    budget.add_argument("--spills", type=int, metavar="BYTES", help="that a thread may spill (default: 256)")
+    study = made.add_argument_group("study")
+    study.add_argument("--study", metavar="NAME", help="default: named after rung, GPU and problems")
+    study.add_argument("--storage", metavar="URL", help="any of Optuna's (default: SQLite, results/tuning/studies.db)")
+    study.add_argument("--workers", default="auto", metavar="N", help="that measure, one a GPU (default: all GPUs)")
+    study.add_argument("--patience", type=float, default=60, metavar="S", help="until a kernel counts as hung")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    gpu = load_gpu(arguments.gpu)
+    versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
+
+    from flashladder.tuner import job
+
+    jobs = _jobs(versions, gpu, arguments)
+    workers = [] if arguments.offline else job.workers(arguments.workers, gpu, arguments.mode, arguments.patience)
+    return run(jobs, workers, offline=arguments.offline)
+
+
+def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -> int:
+    """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured."""
+    from flashladder.tuner import report
+
+    ledgers = [] if offline else [each.ledger() for each in jobs]
+    ahead = _Ahead(jobs)
+    failed = False
+    try:
+        for number, each in enumerate(jobs):
+            prepared = ahead.wait_for(each)
+            console.print(report.stock(prepared.stock), markup=False, soft_wrap=True)
+            if offline:
+                report.offline(each, prepared)
+                continue
+            ledger = ledgers[number]
+            try:
+                final = each.tune(prepared, workers, ledger)
+            except KeyboardInterrupt:
+                report.interrupted(each, ledger)
+                raise
+            failed |= final is None
+            report.final(each, prepared, ledger, final)
+    finally:
+        ahead.stop()
+        for worker in workers:
+            worker.stop()
+        for ledger in ledgers:
+            ledger.close()
+    return EXIT_ERROR if failed else 0
+
+
+class _Ahead:
+    """Prepares jobs in the background, one after the other."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._latest: tuple[int, int, str] = (0, 1, "")
+        self._stopped = False
+        self._futures: dict[str, Future[Prepared]] = {
+            job.study: self._pool.submit(job.prepare, self._relay) for job in jobs
+        }
+
+    def wait_for(self, job: Job) -> Prepared:
+        """The prepared job; a progress bar shows what there is to wait for."""
+        future = self._futures[job.study]
+        with progress(f"{job.space.version.name}: compiled and ranked") as update:
+            while not future.done():
+                update(*self._latest)
+                time.sleep(POLL_SECONDS)
+        return future.result()
+
+    def stop(self) -> None:
+        """Lets what is under way end, and begins nothing more."""
+        self._stopped = True
+        self._pool.shutdown(cancel_futures=True)
+
+    def _relay(self, done: int, total: int, detail: str) -> None:
+        if self._stopped:
+            raise KeyboardInterrupt
+        self._latest = done, total, detail
+
+
+def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: argparse.Namespace) -> list[Job]:
+    """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
+    from flashladder.tuner import job, kernels
+    from flashladder.tuner.space import Space
+    from flashladder.tuner.tuning import ROUNDS
+
+    problems = options.shapes(arguments)
+    jobs = []
+    for version in versions:
+        prefix = arguments.study
+        settings = job.Settings(
+            trials=arguments.trials,
+            seconds=60 * arguments.minutes,
+            exhaustive=arguments.exhaustive,
+            spills=kernels.SPILLS if arguments.spills is None else arguments.spills,
+            mode=arguments.mode,
+            rounds=arguments.rounds or ROUNDS,
+            seed=arguments.seed,
+            study=f"{prefix}-{version.name}" if prefix and len(versions) > 1 else prefix,
+            storage=arguments.storage,
+        )
+        try:
+            version.check_arch(gpu.arch)
+            jobs.append(job.Job(Space.of(version, problems), gpu, settings))
+        except (ConfigError, UnsupportedProblemError) as refusal:
+            if arguments.rungs:
+                raise
+            warn(f"left out: {refusal}")
+    return jobs
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or text == "0":
+        raise argparse.ArgumentTypeError(f"{text} is not a number of kernels, 1 or more")
+    return int(text)
+
+
+if __name__ == "__main__":
+    exit_with(main, parser())

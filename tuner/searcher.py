@@ -1,0 +1,102 @@
+"""Which kernel to measure next: all of them in the order of their predicted times, or those that TPE asks for.
+
+A searcher only proposes. It keeps what it is told in memory; the study's storage is the ledger's business.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import TrialState
+
+from flashladder.common.config import KernelConfig, Value
+from flashladder.tuner.kernels import Kernel
+
+STARTUP = 8  # kernels in the order of their predicted times before TPE has a say
+DRAWS = 32  # of TPE for a kernel that is not taken, before the one nearest to its last wish has to do
+
+
+class Searcher(Protocol):
+    """What proposes kernels."""
+
+    def propose(self, taken: Collection[str]) -> Kernel | None:
+        """A kernel whose code is not taken; None when all are."""
+
+    def tell(self, kernel: Kernel, ratio: float | None) -> None:
+        """What came of a kernel: its ratio to the baseline; None where it is in quarantine."""
+
+
+class InOrder:
+    """Every kernel, in the given order."""
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        self._kernels = kernels
+
+    def propose(self, taken: Collection[str]) -> Kernel | None:
+        return next((kernel for kernel in self._kernels if kernel.code not in taken), None)
+
+    def tell(self, kernel: Kernel, ratio: float | None) -> None:
+        """Whatever it is, the order stays."""
+
+
+class Guided:
+    """In turns the first of the given order, and what TPE makes of the results so far."""
+
+    def __init__(
+        self, kernels: Sequence[Kernel], fields: Mapping[str, Sequence[Value]], seed: int, startup: int = STARTUP
+    ) -> None:
+        self._in_order = InOrder(kernels)
+        self._kernels = kernels
+        self._kernel_of = {_values(config): kernel for kernel in kernels for config in kernel.configs}
+        self._distributions = distributions(fields)
+        self._startup = startup
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=False)
+        self._study = quietly(lambda: optuna.create_study(direction="maximize", sampler=sampler))
+
+    def propose(self, taken: Collection[str]) -> Kernel | None:
+        if len(taken) < self._startup or len(taken) % 2:
+            return self._in_order.propose(taken)
+        wish: dict[str, Value] = {}
+        for _ in range(DRAWS):
+            trial = self._study.ask(self._distributions)
+            self._study.tell(trial, state=TrialState.FAIL)
+            wish = trial.params
+            kernel = self._kernel_of.get(tuple(wish[name] for name in self._distributions))
+            if kernel and kernel.code not in taken:
+                return kernel
+        free = [kernel for kernel in self._kernels if kernel.code not in taken]
+        return min(free, key=lambda kernel: _distance(kernel, wish), default=None)
+
+    def tell(self, kernel: Kernel, ratio: float | None) -> None:
+        state = TrialState.PRUNED if ratio is None else TrialState.COMPLETE
+        self._study.add_trial(
+            optuna.create_trial(
+                state=state, value=ratio, params=kernel.config.as_dict(), distributions=self._distributions
+            )
+        )
+
+
+def distributions(fields: Mapping[str, Sequence[Value]]) -> dict[str, BaseDistribution]:
+    """The fields as Optuna sees them."""
+    return {name: CategoricalDistribution(tuple(values)) for name, values in fields.items()}
+
+
+def quietly(make: Callable[[], optuna.Study]) -> optuna.Study:
+    """Calls Optuna without its chatter."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return make()
+
+
+def _values(config: KernelConfig) -> tuple[Value, ...]:
+    return tuple(value for _, value in config.items)
+
+
+def _distance(kernel: Kernel, wish: Mapping[str, Value]) -> int:
+    """The fields in which the kernel's nearest configuration differs from a wish."""
+    return min(sum(config.as_dict()[name] != value for name, value in wish.items()) for config in kernel.configs)
