@@ -1,0 +1,153 @@
+"""The pictures of what was measured on a GPU: each takes a data frame and gives a matplotlib figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flashladder.common.theme import colour, figure, pixels, tip
+
+WIDTH = 860
+ROW = 26  # pixels of a rung's line
+LABELS = 260  # pixels of the rungs' names, left of a picture
+LEAST_RATIO = 0.7  # where the scale of ratios begins; rungs below are marked at its edge
+KINDS = {"own": "its own configuration", "fixed": "one configuration for all"}
+PIPES = {
+    "tensor": "tensor cores",
+    "lsu": "loads and stores",
+    "fma": "FP32",
+    "alu": "integers and logic",
+    "mufu": "exponentials",
+    "other": "the rest",
+}
+
+
+@figure
+def ladder(summary: pd.DataFrame) -> Figure:
+    """Every rung's rate and its ratio to official FlashAttention-2, of one GPU and dtype (rows of `data.summary`)."""
+    rungs = list(summary["version"].unique())
+    height = ROW * len(rungs) + 94
+    drawn = pixels(WIDTH, height)
+    rates = _panel(drawn, LABELS, 215, height)
+    ratios = _panel(drawn, LABELS + 215 + 26, WIDTH - LABELS - 215 - 26 - 96, height)
+    official = summary["official_tflops"].median()
+    _name_rungs(rates, summary.drop_duplicates("version"))
+    _draw_rates(rates, summary, rungs, official)
+    _draw_ratios(ratios, summary, rungs)
+    handles = [ratios.plot([], [], color=colour(kind), **_marker(kind), label=text)[0] for kind, text in KINDS.items()]
+    handles.append(ratios.plot([], [], color=colour("official"), label="FlashAttention-2")[0])
+    drawn.legend(handles=handles, loc="upper left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0, handlelength=1.4)
+    return drawn
+
+
+def _draw_rates(axes: Axes, summary: pd.DataFrame, rungs: list[str], official: float) -> None:
+    axes.set_title("TFLOP/s")
+    axes.grid(axis="y", visible=False)
+    for row in summary.itertuples():
+        y = rungs.index(row.version)
+        if row.kind == "own":
+            tip(axes.barh(y, row.tflops, height=0.56, color=colour("own"), alpha=0.85)[0], _words(row))
+        else:
+            tip(axes.plot(row.tflops, y, color=colour("fixed"), **_marker("fixed"))[0], _words(row))
+    axes.axvline(official, color=colour("official"))
+    axes.set_xlim(0, max(summary["tflops"].max(), official) * 1.04)
+
+
+def _draw_ratios(axes: Axes, summary: pd.DataFrame, rungs: list[str]) -> None:
+    axes.set_title("time of FlashAttention-2 / time of the rung")
+    axes.set(yticks=range(len(rungs)), yticklabels=[], ylim=(len(rungs) - 0.5, -0.5))
+    highest = max(1.05, summary["ratio_high"].max() + 0.02)
+    axes.set_xlim(LEAST_RATIO, highest)
+    axes.axvline(1, color=colour("official"))
+    for row in summary.sort_values("kind").itertuples():
+        y, paint = rungs.index(row.version), colour(row.kind)
+        if row.ratio < LEAST_RATIO:
+            tip(axes.plot(LEAST_RATIO + 0.006, y, "<", color=paint, markersize=7)[0], _words(row))
+        else:
+            axes.plot([row.ratio_low, row.ratio_high], [y, y], color=paint, linewidth=3, solid_capstyle="butt")
+            tip(axes.plot(row.ratio, y, color=paint, **_marker(row.kind))[0], _words(row))
+        column = {"own": 44, "fixed": 92}[row.kind]
+        place: dict[str, Any] = {"xy": (1, y), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate(f"{row.ratio:.3f}", xytext=(column, 0), color=paint, ha="right", va="center", **place)
+
+
+def _panel(drawn: Figure, left: float, width: float, height: float) -> Axes:
+    """Axes with a line for each rung, this far from the left, under the legend."""
+    above, below = 64, 30
+    return drawn.add_axes((left / WIDTH, below / height, width / WIDTH, (height - above - below) / height))
+
+
+def _name_rungs(axes: Axes, rungs: pd.DataFrame) -> None:
+    """A line for each rung, the lowest on top, with its name at the left edge of the picture."""
+    axes.set(yticks=range(len(rungs)), yticklabels=[], ylim=(len(rungs) - 0.5, -0.5))
+    for y, row in enumerate(rungs.itertuples()):
+        place: dict[str, Any] = {
+            "xy": (0, y),
+            "xycoords": ("axes fraction", "data"),
+            "textcoords": "offset points",
+            "va": "center",
+        }
+        axes.annotate(row.rung, xytext=(-LABELS, 0), color=colour("muted"), **place)
+        axes.annotate(row.title, xytext=(28 - LABELS, 0), **place)
+
+
+def _marker(kind: str) -> dict[str, Any]:
+    if kind == "own":
+        return {"marker": "o", "markersize": 8, "linestyle": "none"}
+    return {
+        "marker": "D",
+        "markersize": 6,
+        "linestyle": "none",
+        "markerfacecolor": colour("surface"),
+        "markeredgewidth": 1.6,
+    }
+
+
+def _words(row: Any) -> str:
+    interval = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+    return f"{row.rung} {row.title}, {KINDS[row.kind]}\n{row.tflops:.0f} TFLOP/s, ratio {interval}\n{row.config}"
+
+
+@figure
+def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
+    """What a warp issues for each mma in the main loop, by pipe (`data.mix`): the rest of the loop is overhead."""
+    height = ROW * len(table) + 94
+    drawn = pixels(WIDTH, height)
+    axes = _panel(drawn, LABELS, WIDTH - LABELS - 50, height)
+    rungs = pd.DataFrame({"rung": table.index.str[:2], "title": [titles.get(name, name) for name in table.index]})
+    _name_rungs(axes, rungs)
+    pipes = [pipe for pipe in PIPES if pipe in table]
+    left = np.zeros(len(table))
+    for pipe in pipes:
+        bars = axes.barh(range(len(table)), table[pipe], left=left, height=0.6, color=colour(pipe), label=PIPES[pipe])
+        for bar, version, count in zip(bars, table.index, table[pipe], strict=True):
+            tip(bar, f"{version}: {count:.2f} instructions for {PIPES[pipe]}, for each mma")
+        left += table[pipe].to_numpy()
+    for y, total in enumerate(left):
+        axes.annotate(
+            f"{total:.2f}", (total, y), (6, 0), textcoords="offset points", va="center", color=colour("muted")
+        )
+    drawn.legend(loc="upper left", ncols=len(pipes), bbox_to_anchor=(0, 1), borderaxespad=0, handlelength=0.8)
+    axes.grid(axis="y", visible=False)
+    axes.set_title("warp instructions of the loop for each mma")
+    return drawn
+
+
+@figure
+def tuning(trials: pd.DataFrame) -> Figure:
+    """A study's trials in order: the ratio of each, and the best so far."""
+    drawn = pixels(WIDTH, 280)
+    axes = drawn.add_axes((0.06, 0.17, 0.92, 0.78))
+    for number, row in enumerate(trials.itertuples(), start=1):
+        if row.ratio == row.ratio:  # a trial that failed has none
+            words = f"trial {number}: {row.ratio:.3f} {row.verdict}\n{row.config}"
+            tip(axes.plot(number, row.ratio, "o", color=colour("other"), markersize=5)[0], words)
+    axes.step(range(1, len(trials) + 1), trials["ratio"].cummax().ffill(), where="post", color=colour("own"))
+    axes.axhline(1, color=colour("official"))
+    axes.set(xlabel="trial", ylabel="ratio", xlim=(0, len(trials) + 1))
+    return drawn

@@ -1,0 +1,100 @@
+"""The HTML page: one file that works without a network, in light and dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from flashladder.common import theme
+from flashladder.common.dashboard import data, figures
+from flashladder.common.dashboard.data import Results
+from flashladder.common.dashboard.view import view
+from flashladder.common.experiments import figures as experiment_figures
+from flashladder.common.experiments.plan import EXPERIMENTS
+
+HERE = Path(__file__).parent
+LATEST_RUNS = 60  # shown
+MOST_KINDS = 16  # opcodes in the table of the instruction mix
+
+
+def render(results: Results, summary: pd.DataFrame) -> str:
+    """The page; `summary` is data.summary of the results' ladders."""
+    loader = jinja2.FileSystemLoader(HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    groups = summary.groupby(["gpu", "dtype"], sort=False) if len(summary) else ()
+    studies = {name: trials for name, trials in results.tuning.items() if trials["ratio"].notna().any()}
+    return environment.get_template("page.html").render(
+        **{scheme: Markup(theme.custom_properties(scheme)) for scheme in theme.SCHEMES},
+        css=_asset("page.css"),
+        js=_asset("page.js"),
+        damaged=[str(damage) for damage in results.damaged],
+        views=[view(gpu, dtype, lines, results.ladders[gpu]) for (gpu, dtype), lines in groups],
+        mixes=[_mix(gpu, counts) for gpu, counts in results.sass.items()],
+        studies=[_study(name, trials) for name, trials in studies.items()],
+        experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
+        runs=_runs(results),
+    )
+
+
+def _asset(name: str) -> Markup:
+    return Markup((HERE / name).read_text())
+
+
+def _mix(gpu: str, counts: pd.DataFrame) -> dict[str, Any]:
+    loops = counts.pivot_table(index="version", columns="kind", values="loop", aggfunc="sum", fill_value=0).sort_index()
+    kinds = loops.sum().sort_values(ascending=False).index[:MOST_KINDS]
+    rows = [{"version": version, "counts": [int(row[kind]) for kind in kinds]} for version, row in loops.iterrows()]
+    svg = theme.inline_svg(figures.mix(data.mix(counts), data.titles()), f"mix-{gpu}", f"Instruction mix, {gpu}")
+    return {"gpu": gpu, "svg": svg, "kinds": list(kinds), "rows": rows}
+
+
+def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:
+    best = trials.loc[trials["ratio"].idxmax()]
+    words = f"{len(trials)} trials of {best['version']}; the best has the ratio {best['ratio']:.3f}: {best['config']}"
+    svg = theme.inline_svg(figures.tuning(trials), f"study-{name}", f"Trials of {name}")
+    return {"name": name, "words": words, "svg": svg}
+
+
+def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+    experiment, latest = EXPERIMENTS[name], experiment_figures.latest(rows)
+    svg = theme.inline_svg(experiment_figures.DRAW[name](latest), name, experiment.title)
+    source = experiment_figures.source(latest)
+    return {"title": experiment.title, "text": experiment.text, "source": source, "svg": svg}
+
+
+def _runs(results: Results) -> list[dict[str, Any]]:
+    """The latest rows of runs.csv and bench.csv, the newest first."""
+    rows = pd.concat([frame for frame in (results.runs, results.bench) if len(frame)] or [results.runs])
+    newest = rows.sort_values("time", ascending=False, kind="stable").head(LATEST_RUNS)
+    return [_run(row) for row in newest.itertuples()]
+
+
+def _run(row: Any) -> dict[str, Any]:
+    lengths = row.seqlen_q if row.seqlen_q == row.seqlen_k else f"{row.seqlen_q}x{row.seqlen_k}"
+    mask = ", causal" if row.causal else ""
+    return {
+        "time": row.time[:16].replace("T", " "),
+        "kernel": f"{row.version} {_tile(row.config)}".strip(),
+        "config": row.config,
+        "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{mask}",
+        "device": row.device,
+        "us": _number(row.time_us, ",.1f"),
+        "tflops": _number(row.tflops, ".1f"),
+        "ratio": _number(row.ratio, ".3f"),
+        "verdict": row.verdict,
+        "passed": row.passed is True,
+    }
+
+
+def _tile(config: str) -> str:
+    """The tile and the warps of a configuration, as far as it has them."""
+    values = dict(part.partition("=")[::2] for part in config.split(","))
+    return "x".join(values[name] for name in ("block_m", "block_n", "num_warps") if name in values)
+
+
+def _number(value: float | None, spelling: str) -> str:
+    return "" if value is None or value != value else format(value, spelling)

@@ -1,0 +1,114 @@
+"""An experiment on the GPU, timed, or on the emulator, counted: rows for its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashladder.common import baselines, contest, execute, records
+from flashladder.common.catalog import Version
+from flashladder.common.console import progress, warn
+from flashladder.common.experiments import traffic
+from flashladder.common.experiments.plan import Experiment
+from flashladder.common.field import assemble
+from flashladder.common.measure import Settings
+from flashladder.common.problem import Expected, Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flashladder.common.artifact import Artifact
+    from flashladder.common.field import Field
+    from flashladder.common.records import Row
+
+NUM_HEADS, TOKENS, HEAD_DIM = 16, 16384, 128  # of the GPU's problems
+
+
+def rows(
+    experiment: Experiment, rungs: Sequence[Version], place: Target, lengths: Sequence[int], settings: Settings
+) -> Iterator[list[Row]]:
+    """The rows of each problem as soon as it is done; what takes no part is said on the way."""
+    run = records.new_run()
+    problems = [_problem(place, length, dtype) for dtype in experiment.dtypes for length in lengths]
+    field, left_out = assemble(experiment.entries(rungs), problems, place)
+    for reason in dict.fromkeys(left_out):
+        warn(reason)
+    found = _measured(experiment, field, settings, run) if place.on_gpu else _counted(experiment, field, run)
+    for by_label in found:
+        yield [{**row, "label": label} for label, row in by_label.items()]
+
+
+def _problem(place: Target, length: int, dtype: str) -> Problem:
+    batch, heads = (max(1, TOKENS // length), NUM_HEADS) if place.on_gpu else (1, 1)
+    return Problem(batch=batch, num_heads=heads, seqlen_q=length, head_dim=HEAD_DIM, dtype=dtype)
+
+
+def _measured(experiment: Experiment, field: Field, settings: Settings, run: str) -> Iterator[dict[str, Row]]:
+    references = [baselines.find(name) for name in experiment.baselines]
+    for problem, artifacts in field.items():
+        result = contest.hold(problem, artifacts, references, settings)
+        for remark in result.remarks:
+            warn(remark)
+        for name, reason in result.absent.items():
+            warn(f"no {name} at {problem.name}: {reason}")
+        found = records.of_contest(result, run, artifacts)
+        if experiment.memory:
+            for name, used in _memory(problem, artifacts, references).items():
+                found[name]["memory_bytes"] = used
+        yield found
+
+
+def _memory(
+    problem: Problem, artifacts: Mapping[str, Artifact], references: Sequence[baselines.Baseline]
+) -> dict[str, int]:
+    """Bytes of GPU memory that each takes beyond Q, K and V."""
+    tensors = make_inputs(problem, "cuda")
+    used = {}
+    for label, artifact in artifacts.items():
+        used[label] = tensors.o.nbytes + tensors.lse.nbytes + _allocated(execute.on_gpu(artifact, problem, tensors))
+    for reference in references:
+        if not (reference.missing() or reference.refusal(problem)):
+            used[reference.name] = _allocated(reference.prepare(problem, tensors))
+    return used
+
+
+def _allocated(launch: Callable[[], object]) -> int:
+    """Bytes that a launch has allocated at most."""
+    launch()  # libraries keep a workspace from their first launch on
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    launch()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def _counted(experiment: Experiment, field: Field, run: str) -> Iterator[dict[str, Row]]:
+    with progress(experiment.title) as update:
+        total, done = sum(map(len, field.values())), 0
+        for problem, artifacts in field.items():
+            what = {"run": run} | records.of_place(on_gpu=False) | records.of_problem(problem)
+            tensors = make_inputs(problem)
+            expected = expect(problem, tensors)
+            found = {}
+            for label, artifact in artifacts.items():
+                update(done, total, f"{label}, S = {problem.seqlen_q}")
+                found[label] = what | _emulate(artifact, problem, tensors, expected)
+                done += 1
+            if experiment.memory:  # by formula: nothing is allocated here
+                for row in found.values():
+                    row["memory_bytes"] = traffic.outputs(problem)
+                found["math"] = what | {"version": "math", "memory_bytes": traffic.textbook(problem)}
+            yield found
+
+
+def _emulate(artifact: Artifact, problem: Problem, tensors: Tensors, expected: Expected) -> Row:
+    """What the emulator counts, of a kernel whose output is right; VerificationError otherwise."""
+    tensors.poison()
+    report = execute.on_emulator(artifact, problem, tensors)
+    check = verify(expected, tensors.o, tensors.lse, tensors.buffers)
+    check.require(f"{artifact.version} with {artifact.config.name}")
+    return records.of_artifact(artifact) | records.of_check(check) | records.of_report(report)

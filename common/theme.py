@@ -1,0 +1,159 @@
+"""One look for every picture: colours by role, light and dark, and matplotlib figures as small SVG in either."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+# What a colour is for, with its light and its dark value. The categories keep apart for colour-blind eyes (Okabe, Ito).
+PALETTE = {
+    "ink": ("#1c2024", "#e8eaed"),
+    "muted": ("#60646c", "#9aa3ad"),
+    "grid": ("#e3e5ea", "#2c323b"),
+    "surface": ("#ffffff", "#161a20"),
+    "page": ("#f6f7f9", "#0d1117"),
+    "own": ("#0066c2", "#5eb0ff"),
+    "fixed": ("#d97a00", "#f5b041"),
+    "official": ("#7a2e8e", "#d59ae6"),
+    "good": ("#0b7a53", "#3ddc97"),
+    "bad": ("#c0392b", "#ff8a7a"),
+    "tensor": ("#0072b2", "#56b4e9"),
+    "fma": ("#009e73", "#2bc79a"),
+    "alu": ("#d55e00", "#ff9a5c"),
+    "mufu": ("#b3578f", "#e29ac4"),
+    "lsu": ("#c99700", "#f0d04a"),
+    "other": ("#9aa0a8", "#6b7480"),
+}
+SCHEMES = ("light", "dark")
+
+_FONTS = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK = "http://www.w3.org/1999/xlink"
+_TIP = "tip:"
+_BREAK = "&#10;"  # a line break, which an attribute would lose
+_P = ParamSpec("_P")
+
+
+def colour(role: str) -> str:
+    """What stands for a role's colour in matplotlib, until the picture is written."""
+    return f"#fe{list(PALETTE).index(role):02x}ed"
+
+
+def custom_properties(scheme: str) -> str:
+    """The colours of a scheme as CSS custom properties."""
+    return " ".join(f"--{role}: {values[SCHEMES.index(scheme)]};" for role, values in PALETTE.items())
+
+
+def tip(artist: Artist, text: str) -> None:
+    """What the page shows when a reader points at the artist."""
+    artist.set_gid(_TIP + text.replace("\n", _BREAK))
+
+
+def figure(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """Makes a function that draws a matplotlib figure draw it in this look. One unit is one CSS pixel."""
+
+    @wraps(draw)
+    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with mpl.rc_context(_style()):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def pixels(width: float, height: float) -> Figure:
+    """An empty figure of this size."""
+    return Figure(figsize=(width / 72, height / 72))
+
+
+def inline_svg(drawn: Figure, name: str, title: str) -> str:
+    """The figure for a page that defines the custom properties: it follows the page's scheme."""
+    return _svg(drawn, name, title, lambda role: f"var(--{role})")
+
+
+def files(path: Path) -> dict[str, Path]:
+    """Where `write` puts a figure, by scheme: NAME.svg and NAME_dark.svg."""
+    return {"light": path, "dark": path.with_stem(f"{path.stem}_dark")}
+
+
+def write(drawn: Figure, path: Path, title: str, note: str = "") -> list[Path]:
+    """The figure as files that stand alone, one a scheme, with a note that `note_of` reads."""
+    for scheme, file in files(path).items():
+        colours = {role: values[SCHEMES.index(scheme)] for role, values in PALETTE.items()}
+        svg = _svg(drawn, path.stem, title, colours.__getitem__)
+        file.write_text(f"<!-- {note} -->\n{svg}\n" if note else f"{svg}\n")
+    return [*files(path).values()]
+
+
+def note_of(file: Path) -> str | None:
+    """The note in a file that `write` wrote; None where there is none."""
+    match = re.match(r"<!-- (.*) -->", file.read_text()) if file.exists() else None
+    return match[1] if match else None
+
+
+def _style() -> dict[Any, Any]:
+    return {
+        "font.family": "DejaVu Sans",  # for measuring: it is wider than the fonts that readers have
+        "font.size": 12,
+        "axes.titlesize": 12,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlepad": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.linewidth": 1,
+        "lines.linewidth": 1.8,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "xtick.minor.size": 0,
+        "ytick.minor.size": 0,
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "ytick.labelcolor"), colour("ink")),
+        "xtick.labelcolor": colour("muted"),
+        **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), colour("grid")),
+    }
+
+
+def _svg(drawn: Figure, name: str, title: str, paint: Callable[[str], str]) -> str:
+    """The figure's SVG with the colours painted, without what matplotlib adds for others."""
+    text = io.StringIO()
+    with mpl.rc_context({**_style(), "svg.hashsalt": name}):
+        drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(text.getvalue())
+    _tidy(root, title)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    svg = ElementTree.tostring(root, encoding="unicode")
+    for role in PALETTE:
+        svg = svg.replace(colour(role), paint(role))
+    return svg
+
+
+def _tidy(root: ElementTree.Element, title: str) -> None:
+    _, _, width, height = root.attrib["viewBox"].split()
+    root.attrib |= {"width": width, "height": height, "role": "img", "aria-label": title, "font-family": _FONTS}
+    for metadata in root.findall(f"{{{_SVG}}}metadata"):
+        root.remove(metadata)
+    markup = ElementTree.tostring(root, encoding="unicode")
+    for element in root.iter():
+        for name in ("d", "x", "y", "transform"):
+            if place := element.get(name):
+                element.set(name, re.sub(r"(\.\d\d)\d+", r"\1", place))  # a hundredth of a pixel will do
+        if style := element.get("style"):
+            element.set("style", re.sub(r"\s*font-family:[^;]*;?", "", style))
+        identity = element.get("id", "")
+        if identity.startswith(_TIP):
+            element.set("data-tip", identity.removeprefix(_TIP).replace(_BREAK, "\n"))
+        if identity and f"#{identity}" not in markup:
+            del element.attrib["id"]

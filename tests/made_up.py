@@ -1,0 +1,91 @@
+"""Made-up logs for tests of what reads them. Nothing in here was measured."""
+
+from flashladder.common import catalog
+from flashladder.common.records import BENCH, LADDER, RUNS
+from flashladder.common.results import Log
+
+RATIOS = {"01": 0.16, "02": 0.76, "07": 0.91, "16": 1.06}  # of the rungs' own configurations
+HALF_WIDTH = 0.002
+OFFICIAL_TFLOPS = 300.0
+LENGTHS = (512, 4096)
+
+
+def row(number, kind, seqlen, dtype="bf16", ratio=None, **changes):
+    """A line of a ladder's log."""
+    version = catalog.find(number)
+    ratio = ratio or RATIOS[number] * (1 if kind == "own" else 0.9)
+    baseline_us = 4 * 16384 * 16 * 128 * seqlen / OFFICIAL_TFLOPS / 1e6
+    line = {
+        "kind": kind,
+        "run": "made-up",
+        "time": "2026-01-02T03:04:05+00:00",
+        "torch": "2.11.0",
+        "driver": "580.1",
+        "device": "NVIDIA H100 80GB HBM3",
+        "version": version.name,
+        "config": version.config(dtype=dtype).name,
+        "code": "0" * 24,
+        "batch": 16384 // seqlen,
+        "num_heads": 16,
+        "num_heads_k": 16,
+        "seqlen_q": seqlen,
+        "seqlen_k": seqlen,
+        "head_dim": 128,
+        "dtype": dtype,
+        "causal": False,
+        "passed": True,
+        "registers": 232,
+        "spill_store_bytes": 36 if number == "16" else 0,
+        "spill_load_bytes": 36 if number == "16" else 0,
+        "mode": "hot",
+        "rounds": 32,
+        "time_us": baseline_us / ratio,
+        "tflops": OFFICIAL_TFLOPS * ratio,
+        "baseline": "fa2",
+        "baseline_version": "2.11.0",
+        "baseline_us": baseline_us,
+        "ratio": ratio,
+        "ratio_low": ratio * (1 - HALF_WIDTH),
+        "ratio_high": ratio * (1 + HALF_WIDTH),
+        "verdict": "faster" if ratio > 1 else "slower",
+        "notes": "power cap in 90% of samples",
+    }
+    return line | changes
+
+
+def ladder(folder, gpu="h100", dtypes=("bf16", "fp16")):
+    """Writes the log of a ladder of four rungs; gives the log."""
+    log = Log(folder / f"ladder_{gpu}.csv", LADDER)
+    kinds = ("own", "fixed")
+    log.append([row(n, kind, s, dtype) for dtype in dtypes for n in RATIOS for kind in kinds for s in LENGTHS])
+    return log
+
+
+def runs(folder):
+    """Writes a log of runs, on the emulator and on a GPU, and one of comparisons."""
+    emulated = dict.fromkeys(("time_us", "tflops", "ratio", "baseline", "baseline_us", "verdict"))
+    for name, schema in (("runs.csv", RUNS), ("bench.csv", BENCH)):
+        lines = [row("16", "own", 512), row("02", "own", 512, device="emulator", **emulated)]
+        Log(folder / name, schema).append([{k: v for k, v in line.items() if k in schema.columns} for line in lines])
+
+
+def study(folder):
+    """Writes the log of a study of four trials, of which one failed."""
+    (folder / "tuning").mkdir()
+    trials = [(64, 0.9, "slower"), (128, 1.05, "faster"), (64, "", "failed"), (128, 1.01, "faster")]
+    lines = [
+        f'16_static_stride,"block_m={block},num_warps=4",bf16,{ratio},{verdict}' for block, ratio, verdict in trials
+    ]
+    (folder / "tuning" / "16_h100.csv").write_text("\n".join(["version,config,dtype,ratio,verdict", *lines, ""]))
+
+
+def opcodes(folder):
+    """Writes the opcode counts of two rungs."""
+    counts = {
+        "01_base": {"HMMA": 128, "LDSM": 64, "FFMA": 32, "BAR": 3},
+        "02_swizzling": {"HMMA": 256, "LDSM": 64, "FFMA": 64, "BAR": 3},
+    }
+    pipes = {"HMMA": "tensor", "LDSM": "lsu", "FFMA": "fma", "BAR": ""}
+    lines = ["version,config,arch,kind,pipe,loop,kernel"]
+    lines += [f"{v},c,sm_90a,{kind},{pipes[kind]},{n},{n}" for v, kinds in counts.items() for kind, n in kinds.items()]
+    (folder / "sass_h100.csv").write_text("\n".join([*lines, ""]))

@@ -1,0 +1,271 @@
+"""tools/dashboard.py on made-up logs: the means, the page, the README's part, and what it says to bad input."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from flashladder.common import console, theme
+from flashladder.common.dashboard import data, figures, opcodes
+from flashladder.common.dashboard.roofline import milestones
+from flashladder.common.paths import ROOT
+from flashladder.common.statistics import harmonic_mean
+from flashladder.tests import made_up
+from flashladder.tools import dashboard
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A folder of results, with a README above it."""
+    (tmp_path / "README.md").write_text("# Title\n\n<!-- ladder:begin -->\nold\n<!-- ladder:end -->\n\nThe end.\n")
+    path = tmp_path / "results"
+    path.mkdir()
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(path))
+    return path
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """Calls the tool as a person does; gives its exit code, output and errors."""
+
+    def call(*arguments):
+        readme = folder.parent / "README.md"
+        code = console.run(dashboard.main, dashboard.parser(), ["--readme", str(readme), *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def everything(folder):
+    """A folder with every kind of log."""
+    made_up.ladder(folder)
+    made_up.runs(folder)
+    made_up.study(folder)
+    made_up.opcodes(folder)
+    return folder
+
+
+def page(folder):
+    return (folder / "dashboard.html").read_text()
+
+
+# The figures
+
+
+def test_means_over_lengths(folder):
+    log = made_up.ladder(folder, dtypes=("bf16",))
+    log.append(
+        [made_up.row("16", "own", 512, ratio=1.2), made_up.row("16", "own", 4096, ratio=1.0)]
+    )  # the latest count
+    lines = data.summary(data.Results.load(folder).ladders)
+    line = lines[(lines["rung"] == "16") & (lines["kind"] == "own")].iloc[0]
+    assert line["lengths"] == 2
+    assert line["tflops"] == pytest.approx(harmonic_mean([360, 300]))
+    assert line["official_tflops"] == pytest.approx(300)
+    assert line["ratio"] == pytest.approx(np.sqrt(1.2))
+    assert line["ratio_high"] / line["ratio"] - 1 == pytest.approx(made_up.HALF_WIDTH / np.sqrt(2), rel=0.01)
+    assert line["of_peak"] == pytest.approx(100 * line["tflops"] / 989.4)
+    assert line["of_mma_sync"] == pytest.approx(1.5 * line["of_peak"])
+    assert line["step"] == pytest.approx(np.sqrt(1.2) / 0.91)
+    assert line["step_is_clear"]
+
+
+def test_rows_without_figures_do_not_count(folder):
+    log = made_up.ladder(folder, dtypes=("bf16",))
+    log.append([made_up.row("16", "own", 512, passed=False) | {"time_us": None, "tflops": None, "ratio": None}])
+    log.append([made_up.row("07", "fixed", 512, dtype="fp16")])  # its own configuration is still to be measured
+    results = data.Results.load(folder)
+    assert len(results.ladders["h100"]) == 16
+    assert set(results.ladders["h100"]["dtype"]) == {"bf16"}
+
+
+def test_instructions_are_counted_for_each_mma(folder):
+    made_up.opcodes(folder)
+    table = data.mix(data.Results.load(folder).sass["h100"])
+    assert table.loc["01_base"].to_dict() == {"tensor": 1, "lsu": 0.5, "fma": 0.25, "other": 3 / 128}
+    assert table.loc["02_swizzling", "fma"] == 0.25
+
+
+def test_milestones_are_the_large_steps_and_the_fastest(folder):
+    made_up.ladder(folder, dtypes=("bf16",))
+    own = data.Results.load(folder).ladders["h100"].query("kind == 'own'")
+    assert milestones(own) == ["01_base", "02_swizzling", "07_auto_tuned", "16_static_stride"]
+    assert milestones(own.replace({"version": {"07_auto_tuned": "18_x"}}))[-1] == "16_static_stride"
+
+
+def test_a_gpu_that_nobody_described_has_no_limits(folder, run):
+    made_up.ladder(folder, gpu="some_gpu", dtypes=("bf16",))
+    assert run()[0] == 0
+    assert data.Limits.of("some_gpu") is None
+    assert "dense peak" not in page(folder)
+    assert "some_gpu" in page(folder)
+
+
+# The pictures
+
+
+def test_a_picture_is_painted_in_each_scheme_and_always_the_same(folder, tmp_path):
+    made_up.ladder(folder, dtypes=("bf16",))
+    summary = data.summary(data.Results.load(folder).ladders)
+    first, second = (
+        theme.write(figures.ladder(summary), tmp_path / name, "Title", "a note") for name in ("a.svg", "a.svg")
+    )
+    light, dark = (path.read_text() for path in first)
+    assert [path.read_text() for path in second] == [light, dark]
+    assert theme.PALETTE["own"][0] in light
+    assert theme.PALETTE["own"][1] in dark
+    assert not re.search(r"#fe..ed", light + dark)
+    assert theme.note_of(first[0]) == "a note"
+    ElementTree.fromstring(light)
+
+
+def test_a_picture_in_the_page_follows_its_scheme_and_tells_what_its_marks_are(folder):
+    made_up.ladder(folder, dtypes=("bf16",))
+    svg = theme.inline_svg(figures.ladder(data.summary(data.Results.load(folder).ladders)), "name", "Title")
+    assert "var(--own)" in svg
+    assert "#fe" not in svg
+    assert 'aria-label="Title"' in svg
+    words = "16 Static global stride, its own configuration&#10;318 TFLOP/s, ratio 1.060 [1.059, 1.061]&#10;"
+    assert f'data-tip="{words}' in svg
+    identities = re.findall(r' id="([^"]*)"', svg)
+    assert all(f"#{identity}" in svg for identity in identities)
+
+
+# The page
+
+
+def test_the_page_has_everything_and_needs_nothing_else(everything, run):
+    code, _, err = run()
+    assert code == 0, err
+    html = page(everything)
+    titles = ("Static global stride", "h100 fp16", "Roofline", "Instruction mix", "16_h100", "Latest runs", "power cap")
+    assert not [title for title in titles if title not in html]
+    assert not re.findall(
+        r"""(?:src|srcset|href)=["'](?!\.\./versions/|#)[^"']*["']""", re.sub("xlink:href", "use", html)
+    )
+    assert not re.findall(r"url\((?!#)|@import|fetch\(|XMLHttpRequest", html)
+    table = (everything / "dashboard.csv").read_text().splitlines()
+    assert len(table) == 1 + 4 * 2 * 2
+    assert table[0].startswith("gpu,dtype,rung,version,kind,title,lengths,tflops")
+
+
+def test_without_results_the_page_says_how_to_get_some(folder, run):
+    code, _, _ = run()
+    assert code == 0
+    assert "No ladder has been measured yet" in page(folder)
+    for command in ("tools/ladder.py", "tools/experiment.py", "tools/run_version.py", "dashboard.py --sass"):
+        assert command in page(folder)
+    assert "Nothing has been measured yet" in (folder.parent / "README.md").read_text()
+    assert run("--check")[0] == 0
+
+
+def test_damaged_lines_are_reported_and_left_in_place(everything, run):
+    log = everything / "ladder_h100.csv"
+    study = everything / "tuning" / "16_h100.csv"
+    for path in (log, study):
+        lines = path.read_text().splitlines(keepends=True)
+        lines.insert(2, "<b>what is this</b>\n")
+        path.write_text("".join(lines))
+    before = log.read_text(), study.read_text()
+    code, _, err = run()
+    assert code == 0
+    for path in (log, study):
+        assert f"{path}:3: 1 cells under" in err
+        assert f"{path}:3: 1 cells under" in page(everything)
+    assert "2 damaged lines in the logs" in page(everything)
+    assert (log.read_text(), study.read_text()) == before
+
+
+def test_a_file_that_is_another_table_is_named(folder, run):
+    (folder / "ladder_h100.csv").write_text("name,age\nAda,36\n")
+    code, _, err = run()
+    assert code == console.EXIT_ERROR
+    assert "ladder_h100.csv:1: this is no header of this log" in err
+
+
+def test_what_the_logs_say_is_text_and_no_markup(folder, run):
+    made_up.ladder(folder).append([made_up.row("02", "own", 512, notes="<script>alert(1)</script>")])
+    run()
+    assert "<script>alert" not in page(folder)
+
+
+# The README
+
+
+def test_the_readme_gets_its_table_and_its_chart(everything, run):
+    run()
+    text = (everything.parent / "README.md").read_text()
+    assert text.startswith("# Title\n")
+    assert text.endswith("<!-- ladder:end -->\n\nThe end.\n")
+    assert 'srcset="results/ladder_h100_dark.svg"' in text
+    expected = (
+        "| Static global stride | 318 | **1.060** | 1.059 to 1.061 | +16.5 % | 0.954 | +16.5 % | 1.060 | 232 + 72 B |"
+    )
+    assert expected in text
+    assert "|  | FlashAttention-2 | 300 | 1 |" in text
+    assert "old" not in text
+    assert {path.name for path in everything.glob("*.svg")} == {"ladder_h100.svg", "ladder_h100_dark.svg"}
+
+
+def test_check_says_what_is_out_of_date_and_changes_nothing(everything, run):
+    readme, chart = everything.parent / "README.md", everything / "ladder_h100.svg"
+    code, out, _ = run("--check")
+    assert code == dashboard.EXIT_STALE
+    assert "README.md is out of date" in out.replace("\n", "")
+    assert not chart.exists()
+    run()
+    assert run("--check")[0] == 0
+
+    made_up.ladder(everything).append([made_up.row("16", "own", 512, ratio=1.3)])
+    before = readme.read_text(), chart.read_text()
+    code, out, _ = run("--check")
+    assert code == dashboard.EXIT_STALE
+    assert "README.md" in out
+    assert "ladder_h100.svg" in out.replace("\n", "")
+    assert (readme.read_text(), chart.read_text()) == before
+    run()
+    assert run("--check")[0] == 0
+
+    readme.write_text(readme.read_text().replace("1.060", "1.960"))
+    assert run("--check")[0] == dashboard.EXIT_STALE
+    run()
+    theme.files(chart)["dark"].unlink()
+    assert run("--check")[0] == dashboard.EXIT_STALE
+
+
+def test_a_readme_without_markers_is_left_alone(everything, run):
+    readme = everything.parent / "README.md"
+    readme.write_text("# Title\n")
+    code, _, err = run()
+    assert code == console.EXIT_ERROR
+    assert "<!-- ladder:begin -->" in err
+    assert readme.read_text() == "# Title\n"
+
+
+def test_the_projects_own_readme_is_up_to_date(monkeypatch, capsys):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(ROOT / "results"))
+    code = console.run(dashboard.main, dashboard.parser(), ["--check"])
+    assert code == 0, capsys.readouterr().out
+
+
+# Machine code
+
+
+def test_the_rungs_are_disassembled_into_the_log_of_the_mix(folder, monkeypatch):
+    rungs = [version for version in opcodes.catalog.versions() if version.number in ("01", "02")]
+    monkeypatch.setattr(opcodes.catalog, "versions", lambda: rungs)
+    path = opcodes.count("h100", folder)
+    assert path == folder / "sass_h100.csv"
+    table = data.mix(data.Results.load(folder).sass["h100"])
+    assert list(table.index) == ["01_base", "02_swizzling"]
+    assert (table["tensor"] == 1).all()
+    assert (table[["lsu", "fma", "alu", "mufu"]] > 0).all(axis=None)
+
+
+def test_an_unknown_gpu(run):
+    code, _, err = run("--sass", "h1000")
+    assert code == console.EXIT_ERROR
+    assert "h1000" in err

@@ -1,0 +1,62 @@
+"""Tables and pictures of all of results/: dashboard.html (open it in a browser), dashboard.csv, the README's part.
+
+python tools/dashboard.py
+python tools/dashboard.py --sass h100     disassemble the rungs for an H100 first; no GPU needed
+python tools/dashboard.py --check         change nothing, and fail where the README's part is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+try:
+    from flashladder.common.console import Parser, console, exit_with, progress, warn
+    from flashladder.common.paths import ROOT, results_dir
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/dashboard.py`")
+
+EXIT_STALE = 1
+
+
+def parser() -> Parser:
+    """The options."""
+    summary, _, examples = (__doc__ or "").partition("\n\n")
+    made = Parser(summary, epilog=examples)
+    made.add_argument("--sass", metavar="GPU", help="count the rungs' instructions for this GPU first")
+    made.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE", help="default: the project's")
+    made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.dashboard import data, opcodes, page, readme
+
+    folder = results_dir()
+    if arguments.sass:
+        with progress("compiled") as update:
+            console.print(f"[dim]{opcodes.count(arguments.sass, folder, update)}")
+    results = data.Results.load(folder)
+    for damage in results.damaged:
+        warn(f"{damage}; the line is left where it is, and out of the pictures")
+    summary = data.summary(results.ladders)
+    if arguments.check:
+        return _check(readme.stale(arguments.readme, folder, summary))
+    for path in readme.write(arguments.readme, folder, summary):
+        console.print(f"[dim]{path}")
+    folder.mkdir(parents=True, exist_ok=True)
+    summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
+    (folder / "dashboard.html").write_text(page.render(results, summary))
+    console.print(f"[dim]{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
+    return 0
+
+
+def _check(stale: list[Path]) -> int:
+    for path in stale:
+        console.print(f"{path} is out of date; `python tools/dashboard.py` mends it")
+    return EXIT_STALE if stale else 0
+
+
+if __name__ == "__main__":
+    exit_with(main, parser())

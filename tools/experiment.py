@@ -1,0 +1,129 @@
+"""Sweeps that readers of the field expect, each logged to results/experiments/NAME.csv and drawn beside it.
+
+python tools/experiment.py --list
+python tools/experiment.py                          all of them: on the GPU where there is one, else on the emulator
+python tools/experiment.py blocks --rungs 08        every tile and number of warps of a rung
+python tools/experiment.py loop_order               FlashAttention-1's and -2's traffic, counted by the emulator
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+try:
+    from flashladder.common import arguments as options
+    from flashladder.common import catalog
+    from flashladder.common.console import Parser, console, exit_with, table, warn
+    from flashladder.common.experiments import plan
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/experiment.py`")
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from flashladder.common.experiments.plan import Experiment
+    from flashladder.common.results import Log
+
+FIGURES = {  # columns of the log, what they are called on the console, and their unit there
+    "time_us": ("us", 1),
+    "tflops": ("TFLOP/s", 1),
+    "ratio": ("ratio", 1),
+    "max_error": ("error", 1),
+    "memory_bytes": ("MiB taken", 2**20),
+    "instructions": ("instructions", 1),
+    "shared_wavefronts": ("wavefronts", 1),
+    "global_bytes_read": ("MiB read", 2**20),
+    "global_bytes_written": ("written", 2**20),
+    "registers": ("registers", 1),
+}
+
+
+def parser() -> Parser:
+    """The options."""
+    summary, _, examples = (__doc__ or "").partition("\n\n")
+    made = Parser(summary, epilog=examples)
+    made.add_argument(
+        "experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(plan.EXPERIMENTS)}; default: all"
+    )
+    made.add_argument("--list", action="store_true", help="say what each is")
+    made.add_argument("--rungs", help="08,16 for example, instead of the experiment's own choice")
+    made.add_argument(
+        "--seqlens", help="512..4096 doubles; or a list, 512,4096; instead of the experiment's own choice"
+    )
+    made.add_argument("--rounds", type=int, metavar="N", help="rounds of timing (default: as many as needed)")
+    options.add_device(made)
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        console.print(_overview())
+        return 0
+    for experiment in [plan.find(name) for name in arguments.experiments] or plan.EXPERIMENTS.values():
+        _run(experiment, arguments)
+    return 0
+
+
+def _overview() -> Table:
+    made = table("Experiments", "name", "what its picture shows", wrap=("what its picture shows",))
+    for experiment in plan.EXPERIMENTS.values():
+        made.add_row(experiment.name, experiment.text)
+    return made
+
+
+def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
+    """Runs, logs and draws one experiment; each problem is logged as soon as it is done."""
+    rungs = [catalog.find(name) for name in (arguments.rungs.split(",") if arguments.rungs else experiment.rungs)]
+
+    from flashladder.common import records, target
+    from flashladder.common.experiments import run
+    from flashladder.common.measure import Settings
+
+    place = target.resolve(arguments.device if experiment.lengths else "emulator", arguments.gpu)
+    lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
+    if arguments.seqlens:
+        lengths = tuple(options.lengths(arguments.seqlens))
+    log = records.experiment(experiment.name)
+    for rows in run.rows(experiment, rungs, place, lengths, Settings(rounds=arguments.rounds)):
+        log.append(rows)
+    _show(experiment, log)
+
+
+def _show(experiment: Experiment, log: Log) -> None:
+    """A table and a picture of the latest run in the log."""
+    from flashladder.common import theme
+    from flashladder.common.experiments import figures
+
+    frame, damaged = log.read()
+    for damage in damaged:
+        warn(f"{damage}; the line is left where it is")
+    rows = figures.latest(frame)
+    if rows.empty:
+        warn(f"{experiment.title}: nothing was run")
+        return
+    console.print(_table(f"{experiment.title}, {figures.source(rows)}", rows))
+    pictures = theme.write(figures.DRAW[experiment.name](rows), log.path.with_suffix(".svg"), experiment.title)
+    console.print(f"[dim]logged to {log.path}, drawn as {' and '.join(path.name for path in pictures)}")
+
+
+def _table(title: str, rows: pd.DataFrame) -> Table:
+    """The rows' figures, those that there are."""
+    present = {column: words for column, (words, _) in FIGURES.items() if rows[column].notna().any()}
+    made = table(title, "kernel", "dtype", "S", *present.values(), right=("S", *present.values()), wrap=("kernel",))
+    for _, row in rows.iterrows():
+        made.add_row(row["label"], row["dtype"], str(row["seqlen_q"]), *(_cell(row[name], name) for name in present))
+    return made
+
+
+def _cell(value: float, column: str) -> str:
+    if value != value:
+        return ""
+    scaled = value / FIGURES[column][1]
+    return f"{scaled:,.0f}" if scaled >= 1000 else f"{scaled:.3g}"
+
+
+if __name__ == "__main__":
+    exit_with(main, parser())
