@@ -7,12 +7,12 @@
     memory    global memory                         shared     shared memory
     race      who may touch which word when         counters   bank conflicts, sectors, instructions
 
-CTAs run side by side in arrays, warps one after the other up to the next gate, and an asynchronous copy lands as late as
-the program allows: the order in which defects show. The race detector finds them whatever the order.
+CTAs run side by side in arrays, warps one after the other up to the next gate, and an asynchronous copy lands as late
+as the program allows: the order in which defects show. The race detector finds them whatever the order.
 
 A new instruction is one function in a module of ops/, registered with a pattern that spells out its modifiers. What
-Hopper adds has its places: TMA copies are agents like those of copies.py, which land through an mbarrier; an mbarrier is
-a Gate, whose clock the race detector carries as it does a barrier's; a wgmma reads shared memory as such an agent.
+Hopper adds has its places: TMA copies are agents like those of copies.py, which land through an mbarrier; an mbarrier
+is a Gate, whose clock the race detector carries as it does a barrier's; a wgmma reads shared memory as such an agent.
 """
 
 from .counters import LineCount, Report
