@@ -33,6 +33,11 @@ setup(
         # pulled, whose ptxas refuses the PTX of this nvcc.
         "compiler": ["cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"],
         "disassemblers": ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"],
-        "dev": ["setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"],
+        # No pin for triton: a CUDA build of torch brings the one that it wants. A CPU build brings none.
+        "references": ["triton"],
+        "dev": [
+            *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
+            "triton",
+        ],
     },
 )

@@ -89,7 +89,12 @@ class Implementation:
         return self.config(**parse_values(text))
 
     def config_for(self, problem: "Problem", **overrides: Value) -> KernelConfig:
-        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem."""
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem.
+
+        Raises UnsupportedProblemError where no configuration computes the problem.
+        """
+        if refusal := self._unsupported(problem):
+            raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
         decided = {name: value for name, value in decided_by(problem).items() if name in self.choices}
         return self.config(**{**decided, **overrides})
 
@@ -116,6 +121,8 @@ class Implementation:
 
     def takes(self, problem: "Problem") -> bool:
         """Whether the default configuration computes the problem."""
+        if self._unsupported(problem):
+            return False
         try:
             return self._refusal(problem, self.config_for(problem)) is None
         except ConfigError:
@@ -128,8 +135,8 @@ class Implementation:
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from None
 
-    def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
-        """Why it does not take the problem, to be read after its name; None when it does."""
+    def _unsupported(self, problem: "Problem") -> str | None:
+        """Why no configuration takes the problem, to be read after the name; None when one may."""
         supports = self.supports
         if problem.dtype not in supports.dtype:
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
@@ -139,6 +146,12 @@ class Implementation:
             return "has no causal mask"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
             return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
+        return None
+
+    def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
+        """Why it does not take the problem so configured, to be read after its name; None when it does."""
+        if unsupported := self._unsupported(problem):
+            return unsupported
         if "row_stride" in config.fields and problem.layout != "bshd":
             return f"needs the layout bshd, whose rows are row_stride={config.row_stride} apart, not {problem.layout}"
         for name, value in decided_by(problem).items():
@@ -146,7 +159,7 @@ class Implementation:
                 configured = f"{name}={spell(getattr(config, name))}"
                 return f"is configured for {configured}, but the problem has {name}={spell(value)}"
         for name in ("seqlen_q", "seqlen_k"):
-            tile, seqlen = getattr(supports, name), getattr(problem, name)
+            tile, seqlen = getattr(self.supports, name), getattr(problem, name)
             if tile != "any" and seqlen % getattr(config, tile):
                 return f"takes {name} in multiples of {tile}={getattr(config, tile)}, not {seqlen}"
         return None
