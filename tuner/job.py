@@ -25,6 +25,7 @@ from flashladder.tuner.kernels import Kernel, Stock
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.searcher import Guided, InOrder, Searcher
 from flashladder.tuner.space import Space
+from flashladder.tuner.storage import default_url
 from flashladder.tuner.tuning import ROUNDS, Budget, Search
 from flashladder.tuner.worker import Worker
 
@@ -72,7 +73,7 @@ class Job:
     @property
     def storage(self) -> str:
         """The URL of the study's storage."""
-        return self.settings.storage or f"sqlite:///{results_dir() / 'tuning' / 'studies.db'}"
+        return self.settings.storage or default_url(results_dir())
 
     def ledger(self) -> Ledger:
         """The study, new or as it was left. Raises as Ledger does."""

@@ -21,6 +21,11 @@ GRACE_SECONDS = 90  # without a heartbeat, and the process that measured a trial
 CONNECT_SECONDS = 10
 
 
+def default_url(results: Path) -> str:
+    """The storage of a machine that tunes alone: one file for all its studies."""
+    return f"sqlite:///{results / 'tuning' / 'studies.db'}"
+
+
 def open_storage(url: str) -> BaseStorage:
     """The storage behind a URL; SQLite and journal files are made where there are none. Raises as `named` says."""
     scheme, _, rest = url.partition("://")

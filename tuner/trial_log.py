@@ -110,9 +110,9 @@ def _replace(path: Path, schema: Schema, rows: Sequence[Row]) -> Path:
     return path
 
 
-def read(study: str) -> Log:
-    """The log of a study, to be read."""
-    return Log(path_of(study), SCHEMA)
+def read(path: Path) -> Log:
+    """A study's log, to be read."""
+    return Log(path, SCHEMA)
 
 
 def rows(ledger: Ledger) -> list[Row]:

@@ -1,0 +1,210 @@
+"""A search from end to end on the simulated bench: what is measured, chosen, logged, resumed and refused."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+from optuna.trial import TrialState
+
+from flashladder.common import console, tuned
+from flashladder.common.config import load_gpu
+from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.tests.simulated_bench import Simulated, time_us
+from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_space, make_stock
+from flashladder.tuner import job as jobs
+from flashladder.tuner import report, search, trial_log
+from flashladder.tuner.job import Job, Prepared, Settings
+from flashladder.tuner.ledger import verdict_of
+from flashladder.tuner.worker import Worker
+
+BEST = "block_m=128,block_n=64,num_warps=4,q_fragments=2,k_fragments=2"
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+
+
+class Setup:
+    """A job whose kernels were never compiled, and its parts."""
+
+    def __init__(self, tmp_path, every=8, bad=(), workers=1, patience=60.0, **settings):
+        self.journal = tmp_path / "journal"
+        self.stock = make_stock(tmp_path / "artifacts", every=every)
+        self.job = Job(self.stock.space, load_gpu("h100"), Settings(**settings))
+        predicted_us = make_predictions(self.stock)
+        ranked = sorted(self.stock.kernels, key=lambda kernel: predicted_us[kernel.code])
+        order = tuple(dict.fromkeys([*self.stock.seeds("h100"), *ranked]))
+        self.prepared = Prepared(self.stock, order, predicted_us)
+        bench = Simulated(str(self.journal), bad=tuple(bad))
+        self.workers = [Worker(bench, patience=patience) for _ in range(workers)]
+
+    def tune(self):
+        ledger = self.job.ledger()
+        try:
+            return self.job.tune(self.prepared, self.workers, ledger), ledger
+        finally:
+            for worker in self.workers:
+                worker.stop()
+            ledger.close()
+
+    @property
+    def measured(self):
+        return [line.split()[0] for line in self.journal.read_text().splitlines()]
+
+    def frame(self):
+        frame, damaged = trial_log.read(trial_log.path_of(self.job.study)).read()
+        assert damaged == []
+        return frame
+
+
+def test_every_kernel_of_a_small_space_is_measured_and_the_best_wins(tmp_path):
+    setup = Setup(tmp_path)
+    final, ledger = setup.tune()
+    assert len(setup.measured) == len(set(setup.measured)) == len(setup.stock.kernels)
+    fastest = min(setup.stock.kernels, key=lambda kernel: time_us(kernel.config))
+    winner = next(kernel for kernel in setup.stock.kernels if kernel.code == final["winner"])
+    assert time_us(winner.config) <= 1.01 * time_us(fastest.config)
+    assert {trial.state for trial in ledger.trials()} == {TrialState.COMPLETE}
+
+
+def test_log_and_storage_agree(tmp_path):
+    setup = Setup(tmp_path, every=16)
+    final, ledger = setup.tune()
+    frame = setup.frame()
+    trials = ledger.trials()
+    assert list(frame["trial"]) == [trial.number for trial in trials]
+    assert list(frame["ratio"]) == pytest.approx([trial.value for trial in trials])
+    assert (frame["ratio_low"] <= frame["ratio"]).all()
+    assert (frame["ratio"] <= frame["ratio_high"]).all()
+    assert frame["winner"].sum() == 1
+    assert frame.loc[frame["winner"], "final_ratio"].notna().all()
+    assert set(frame["device"]) == {"simulated"}
+    assert frame["registers"].eq(128).all()
+    assert frame["same_code"].str.count("v_fragments").sum() + len(frame) == setup.stock.num_configs
+
+
+def test_the_winner_and_its_evidence_are_saved_and_found(tmp_path):
+    setup = Setup(tmp_path)
+    final, _ = setup.tune()
+    (winner,) = tuned.winners("h100")
+    assert winner.version == "02_swizzling"
+    assert winner.kind == "dtype=bf16,head_dim=128,causal=false"
+    standing = next(each for each in final["standings"] if each["code"] == final["winner"])
+    assert winner.evidence["ratio"].startswith(f"{standing['ratio']:.4f} [")
+    assert winner.evidence["problems"] == [PROBLEM.name]
+    found = tuned.config(setup.stock.space.version, "h100", PROBLEM)
+    assert setup.stock.of(setup.stock.space._of_values(found.as_dict())).code == final["winner"]
+    assert tuned.config(setup.stock.space.version, "a100", PROBLEM) is None
+
+
+def test_a_large_space_is_searched_in_part(tmp_path):
+    setup = Setup(tmp_path, every=1, trials=30)
+    final, ledger = setup.tune()
+    assert len(setup.measured) == 30 < len(setup.stock.kernels)
+    assert setup.stock.default.code in setup.measured
+    fastest = min(time_us(kernel.config) for kernel in setup.stock.kernels)
+    winner = next(kernel for kernel in setup.stock.kernels if kernel.code == final["winner"])
+    assert time_us(winner.config) <= 1.02 * fastest
+
+
+def test_a_search_goes_on_where_it_was(tmp_path):
+    Setup(tmp_path, every=4, trials=5).tune()
+    setup = Setup(tmp_path, every=4, trials=12)
+    final, ledger = setup.tune()
+    assert len(setup.measured) == len(set(setup.measured)) == 12
+    assert final["trials"] == 12
+    again, _ = Setup(tmp_path, every=4, trials=12).tune()
+    assert again == final
+    assert len(setup.measured) == 12, "nothing was left to be measured"
+
+
+def test_bad_kernels_go_into_quarantine_and_the_search_goes_on(tmp_path, capsys):
+    bad = [
+        ("block_n=32,num_warps=4,q_fragments=2", "wrong"),
+        ("block_n=32,num_warps=4,q_fragments=4", "faulted"),
+        ("block_n=32,num_warps=8,q_fragments=2", "crashed"),
+    ]
+    setup = Setup(tmp_path, every=4, bad=bad)
+    final, ledger = setup.tune()
+    frame = setup.frame()
+    assert set(frame["verdict"]) == {"measured", "wrong", "faulted", "crashed"}
+    reasons = frame.groupby("verdict")["reason"].first()
+    assert "o[0, 0, 0, 0] is 2 instead of 1" in reasons["wrong"]
+    assert reasons["faulted"] == "CUDA error: an illegal memory access was encountered"
+    assert "free(): invalid pointer" in reasons["crashed"]
+    assert frame.loc[frame["verdict"] != "measured", "ratio"].isna().all()
+    assert len(frame) == len(setup.stock.kernels)
+    processes = frame.loc[frame["verdict"] == "measured", "driver"].nunique()
+    assert processes > 1, "the process is replaced after each"
+    assert "quarantine: block_m=" in capsys.readouterr().err
+
+
+def test_a_hanging_kernel_is_given_up(tmp_path):
+    setup = Setup(tmp_path, every=16, bad=[("block_m=128,block_n=32", "hung")], patience=2.0, trials=8)
+    setup.tune()
+    hung = setup.frame().query("verdict == 'hung'")
+    assert len(hung)
+    assert hung["reason"].eq("no answer within 2 s").all()
+
+
+def test_the_default_is_never_beaten_by_a_slower_one(tmp_path):
+    """The default is as good as the best, to which noise adds or takes: it wins."""
+    setup = Setup(tmp_path, every=1, trials=40)
+    best = min(setup.stock.kernels, key=lambda kernel: time_us(kernel.config))
+    space = type(setup.stock.space)(**{**vars(setup.stock.space), "default": best.config})
+    stock = type(setup.stock)(space, setup.stock.kernels, {})
+    setup.prepared = Prepared(stock, (best, *setup.prepared.order), setup.prepared.predicted_us)
+    final, _ = setup.tune()
+    assert final["winner"] == best.code
+    standing = next(each for each in final["standings"] if each["code"] == best.code)
+    assert standing["to_default"] == 1.0
+
+
+def test_a_finalist_that_fails_falls_out(tmp_path, capsys):
+    setup = Setup(tmp_path, every=8)
+    ledger = setup.job.ledger()
+    setup.job.tune(setup.prepared, setup.workers, ledger)
+    first = ledger.final["winner"]
+    ledger.conclude({**ledger.final, "trials": -1})
+    name = next(kernel.config.name for kernel in setup.stock.kernels if kernel.code == first)
+    worker = Worker(Simulated(bad=((name, "wrong"),)))
+    again = setup.job.tune(setup.prepared, [worker], ledger)
+    worker.stop()
+    assert first not in {standing["code"] for standing in again["standings"]}
+    assert first in again["fallen"]
+    assert "out of the final" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "a100"}, "gpu a100, not h100"),
+        ({"compiler": "CUDA 12.0, 0123"}, "compiler CUDA 12.0, 0123, not CUDA"),
+        ({"kernel": "0123"}, "kernel 0123, not "),
+    ],
+)
+def test_a_study_of_something_else_is_left_alone(tmp_path, monkeypatch, change, message):
+    identity = Job.identity
+    monkeypatch.setattr(Job, "identity", lambda self: identity(self) | change)
+    Setup(tmp_path, every=32, study="mine").tune()
+    before = trial_log.path_of("mine").read_text()
+    monkeypatch.setattr(Job, "identity", identity)
+    with pytest.raises(ConfigError, match=message):
+        Setup(tmp_path, every=32, study="mine").job.ledger()
+    assert trial_log.path_of("mine").read_text() == before
+
+
+def test_a_machine_without_the_gpu_ends_the_search(tmp_path):
+    setup = Setup(tmp_path, every=32, bad=[("start", "fails")])
+    with pytest.raises(DeviceError, match="there is no such GPU"):
+        setup.tune()
+    assert [verdict_of(trial) for trial in setup.job.ledger().trials()] == ["abandoned"]
+
+
+def test_a_mistake_in_the_bench_is_no_quarantine(tmp_path):
+    setup = Setup(tmp_path, every=32, bad=[("block_m", "broken")])
+    with pytest.raises(RuntimeError, match="a mistake in the bench"):
+        setup.tune()

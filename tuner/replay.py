@@ -1,0 +1,147 @@
+"""How good is the search? Replay it, for many seeds, over a study in which every kernel was measured.
+
+python tuner/search.py 02 --gpu h100 --exhaustive      the sweep, on a GPU
+python tuner/replay.py 02_swizzling-h100-bf16-d128-full --seeds 5
+
+A replay runs the tuner's own searcher and hands it the recorded ratios, so it needs no GPU. It starts from the rung's
+default alone, and measures no more than 15 % of the configurations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+try:
+    from flashladder.common.config import KernelConfig, Value
+    from flashladder.common.console import Parser, console, exit_with, table
+    from flashladder.common.errors import ResultsError
+    from flashladder.tuner import trial_log
+    from flashladder.tuner.kernels import Kernel
+    from flashladder.tuner.model import rank_correlation
+    from flashladder.tuner.searcher import Guided
+except ImportError as error:
+    sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tuner/replay.py`")
+
+CLOSE = 0.99  # of the best ratio
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A study in which every kernel was measured: kernels in the order of their predicted times, the default first."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    ratios: dict[str, float]  # by code
+    predicted_us: dict[str, float]
+
+    @classmethod
+    def load(cls, study: str) -> Sweep:
+        """A study by its name, or by the path of its CSV. ResultsError where there is no such study."""
+        path = Path(study) if study.endswith(".csv") else trial_log.path_of(study)
+        frame, _ = trial_log.read(path).read()
+        measured = frame[frame["verdict"] == "measured"]
+        if measured.empty:
+            raise ResultsError(f"{path} has no measured trials; `python tuner/search.py RUNG --gpu GPU --exhaustive`")
+        found = []
+        for row in measured.sort_values("trial").itertuples():
+            names = [row.config, *filter(None, row.same_code.split(";"))]
+            found.append(Kernel(row.code, tuple(map(KernelConfig.parse, names)), ()))
+        predicted_us = dict(zip(measured["code"], measured["predicted_us"], strict=True))
+        order = [found[0], *sorted(found[1:], key=lambda kernel: predicted_us[kernel.code])]
+        return cls(path.stem, tuple(order), dict(zip(measured["code"], measured["ratio"], strict=True)), predicted_us)
+
+    @property
+    def num_configs(self) -> int:
+        """Configurations that the kernels stand for."""
+        return sum(len(kernel.configs) for kernel in self.kernels)
+
+    @property
+    def fields(self) -> dict[str, list[Value]]:
+        """The searched fields with the values that occur."""
+        configs = [config for kernel in self.kernels for config in kernel.configs]
+        return {name: sorted({getattr(config, name) for config in configs}, key=str) for name in configs[0].fields}
+
+    @property
+    def rank_correlation(self) -> float:
+        """Spearman's, of predicted and measured times."""
+        codes = list(self.ratios)
+        return rank_correlation([self.predicted_us[code] for code in codes], [-self.ratios[code] for code in codes])
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One replay: the best ratio so far after each trial, as a part of the sweep's best."""
+
+    seed: int
+    progress: tuple[float, ...]
+
+    @property
+    def found(self) -> float:
+        return self.progress[-1]
+
+    @property
+    def trials_to_close(self) -> int | None:
+        """Trials until the best so far was within 1 % of the best; None where it never was."""
+        return next((number for number, part in enumerate(self.progress, start=1) if part >= CLOSE), None)
+
+
+def replay(sweep: Sweep, seed: int, trials: int) -> Replay:
+    """Run the searcher over a sweep."""
+    searcher = Guided(sweep.kernels, sweep.fields, seed)
+    best, highest = max(sweep.ratios.values()), 0.0
+    progress: list[float] = []
+    taken: set[str] = set()
+    while len(taken) < trials and (kernel := searcher.propose(taken)):
+        taken.add(kernel.code)
+        searcher.tell(kernel, sweep.ratios[kernel.code])
+        highest = max(highest, sweep.ratios[kernel.code])
+        progress.append(highest / best)
+    return Replay(seed, tuple(progress))
+
+
+def parser() -> Parser:
+    """The options."""
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    made = Parser(summary, epilog=rest)
+    made.add_argument("studies", nargs="+", metavar="STUDY", help="a study's name, or its CSV")
+    made.add_argument("--seeds", type=int, default=5, metavar="N", help="default: 5")
+    made.add_argument("--part", type=float, default=0.15, help="of the configurations to measure (default: 0.15)")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    for study in arguments.studies:
+        sweep = Sweep.load(study)
+        trials = max(1, int(arguments.part * sweep.num_configs))
+        show(sweep, [replay(sweep, seed, trials) for seed in range(arguments.seeds)])
+    return 0
+
+
+def show(sweep: Sweep, replays: Sequence[Replay]) -> None:
+    """The replays as a table."""
+    best = max(sweep.ratios, key=lambda code: sweep.ratios[code])
+    title = (
+        f"{sweep.name}: {sweep.num_configs} configurations are {len(sweep.kernels)} kernels; the best has the ratio "
+        f"{sweep.ratios[best]:.3f}. Spearman's rank correlation with the predicted times: {sweep.rank_correlation:.2f}"
+    )
+    figures = ("measured", "of the configurations", "of the kernels", "found", "within 1 % after")
+    made = table(title, "seed", *figures, right=figures)
+    for each in replays:
+        measured = len(each.progress)
+        made.add_row(
+            str(each.seed),
+            str(measured),
+            f"{measured / sweep.num_configs:.1%}",
+            f"{measured / len(sweep.kernels):.1%}",
+            f"{each.found:.4f} of the best",
+            str(each.trials_to_close or "-"),
+        )
+    console.print(made)
+
+
+if __name__ == "__main__":
+    exit_with(main, parser())
