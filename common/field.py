@@ -96,10 +96,11 @@ def assemble(entries: Sequence[Entry], problems: Sequence[Problem], place: Targe
         built = dict(zip(distinct, build(distinct, update, on_error="return"), strict=True))
     field: Field = {}
     for (problem, label), request in requests.items():
-        artifact = built[request]
-        if isinstance(artifact, BuildError):
-            left_out.append(f"left out: {artifact}")
-        else:
+        try:
+            if isinstance(artifact := built[request], BuildError):
+                raise artifact
             place.check(artifact)
             field.setdefault(problem, {})[label] = artifact
+        except (BuildError, UnsupportedProblemError) as error:
+            left_out.append(f"left out: {error}")
     return field, left_out

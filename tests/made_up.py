@@ -72,11 +72,13 @@ def runs(folder):
 def study(folder):
     """Writes the log of a study of four trials, of which one failed."""
     (folder / "tuning").mkdir()
-    trials = [(64, 0.9, "slower"), (128, 1.05, "faster"), (64, "", "failed"), (128, 1.01, "faster")]
+    trials = [(64, 0.9, "measured"), (128, 1.05, "measured"), (64, "", "hung"), (128, 1.01, "measured")]
     lines = [
-        f'16_static_stride,"block_m={block},num_warps=4",bf16,{ratio},{verdict}' for block, ratio, verdict in trials
+        f'{number},16_static_stride,"block_m={block},num_warps=4",{verdict},because,{ratio},{str(number == 1).lower()}'
+        for number, (block, ratio, verdict) in enumerate(trials)
     ]
-    (folder / "tuning" / "16_h100.csv").write_text("\n".join(["version,config,dtype,ratio,verdict", *lines, ""]))
+    header = "trial,version,config,verdict,reason,ratio,winner"
+    (folder / "tuning" / "16_h100.csv").write_text("\n".join([header, *lines, ""]))
 
 
 def opcodes(folder):

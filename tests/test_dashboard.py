@@ -192,6 +192,13 @@ def test_what_the_logs_say_is_text_and_no_markup(folder, run):
     assert "<script>alert" not in page(folder)
 
 
+def test_a_study_shows_its_trials_and_its_winner(everything, run):
+    run()
+    html = page(everything)
+    assert "4 trials of 16_static_stride, 3 measured; the winner has the ratio 1.050: block_m=128, num_warps=4" in html
+    assert 'data-tip="trial 2: hung: because&#10;block_m=64,num_warps=4"' in html
+
+
 # The README
 
 

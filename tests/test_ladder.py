@@ -4,12 +4,12 @@ import pytest
 
 from flashladder.common import console, contest, records
 from flashladder.common.catalog import find
-from flashladder.common.config import parse_values
+from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
 from flashladder.tests import fake_gpu
 from flashladder.tools import ladder
 
-SMALL = ["--seqlens", "64,128", "--tokens", "128", "--dtypes", "bf16", "--rounds", "6"]
+SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--rounds", "6"]
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
     code, out, err = run("02", "07", *SMALL)
     assert code == 0, err
     frame = rows()
-    expected = [(v, kind, s) for s in (64, 128) for v in ("02_swizzling", "07_auto_tuned") for kind in ("own", "fixed")]
+    expected = [
+        (v, kind, s) for s in (128, 256) for v in ("02_swizzling", "07_auto_tuned") for kind in ("own", "fixed")
+    ]
     assert list(zip(frame["version"], frame["kind"], frame["seqlen_q"], strict=True)) == expected
     assert frame["ratio"].between(1.24, 1.26).all()
     assert (frame["ratio_low"] <= frame["ratio"]).all()
@@ -64,67 +66,68 @@ def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
 
 
 def test_the_same_machine_code_is_timed_once(run, contests):
-    run("03", "04", *SMALL, "--seqlens", "64")
-    assert contests == [(64, "03 own", "03 fixed")]  # all of 04 is 03 with fragments, which is fixed
+    own = find("02").config()
+    same = ",".join(f"{name}={spell(getattr(own, name))}" for name in own.fields if name not in ("dtype", "head_dim"))
+    run("02", *SMALL, "--seqlens", "128", "--fixed", same)
+    assert contests == [(128, "02 own")]
     frame = rows()
-    assert list(frame["version"]) == ["03_eager_load"] * 2 + ["04_interleaved_loads"] * 2
-    assert frame["tflops"].nunique() == 2
-    assert frame["code"].nunique() == 2
+    assert list(frame["kind"]) == ["own", "fixed"]
+    assert frame["tflops"].nunique() == frame["code"].nunique() == 1
 
 
 def test_a_killed_run_goes_on_where_it_was(run, contests, monkeypatch):
     hold = contest.hold
 
     def killed(problem, *others):
-        if problem.seqlen_q == 128:
+        if problem.seqlen_q == 256:
             raise KeyboardInterrupt
         return hold(problem, *others)
 
     monkeypatch.setattr(contest, "hold", killed)
     code, _, _ = run("02", *SMALL)
     assert code == console.EXIT_INTERRUPTED
-    assert list(rows()["seqlen_q"]) == [64, 64]
+    assert list(rows()["seqlen_q"]) == [128, 128]
 
     monkeypatch.setattr(contest, "hold", hold)
     code, out, _ = run("02", *SMALL)
     assert code == 0
     assert "2 of 4 rows are there already" in out
-    assert contests == [(64, "02 own", "02 fixed"), (128, "02 own", "02 fixed")]
-    assert list(rows()["seqlen_q"]) == [64, 64, 128, 128]
+    assert contests == [(128, "02 own", "02 fixed"), (256, "02 own", "02 fixed")]
+    assert list(rows()["seqlen_q"]) == [128, 128, 256, 256]
 
 
 def test_measured_again_on_request_or_when_the_code_has_changed(run, contests):
-    run("02", *SMALL, "--seqlens", "64")
-    run("02", *SMALL, "--seqlens", "64")
+    run("02", *SMALL, "--seqlens", "128")
+    run("02", *SMALL, "--seqlens", "128")
     assert len(contests) == 1
-    run("02", *SMALL, "--seqlens", "64", "--again")
+    run("02", *SMALL, "--seqlens", "128", "--again")
     assert len(contests) == 2
     log = records.ladder("h100").path
     log.write_text(log.read_text().replace(rows()["code"][0], "other"))
-    run("02", *SMALL, "--seqlens", "64")
-    assert contests[2:] == [(64, "02 own")]
+    run("02", *SMALL, "--seqlens", "128")
+    assert contests[2:] == [(128, "02 own")]
 
 
 def test_a_damaged_row_is_named_and_left_in_place(run, contests):
-    run("02", *SMALL, "--seqlens", "64")
+    run("02", *SMALL, "--seqlens", "128")
     log = records.ladder("h100").path
     header, _, kept = log.read_text().splitlines(keepends=True)
     log.write_text(header + "what is this\n" + kept)
-    code, _, err = run("02", *SMALL, "--seqlens", "64")
+    code, _, err = run("02", *SMALL, "--seqlens", "128")
     assert code == 0
     assert f"{log}:2: 1 cells under" in err
-    assert contests[1:] == [(64, "02 own")]
+    assert contests[1:] == [(128, "02 own")]
     assert log.read_text().startswith(header + "what is this\n" + kept)
 
 
 def test_a_wrong_kernel_is_logged_without_figures_and_tried_again(run, contests, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(contest, "on_gpu", lambda artifact, task, tensors: lambda: tensors.o.zero_())
-        code, _, err = run("02", *SMALL, "--seqlens", "64")
+        code, _, err = run("02", *SMALL, "--seqlens", "128")
     assert code == console.EXIT_ERROR
     assert "02 own is wrong, and not timed" in err
     assert not rows()["passed"].any()
-    run("02", *SMALL, "--seqlens", "64")
+    run("02", *SMALL, "--seqlens", "128")
     assert len(contests) == 2
     assert list(rows()["passed"]) == [False, False, True, True]
 
@@ -160,3 +163,15 @@ def test_without_a_gpu(monkeypatch, tmp_path, capsys):
     assert console.run(ladder.main, ladder.parser(), []) == console.EXIT_ERROR
     assert "no NVIDIA driver" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_two_rungs_on_a_real_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    arguments = ["01", "02", "--seqlens", "512", "--dtypes", "bf16", "--rounds", "8"]
+    assert console.run(ladder.main, ladder.parser(), arguments) == 0
+    (path,) = tmp_path.glob("ladder_*.csv")
+    frame, _ = records.ladder(path.stem.removeprefix("ladder_")).read()
+    assert frame["passed"].all()
+    own = frame[frame["kind"] == "own"].set_index("version")["ratio"]
+    assert 0.05 < own["01_base"] < 0.5 < own["02_swizzling"] < 1.1

@@ -16,7 +16,9 @@ from flashladder.common.results import Damage, Log, Schema
 from flashladder.common.sass.pipes import tensor_peak, throughput
 
 # What is read of logs that other tools describe; they have more columns.
-TUNING = Schema({"version": str, "config": str, "dtype": str, "verdict": str, "ratio": float})
+TUNING = Schema(
+    {"trial": int, "version": str, "config": str, "verdict": str, "reason": str, "ratio": float, "winner": bool}
+)
 SASS = Schema({"version": str, "config": str, "arch": str, "kind": str, "pipe": str, "loop": int, "kernel": int})
 
 _ROW = ["version", "kind", "dtype", "seqlen_q"]  # of several measurements of one thing the latest counts

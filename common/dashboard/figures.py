@@ -140,14 +140,18 @@ def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
 
 @figure
 def tuning(trials: pd.DataFrame) -> Figure:
-    """A study's trials in order: the ratio of each, and the best so far."""
+    """A study's trials in order: the ratio of each, the best so far, the winner, and at the edge those that failed."""
     drawn = pixels(WIDTH, 280)
     axes = drawn.add_axes((0.06, 0.17, 0.92, 0.78))
-    for number, row in enumerate(trials.itertuples(), start=1):
-        if row.ratio == row.ratio:  # a trial that failed has none
-            words = f"trial {number}: {row.ratio:.3f} {row.verdict}\n{row.config}"
-            tip(axes.plot(number, row.ratio, "o", color=colour("other"), markersize=5)[0], words)
-    axes.step(range(1, len(trials) + 1), trials["ratio"].cummax().ffill(), where="post", color=colour("own"))
-    axes.axhline(1, color=colour("official"))
-    axes.set(xlabel="trial", ylabel="ratio", xlim=(0, len(trials) + 1))
+    edge = trials["ratio"].min()
+    for row in trials.itertuples():
+        measured = row.ratio == row.ratio
+        words = f"{row.ratio:.3f}" if measured else f"{row.verdict}: {row.reason}"
+        paint = colour("good" if row.winner is True else "other" if measured else "bad")
+        look: dict[str, Any] = {"marker": "o" if measured else "x", "markersize": 9 if row.winner is True else 5}
+        (point,) = axes.plot(row.trial, row.ratio if measured else edge, color=paint, linestyle="none", **look)
+        tip(point, f"trial {row.trial}: {words}\n{row.config}")
+    axes.step(trials["trial"], trials["ratio"].cummax().ffill(), where="post", color=colour("own"), zorder=1)
+    axes.axhline(1, color=colour("official"), zorder=0)
+    axes.set(xlabel="trial", ylabel="ratio")
     return drawn

@@ -53,8 +53,12 @@ def _mix(gpu: str, counts: pd.DataFrame) -> dict[str, Any]:
 
 
 def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:
-    best = trials.loc[trials["ratio"].idxmax()]
-    words = f"{len(trials)} trials of {best['version']}; the best has the ratio {best['ratio']:.3f}: {best['config']}"
+    measured = trials[trials["ratio"].notna()]
+    winner = measured[measured["winner"].eq(True)]
+    best = (winner if len(winner) else measured).sort_values("ratio").iloc[-1]
+    what = "the winner" if len(winner) else "the best so far"
+    counts = f"{len(trials)} trials of {best['version']}, {len(measured)} measured"
+    words = f"{counts}; {what} has the ratio {best['ratio']:.3f}: {best['config'].replace(',', ', ')}"
     svg = theme.inline_svg(figures.tuning(trials), f"study-{name}", f"Trials of {name}")
     return {"name": name, "words": words, "svg": svg}
 
