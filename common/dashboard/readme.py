@@ -64,9 +64,9 @@ def _is_stale(chart: Path, gpu: str, folder: Path) -> bool:
 
 
 def _made_from(gpu: str, folder: Path) -> str:
-    """A digest of what decides a chart: the log, and the code that draws it."""
+    """A digest of what decides a chart: the log, the rungs' titles, and the code that draws it."""
     log = folder / f"ladder_{gpu}.csv"
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(data.titles()).encode())
     for file in (log, *CODE):
         digest.update(file.read_bytes())
     return f"made from {log.name}, {digest.hexdigest()[:16]}"
