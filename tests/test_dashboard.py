@@ -199,6 +199,15 @@ def test_a_study_shows_its_trials_and_its_winner(everything, run):
     assert 'data-tip="trial 2: hung: because&#10;block_m=64,num_warps=4"' in html
 
 
+def test_what_slowed_the_gpu_is_said_once(folder, run):
+    log = made_up.ladder(folder, dtypes=("bf16",))
+    log.append(
+        [made_up.row("16", "own", 512, notes="power cap in 97% of samples; the GPU is shared with 2 other processes")]
+    )
+    run()
+    assert "The GPU: power cap in 90 to 97 % of samples; the GPU is shared with 2 other processes." in page(folder)
+
+
 # The README
 
 

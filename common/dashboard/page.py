@@ -71,8 +71,9 @@ def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _runs(results: Results) -> list[dict[str, Any]]:
-    """The latest rows of runs.csv and bench.csv, the newest first."""
-    rows = pd.concat([frame for frame in (results.runs, results.bench) if len(frame)] or [results.runs])
+    """The latest rows of all logs of runs, the newest first."""
+    logs = [frame for frame in (results.runs, results.bench, *results.ladders.values()) if len(frame)]
+    rows = pd.concat(logs or [results.runs])
     newest = rows.sort_values("time", ascending=False, kind="stable").head(LATEST_RUNS)
     return [_run(row) for row in newest.itertuples()]
 

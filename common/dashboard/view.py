@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -75,13 +77,19 @@ def _conditions(rows: pd.DataFrame) -> str:
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
     software = f"driver {last['driver']}, torch {last['torch']}, CUDA {last['toolkit']}"
     commit = f", commit {last['commit']}" if last["commit"] else ""
-    said = {note for notes in rows["notes"] for note in notes.split("; ") if note}
-    notes = (
-        f" The GPU: {'; '.join(sorted(said))}."
-        if len(said) <= 3
-        else " The GPU was slowed at times: see the notes in the log."
-    )
-    return f"{last['device']}, {shape}, {last['mode']}; {software}{commit}, {last['time'][:10]}.{notes if said else ''}"
+    notes = _remarks(note for notes in rows["notes"] for note in notes.split("; ") if note)
+    return f"{last['device']}, {shape}, {last['mode']}; {software}{commit}, {last['time'][:10]}.{notes}"
+
+
+def _remarks(notes: Iterable[str]) -> str:
+    """What slowed the GPU, in how many of the samples at least and at most; and other notes as they are."""
+    shares: dict[str, set[int]] = {}
+    for note in notes:
+        match = re.fullmatch(r"(.*) in (\d+)% of samples", note)
+        shares.setdefault(match[1] if match else note, set()).update([int(match[2])] if match else [])
+    spans = {name: " to ".join(map(str, sorted({min(found), max(found)}))) for name, found in shares.items() if found}
+    said = [f"{name} in {spans[name]} % of samples" if name in spans else name for name in shares]
+    return f" The GPU: {'; '.join(said)}." if said else ""
 
 
 def _gaps(summary: pd.DataFrame) -> str:
