@@ -1,0 +1,89 @@
+"""Every picture that is kept in the repository, by its path, and whether it is still what the code says."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flashladder.common import catalog, evidence
+from flashladder.common.build import BuildRequest, build
+from flashladder.common.pictures import layouts, loops
+from flashladder.common.pictures.device import Device, device
+from flashladder.common.sass import read
+
+ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}  # what the machine code is shown for
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file beside a README, and what draws it."""
+
+    path: Path
+    draw: Callable[[], str]
+    compiler: str | None = None  # whose machine code it shows
+
+    def write(self) -> bool:
+        """Brings the file up to date; whether that changed it."""
+        drawn = self.draw()
+        if self.path.exists() and self.path.read_text() == drawn:
+            return False
+        self.path.write_text(drawn)
+        return True
+
+    def is_current(self) -> bool | None:
+        """Whether the file is what would be drawn; None where another compiler made the code that it shows."""
+        if not self.path.exists():
+            return False
+        kept = self.path.read_text()
+        made_with = re.search(r"ptxas (\d[\d.]*\d)", kept)
+        if self.compiler and made_with and made_with[1] != self.compiler:
+            return None
+        return kept == self.draw()
+
+
+def drawn_layouts() -> list[Picture]:
+    """Pictures of layouts and loop orders: no compiler of CUDA has a part in them."""
+    of_device: dict[str, Callable[[Device], str]] = {
+        "00_minimal/lanes.svg": layouts.quad_columns,
+        "01_base/accumulator.svg": layouts.accumulator,
+        "01_base/banks.svg": partial(layouts.banks, layout="RowMajor"),
+        "02_swizzling/banks.svg": partial(layouts.banks, layout="Swizzled"),
+        "08_fewer_address_ops/copies.svg": layouts.copy_map,
+        "09_fewer_moves/ldmatrix.svg": layouts.ldmatrix_lanes,
+        "15_d_head_tiling/panels.svg": layouts.panels,
+    }
+    others: dict[str, Callable[[], str]] = {
+        "traffic.svg": loops.traffic,
+        **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
+    }
+    drawn: dict[str, Callable[[], str]] = {path: partial(_of_device, draw) for path, draw in of_device.items()}
+    return [Picture(catalog.VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
+
+
+def machine_loops() -> list[Picture]:
+    """For each rung from 02 up, its main loop beside that of the rung below."""
+    rungs = [version for version in catalog.versions() if int(version.number) > 0]
+    pairs = list(itertools.pairwise(rungs))
+    build([request for pair in pairs for request in _requests(*pair)])
+    return [
+        Picture(upper.directory / "loop.svg", partial(_machine_loop, lower, upper), evidence.compiler())
+        for lower, upper in pairs
+    ]
+
+
+def _requests(*versions: catalog.Version) -> Iterator[BuildRequest]:
+    arch = max(ARCH[version.instruction_set] for version in versions)
+    return (BuildRequest(version, version.config(), arch) for version in versions)
+
+
+def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:
+    before, after = map(read, build(list(_requests(lower, upper))))
+    return loops.machine_loop(before, after, evidence.compiler())
+
+
+def _of_device(draw: Callable[[Device], str]) -> str:
+    return draw(device())

@@ -1,0 +1,100 @@
+"""The pictures beside the READMEs: drawn from the code as it is, and found out of date when it changes."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from flashladder.common import console
+from flashladder.common.artifact import Artifact
+from flashladder.common.build import build_one
+from flashladder.common.catalog import find
+from flashladder.common.errors import BuildError
+from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+from flashladder.common.pictures import device as device_module
+from flashladder.common.pictures import gallery, layouts, loops
+from flashladder.common.pictures.device import COLS, ROWS, WARPS, device
+from flashladder.common.sass import read
+from flashladder.tools import picture
+
+
+@pytest.mark.parametrize(
+    "drawn", gallery.drawn_layouts(), ids=lambda drawn: drawn.path.relative_to(VERSIONS).as_posix()
+)
+def test_the_kept_picture_is_what_the_code_says(drawn):
+    assert drawn.is_current(), "python tools/picture.py brings it up to date"
+    ElementTree.parse(drawn.path)
+
+
+def test_every_picture_of_a_readme_is_there():
+    for readme in VERSIONS.rglob("README.md"):
+        for line in readme.read_text().splitlines():
+            if line.startswith("!["):
+                assert (readme.parent / line.partition("](")[2].rstrip(")")).is_file(), f"{readme}: {line}"
+
+
+def test_layouts_are_permutations():
+    for layout in ("RowMajor", "Swizzled", "SwizzledPanels"):
+        assert sorted(device().lists[layout]) == list(range(ROWS * COLS))
+    for copies in (device().copies("by_warps"), device().copies("by_cta")):
+        assert sorted((row, col) for _, row, col, _ in copies) == [
+            (row, col) for row in range(ROWS) for col in range(0, COLS, 8)
+        ]
+        assert all(place == device().offset("Swizzled", row, col) for _, row, col, place in copies)
+        assert {thread for thread, *_ in copies} == set(range(32 * WARPS))
+
+
+def test_what_the_pictures_say():
+    assert "8 wavefronts" in layouts.banks(device(), "RowMajor")
+    assert ": 1 wavefront," in layouts.banks(device(), "Swizzled")
+    assert "neighbours: no moves" in layouts.ldmatrix_lanes(device())
+    assert "row % 8 of thread 0: 0: one swizzle" in layouts.copy_map(device())
+
+
+def test_a_changed_layout_is_another_picture(monkeypatch, tmp_path):
+    headers = tmp_path / "cuda"
+    headers.mkdir()
+    for header in CUDA_HEADERS.glob("*.cuh"):
+        text = header.read_text().replace("row % 8 * 8)", "row % 4 * 8)")
+        (headers / header.name).write_text(text)
+    monkeypatch.setattr(device_module, "CUDA_HEADERS", headers)
+    changed = device_module.device.__wrapped__()
+    assert "2 wavefronts" in layouts.banks(changed, "Swizzled")
+    (headers / "layout.cuh").write_text("#error gone\n")
+    with pytest.raises(BuildError, match=r"(?s)do not compile for the host:.*gone"):
+        device_module.device.__wrapped__()
+
+
+def test_orders_of_the_loops():
+    _, by_keys = loops._watch("py_fa1", causal=False)
+    _, by_rows = loops._watch("py_fa2", causal=False)
+    assert by_keys[:7] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (0, 1)]
+    assert by_rows[:5] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+
+
+def test_a_machine_loop_has_a_stripe_for_each_instruction():
+    artifact: Artifact = build_one(find("02"), find("02").config(), "sm_80")
+    code = read(artifact)
+    drawn = loops.machine_loop(code, code, "1.2.3")
+    stripes = [instruction for instruction in code.loop if not instruction.is_filler]
+    assert f"{len(stripes)} instructions, 128 of them mma" in drawn
+    assert "ptxas 1.2.3" in drawn
+    ElementTree.fromstring(drawn)
+
+
+def test_the_tool_writes_checks_and_tells_compilers_apart(monkeypatch, tmp_path, capsys):
+    def call(*arguments):
+        return console.run(picture.main, picture.parser(), [*arguments]), capsys.readouterr().out
+
+    kept = tmp_path / "one.svg"
+    drawn = gallery.Picture(kept, lambda: "<svg/> ptxas 13.0", "13.0")
+    monkeypatch.setattr(picture, "KINDS", {"layouts": lambda: [drawn]})
+    monkeypatch.setattr(picture, "ROOT", tmp_path)
+    assert call("--check")[0] == picture.EXIT_STALE
+    assert not kept.exists()
+    assert call() == (0, "one.svg brought up to date\n1 of 1 pictures were out of date\n")
+    assert call("--check") == (0, "0 of 1 pictures are out of date\n")
+    kept.write_text("<svg/> ptxas 12.9")
+    code, _ = call("--check")
+    assert (code, drawn.is_current()) == (0, None)
+    kept.write_text("something else ptxas 13.0")
+    assert call("--check", "layouts")[0] == picture.EXIT_STALE
