@@ -4,6 +4,8 @@ from setuptools import find_namespace_packages, setup
 
 SUBPACKAGES = find_namespace_packages(include=["common*", "tools*", "tuner*"], exclude=["common.cuda*"])
 
+TUNER = ["optuna>=5,<6", "psycopg[binary]", "plotly"]
+
 setup(
     name="flashladder",
     version="0.1.0",
@@ -35,9 +37,11 @@ setup(
         "disassemblers": ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"],
         # No pin for triton: a CUDA build of torch brings the one that it wants. A CPU build brings none.
         "references": ["triton"],
+        "tuner": TUNER,
         "dev": [
             *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
             "triton",
+            *TUNER,
         ],
     },
 )

@@ -1,4 +1,4 @@
-"""A bench without a GPU: kernels whose times are known, and some that misbehave. Imported by workers, so it is light."""
+"""A bench without a GPU: kernels of known times, and some that misbehave. Workers import it, so it is light."""
 
 import os
 import random

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from flashladder.common import console, records
+from flashladder.common import console, records, tuned
 from flashladder.common.paths import ROOT
 from flashladder.tests import fake_gpu
 from flashladder.tools import run_version
@@ -19,6 +19,7 @@ TOOL = ROOT / "tools" / "run_version.py"
 @pytest.fixture(autouse=True)
 def results(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     return tmp_path
 
 
@@ -36,6 +37,24 @@ def run(capsys):
 
 def figure(out, name):
     return next(line for line in out.splitlines() if line.strip().startswith(name))
+
+
+def test_what_was_tuned_for_the_gpu_is_picked_up(run):
+    tuned.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32, "num_warps": 4}, {})
+    _, out, _ = run("02", "--gpu", "a100")
+    assert "block_n=32" in figure(out, "configuration")
+    assert "tuned it for a100" in out
+    for without in (["--untuned"], ["--config", "num_warps=4"], ["--dtype", "fp16"], ["--gpu", "h100"]):
+        _, out, _ = run("02", "--gpu", "a100", *without)
+        assert "block_n=64" in figure(out, "configuration"), without
+        assert "tuned it" not in out
+
+
+def test_a_winner_that_does_not_take_the_problem_is_left_aside(run):
+    tuned.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 128}, {})
+    code, out, _ = run("02", "--gpu", "a100", "--seqlen", "64")
+    assert code == 0
+    assert "block_n=64" in figure(out, "configuration")
 
 
 def test_from_a_cold_cache_on_the_emulator(monkeypatch, tmp_path):

@@ -45,6 +45,7 @@ def parser() -> Parser:
     options.add_device(made)
     options.add_problem(made)
     options.add_timing(made)
+    made.add_argument("--untuned", action="store_true", help="the rung's default, not what was tuned for the GPU")
     made.add_argument("--no-measure", action="store_true", help="run once and check, no timing")
     made.add_argument("--no-log", action="store_true", help="write no row to results/runs.csv")
     return made
@@ -76,11 +77,13 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
-    from flashladder.common import build, records, target
+    from flashladder.common import build, records, target, tuned
 
     place = target.resolve(arguments.device, arguments.gpu)
     problem = options.problem(arguments, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
-    config = version.config_for(problem, **values)
+    gpu = None if values or arguments.untuned else place.gpu  # whose winner is wanted
+    winner = tuned.config(version, gpu.name, problem) if gpu else None
+    config = winner or version.config_for(problem, **values)
     version.check(problem, config)
     artifact = build.build_one(version, config, place.arch)
     place.check(artifact)
@@ -91,6 +94,8 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
         console.print(table)
     if not arguments.no_log:
         _log(records.of_place(place.on_gpu) | records.of_artifact(artifact), problem, outcome)
+    if winner and gpu:
+        console.print(f"[dim]configured as tuner/search.py tuned it for {gpu.name}; --untuned: the rung's default")
     outcome.check.require(f"{version.name} with {config.name}")
     return 0
 

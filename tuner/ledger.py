@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -28,7 +27,6 @@ from flashladder.tuner.searcher import distributions, quietly
 from flashladder.tuner.storage import HEARTBEAT_SECONDS, named, open_storage, without_password
 
 LONGEST_TRIAL = 3600.0  # seconds; a claim that is older was given up, whatever its storage knows of heartbeats
-DEATHS = 3  # searches that may die of a kernel before nobody tries it again
 
 MEASURED, ABANDONED, DUPLICATE = "measured", "abandoned", "duplicate"  # verdicts, beside those of a quarantine
 _IDENTITY, _FINAL = "identity", "final"  # attributes of the study
@@ -71,9 +69,7 @@ class Ledger:
 
     def taken(self) -> set[str]:
         """The codes that nobody needs to measure any more."""
-        deaths = Counter(code_of(trial) for trial in self.trials() if outcome_of(trial).get("died"))
-        worn_out = {code for code, count in deaths.items() if count >= DEATHS}
-        return {code_of(trial) for trial in self.valid()} | worn_out
+        return {code_of(trial) for trial in self.valid()}
 
     def claim(self, code: str, params: Mapping[str, Value], facts: Mapping[str, Any]) -> int | None:
         """The id of a trial of this code, to be measured now; None where another search has it."""
@@ -114,7 +110,7 @@ class Ledger:
                 with named(self.url), suppress(UpdateFinishedTrialError):
                     self._complete(id_, outcome["ratio"])
             elif owner is None or is_gone(owner) or age > LONGEST_TRIAL:
-                self.finish(id_, {"verdict": ABANDONED, "reason": "its search died", "died": True})
+                self.finish(id_, {"verdict": ABANDONED, "reason": "its search died"})
         with named(self.url), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)

@@ -102,6 +102,7 @@ class Search:
         trials = self._measured()
         final = self._ledger.final
         if final and final["trials"] == len(trials):
+            trial_log.write(self._ledger)
             return final
         results = {code: _estimate(trial) for code, trial in trials.items()}
         seeds = [kernel for kernel in self._stock.seeds(self._gpu.name) if kernel.code in results]

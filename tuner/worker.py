@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flashladder.common.records import Row
     from flashladder.common.statistics import Times
 
+ATTEMPTS = 5  # to measure a kernel, if the process is killed meanwhile
 START_SECONDS = 300.0  # for importing torch, taking the GPU and computing the exact answers
 
 Entries = Mapping[str, "Sequence[Artifact]"]  # by name, the artifacts for each problem
@@ -88,6 +89,10 @@ class Interrupted(Exception):
     """The worker was stopped while it measured."""
 
 
+class _Killed(Exception):
+    """Somebody killed the process, or the system did for want of memory."""
+
+
 class Worker:
     """The side of the search. Every call may take as long as the watchdog's patience allows."""
 
@@ -106,24 +111,34 @@ class Worker:
 
         Raises FlashLadderError where the machine, not the kernel, is at fault; Interrupted when it was stopped.
         """
-        if self._stopped:
-            raise Interrupted
-        self._start()
-        for problem in problems:
-            self._ask(("prepare", problem), START_SECONDS)
-        answer = self._ask(("compare", problems, entries, rounds), self._patience * len(problems) * len(entries))
-        if isinstance(answer, Quarantine):
-            self._kill()
-        return answer
+        patience = self._patience * len(problems) * len(entries)
+        for _ in range(ATTEMPTS):
+            try:
+                self._make_ready(problems)
+                answer = self._ask(("compare", problems, entries, rounds), patience)
+            except _Killed:
+                self._kill()
+                continue
+            if isinstance(answer, Quarantine):
+                self._kill()
+            return answer
+        raise DeviceError(f"the process that measures was killed {ATTEMPTS} times: is the machine out of memory?")
 
     def stop(self) -> None:
         """Ends the process at once, whatever it does; may be called from any thread."""
         self._stopped = True
         self._kill()
 
-    def _start(self) -> None:
-        if self._process and self._process.is_alive():
-            return
+    def _make_ready(self, problems: Sequence[Problem]) -> None:
+        """Start the process where there is none, and have it prepare the problems."""
+        if self._stopped:
+            raise Interrupted
+        if not self._process:
+            self.place = self._expected(self._start())
+        for problem in problems:
+            self._expected(self._ask(("prepare", problem), START_SECONDS))
+
+    def _start(self) -> Any:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._output = tempfile.NamedTemporaryFile(prefix="flashladder-worker-", suffix=".log")  # noqa: SIM115
@@ -134,11 +149,13 @@ class Worker:
         if self._stopped:
             self._kill()
             raise Interrupted
-        answer = self._receive(START_SECONDS)
+        return self._receive(START_SECONDS)
+
+    def _expected(self, answer: Any) -> Any:
         if isinstance(answer, Quarantine):
             self._kill()
-            raise DeviceError(f"a process that measures could not be started: it {answer.verdict}: {answer.reason}")
-        self.place = answer
+            raise DeviceError(f"the process that measures {answer.verdict} before it had a kernel: {answer.reason}")
+        return answer
 
     def _ask(self, request: tuple[Any, ...], seconds: float) -> Any:
         with suppress(OSError):  # a dead process is found out by what it does not answer
@@ -153,19 +170,22 @@ class Worker:
         except (EOFError, OSError):
             if self._stopped:
                 raise Interrupted from None
-            return Quarantine("crashed", self._last_words())
+            return self._post_mortem()
         if isinstance(answer, _Broken):
             self._kill()
             raise answer.error or RuntimeError(f"the process that measures broke:\n{answer.traceback}")
         return answer
 
-    def _last_words(self) -> str:
+    def _post_mortem(self) -> Quarantine:
+        """What a dead process died of. Raises _Killed where that was a kill -9, which no kernel can do."""
         process = self._process
         assert process is not None
         process.join(5)
+        if process.exitcode == -signal.SIGKILL:
+            raise _Killed
         lines = Path(self._output.name).read_text(errors="replace").split("\n")
         said = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
-        return f"exit code {process.exitcode}{said}"
+        return Quarantine("crashed", f"exit code {process.exitcode}{said}")
 
     def _kill(self) -> None:
         process, self._process = self._process, None

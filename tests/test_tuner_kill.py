@@ -1,0 +1,122 @@
+"""Nothing is lost: kill -9 at random moments, and Ctrl-C."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from flashladder.tests import tuner_simulation
+from flashladder.tuner import trial_log
+from flashladder.tuner.ledger import code_of, verdict_of
+
+KILLS = 50
+
+
+@pytest.fixture
+def places(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    monkeypatch.setattr("flashladder.common.tuned.FOLDER", tmp_path / "tuned")
+    return tmp_path
+
+
+def workers_of(pid):
+    """The processes that measure; each was started by some thread of the search."""
+    with suppress(OSError):
+        lists = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+        children = [int(child) for children in lists for child in children]
+        return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return []
+
+
+def finished(ledger):
+    return {trial.number: (verdict_of(trial), trial.value) for trial in ledger.trials() if trial.state.is_finished()}
+
+
+@pytest.mark.slow
+def test_fifty_kills(places):
+    """Kill the search or its worker 50 times: no finished trial is lost, none is measured twice."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["flashladder.tests.tuner_simulation", "flashladder.tuner.report", "torch"])
+    rng = random.Random(5)
+    ledger = tuner_simulation.make_job(places).ledger()
+    known = {}
+    kills = searches = 0
+    while kills < KILLS:
+        process = context.Process(target=tuner_simulation.simulate, args=(str(places),))
+        process.start()
+        searches += 1
+        while kills < KILLS and process.is_alive():
+            time.sleep(rng.uniform(0.0, 0.7))
+            victims = workers_of(process.pid) if rng.random() < 0.4 else [process.pid]
+            for victim in victims[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    kills += 1
+        process.kill()
+        process.join()
+        now = finished(ledger)
+        assert known.items() <= now.items(), "a finished trial was lost or changed"
+        known = now
+        assert process.exitcode, "the search ended before it was killed often enough"
+    assert tuner_simulation.simulate(str(places)) == 0
+
+    assert known.items() <= finished(ledger).items()
+    stock = tuner_simulation.make_job(places).prepare().stock
+    valid = Counter(code_of(trial) for trial in ledger.valid())
+    assert {verdict_of(trial) for trial in ledger.valid()} == {"measured", "wrong"}, "a kill is no kernel's fault"
+    assert valid.keys() == {kernel.code for kernel in stock.kernels}
+    assert set(valid.values()) == {1}
+    assert_none_measured_after_it_was_finished(ledger, places / "journal")
+    assert_log_agrees(ledger)
+    assert searches > KILLS / 4
+
+
+def assert_none_measured_after_it_was_finished(ledger, journal):
+    ends = {code_of(t): t.datetime_complete.timestamp() for t in ledger.trials() if t.state == TrialState.COMPLETE}
+    for line in journal.read_text().splitlines():
+        code, begin = line.split()
+        if code in ends:
+            assert float(begin) < ends[code]
+
+
+def assert_log_agrees(ledger):
+    frame, damaged = trial_log.read(trial_log.path_of(tuner_simulation.STUDY)).read()
+    assert damaged == []
+    assert list(zip(frame["trial"], frame["verdict"], strict=True)) == [
+        (number, verdict) for number, (verdict, _) in finished(ledger).items()
+    ]
+    measured = frame[frame["verdict"] == "measured"]
+    ratios = {number: ratio for number, (_, ratio) in finished(ledger).items() if ratio is not None}
+    assert dict(zip(measured["trial"], measured["ratio"], strict=True)) == pytest.approx(ratios)
+
+
+def test_ctrl_c_ends_cleanly_with_the_best_so_far(places):
+    command = [sys.executable, "-m", "flashladder.tests.tuner_simulation", str(places)]
+    search = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    ledger = tuner_simulation.make_job(places).ledger()
+    deadline = time.monotonic() + 60
+    while len(finished(ledger)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (worker,) = workers_of(search.pid)
+    os.killpg(search.pid, signal.SIGINT)
+    out, err = search.communicate(timeout=30)
+    assert search.returncode == 130
+    assert "kernels so far" in out
+    assert "the same command goes on" in " ".join(out.split())
+    assert "Traceback" not in err
+    assert not Path(f"/proc/{worker}").exists()
+    states = [trial.state for trial in ledger.trials()]
+    assert TrialState.RUNNING not in states
+    assert [verdict_of(t) for t in ledger.trials() if t.state == TrialState.FAIL] in ([], ["abandoned"])
+    assert_log_agrees(ledger)

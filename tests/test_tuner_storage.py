@@ -1,0 +1,236 @@
+"""One study, many searches: a PostgreSQL server, claims that collide, searches that die; and storages that fail."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from flashladder.common.errors import ConfigError, ResultsError
+from flashladder.tests import postgres, tuner_simulation
+from flashladder.tests.test_tuner_kill import assert_log_agrees
+from flashladder.tuner import ledger as ledgers
+from flashladder.tuner import storage, trial_log
+from flashladder.tuner.ledger import ABANDONED, DUPLICATE, Ledger, code_of, verdict_of
+
+FIELDS = {"block_m": [64, 128], "double_buffer": [False, True]}
+PARAMS = {"block_m": 64, "double_buffer": False}
+MEASURED = {"verdict": "measured", "low": 0.9, "high": 1.1}
+
+
+@pytest.fixture(scope="module")
+def database():
+    if not postgres.binaries():
+        pytest.skip("PostgreSQL is not installed: sudo apt-get install postgresql")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with postgres.server(Path(folder)) as url:
+            yield url
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    return f"sqlite:///{tmp_path / 'studies.db'}"
+
+
+@pytest.fixture
+def study(sqlite):
+    """Opens the study once more, as another search would."""
+    opened = []
+
+    def open_again(url=sqlite, **identity):
+        opened.append(Ledger(url, "study", {"gpu": "h100", **identity}, FIELDS))
+        return opened[-1]
+
+    yield open_again
+    for each in opened:
+        each.close()
+
+
+def test_two_machines_share_a_study_on_postgresql(database, tmp_path, monkeypatch):
+    """Two searches with two workers each, one killed on the way: every kernel is measured once, both logs agree."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    searches = [_search(folder, database) for folder in folders]
+    with_study = _job(folders[0], database).ledger()
+    _wait_until(lambda: len(with_study.trials()) > 20)
+    os.killpg(searches[1].pid, signal.SIGKILL)
+    searches[1].wait()
+    searches[1] = _search(folders[1], database)
+    outputs = [search.communicate(timeout=120) for search in searches]
+    assert [search.returncode for search in searches] == [0, 0], outputs
+    valid = Counter(code_of(trial) for trial in with_study.valid())
+    assert set(valid.values()) == {1}
+    assert valid.keys() == {kernel.code for kernel in _job(folders[0]).prepare().stock.kernels}
+    owners = Counter(trial.user_attrs["owner"] for trial in with_study.valid())
+    assert len(owners) >= 2, "both searches took part"
+    for folder in folders:
+        monkeypatch.setenv("FLASHLADDER_RESULTS", str(folder))
+        assert_log_agrees(with_study)
+
+
+def _search(folder, url):
+    command = [sys.executable, "-m", "flashladder.tests.tuner_simulation", str(folder), "--storage", url]
+    command += ["--workers", "2"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _job(folder, url=None):
+    return tuner_simulation.make_job(folder, url)
+
+
+def _wait_until(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "journal"])
+def test_of_many_claims_of_one_kernel_exactly_one_holds(request, tmp_path, kind):
+    """Threads stand for machines: each has a connection of its own."""
+    if kind == "postgresql":
+        url = request.getfixturevalue("database")
+    else:
+        url = {"sqlite": f"sqlite:///{tmp_path}/studies.db", "journal": f"journal://{tmp_path}/journal.log"}[kind]
+    searches = [Ledger(url, "claims", {}, FIELDS) for _ in range(4)]
+    barrier = threading.Barrier(len(searches))
+    won = Counter()
+
+    def claim_all(search):
+        for code in "abcdef":
+            barrier.wait()
+            if search.claim(code, PARAMS, {}) is not None:
+                won[code] += 1
+
+    threads = [threading.Thread(target=claim_all, args=(search,)) for search in searches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == dict.fromkeys("abcdef", 1)
+    losers = [trial for trial in searches[0].trials() if verdict_of(trial) == DUPLICATE]
+    assert len(losers) == 6 * (len(searches) - 1)
+    for search in searches:
+        search.close()
+
+
+def test_a_finished_trial_is_read_back(study):
+    mine = study()
+    trial = mine.claim("abc", PARAMS, {"registers": 128})
+    mine.finish(trial, MEASURED, 1.25)
+    (found,) = study().valid()
+    assert (found.state, found.value, found.params) == (TrialState.COMPLETE, 1.25, PARAMS)
+    assert found.user_attrs["registers"] == 128
+    assert study().taken() == {"abc"}
+
+
+def test_a_dead_search_s_claims_are_given_up(study, monkeypatch):
+    dead, alive = study(), study()
+    owner = _owner_that_ended()
+    monkeypatch.setattr(ledgers, "me", lambda: owner)
+    dead.claim("abc", PARAMS, {})
+    assert alive.taken() == {"abc"}
+    alive.rescue()
+    assert alive.taken() == set()
+    (trial,) = alive.trials()
+    assert verdict_of(trial) == ABANDONED
+    assert alive.claim("abc", PARAMS, {}) is not None
+
+
+def test_what_a_dead_search_measured_is_kept(study, monkeypatch):
+    """It died between the two writes of `finish`."""
+    dead, alive = study(), study()
+    trial = dead.claim("abc", PARAMS, {})
+    monkeypatch.setattr(dead, "_complete", lambda *_: None)
+    dead.finish(trial, MEASURED, 1.25)
+    assert alive.trials()[0].state == TrialState.RUNNING
+    alive.rescue()
+    assert (alive.trials()[0].state, alive.trials()[0].value) == (TrialState.COMPLETE, 1.25)
+
+
+def test_the_heart_of_another_machine_stops(study, monkeypatch):
+    monkeypatch.setattr(ledgers, "me", lambda: "another-boot/pid:[1]/1/1")
+    monkeypatch.setattr(storage, "HEARTBEAT_SECONDS", 1)
+    monkeypatch.setattr(storage, "GRACE_SECONDS", 1)
+    other = study()
+    other.claim("abc", PARAMS, {})
+    mine = study()
+    mine.rescue()
+    assert mine.taken() == {"abc"}, "it may be alive"
+    other._mine.clear()  # no heartbeat any more
+    time.sleep(2.1)
+    mine.rescue()
+    assert mine.taken() == set()
+    assert [verdict_of(trial) for trial in mine.trials()] == [ABANDONED]
+
+
+def test_the_claims_of_the_living_are_left_alone(study):
+    mine, other = study(), study()
+    mine.claim("abc", PARAMS, {})
+    other.rescue()
+    assert other.taken() == {"abc"}
+    assert other.claim("abc", PARAMS, {}) is None
+
+
+def test_another_gpu_s_study_is_refused_and_left_as_it_is(study):
+    study().claim("abc", PARAMS, {})
+    with pytest.raises(ConfigError, match=r"was made for gpu h100, not a100\. It is left as it is; start another"):
+        study(gpu="a100")
+    assert study().taken() == {"abc"}
+
+
+def test_a_foreign_study_is_refused(study, sqlite):
+    foreign = optuna.create_study(storage=sqlite, study_name="study")
+    foreign.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with pytest.raises(ConfigError, match="was not made by this tuner"):
+        study()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/studies", r"storage postgresql://me:\*\*\*@127.0.0.1:1/studies cannot be"),
+        ("postgresql://127.0.0.1:1/studies", "sqlite:////home/me/studies.db"),
+        ("nonsense", "storage nonsense cannot be used"),
+        ("oracle://host/studies", "storage oracle://host/studies cannot be used"),
+        ("sqlite:////proc/studies.db", "storage sqlite:////proc/studies.db cannot be used"),
+    ],
+)
+def test_unusable_storages(study, url, message):
+    with pytest.raises(ResultsError, match=message) as raised:
+        study(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_file_that_is_no_database(study, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("these are my notes, and they are longer than a header" * 10)
+    with pytest.raises(ResultsError, match=r"notes.txt cannot be used: .*not a database"):
+        study(f"sqlite:///{path}")
+    assert path.read_text().startswith("these are my notes")
+
+
+def test_the_log_of_an_unfinished_study(study, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    mine = study()
+    mine.claim("abc", PARAMS, {})
+    trial_log.write(mine)
+    frame, _ = trial_log.read(trial_log.path_of("study")).read()
+    assert frame.empty
+
+
+def _owner_that_ended():
+    process = subprocess.Popen(["sleep", "60"])
+    mine = ledgers.me().rpartition("/")[0].rpartition("/")[0]
+    start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    process.kill()
+    process.wait()
+    return f"{mine}/{process.pid}/{start}"
