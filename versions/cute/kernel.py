@@ -179,7 +179,9 @@ class Attention:
         cute.arch.sync_threads()
         rounded = cute.make_rmem_tensor_like(rO, self.dtype)
         rounded.store(rO.load().to(self.dtype))
-        out = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype), mma).get_slice(thread)
+        out = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype), mma).get_slice(
+            thread
+        )
         cute.copy(out, out.retile(rounded), out.partition_D(sQ))
         cute.arch.sync_threads()
         thr_store = store.get_slice(thread)
@@ -208,7 +210,8 @@ class Attention:
         halves = cute.logical_divide(p.layout, (None, None, 2))
         shape, stride = halves.shape, halves.stride
         layout = cute.make_layout(
-            ((*shape[0], shape[2][0]), shape[1], shape[2][1]), stride=((*stride[0], stride[2][0]), stride[1], stride[2][1])
+            ((*shape[0], shape[2][0]), shape[1], shape[2][1]),
+            stride=((*stride[0], stride[2][0]), stride[1], stride[2][1]),
         )
         return cute.make_tensor(p.iterator, layout)
 
@@ -257,7 +260,9 @@ class Attention:
 @cache
 def compiled(config: KernelConfig):
     """The kernel, compiled for the GPU of this machine or that of $CUTE_DSL_ARCH."""
-    return cute.compile(Attention(config), *_arguments(config, [0] * 5, [1] * 5, [[COPY] * 3] * 4, 1.0), make_fake_stream())
+    return cute.compile(
+        Attention(config), *_arguments(config, [0] * 5, [1] * 5, [[COPY] * 3] * 4, 1.0), make_fake_stream()
+    )
 
 
 def _arguments(config: KernelConfig, addresses, shape, strides, scale_log2):
