@@ -232,6 +232,7 @@ def test_a_wrong_output_fails(tool, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["cute", "--device", "cpu"], "cute runs on gpu, not on cpu"),
         (["c", "--device", "gpu"], "c runs on cpu, not on gpu"),
         (["py_fa1", "--device", "emulator"], "py_fa1 runs on cpu, gpu, not on emulator"),
         (["02", "--device", "cpu"], "a rung is a CUDA kernel"),
@@ -260,17 +261,20 @@ def test_all_are_listed(tool):
     _, out, _ = tool("--list")
     for found in catalog.references():
         assert f" {found.name} " in out
-    assert {*NAMES} <= {found.name for found in catalog.references()}
+    assert {*NAMES, "cute"} == {found.name for found in catalog.references()}
 
 
 @pytest.fixture
 def lacking(monkeypatch):
-    """A machine without Triton."""
+    """A machine with neither Triton nor CuTe."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("triton", "cutlass") else find(name))
 
 
 def test_a_missing_package_is_named_with_its_install_line(tool, lacking):
+    code, _, err = tool("cute")
+    assert code == console.EXIT_ERROR
+    assert "cute cannot run: cutlass is not installed: pip install nvidia-cutlass-dsl" in err
     code, _, err = tool("triton", "--device", "cpu")
     assert code == console.EXIT_ERROR
     assert "triton cannot run: triton is not installed: pip install triton" in err
