@@ -1,5 +1,10 @@
 """A search from end to end on the simulated bench: what is measured, chosen, logged, resumed and refused."""
 
+import os
+import signal
+import threading
+import time
+
 import pytest
 from optuna.trial import TrialState
 
@@ -11,7 +16,7 @@ from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log
 from flashladder.tuner.job import Job, Prepared, Settings
 from flashladder.tuner.ledger import verdict_of
-from flashladder.tuner.worker import Worker
+from flashladder.tuner.worker import Comparison, Interrupted, Worker
 
 BEST = "block_m=128,block_n=64,num_warps=4,q_fragments=2,k_fragments=2"
 
@@ -25,7 +30,7 @@ def places(monkeypatch, tmp_path):
 class Setup:
     """A job whose kernels were never compiled, and its parts."""
 
-    def __init__(self, tmp_path, every=8, bad=(), workers=1, patience=60.0, **settings):
+    def __init__(self, tmp_path, every=8, bad=(), workers=1, patience=60.0, seconds=0.0, **settings):
         self.journal = tmp_path / "journal"
         self.stock = make_stock(tmp_path / "artifacts", every=every)
         self.job = Job(self.stock.space, load_gpu("h100"), Settings(**settings))
@@ -33,7 +38,7 @@ class Setup:
         ranked = sorted(self.stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*self.stock.seeds("h100"), *ranked]))
         self.prepared = Prepared(self.stock, order, predicted_us)
-        bench = Simulated(str(self.journal), bad=tuple(bad))
+        bench = Simulated(str(self.journal), seconds, tuple(bad))
         self.workers = [Worker(bench, patience=patience) for _ in range(workers)]
 
     def tune(self):
@@ -204,3 +209,39 @@ def test_a_mistake_in_the_bench_is_no_quarantine(tmp_path):
     setup = Setup(tmp_path, every=32, bad=[("block_m", "broken")])
     with pytest.raises(RuntimeError, match="a mistake in the bench"):
         setup.tune()
+
+
+def test_two_workers_measure_side_by_side(tmp_path):
+    setup = Setup(tmp_path, every=12, workers=2, seconds=0.3)
+    _, ledger = setup.tune()
+    ends = sorted(trial.datetime_complete for trial in ledger.trials())
+    assert (ends[-1] - ends[1]).total_seconds() < 0.75 * 0.3 * len(ends[2:]), "one after the other would take longer"
+    assert setup.frame()["driver"].nunique() == 2
+    assert len(setup.measured) == len(set(setup.measured)) == len(setup.stock.kernels)
+
+
+def test_a_killed_worker_is_replaced_and_the_kernel_measured(tmp_path):
+    setup = Setup(tmp_path, seconds=0.5)
+    (worker,) = setup.workers
+    kernel = setup.stock.kernels[0]
+    killer = threading.Thread(target=_kill_when_it_measures, args=(setup, worker))
+    killer.start()
+    answer = worker.compare(setup.stock.space.problems, {kernel.code: kernel.artifacts}, 8)
+    killer.join()
+    worker.stop()
+    assert isinstance(answer, Comparison)
+    assert setup.measured == [kernel.code] * 2
+
+
+def _kill_when_it_measures(setup, worker):
+    while not setup.journal.exists():
+        time.sleep(0.01)
+    os.kill(worker._process.pid, signal.SIGKILL)
+
+
+def test_a_stopped_worker_measures_no_more(tmp_path):
+    setup = Setup(tmp_path)
+    (worker,) = setup.workers
+    worker.stop()
+    with pytest.raises(Interrupted):
+        worker.compare(setup.stock.space.problems, {}, 8)

@@ -57,10 +57,11 @@ def study(sqlite):
 
 def test_two_machines_share_a_study_on_postgresql(database, tmp_path, monkeypatch):
     """Two searches with two workers each, one killed on the way: every kernel is measured once, both logs agree."""
+    monkeypatch.setenv("EVERY", "3")  # kernel, to be quick
     folders = [tmp_path / "one", tmp_path / "two"]
     searches = [_search(folder, database) for folder in folders]
     with_study = _job(folders[0], database).ledger()
-    _wait_until(lambda: len(with_study.trials()) > 20)
+    _wait_until(lambda: len(with_study.trials()) > 10)
     os.killpg(searches[1].pid, signal.SIGKILL)
     searches[1].wait()
     searches[1] = _search(folders[1], database)

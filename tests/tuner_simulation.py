@@ -24,7 +24,8 @@ class SimulatedJob(Job):
     """Its kernels were never compiled."""
 
     def prepare(self, on_progress=None):
-        stock = make_stock(Path(os.environ["FLASHLADDER_RESULTS"]) / "artifacts", self.space)
+        every = int(os.environ.get("EVERY", "1"))
+        stock = make_stock(Path(os.environ["FLASHLADDER_RESULTS"]) / "artifacts", self.space, every)
         predicted_us = make_predictions(stock)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         return Prepared(stock, tuple(dict.fromkeys([*stock.seeds("h100"), *ranked])), predicted_us)

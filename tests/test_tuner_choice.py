@@ -1,0 +1,186 @@
+"""Which kernel is next, and which wins: searchers, finals, and replays of the search over recorded sweeps."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from flashladder.common import console
+from flashladder.common.errors import ResultsError
+from flashladder.common.statistics import Estimate
+from flashladder.tests.simulated_bench import time_us
+from flashladder.tests.tuner_stock import make_predictions, make_stock
+from flashladder.tuner import finalists, replay, trial_log
+from flashladder.tuner.replay import Sweep
+from flashladder.tuner.searcher import Guided, InOrder
+from flashladder.tuner.worker import Comparison
+
+
+@pytest.fixture
+def stock(tmp_path):
+    return make_stock(tmp_path / "artifacts")
+
+
+def measured(searcher, kernels, trials):
+    """The kernels that a searcher asks for, each told its ratio."""
+    taken = {}
+    while len(taken) < trials and (kernel := searcher.propose(taken.keys())):
+        assert kernel.code not in taken
+        taken[kernel.code] = 100 / time_us(kernel.config)
+        searcher.tell(kernel, taken[kernel.code])
+    return taken
+
+
+def test_in_order(stock):
+    searcher = InOrder(stock.kernels[:3])
+    assert [searcher.propose(set()), searcher.propose({stock.kernels[0].code})] == list(stock.kernels[:2])
+    assert searcher.propose({kernel.code for kernel in stock.kernels[:3]}) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_guided_search_finds_the_best_in_a_part_of_the_space(stock, seed):
+    """Without any help from the cost model: the order is random."""
+    order = random.Random(seed).sample(stock.kernels, len(stock.kernels))
+    found = measured(Guided(order, stock.space.fields, seed), stock.kernels, int(0.15 * stock.num_configs))
+    best = max(100 / time_us(kernel.config) for kernel in stock.kernels)
+    assert max(found.values()) >= 0.99 * best
+
+
+def test_the_guided_search_learns(stock):
+    order = random.Random(1).sample(stock.kernels, len(stock.kernels))
+    searcher = Guided(order, stock.space.fields, seed=1)
+    ratios = list(measured(searcher, stock.kernels, 60).values())
+    asked_for = ratios[8::2]  # the others are the order's
+    assert np.mean(asked_for[-10:]) > np.mean(ratios[:8])
+
+
+def test_the_guided_search_proposes_every_kernel_in_the_end(stock):
+    kernels = stock.kernels[:20]
+    searcher = Guided(kernels, stock.space.fields, seed=0)
+    taken = set()
+    while kernel := searcher.propose(taken):
+        taken.add(kernel.code)
+        searcher.tell(kernel, None if len(taken) % 3 == 0 else 1.0)
+    assert taken == {kernel.code for kernel in kernels}
+
+
+def contest(times, rounds=32, noise=0.002, seed=0):
+    """Times of kernels by code, as a final would have measured them."""
+    rng = np.random.default_rng(seed)
+    drift = rng.normal(1, 0.02, rounds)
+    times = {"fa2": 100.0, "control": 100.0, **times}
+    return Comparison("fa2", "control", ({n: t * drift * rng.normal(1, noise, rounds) for n, t in times.items()},))
+
+
+def decide(stock, times, default=None, **options):
+    chosen = [kernel for kernel in stock.kernels if kernel.code in times]
+    return finalists.decide(contest(times, **options), chosen, default)
+
+
+def test_the_fastest_wins(stock):
+    a, b, c = stock.kernels[:3]
+    final = decide(stock, {a.code: 90.0, b.code: 80.0, c.code: 85.0}, default=a)
+    assert final.winner == b
+    assert [standing.kernel for standing in final.standings] == [b, c, a]
+    assert final.standings[0].ratio.value == pytest.approx(1.25, rel=0.01)
+    assert final.standings[0].to_default.value == pytest.approx(90 / 80, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_nobody_can_tell_the_default_wins(stock, seed):
+    times = {kernel.code: 90.0 for kernel in stock.kernels[:5]}
+    assert decide(stock, times, default=stock.kernels[3], seed=seed).winner == stock.kernels[3]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ties_are_broken_by_preference_not_by_noise(stock, seed):
+    times = {kernel.code: 80.0 for kernel in stock.kernels[:4]} | {stock.kernels[4].code: 90.0}
+    final = decide(stock, times, default=stock.kernels[4], seed=seed)
+    assert final.winner == stock.kernels[0]
+
+
+def test_a_winner_is_never_slower_than_the_default(stock):
+    """A tie with the fastest is not enough where the default is between the two."""
+    a, b, default = stock.kernels[:3]
+    for seed in range(20):
+        final = decide(stock, {a.code: 90.1, b.code: 89.9, default.code: 90.0}, default, noise=0.01, seed=seed)
+        ratios = {standing.kernel: standing.ratio.value for standing in final.standings}
+        assert ratios[final.winner] >= ratios[default]
+
+
+def test_preference(stock):
+    def kernel(name, registers, shared):
+        launch = SimpleNamespace(shared_bytes=shared, num_threads=128)
+        config = SimpleNamespace(name=name)
+        return SimpleNamespace(artifacts=(SimpleNamespace(registers=registers, launch=launch),), config=config)
+
+    a, b, c, d = kernel("a", 255, 1), kernel("b", 128, 2), kernel("c", 128, 1), kernel("d", 255, 1)
+    assert finalists.by_preference([a, b, c, d], first=[d]) == [d, c, b, a]
+
+
+def test_finalists_are_those_that_noise_may_have_put_below_the_best(stock):
+    kernels = stock.kernels[:6]
+    values = [1.00, 0.995, 0.97, 0.90, 0.80, 0.50]
+    results = {k.code: Estimate(v, v - 0.01, v + 0.01) for k, v in zip(kernels, values, strict=True)}
+    assert finalists.choose(results, kernels, [kernels[4]]) == [kernels[4], *kernels[:2]]
+    assert finalists.choose({}, kernels, []) == []
+    same = {kernel.code: Estimate(1.0, 0.9, 1.1) for kernel in stock.kernels[:40]}
+    assert len(finalists.choose(same, stock.kernels, [])) == finalists.LIMIT
+
+
+@pytest.fixture
+def sweep(stock, monkeypatch, tmp_path):
+    """The name of a study in which every kernel was measured, with a cost model that is often wrong."""
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    predicted = {
+        code: time * (1 + 0.4 * random.Random(code).random()) for code, time in make_predictions(stock).items()
+    }
+    rows = [
+        {
+            "study": "sweep",
+            "trial": number,
+            "config": kernel.config.name,
+            "code": kernel.code,
+            "same_code": ";".join(config.name for config in kernel.configs[1:]),
+            "predicted_us": predicted[kernel.code],
+            "verdict": "measured",
+            "ratio": 100 / time_us(kernel.config),
+        }
+        for number, kernel in enumerate(stock.kernels)
+    ]
+    trial_log._replace(trial_log.path_of("sweep"), trial_log.SCHEMA, rows)
+    return "sweep"
+
+
+def test_a_sweep_is_read_back(stock, sweep):
+    found = Sweep.load(sweep)
+    assert found.num_configs == stock.num_configs
+    assert {kernel.configs for kernel in found.kernels} == {kernel.configs for kernel in stock.kernels}
+    assert found.kernels[0].config == stock.space.default
+    assert 0.5 < found.rank_correlation < 1
+
+
+def test_replays_are_as_good_as_they_are_said_to_be(stock, sweep):
+    found = Sweep.load(sweep)
+    replays = [replay.replay(found, seed, trials=40) for seed in range(3)]
+    for each in replays:
+        assert len(each.progress) == 40
+        assert list(each.progress) == sorted(each.progress)
+        assert each.found == each.progress[-1] <= 1
+        assert each.progress[each.trials_to_close - 1] >= 0.99 > each.progress[max(0, each.trials_to_close - 2)]
+    assert len({each.progress for each in replays}) > 1, "seeds differ"
+    assert replay.replay(found, 0, trials=40) == replays[0]
+
+
+def test_the_tool_reports_every_seed(sweep, capsys):
+    assert console.run(replay.main, replay.parser(), ["sweep", "--seeds", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "528 configurations are 144 kernels" in out
+    assert "Spearman's rank correlation with the predicted times: 0." in out
+    assert out.count("of the best") == 2
+
+
+def test_a_study_that_is_not_there(sweep, capsys):
+    with pytest.raises(ResultsError, match=r"nothing\.csv has no measured trials"):
+        Sweep.load("nothing")

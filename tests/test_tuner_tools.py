@@ -1,0 +1,206 @@
+"""What a person types: search.py and plots.py; and the bench of a GPU on a stand-in for one."""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from flashladder.common import catalog, console, contest, tuned
+from flashladder.common.build import build_one
+from flashladder.common.config import load_gpu
+from flashladder.common.errors import ConfigError, DeviceError, VerificationError
+from flashladder.common.measure import CONTROL
+from flashladder.common.paths import ROOT, results_dir
+from flashladder.common.problem import Problem
+from flashladder.tests import fake_gpu
+from flashladder.tests.simulated_bench import Simulated
+from flashladder.tuner import job, plots, search, trial_log
+from flashladder.tuner.gpu_bench import OnGpu
+from flashladder.tuner.ledger import Ledger
+from flashladder.tuner.space import Space
+from flashladder.tuner.storage import default_url
+from flashladder.tuner.worker import Worker
+
+SMALL = ["--seqlens", "256", "--tokens", "256", "--heads", "1"]
+STUDY = "02_swizzling-h100-bf16-d128-full"
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls search.py on spaces of four configurations; gives its exit code, output and errors."""
+    whole = Space.of
+    few = {"block_n": (64,), "num_warps": (4,), "k_fragments": (0,), "v_fragments": (0, 2), "double_buffer": (False,)}
+
+    def small(version, problems):
+        space = whole(version, problems)
+        kept = [
+            config
+            for config in space.configs
+            if all(getattr(config, name) in values for name, values in few.items() if name in config.fields)
+            and getattr(config, "q_fragments", 0) in (0, 2)
+            and config.block_m == 64
+        ]
+        return dataclasses.replace(space, configs=tuple(kept), default=kept[0])
+
+    monkeypatch.setattr(Space, "of", small)
+
+    def call(*arguments):
+        code = console.run(search.main, search.parser(), [*arguments, *SMALL])
+        captured = capsys.readouterr()
+        return code, " ".join(captured.out.split()), " ".join(captured.err.split())
+
+    return call
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    monkeypatch.setattr(job, "workers", lambda *_: [Worker(Simulated())])
+
+
+def test_a_rung_is_tuned(run, simulated):
+    code, out, err = run("02", "--gpu", "h100")
+    assert code == 0, err
+    assert "02_swizzling: 4 configurations are 2 kernels" in out
+    assert "02_swizzling on simulated: finalists" in out
+    assert "winner" in out
+    assert str(tuned.FOLDER / "h100.yaml") in out
+    frame, _ = trial_log.read(trial_log.path_of(STUDY)).read()
+    assert len(frame) == 2
+    assert frame["predicted_us"].notna().all()
+
+
+def test_several_rungs_in_one_go(run, simulated):
+    code, _, err = run("02", "04", "--gpu", "h100", "--study", "mine")
+    assert code == 0, err
+    assert {winner.version for winner in tuned.winners("h100")} == {"02_swizzling", "04_interleaved_loads"}
+    for name in ("mine-02_swizzling", "mine-04_interleaved_loads"):
+        assert trial_log.path_of(name).exists()
+
+
+def test_offline_ranks_and_says_that_it_predicts(run):
+    code, out, err = run("02", "--gpu", "a100", "--offline")
+    assert code == 0, err
+    assert "02_swizzling on NVIDIA A100 SXM4 80 GB: PREDICTED by the cost model, nothing was measured" in out
+    assert "(default)" in out
+    path = trial_log.path_of("02_swizzling-a100-bf16-d128-full").with_suffix(".predicted.csv")
+    assert path.read_text().count(",predicted\n") == 2
+    assert tuned.every() == [], "a prediction is no winner"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["02", "--gpu", "h100"],
+            "To tune for NVIDIA H100 SXM5 80 GB a machine with one is needed; without it, --offline",
+        ),
+        (["02", "--gpu", "h999"], "no description of the GPU h999; there are a100"),
+        (["98", "--gpu", "h100"], "no version 98"),
+        (["02", "--gpu", "h100", "--causal", "yes"], "02_swizzling has no causal mask"),
+        (["02", "--gpu", "h100", "--head-dim", "64"], "takes head_dim 128, not 64"),
+    ],
+)
+def test_bad_input(run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == console.EXIT_ERROR
+    assert message in err
+
+
+def test_an_unusable_storage_is_named_before_anything_is_compiled(run, simulated, monkeypatch):
+    monkeypatch.setattr(job.Job, "prepare", lambda *_: pytest.fail("compiled"))
+    code, _, err = run("02", "--gpu", "h100", "--storage", "postgresql://me:secret@127.0.0.1:1/studies")
+    assert code == console.EXIT_ERROR
+    assert "postgresql://me:***@127.0.0.1:1/studies cannot be used" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [("3", "--workers 3: each needs a GPU of its own, and 2 are visible"), ("many", "neither auto nor a number")],
+)
+def test_workers_and_gpus(monkeypatch, number, message):
+    monkeypatch.setattr(job, "require_gpu", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    found = job.workers("auto", load_gpu("h100"), "hot", 60)
+    assert [worker._environment["CUDA_VISIBLE_DEVICES"] for worker in found] == ["4", "7"]
+    with pytest.raises((ConfigError, DeviceError), match=message):
+        job.workers(number, load_gpu("h100"), "hot", 60)
+
+
+def test_the_program_starts():
+    for tool in ("search", "replay", "plots"):
+        done = subprocess.run([sys.executable, ROOT / "tuner" / f"{tool}.py", "--help"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "usage" in done.stdout
+
+
+def test_a_study_as_pictures(tmp_path, capsys):
+    fields = {"block_m": (64, 128), "block_n": (32, 64)}
+    ledger = Ledger(default_url(results_dir()), "mine", {}, fields)
+    for number, (block_m, block_n) in enumerate(itertools.product(*fields.values())):
+        if number == plots.FEWEST - 1:
+            assert plots.figures(plots.load("mine")) == {}, "there is nothing to be seen yet"
+        trial = ledger.claim(str(number), {"block_m": block_m, "block_n": block_n}, {})
+        ledger.finish(trial, {"verdict": "measured"}, 1.0 + number / 10)
+    assert plots.figures(plots.load("mine")).keys() == {"history", "importances", "parallel"}
+    assert console.run(plots.main, plots.parser(), ["mine", "--out", str(tmp_path / "pictures")]) == 0
+    assert "plotly" in (tmp_path / "pictures" / "mine-history.html").read_text()
+    assert console.run(plots.main, plots.parser(), ["another"]) == console.EXIT_ERROR
+    assert "no study another in sqlite:" in capsys.readouterr().err
+    ledger.close()
+
+
+class TestGpuBench:
+    """The bench of a GPU; the stand-in runs kernels on the emulator, and makes up their times."""
+
+    PROBLEM = Problem(batch=1, num_heads=1, seqlen_q=128)
+
+    @pytest.fixture
+    def artifacts(self):
+        version = catalog.find("02")
+        configs = [version.config(), version.config(q_fragments=2)]
+        return {str(number): (build_one(version, config, "sm_90a"),) for number, config in enumerate(configs)}
+
+    @pytest.fixture
+    def bench(self, monkeypatch):
+        fake_gpu.install(monkeypatch)
+        made = OnGpu("h100", "hot")()
+        made.prepare(self.PROBLEM)
+        return made
+
+    def test_kernels_are_timed_beside_the_official_one(self, bench, artifacts):
+        comparison = bench.compare((self.PROBLEM,), artifacts, 6)
+        (times,) = comparison.times
+        assert times.keys() == {"fa2", "0", "1", CONTROL}
+        assert {len(each) for each in times.values()} == {6}
+        assert comparison.medians("0")[0] == pytest.approx(80, rel=0.01)
+        assert bench.place()["device"] == fake_gpu.NAME
+
+    def test_the_tensors_are_made_once(self, bench, artifacts, monkeypatch):
+        monkeypatch.setattr(contest, "make_inputs", lambda *_: pytest.fail("made again"))
+        bench.prepare(self.PROBLEM)
+        bench.compare((self.PROBLEM,), artifacts, 2)
+
+    def test_a_wrong_kernel(self, bench, artifacts, monkeypatch):
+        monkeypatch.setattr(contest, "on_gpu", lambda artifact, task, tensors: lambda: tensors.o.zero_())
+        with pytest.raises(VerificationError, match="0 is wrong"):
+            bench.compare((self.PROBLEM,), artifacts, 2)
+
+    def test_another_gpu(self, monkeypatch):
+        fake_gpu.install(monkeypatch)
+        with pytest.raises(DeviceError, match=r"the GPU here is NVIDIA H100.*--gpu h100, .* for a100.*--offline"):
+            OnGpu("a100", "hot")()
+
+    def test_without_the_official_kernel(self, monkeypatch):
+        fake_gpu.install(monkeypatch)
+        bench = OnGpu("h100", "hot")()
+        monkeypatch.setattr("flashladder.common.baselines.Baseline.missing", lambda self: "it is not installed")
+        with pytest.raises(DeviceError, match="nothing to compare with: it is not installed"):
+            bench.prepare(self.PROBLEM)
