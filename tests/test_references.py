@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -289,6 +291,41 @@ def test_a_gpu_is_asked_for_where_there_is_none():
     assert device_for(catalog.find_implementation("py_fa1"), "auto") == "cpu"
     with pytest.raises(DeviceError):
         device_for(catalog.find_implementation("py_fa1"), "gpu")
+
+
+COMPILE_TRITON = """
+import torch
+torch.cuda.is_available = lambda: True  # so that the kernel is compiled and not interpreted
+from flashladder.common import catalog, references
+module = references.load(catalog.find_implementation("triton"))
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+kernel, tile = module.attention_forward, module.TILES[0]
+constants = {"head_dim": 128, "causal": True, "operand": module.OPERANDS["bf16"], **tile.kwargs}
+types = {**dict.fromkeys("qkvo", "*bf16"), "lse": "*fp32", "scale_log2": "fp32"}
+types |= dict.fromkeys(constants, "constexpr")
+names = kernel.arg_names
+strided = [name for name in names if name[0] in "qkvo" and name[1:2] in ("", "_")]  # the tensors and their strides
+aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in strided}
+source = ASTSource(
+    kernel,
+    signature={name: types.get(name, "i32") for name in names},
+    constexprs={(names.index(name),): value for name, value in constants.items()},
+    attrs=aligned,
+)
+options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+print(compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+"""
+
+
+def test_triton_becomes_tensor_core_code_without_a_gpu():
+    reference("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE_TRITON]
+    ptx = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert ".target sm_90a" in ptx
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async" in ptx
 
 
 YAML = """
