@@ -125,8 +125,8 @@ def test_06_against_05_one_ffma_for_a_multiplication_and_a_subtraction():
 @pytest.mark.parametrize("arch", ARCHES)
 def test_08_against_07_less_address_arithmetic(arch):
     """On sm_90a the compiler works much of it out before the loop, spills it, and reloads it with LDL."""
-    compared = pair("07", "08", arch)
-    before, after = (total(side.loop_counts, (*ADDRESSES, "LDL")) for side in (compared.left, compared.right))
+    large = {"block_m": 128, "block_n": 64, "q_fragments": 2, "double_buffer": False}  # where registers are short
+    before, after = (total(code(name, arch, **large).loop_counts, (*ADDRESSES, "LDL")) for name in ("07", "08"))
     assert after < 0.7 * before
 
 
@@ -178,7 +178,7 @@ def test_two_rungs_are_compared_in_one_configuration():
 
 def test_rungs_of_one_kernel_are_compared_in_their_own_configurations():
     lower, upper = comparable_configs(find("03"), find("04"))
-    assert (lower.k_fragments, upper.k_fragments) == (0, 2)
+    assert (lower.k_fragments, upper.k_fragments) == (4, 2)
     assert source_diff(find("03"), find("04")) == ""
 
 

@@ -70,7 +70,7 @@ def test_two_rungs(run):
 def test_two_rungs_of_one_kernel(run):
     _, out, _ = run("--diff", "06", "07")
     assert "Both are 06_fp32_throughput/kernel.cu; only the configuration differs." in out
-    assert "q_fragments: 2 -> 0" in out
+    assert "block_n: 64 -> 128" in out
 
 
 def test_counts_to_a_file(run, tmp_path):
