@@ -58,7 +58,7 @@ class Bench:
             self._misbehave(artifacts[0].config)
             if self._options.journal and rounds:
                 with Path(self._options.journal).open("a") as file:
-                    file.write(f"{name} {time.time()}\n")
+                    file.write(f"{name} {time.time()} {os.getpid()}\n")
         time.sleep(self._options.seconds)
         times = {name: time_us(artifacts[0].config) for name, artifacts in entries.items()}
         times |= {"fa2": BASELINE_US, "control": BASELINE_US}

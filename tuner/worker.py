@@ -4,7 +4,7 @@ The process holds a bench, which is a replaceable part (tuner/gpu_bench.py on a 
 crashes the process or is wrong comes back as a Quarantine, and the process is replaced: what such a kernel left behind
 in it, or in the GPU's memory, harms nobody after it.
 
-This file imports neither torch nor Optuna, so that a process starts quickly.
+Processes are forked from a server that has imported torch and never touched a GPU, so that a new one is there at once.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class Worker:
             self._expected(self._ask(("prepare", problem), START_SECONDS))
 
     def _start(self) -> Any:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # a process that has imported much, and done nothing
+        context.set_forkserver_preload(["flashladder.tuner.gpu_bench"])
         self._connection, theirs = context.Pipe()
         self._output = tempfile.NamedTemporaryFile(prefix="flashladder-worker-", suffix=".log")  # noqa: SIM115
         arguments = (theirs, self._make_bench, self._environment, self._output.name)
