@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from flashladder.tuner.worker import Worker
 
 POLL_SECONDS = 0.2
+NICE = 10  # of compiling, so that it takes no core from what is being measured
 
 
 def parser() -> Parser:
@@ -108,7 +110,7 @@ class _Ahead:
     """Prepares jobs in the background, one after the other."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICE,))
         self._latest: tuple[int, int, str] = (0, 1, "")
         self._stopped = False
         self._futures: dict[str, Future[Prepared]] = {
