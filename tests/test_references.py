@@ -17,7 +17,6 @@ from flashladder.common.problem import Problem, attention, expect, make_inputs, 
 from flashladder.common.references import Configured, device_for, load, missing
 from flashladder.tools import run_version
 
-os.environ["TRITON_INTERPRET"] = "1"  # before it is imported: on the CPU, even where there is a GPU
 NAMES = ("py_fa1", "py_fa2", "c", "triton")
 ALGORITHMS = ("py_fa1", "py_fa2")
 
