@@ -44,7 +44,8 @@ class Setup:
     def tune(self):
         ledger = self.job.ledger()
         try:
-            return self.job.tune(self.prepared, self.workers, ledger), ledger
+            final, self.effort = self.job.tune(self.prepared, self.workers, ledger)
+            return final, ledger
         finally:
             for worker in self.workers:
                 worker.stop()
@@ -116,6 +117,8 @@ def test_a_search_goes_on_where_it_was(tmp_path):
     final, _ledger = setup.tune()
     assert len(setup.measured) == len(set(setup.measured)) == 12
     assert final["trials"] == 12
+    assert str(setup.effort).startswith("kernels measured: 7 in ")
+    assert str(setup.effort).endswith(" s, 1 at a time")
     again, _ = Setup(tmp_path, every=4, trials=12).tune()
     assert again == final
     assert len(setup.measured) == 12, "nothing was left to be measured"
@@ -172,7 +175,7 @@ def test_a_finalist_that_fails_falls_out(tmp_path, capsys):
     ledger.conclude({**ledger.final, "trials": -1})
     name = next(kernel.config.name for kernel in setup.stock.kernels if kernel.code == first)
     worker = Worker(Simulated(bad=((name, "wrong"),)))
-    again = setup.job.tune(setup.prepared, [worker], ledger)
+    again, _ = setup.job.tune(setup.prepared, [worker], ledger)
     worker.stop()
     assert first not in {standing["code"] for standing in again["standings"]}
     assert first in again["fallen"]

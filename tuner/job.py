@@ -26,7 +26,7 @@ from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.searcher import Guided, InOrder, Searcher
 from flashladder.tuner.space import Space
 from flashladder.tuner.storage import default_url
-from flashladder.tuner.tuning import ROUNDS, Budget, Search
+from flashladder.tuner.tuning import ROUNDS, Budget, Effort, Search
 from flashladder.tuner.worker import Worker
 
 FEW = 64  # kernels that are all measured; of more, a part, and no fewer than these
@@ -115,8 +115,10 @@ class Job:
             return InOrder(prepared.order)
         return Guided(prepared.order, self.space.fields, self.settings.seed)
 
-    def tune(self, prepared: Prepared, workers: Sequence[Worker], ledger: Ledger) -> dict[str, Any] | None:
-        """Search, hold the final, and save the winner. The final's record; None where every kernel failed."""
+    def tune(
+        self, prepared: Prepared, workers: Sequence[Worker], ledger: Ledger
+    ) -> tuple[dict[str, Any] | None, Effort]:
+        """Search, hold the final, and save the winner. The final's record is None where every kernel failed."""
         budget = self.budget(prepared)
         with progress(f"{self.space.version.name}: kernels measured") as update:
             search = Search(
@@ -131,11 +133,11 @@ class Job:
                 progress=update,
                 warn=warn,
             )
-            search.run()
+            effort = search.run()
             final = search.conclude()
         if final:
             self.save(prepared.stock, final)
-        return final
+        return final, effort
 
     def save(self, stock: Stock, final: dict[str, Any]) -> None:
         """Write the winner to configs/tuned, with its evidence."""

@@ -18,6 +18,7 @@ from flashladder.tuner.model import rank_correlation
 if TYPE_CHECKING:
     from flashladder.tuner.job import Job, Prepared
     from flashladder.tuner.kernels import Stock
+    from flashladder.tuner.tuning import Effort
 
 SHOWN = 10  # kernels of a ranking that are printed; all are in its file
 
@@ -29,8 +30,9 @@ def stock(found: Stock) -> str:
     return text + (f"; left out: {left_out}" if left_out else "")
 
 
-def final(job: Job, prepared: Prepared, ledger: Ledger, record: dict[str, Any] | None) -> None:
+def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effort) -> None:
     """The finalists and the winner, how good the cost model was, and where everything is."""
+    console.print(str(effort))
     if record is None:
         warn(f"{job.space.version.name}: no kernel could be measured, and nothing was written to configs/tuned")
     else:

@@ -91,12 +91,12 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -
                 continue
             ledger = ledgers[number]
             try:
-                final = each.tune(prepared, workers, ledger)
+                final, effort = each.tune(prepared, workers, ledger)
             except KeyboardInterrupt:
                 report.interrupted(each, ledger)
                 raise
             failed |= final is None
-            report.final(each, prepared, ledger, final)
+            report.final(each, ledger, final, effort)
     finally:
         ahead.stop()
         for worker in workers:

@@ -35,6 +35,18 @@ class Budget:
     seconds: float = float("inf")
 
 
+@dataclass(frozen=True)
+class Effort:
+    """What a search did."""
+
+    trials: int
+    seconds: float
+    workers: int
+
+    def __str__(self) -> str:
+        return f"kernels measured: {self.trials} in {self.seconds:.0f} s, {self.workers} at a time"
+
+
 class Search:
     """One study, as this process works on it."""
 
@@ -68,9 +80,11 @@ class Search:
         self._ends = time.monotonic() + budget.seconds
         self._stopped = False
         self._log_due = 0.0
+        self._done = 0  # trials of this search
 
-    def run(self) -> None:
+    def run(self) -> Effort:
         """Search until the budget is spent or every kernel is measured, by this search and all others of the study."""
+        begin = time.monotonic()
         self._report()
         while not self._stopped:
             with ThreadPoolExecutor(len(self._workers)) as pool:
@@ -87,6 +101,7 @@ class Search:
                 break
             time.sleep(1)
         trial_log.write(self._ledger)
+        return Effort(self._done, time.monotonic() - begin, len(self._workers))
 
     def stop(self) -> None:
         """End at once; what is being measured is given up."""
@@ -137,6 +152,8 @@ class Search:
                 raise
             ratio, outcome = _outcome(answer, kernel)
             self._ledger.finish(trial, {**outcome, **worker.place, "seconds": time.monotonic() - begin}, ratio)
+            with self._lock:
+                self._done += 1
             if isinstance(answer, Quarantine):
                 self._warn(f"quarantine: {kernel.config.name} {answer.verdict}: {answer.reason}")
             self._report()
