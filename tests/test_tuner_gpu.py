@@ -1,0 +1,64 @@
+"""The tuner on a real GPU (`pytest -m gpu`): kernels that are wrong, fault or hang do not end a search."""
+
+import pytest
+import torch
+
+from flashladder.common import catalog, target, tuned
+from flashladder.common.problem import Problem
+from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tuner import job, search, trial_log
+from flashladder.tuner.kernels import compile_all
+from flashladder.tuner.space import Space
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU on this machine"),
+]
+
+PROBLEM = Problem(batch=2, num_heads=3, seqlen_q=256)
+YAML = """
+title: Ill-behaved
+idea: What q_fragments decides here is what goes wrong.
+instruction_set: ampere
+supports: {dtype: [bf16], head_dim: [128], seqlen_q: block_m, seqlen_k: block_n}
+config:
+  block_m: {default: 64, values: [64]}
+  block_n: {default: 64, values: [64]}
+  num_warps: {default: 4, values: [4]}
+  q_fragments: {default: 0, values: [0, 2, 4, 8]}
+  k_fragments: {default: 0, values: [0, 2]}
+  v_fragments: {default: 0, values: [0]}
+"""
+VERDICTS = {0: "measured", 2: "wrong", 4: "faulted", 8: "hung"}  # by q_fragments
+MISBEHAVE = """
+    if constexpr (q_fragments == 2) return;
+    if constexpr (q_fragments == 4) *reinterpret_cast<volatile int *>(16) = 0;
+    if constexpr (q_fragments == 8) for (auto begin = clock64(); clock64() - begin < 40'000'000'000;) continue;
+"""
+PATIENCE_SECONDS = 6
+
+
+@pytest.fixture
+def space(tmp_path):
+    """Rung 02 with some misfortune on the way in."""
+    head, brace, body = catalog.find("02").kernel.read_text().partition("params) {\n")
+    assert brace
+    return Space.of(make_rung(tmp_path / "ladder", yaml=YAML, kernel=head + brace + MISBEHAVE + body), (PROBLEM,))
+
+
+def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    gpu = target.resolve("gpu", None).gpu
+    task = job.Job(space, gpu, job.Settings(exhaustive=True))
+    assert search.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS)) == 0
+    frame, _ = trial_log.read(trial_log.path_of(task.study)).read()
+    found = {row.config: row.verdict for row in frame.itertuples()}
+    assert found == {
+        config.name: VERDICTS[config.q_fragments]
+        for kernel in compile_all(space, gpu).kernels
+        for config in [kernel.config]
+    }
+    assert len(found) > len(VERDICTS)
+    (winner,) = tuned.winners(gpu.name)
+    assert winner.values["q_fragments"] == 0
