@@ -150,7 +150,7 @@ def of_place(on_gpu: bool, elsewhere: str = "emulator") -> Row:
     row: Row = {
         "time": now().isoformat(timespec="seconds"),
         "commit": commit(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a plain one, which YAML takes
         "toolkit": _toolkit(),
         "device": elsewhere,
     }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from flashladder.common import catalog, console, contest, tuned
 from flashladder.common.build import build_one
@@ -182,6 +183,11 @@ class TestGpuBench:
         assert {len(each) for each in times.values()} == {6}
         assert comparison.medians("0")[0] == pytest.approx(80, rel=0.01)
         assert bench.place()["device"] == fake_gpu.NAME
+
+    def test_the_place_can_be_written_beside_a_winner(self, bench):
+        tuned.save("h100", "02_swizzling", "kind", {"block_n": 32}, bench.place())
+        (winner,) = tuned.winners("h100")
+        assert winner.evidence["torch"] == torch.__version__
 
     def test_the_tensors_are_made_once(self, bench, artifacts, monkeypatch):
         monkeypatch.setattr(contest, "make_inputs", lambda *_: pytest.fail("made again"))
