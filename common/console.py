@@ -63,10 +63,12 @@ def exit_with(main: Callable[[argparse.Namespace], int], parser: Parser) -> None
 
 
 def table(title: str, *columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
-    """An empty table; the columns in `right` hold figures, those in `wrap` give way where there is no room."""
+    """An empty table; the columns in `right` hold figures, those in `wrap` fold where there is no room."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column not in wrap)
+        made.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column not in wrap, overflow="fold"
+        )
     return made
 
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from flashladder.common.references import Configured
     from flashladder.common.statistics import Estimate
 
+    Timed = Sequence[tuple[Problem, Measurement]]
+
 _ACCESSES = ("cp", "async", "bulk", "ldmatrix", "stmatrix", "trans", "ld", "st", "wgmma")  # of an opcode's words
+LENGTHS = 6  # that a table has room for beside a kernel's name, in a console of 80 columns
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear": "dim"}
 
 
@@ -155,7 +158,7 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
 
     figures = ("us", "TFLOP/s", "SM MHz", "ratio", "95 % interval")
     title = f"Timed: {measurement.mode}, {measurement.rounds} rounds, noise {noise_floor(measurement.control):.1%}"
-    made = table(title, "kernel", *figures, "verdict", right=figures)
+    made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
     for name in measurement.checks:
         time_us, clock = measurement.time_us(name), measurement.clock_mhz(name)
         made.add_row(
@@ -179,31 +182,24 @@ def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
 
 
 def overview(contests: Sequence[Contest]) -> list[Table]:
-    """One line a kernel: TFLOP/s and ratio at each length, and the means over lengths; a table a dtype and mask."""
-    groups: dict[str, list[Contest]] = {}
+    """For each dtype and mask: every kernel's TFLOP/s and ratio at each length, and their means over the lengths."""
+    groups: dict[str, list[tuple[Problem, Measurement]]] = {}
     for contest in contests:
-        mask = "causal" if contest.problem.causal else "full"
-        groups.setdefault(f"{contest.problem.dtype}, {mask}", []).append(contest)
-    return [_overview(group, name) for name, group in groups.items()]
+        if contest.measurement:
+            mask = "causal" if contest.problem.causal else "full"
+            groups.setdefault(f"{contest.problem.dtype}, {mask}", []).append((contest.problem, contest.measurement))
+    tables = []
+    for what, timed in groups.items():
+        parts = (timed[start : start + LENGTHS] for start in range(0, len(timed), LENGTHS))
+        tables += [*(_lengths(part, what) for part in parts), _means(timed, what)]
+    return tables
 
 
-def _overview(contests: Sequence[Contest], what: str) -> Table:
-    from flashladder.common.measure import CONTROL
-    from flashladder.common.statistics import geometric_mean, harmonic_mean, verdict
-
-    timed = [(c.problem, c.measurement) for c in contests if c.measurement]
+def _lengths(timed: Timed, what: str) -> Table:
     lengths = [str(problem.seqlen_q) for problem, _ in timed]
-    figures = (*lengths, "TFLOP/s", "ratio", "95 % interval")
-    title = f"{what}: TFLOP/s and ratio; harmonic and geometric mean"
-    made = table(title, "kernel", *figures, "verdict", right=figures)
-    for name in dict.fromkeys(name for _, measurement in timed for name in measurement.checks):
-        cells = [_cell(measurement, problem, name) for problem, measurement in timed]
-        there = [(problem, measurement) for problem, measurement in timed if name in measurement.checks]
-        pairs, controls = ([(m.times(m.baseline), m.times(other)) for _, m in there] for other in (name, CONTROL))
-        mean, control = geometric_mean(pairs), geometric_mean(controls)
-        rate = harmonic_mean([problem.flops / measurement.time_us(name) / 1e6 for problem, measurement in there])
-        is_baseline = all(name == measurement.baseline for _, measurement in there)
-        made.add_row(name, *cells, f"{rate:.1f}", *([] if is_baseline else ratio(mean, verdict(mean, control))))
+    made = table(f"{what}: TFLOP/s, and ratio", "kernel", *lengths, right=lengths, wrap=("kernel",))
+    for name in _names(timed):
+        made.add_row(name, *(_cell(measurement, problem, name) for problem, measurement in timed))
     return made
 
 
@@ -213,4 +209,27 @@ def _cell(measurement: Measurement, problem: Problem, name: str) -> Text:
     rate = f"{problem.flops / measurement.time_us(name) / 1e6:.1f}"
     if name == measurement.baseline:
         return Text(rate)
-    return Text.assemble(rate, " ", (f"{measurement.ratio(name).value:.3f}", VERDICT_STYLES[measurement.verdict(name)]))
+    style = VERDICT_STYLES[measurement.verdict(name)]
+    return Text.assemble(rate, "\n", (f"{measurement.ratio(name).value:.3f}", style))
+
+
+def _means(timed: Timed, what: str) -> Table:
+    from flashladder.common.measure import CONTROL
+    from flashladder.common.statistics import geometric_mean, harmonic_mean, verdict
+
+    figures = ("TFLOP/s", "ratio", "95 % interval")
+    title = f"{what}: harmonic mean of TFLOP/s, geometric mean of the ratios"
+    made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
+    for name in _names(timed):
+        there = [(problem, measurement) for problem, measurement in timed if name in measurement.checks]
+        pairs, controls = ([(m.times(m.baseline), m.times(other)) for _, m in there] for other in (name, CONTROL))
+        mean, control = geometric_mean(pairs), geometric_mean(controls)
+        rate = harmonic_mean([problem.flops / measurement.time_us(name) / 1e6 for problem, measurement in there])
+        is_baseline = all(name == measurement.baseline for _, measurement in there)
+        made.add_row(name, f"{rate:.1f}", *([] if is_baseline else ratio(mean, verdict(mean, control))))
+    return made
+
+
+def _names(timed: Timed) -> list[str]:
+    """Every kernel that was timed, in order."""
+    return list(dict.fromkeys(name for _, measurement in timed for name in measurement.checks))

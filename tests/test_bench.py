@@ -32,7 +32,7 @@ def test_rungs_beside_the_official_kernel(run, tmp_path):
     code, out, err = run("02", "02@q_fragments=2", *SMALL, "--out", str(tmp_path / "table.txt"))
     assert code == 0, err
     assert "batch=1,num_heads=1,seqlen_q=128" in out
-    overview = out[out.index("full: TFLOP/s and ratio") :]
+    overview = out[out.index("full: harmonic mean of TFLOP/s") :]
     assert [line.split()[0] for line in overview.splitlines() if " faster" in line] == ["02", "02@q_fragments=2"]
     assert "1.25" in overview
     assert (tmp_path / "table.txt").read_text().strip() in out

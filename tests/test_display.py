@@ -1,0 +1,69 @@
+"""Tables of times: every figure can be read, also in a console of 80 columns."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from flashladder.common import display
+from flashladder.common.contest import Contest
+from flashladder.common.measure import CONTROL, Measurement, Sample
+from flashladder.common.nvml import GpuState
+from flashladder.common.problem import Check, Problem
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
+LONG = "16@block_m=128,block_n=128,num_warps=8,double_buffer=true"
+TIMES = {"fa2": 100.0, CONTROL: 100.0, "16": 80.0, LONG: 125.0}
+
+
+def contest(seqlen, dtype="bf16", left_out=()):
+    problem = Problem(batch=65536 // seqlen, num_heads=16, seqlen_q=seqlen, dtype=dtype)
+    state = GpuState(sm_mhz=1980)
+    scale = problem.flops / Problem(seqlen_q=512).flops
+    times = {name: time_us for name, time_us in TIMES.items() if name not in left_out}
+    samples = [Sample(n, name, 1, time_us * scale, state) for n in range(4) for name, time_us in times.items()]
+    checks = {name: RIGHT for name in times if name != CONTROL}
+    return Contest(problem, {}, {}, Measurement("hot", "fa2", tuple(samples), checks))
+
+
+def printed(tables, width):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    for table in tables:
+        console.print(table)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def joined(lines):
+    """The kernels' names, put together again from the lines that they fold into."""
+    return "".join(line[:31].strip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_lost_in_a_narrow_console(width):
+    contests = [contest(seqlen) for seqlen in LENGTHS]
+    lines = printed([*display.overview(contests), display.times(contests[0].measurement, contests[0].problem)], width)
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert LONG in joined(lines)
+    for part in (LENGTHS[:6], LENGTHS[6:]):
+        assert any(line.split() == ["kernel", *map(str, part)] for line in lines)
+    for value, verdict in ((r"1\.250", "faster"), (r"0\.800", "slower")):
+        mean = f"{value} +{value} to {value} +{verdict}"
+        assert len(re.findall(mean, text)) == 2
+        assert len(re.findall(value, re.sub(mean, "", text))) == len(LENGTHS)
+
+
+def test_a_table_for_each_type_and_a_dash_where_nothing_was_timed():
+    contests = [contest(512), contest(1024, left_out=("16",)), contest(512, "fp16")]
+    text = "\n".join(printed(display.overview(contests), 80))
+    assert [text.count(f"{dtype}, full: TFLOP/s, and ratio") for dtype in ("bf16", "fp16")] == [1, 1]
+    (row,) = [line.split() for line in text.splitlines() if line.split()[:1] == ["16"] and line.endswith("-")]
+    assert len(row) == 3
+
+
+def test_where_nothing_was_timed_there_is_no_table():
+    assert display.overview([Contest(Problem(), {}, {}, None)]) == []
