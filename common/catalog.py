@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 INSTRUCTION_SETS = {"ampere": "sm_80 or later", "hopper": "sm_90a"}  # and the arch that each needs
 DEVICES = ("cpu", "gpu")  # where a reference may run
 _KEYS = {"title", "idea", "supports", "config"}  # of every version.yaml
-_OPTIONAL_KEYS = {"kernel", "rules"}
+_OPTIONAL_KEYS = {"kernel", "rules", "defaults"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class Implementation:
     supports: Supports
     choices: Mapping[str, Choice] = dataclasses.field(hash=False)  # in declared order; dtype and head_dim lead
     rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
+    # of a head_dim, where they are not those of the choices
+    defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
 
     def config(self, **overrides: Value) -> KernelConfig:
         """The default configuration with these fields changed; ConfigError names what is not allowed."""
@@ -82,7 +84,9 @@ class Implementation:
             if value not in self.choices[name].values and not self.choices[name].any_value:
                 allowed = listing(self.choices[name].values)
                 raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
-        return self._checked({name: overrides.get(name, choice.default) for name, choice in self.choices.items()})
+        head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
+        chosen = {**self.defaults.get(head_dim, {}), **overrides}
+        return self._checked({name: chosen.get(name, choice.default) for name, choice in self.choices.items()})
 
     def parse_config(self, text: str) -> KernelConfig:
         """The configuration that `field=value,...` names; fields it leaves out have their defaults."""
@@ -313,6 +317,7 @@ def _shared(directory: Path, text: Any, kernel: str) -> dict[str, Any]:
         "supports": supports,
         "choices": choices,
         "rules": tuple(Rule(**rule) for rule in text.get("rules", ())),
+        "defaults": text.get("defaults", {}),
     }
 
 
@@ -346,3 +351,5 @@ def _check_declaration(version: Implementation) -> None:
         if unknown := rule.names - version.choices.keys():
             raise ConfigError(f"the rule {rule.require!r} reads {listing(sorted(unknown))}, which the rung lacks")
     version.config()
+    for head_dim, values in version.defaults.items():
+        version.config(**{"head_dim": head_dim, **values})

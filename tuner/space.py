@@ -46,7 +46,8 @@ class Space:
             raise ConfigError(
                 f"{version.name} has no configuration for these problems: {refusals.most_common(1)[0][0]}"
             )
-        default = KernelConfig.of(**{name: choice.default for name, choice in fields.items()})
+        default = version.config_for(problems[0])
+        default = KernelConfig.of(**{name: getattr(default, name) for name in fields})
         return cls(version, tuple(problems), tuple(valid), default)
 
     @cached_property

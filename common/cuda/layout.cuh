@@ -38,12 +38,13 @@ struct Swizzled {
 };
 
 // The tile cut into panels of 64 columns, each swizzled as above: [cols / 64][rows][64]. The step from one panel to the
-// next is a constant, whatever the number of columns.
+// next is a constant, whatever the number of columns; of the last panel some columns may be left empty.
 template <int rows_, int cols_>
 struct SwizzledPanels {
     static constexpr int rows = rows_;
     static constexpr int cols = cols_;
-    static constexpr int size = rows * cols;
+    static constexpr int panels = (cols + 63) / 64;
+    static constexpr int size = panels * rows * 64;
     static constexpr int row_pitch = 64;
 
     __device__ static constexpr int offset(int row, int col) {

@@ -13,6 +13,13 @@ __device__ inline void cp_async_16(uint32_t shared, const void *global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// The same, or 16 zero bytes where nothing is to be read: then `global` need not be an address that can be.
+__device__ inline void cp_async_16_or_zeros(uint32_t shared, const void *global, bool readable) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(readable ? 16 : 0)
+                 : "memory");
+}
+
 // Closes the group of copies that this thread has started.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
