@@ -70,7 +70,7 @@ def attend(
             tile_v = tl.load(v + at * v_row + cols[None, :], mask=here, other=0.0)
         else:
             tile_v = tl.load(v + at * v_row + cols[None, :])
-        o = tl.dot(p.to(tile_v.dtype).to(operand), tile_v.to(operand), o)
+        o = tl.dot(p.to(operand), tile_v.to(operand), o)
     return o, row_sum, row_max
 
 
@@ -128,12 +128,18 @@ KERNEL = (
 )
 
 
+def widened(o: torch.Tensor) -> torch.Tensor:
+    """An output in fp32, for torch to round: the interpreter's casts to bf16 cut off."""
+    return torch.empty_strided(o.shape, o.stride(), dtype=torch.float32, device=o.device).fill_(torch.nan)
+
+
 def prepare(problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepared:
     """Binds to the tensors. The first launch for a shape compiles, and on a GPU times every tile."""
     q, k, v, o, lse = tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse
     if not (q.is_cuda or INTERPRETED):
         raise DeviceError("where there is a GPU, Triton interprets only with TRITON_INTERPRET=1 in the environment")
-    strides = [tensor.stride(axis) for tensor in (q, k, v, o) for axis in range(3)]
+    out = widened(o) if INTERPRETED else o
+    strides = [tensor.stride(axis) for tensor in (q, k, v, out) for axis in range(3)]
     shape = problem.num_heads, problem.num_heads // problem.num_heads_k, problem.seqlen_q, problem.seqlen_k
     constants = {"head_dim": problem.head_dim, "causal": problem.causal, "operand": OPERANDS[problem.dtype]}
     constants |= INTERPRETED_TILE if INTERPRETED else {}
@@ -142,7 +148,9 @@ def prepare(problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepare
         return triton.cdiv(problem.seqlen_q, meta["block_m"]), problem.batch * problem.num_heads
 
     def launch() -> None:
-        KERNEL[grid](q, k, v, o, lse, problem.softmax_scale * LOG2_E, *shape, *strides, **constants)
+        KERNEL[grid](q, k, v, out, lse, problem.softmax_scale * LOG2_E, *shape, *strides, **constants)
+        if INTERPRETED:
+            o.copy_(out)
 
     return Prepared(launch, lambda: {"tile": "interpreted" if INTERPRETED else str(KERNEL.best_config)})
 
