@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 
 import pytest
 from optuna.trial import TrialState
@@ -143,6 +144,16 @@ def test_bad_kernels_go_into_quarantine_and_the_search_goes_on(tmp_path, capsys)
     processes = frame.loc[frame["verdict"] == "measured", "driver"].nunique()
     assert processes > 1, "the process is replaced after each"
     assert "quarantine: block_m=" in capsys.readouterr().err
+
+
+def test_a_disturbed_trial_is_measured_again(tmp_path):
+    setup = Setup(tmp_path, every=12, bad=[("block_m=64,block_n=32", "disturbed")])
+    setup.tune()
+    disturbed = {kernel.code for kernel in setup.stock.kernels if "block_m=64,block_n=32" in kernel.config.name}
+    times = Counter(setup.measured)
+    assert disturbed
+    assert times == {kernel.code: 2 if kernel.code in disturbed else 1 for kernel in setup.stock.kernels}
+    assert len(setup.frame()) == len(setup.stock.kernels)
 
 
 def test_a_hanging_kernel_is_given_up(tmp_path):

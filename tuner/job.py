@@ -29,8 +29,8 @@ from flashladder.tuner.storage import default_url
 from flashladder.tuner.tuning import ROUNDS, Budget, Effort, Search
 from flashladder.tuner.worker import Worker
 
-FEW = 64  # kernels that are all measured; of more, a part, and no fewer than these
-PART = 0.15  # of the configurations
+FEW = 20  # kernels that are all measured; of more, a part, and no fewer than these
+PART = 0.15
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Job:
     def budget(self, prepared: Prepared) -> Budget:
         """How much to measure."""
         total = len(prepared.order)
-        trials = self.settings.trials or (total if total <= FEW else max(FEW, int(PART * len(self.space.configs))))
+        trials = self.settings.trials or (total if total <= FEW else max(FEW, int(PART * total)))
         return Budget(total if self.settings.exhaustive else min(trials, total), self.settings.seconds)
 
     def searcher(self, prepared: Prepared, budget: Budget) -> Searcher:

@@ -22,6 +22,8 @@ from flashladder.tuner.searcher import Searcher
 from flashladder.tuner.worker import Comparison, Interrupted, Quarantine, Worker
 
 ROUNDS = 8  # of a trial: enough to tell finalists, which are measured again, from the others
+WIDE = 0.02  # a ratio's interval, as a part of it: something disturbed the rounds
+AGAIN = 4  # times as many rounds for a trial that was disturbed
 LOG_SECONDS = 5.0  # between two writings of the log
 
 Progress = Callable[[int, int, str], None]  # trials done, of how many, and the best so far
@@ -143,7 +145,7 @@ class Search:
             trial, kernel = claimed
             begin = time.monotonic()
             try:
-                answer = worker.compare(self._stock.space.problems, {kernel.code: kernel.artifacts}, self._rounds)
+                answer = self._measure(worker, kernel)
             except BaseException as error:
                 reason = "interrupted" if isinstance(error, Interrupted) else f"the search ended: {error}"
                 self._ledger.finish(trial, {"verdict": ABANDONED, "reason": reason})
@@ -157,6 +159,16 @@ class Search:
             if isinstance(answer, Quarantine):
                 self._warn(f"quarantine: {kernel.config.name} {answer.verdict}: {answer.reason}")
             self._report()
+
+    def _measure(self, worker: Worker, kernel: Kernel) -> Comparison | Quarantine:
+        """Measure a kernel, and once more, for longer, where the first time was disturbed."""
+        problems, entries = self._stock.space.problems, {kernel.code: kernel.artifacts}
+        answer = worker.compare(problems, entries, self._rounds)
+        if isinstance(answer, Comparison):
+            ratio = geometric_mean(answer.pairs(answer.baseline, kernel.code))
+            if ratio.high - ratio.low > WIDE * ratio.value:
+                return worker.compare(problems, entries, AGAIN * self._rounds)
+        return answer
 
     def _next(self) -> tuple[int, Kernel] | None:
         """A claimed trial; None when there is nothing to do any more."""

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -142,8 +141,9 @@ class Worker:
         context = multiprocessing.get_context("forkserver")  # a process that has imported much, and done nothing
         context.set_forkserver_preload(["flashladder.tuner.gpu_bench"])
         self._connection, theirs = context.Pipe()
-        self._output = tempfile.NamedTemporaryFile(prefix="flashladder-worker-", suffix=".log")  # noqa: SIM115
-        arguments = (theirs, self._make_bench, self._environment, self._output.name)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        output = f"/proc/{os.getpid()}/fd/{self._output.fileno()}"  # it has no name: nobody need remove it
+        arguments = (theirs, self._make_bench, self._environment, output)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -184,7 +184,8 @@ class Worker:
         process.join(5)
         if process.exitcode == -signal.SIGKILL:
             raise _Killed
-        lines = Path(self._output.name).read_text(errors="replace").split("\n")
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
         said = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
         return Quarantine("crashed", f"exit code {process.exitcode}{said}")
 
