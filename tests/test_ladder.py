@@ -62,7 +62,7 @@ def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
     fixed = frame[frame["kind"] == "fixed"]
     assert fixed["config"].str.contains("block_m=64,block_n=64,num_warps=4,q_fragments=2").all()
     assert len(contests) == 2
-    assert "bf16, full: TFLOP/s, and ratio" in out
+    assert "bf16, full: harmonic mean of TFLOP/s" in out
 
 
 def test_the_same_machine_code_is_timed_once(run, contests):
