@@ -6,7 +6,7 @@ log-sum-exp too. What is not installed is named with the line that installs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
@@ -229,11 +229,11 @@ _ALL = (
 BASELINES = {baseline.name: baseline for baseline in _ALL}
 
 
-def find(name: str) -> Baseline:
+def find(name: str, among: Mapping[str, Baseline] = BASELINES) -> Baseline:
     """The baseline of this name; ConfigError lists those there are."""
-    if name not in BASELINES:
-        raise ConfigError(f"no baseline {name}; there are {', '.join(BASELINES)}")
-    return BASELINES[name]
+    if name not in among:
+        raise ConfigError(f"no baseline {name}; there are {', '.join(among)}")
+    return among[name]
 
 
 def _first_line(error: Exception) -> str:

@@ -94,4 +94,4 @@ def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> Run:
 
 _MATH = BASELINES["math"]
 SDPA = CpuBaseline("sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses)
-CPU_BASELINES = (SDPA, CpuBaseline(**vars(_MATH)))
+CPU_BASELINES = {"sdpa": SDPA, "math": CpuBaseline(**vars(_MATH))}

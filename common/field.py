@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from flashladder.common import catalog
+from flashladder.common import catalog, target
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.catalog import Reference, Version
@@ -46,25 +46,27 @@ class ReferenceEntry:
         return Configured(self.reference, config)
 
 
-def parse(text: str, values: dict[str, Value]) -> Entry | ReferenceEntry:
-    """'16', '16@block_m=128' or 'triton'; what stands after the @ goes before `values`.
+def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entry | ReferenceEntry:
+    """'16', '16@block_m=128' or 'triton'; what stands after the @ goes before `values`. Device: gpu or cpu.
 
-    Raises DeviceError or ToolchainError for a reference that cannot run on the GPU of this machine.
+    Raises DeviceError, ToolchainError or ConfigError for what cannot run on that device of this machine.
     """
     name, _, own = text.partition("@")
     kernel = catalog.find_implementation(name)
     suffix, values = f"@{own}" if own else "", values | parse_values(own)
     if isinstance(kernel, Version):
+        target.resolve(device, None)
         return Entry(kernel.number + suffix, kernel, values)
-    device_for(kernel, "gpu")
+    device_for(kernel, device)
     return ReferenceEntry(kernel.name + suffix, kernel, values)
 
 
 def assemble_all(
-    entries: Sequence[Entry | ReferenceEntry], problems: Sequence[Problem], place: Target
+    entries: Sequence[Entry | ReferenceEntry], problems: Sequence[Problem], device: str
 ) -> tuple[dict[Problem, dict[str, Artifact | Configured]], list[str]]:
     """Rungs and references: for each problem those that take it; and why others take no part."""
-    rungs, left_out = assemble([entry for entry in entries if isinstance(entry, Entry)], problems, place)
+    ladder = [entry for entry in entries if isinstance(entry, Entry)]
+    rungs, left_out = assemble(ladder, problems, target.resolve(device, None)) if ladder else ({}, [])
     field: dict[Problem, dict[str, Artifact | Configured]] = {}
     for problem in problems:
         kernels: dict[str, Artifact | Configured] = {**rungs.get(problem, {})}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flashladder.common import cpu
 from flashladder.common.artifact import Artifact
 from flashladder.common.baselines import BASELINES
 from flashladder.common.errors import ToolchainError
@@ -115,9 +116,9 @@ def runs() -> Log:
     return Log(results_dir() / "runs.csv", RUNS)
 
 
-def bench() -> Log:
+def bench(name: str = "bench") -> Log:
     """Every comparison of tools/bench.py, a row for each shape and kernel."""
-    return Log(results_dir() / "bench.csv", BENCH)
+    return Log(results_dir() / f"{name}.csv", BENCH)
 
 
 def ladder(gpu: str) -> Log:
@@ -229,9 +230,11 @@ def of_measurement(measurement: Measurement, name: str, problem: Problem, baseli
     }
 
 
-def of_contest(contest: Contest, run: str, kernels: Mapping[str, Artifact | Configured]) -> dict[str, Row]:
+def of_contest(
+    contest: Contest, run: str, kernels: Mapping[str, Artifact | Configured], on_gpu: bool = True
+) -> dict[str, Row]:
     """A row for each contender, by its name; of those that were not timed, without figures."""
-    place = {"run": run} | of_place(on_gpu=True) | of_problem(contest.problem)
+    place = {"run": run} | of_place(on_gpu, cpu.title()) | of_problem(contest.problem)
     measurement = contest.measurement
     timed = measurement.checks if measurement else {}
     rows = {}

@@ -6,6 +6,8 @@ import torch
 from flashladder.common import arguments as options
 from flashladder.common import console, records
 from flashladder.common.baselines import BASELINES
+from flashladder.common.errors import ConfigError
+from flashladder.common.field import parse
 from flashladder.common.problem import Problem
 from flashladder.tests import fake_gpu
 from flashladder.tools import bench
@@ -111,3 +113,20 @@ def test_shapes():
     problems = options.shapes(arguments)
     assert [(p.batch, p.seqlen_q, p.causal) for p in problems[::3]] == [(32, 512, False), (32, 512, True)]
     assert problems[2] == Problem(batch=8, num_heads=16, seqlen_q=2048)
+
+
+def test_references_on_the_cpu(run):
+    small = ["--device", "cpu", "--seqlens", "64", "--tokens", "64", "--heads", "1", "--rounds", "3"]
+    code, out, err = run("c", "c@accumulate=fp64", *small, "--baselines", "math,sdpa", "--log", "references")
+    assert code == 0, err
+    assert "c@accumulate=fp64" in out
+    frame, _ = records.bench("references").read()
+    assert list(frame["version"]) == ["math", "sdpa", "c", "c"]
+    assert set(frame["baseline"]) == {"math"}
+    assert frame["passed"].all()
+    assert "no baseline fa2; there are sdpa, math" in run("c", *small, "--baselines", "fa2")[2]
+
+
+def test_rungs_do_not_run_on_the_cpu():
+    with pytest.raises(ConfigError, match="a rung is a CUDA kernel"):
+        parse("02", {}, "cpu")

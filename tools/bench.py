@@ -3,6 +3,7 @@
 python tools/bench.py 07 16
 python tools/bench.py 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
 python tools/bench.py 16 --seqlens 4096 --rounds 8 --brief      a quick look
+python tools/bench.py c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ def parser() -> Parser:
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
     made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung or reference, @ a configuration")
-    made.add_argument("--baselines", default="fa2", help="first the one that ratios refer to (default: fa2)")
+    made.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="the cpu is for references")
+    made.add_argument("--baselines", help="first the one that ratios refer to (default: fa2; on a cpu: sdpa,math)")
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     options.add_shapes(made, seqlens="512..16384")
     options.add_config(made)
     options.add_timing(made)
     made.add_argument("--brief", action="store_true", help="only the last table, one line a kernel")
     made.add_argument("--out", type=Path, metavar="FILE", help="write what is printed to a file too")
+    made.add_argument("--log", default="bench", metavar="NAME", help="which log of results/ (default: bench)")
     made.add_argument("--no-log", action="store_true", help="write nothing to results/")
     return made
 
@@ -47,21 +50,22 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.kernels:
         parser().print_help()
         return EXIT_ERROR
-    entries = [parse(text, options.config_values(arguments.config)) for text in arguments.kernels]
+    entries = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
 
-    from flashladder.common import baselines, contest, records, target
+    from flashladder.common import baselines, contest, cpu, records
     from flashladder.common.measure import Settings
 
-    official = [baselines.find(name) for name in arguments.baselines.split(",") if name]
-    place = target.resolve("gpu", None)
+    on_gpu = arguments.device == "gpu"
+    names = arguments.baselines or (baselines.OFFICIAL if on_gpu else ",".join(cpu.CPU_BASELINES))
+    official = [baselines.find(name, baselines.BASELINES if on_gpu else cpu.CPU_BASELINES) for name in names.split(",")]
     settings = Settings(arguments.mode, arguments.rounds, arguments.seed)
-    run = records.new_run()
+    run, log = records.new_run(), records.bench(arguments.log)
     contests: list[Contest] = []
-    field, left_out = assemble_all(entries, options.shapes(arguments), place)
+    field, left_out = assemble_all(entries, options.shapes(arguments), arguments.device)
     for reason in dict.fromkeys(left_out):
         warn(reason)
     for problem, kernels in field.items():
-        result = contest.hold(problem, kernels, official, settings)
+        result = contest.hold(problem, kernels, official, settings, "cuda" if on_gpu else "cpu")
         contests.append(result)
         for remark in result.remarks:
             warn(remark)
@@ -69,7 +73,7 @@ def main(arguments: argparse.Namespace) -> int:
             console.print(f"\n{problem.name}", style="bold")
             console.print(display.times(result.measurement, problem))
         if not arguments.no_log:
-            records.bench().append([*records.of_contest(result, run, kernels).values()])
+            log.append([*records.of_contest(result, run, kernels, on_gpu).values()])
             if result.measurement:
                 records.samples(run).append(records.of_samples(result.measurement, run, problem))
     for absent in dict.fromkeys(f"{name}: {reason}" for c in contests for name, reason in c.absent.items()):
@@ -77,7 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
     for table in display.overview(contests):
         console.print(table)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {records.bench().path}, samples to {records.samples(run).path}")
+        console.print(f"[dim]logged to {log.path}, samples to {records.samples(run).path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0

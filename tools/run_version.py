@@ -152,7 +152,7 @@ def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argpars
     from flashladder.common import baselines, contest, cpu, records
     from flashladder.common.measure import Settings
 
-    others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(cpu.CPU_BASELINES)
+    others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(cpu.CPU_BASELINES.values())
     settings = None if arguments.no_measure else Settings(arguments.mode, arguments.rounds)
     name = kernel.version
     result = contest.hold(problem, {name: kernel}, others, settings, device)
