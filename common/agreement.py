@@ -30,17 +30,18 @@ _OPCODES = (
 _SHARED = ("LDSM", "STSM", "LDS", "STS", "LDGSTS")
 _GLOBAL = ("LDGSTS", "LDG", "STG")
 
-# ncu's figure for how busy a pipe is, in % of its peak; the first that there is.
+# ncu's figures that say together how busy a pipe is, in % of its peak. None tells IMADs from the FP32 work that the
+# same half of the FMA pipe takes beside them: the hardware shares that out as it runs.
+_TENSOR = (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active",)
 _BUSY = {
-    "tensor": (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active", r"sm__pipe_shared_cycles_active"),
-    "wgmma": (r"sm__pipe_tensor(_op_hmma|_op_gmma)?_cycles_active", r"sm__pipe_shared_cycles_active"),
-    "mufu": (r"sm__pipe_xu_cycles_active", r"sm__inst_executed_pipe_xu"),
-    "fma": (r"sm__pipe_fma_cycles_active", r"sm__inst_executed_pipe_fma"),
-    "imad": (r"sm__pipe_fmaheavy_cycles_active", r"sm__inst_executed_pipe_fmaheavy"),
-    "alu": (r"sm__pipe_alu_cycles_active", r"sm__inst_executed_pipe_alu"),
-    "lsu": (r"l1tex__data_pipe_lsu_wavefronts", r"l1tex__lsu_data_pipe"),
-    "shared": (r"l1tex__data_pipe_lsu_wavefronts_mem_shared",),
-    "issue": (r"sm__inst_issued", r"sm__issue_active", r"sm__inst_executed"),
+    "tensor": _TENSOR,
+    "wgmma": _TENSOR,
+    "mufu": (r"sm__(pipe_xu_cycles_active|inst_executed_pipe_xu)",),
+    "fma": (r"sm__pipe_fma_cycles_active",),
+    "alu": (r"sm__pipe_alu_cycles_active",),
+    "lsu": (r"l1tex__data_pipe_lsu_wavefronts",),
+    "shared": (r"l1tex__data_bank_reads", r"l1tex__data_bank_writes"),
+    "issue": (r"sm__(inst_issued|issue_active)",),
 }
 _CYCLES = {"active": "sm__cycles_active.avg", "elapsed": "sm__cycles_elapsed.avg"}  # of an SM, by when a peak counts
 
@@ -53,7 +54,7 @@ class Agreement:
     opcode: str  # or the pipe
     measured: float
     predicted: float
-    by: str  # emulator or sass
+    by: str  # emulator, sass or both
 
     @property
     def deviation(self) -> float:
@@ -65,7 +66,7 @@ class Agreement:
 
 def compare(profile: Profile, report: Report, gpu: GpuDescription | None) -> list[Agreement]:
     """Every figure that both sides have: of the emulator, for the same problem, and of the machine code."""
-    return [*_with_emulator(profile, report), *(_with_machine_code(profile, gpu) if gpu else ())]
+    return [*_with_emulator(profile, report), *(_with_machine_code(profile, report, gpu) if gpu else ())]
 
 
 def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
@@ -91,30 +92,37 @@ def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
         yield Agreement(quantity, "all", profile.total(field), units.total(), "emulator")
 
 
-def _with_machine_code(profile: Profile, gpu: GpuDescription) -> Iterator[Agreement]:
-    """How busy each pipe was, in %, against the work of the executed instructions at the rates of throughput.yaml."""
+def _with_machine_code(profile: Profile, report: Report, gpu: GpuDescription) -> Iterator[Agreement]:
+    """How busy each pipe was, in %, against the work of the executed instructions at the rates of throughput.yaml.
+
+    Bank conflicts, which lengthen the way of loads and stores, are the emulator's.
+    """
     loads: dict[str, float] = defaultdict(float)
     for instruction in profile.instructions:
         for pipe, amount in work(instruction.opcode, instruction.kind == FILLER).items():
             loads[pipe] += amount * instruction.executed
+    loads["lsu"] += sum(line.units - line.ideal for line in report.shared if sass_opcode(line.opcode) != "LDGSTS")
     rates = throughput(gpu)
-    for pipe, amount in loads.items():
-        busy = _busy(profile, pipe)
-        if busy and amount and pipe in rates:
+    for pipe in [pipe for pipe, amount in loads.items() if amount and pipe in rates and pipe in _BUSY]:
+        if busy := _busy(profile, pipe):
             percent, cycles = busy
-            predicted = 100 * amount / rates[pipe].per_clock / gpu.num_sms / cycles
-            yield Agreement("busy %", pipe, percent, predicted, "sass")
+            predicted = 100 * loads[pipe] / rates[pipe].per_clock / gpu.num_sms / cycles
+            yield Agreement("busy %", pipe, percent, predicted, "both" if pipe == "lsu" else "sass")
 
 
 def _busy(profile: Profile, pipe: str) -> tuple[float, float] | None:
     """ncu's figure for a pipe, and the cycles that it is a part of; None where there is none."""
-    for pattern in _BUSY[pipe]:
-        for during, cycles in _CYCLES.items():
-            name = re.compile(rf"{pattern}\.(avg|sum)\.pct_of_peak_sustained_{during}$")
-            found = [value for metric, value in profile.metrics.items() if name.match(metric)]
-            if found and cycles in profile.metrics:
-                return max(found), profile.metrics[cycles]
+    for during, cycles in _CYCLES.items():
+        parts = [_percent(profile, pattern, during) for pattern in _BUSY[pipe]]
+        if all(part is not None for part in parts) and cycles in profile.metrics:
+            return sum(part for part in parts if part is not None), profile.metrics[cycles]
     return None
+
+
+def _percent(profile: Profile, pattern: str, during: str) -> float | None:
+    """The metric of that name, in % of its peak while the SM was active, or of all the time that elapsed."""
+    name = re.compile(rf"{pattern}\.avg\.pct_of_peak_sustained_{during}$")
+    return max((value for metric, value in profile.metrics.items() if name.match(metric)), default=None)
 
 
 def sass_opcode(ptx: str) -> str:

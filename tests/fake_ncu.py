@@ -23,6 +23,8 @@ METRICS = {
     "dram__bytes_write.sum": "65536",
     "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active": "1.25",
     "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed": "2",
+    "l1tex__data_bank_reads.avg.pct_of_peak_sustained_elapsed": "3",
+    "l1tex__data_bank_writes.avg.pct_of_peak_sustained_elapsed": "1.5",
 }
 
 

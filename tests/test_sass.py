@@ -11,7 +11,7 @@ from flashladder.common.sass import bounds, disassemble, loads, occupancy_of, pa
 from flashladder.common.sass.diff import normalised
 from flashladder.common.sass.flow import Graph
 from flashladder.common.sass.instruction import Control, Position
-from flashladder.common.sass.opcodes import access_width, histogram, kind_of, mma, shared_wavefronts
+from flashladder.common.sass.opcodes import access_width, bank_wavefronts, histogram, kind_of, mma
 from flashladder.common.sass.pipes import tensor_peak, work
 from flashladder.common.sass.registers import live_registers, operands_of, results_of
 
@@ -169,18 +169,21 @@ def test_tensor_core_instructions():
 
 
 @pytest.mark.parametrize(
-    ("opcode", "words", "wavefronts"),
+    ("opcode", "words", "banks"),
     [
         ("LDSM.16.M88.4", 4, 4),
         ("LDSM.16.MT88.2", 2, 2),
         ("LDGSTS.E.BYPASS.LTC128B.128", 4, 4),
         ("LDS.64", 2, 2),
         ("STS", 1, 1),
-        ("LDG.E.128", 4, 0),
+        ("LDG.E.128", 4, 8),
+        ("STL", 1, 2),
+        ("LDL.LU", 1, 1),
+        ("SHFL.BFLY", 1, 0),
     ],
 )
-def test_memory_accesses(opcode, words, wavefronts):
-    assert (access_width(opcode), shared_wavefronts(opcode)) == (words, wavefronts)
+def test_memory_accesses(opcode, words, banks):
+    assert (access_width(opcode), bank_wavefronts(opcode)) == (words, banks)
 
 
 def test_registers_that_instructions_read_and_write(at):
@@ -232,11 +235,14 @@ def test_work_of_instructions():
     assert work("HMMA.16816.F32.BF16") == {"issue": 1, "tensor": 4096}
     assert work("HGMMA.64x64x16.F32.BF16") == {"issue": 1, "wgmma": 2 * 16 * 64 * 16}
     assert work("IMAD.MOV.U32") == {"issue": 1, "fma": 32, "imad": 32}
+    assert work("IMAD.WIDE.U32") == {"issue": 1, "fma": 64, "imad": 64}
+    assert (work("VIADD"), work("CS2R")) == ({"issue": 1, "fma": 32}, {"issue": 1, "alu": 32})
     assert work("LDSM.16.M88.4") == {"issue": 1, "lsu": 4, "shared": 4}
     assert work("LDGSTS.E.BYPASS.LTC128B.128") == {"issue": 1, "lsu": 0, "shared": 4}
     assert work("SHFL.BFLY") == {"issue": 1, "lsu": 1, "shared": 0}
     assert work("BAR.SYNC.DEFER_BLOCKING") == {"issue": 1}
-    assert work("LDS", is_filler=True) == {"issue": 1}
+    assert work("LDS", is_filler=True) == {"issue": 1, "lsu": 1}
+    assert work("IADD3", is_filler=True) == {"issue": 1}
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,26 @@ from flashladder.common.sass.instruction import Instruction
 _DIVIDED = {"IMAD": ("MOV", "SHL", "IADD", "X", "WIDE")}
 FILLER = "filler"  # the kind of instructions that can never execute
 
-# The pipe of each opcode, after "Pipelines" in the Profiling Guide of Nsight Compute. What is not here (branches,
-# barriers, uniform instructions) takes an issue slot alone.
+# The pipe of each opcode, after "Pipelines" in the Profiling Guide of Nsight Compute and, where it is silent, as an H100
+# counts them: VIADD on the FMA pipe, CS2R on the ALU, S2R and LDGDEPBAR among loads and stores. What is not here
+# (branches, barriers, uniform instructions) takes an issue slot alone.
 PIPES = {
     "tensor": ("HMMA", "HGMMA", "IMMA", "QMMA", "QGMMA", "IGMMA", "BMMA"),
-    "mufu": ("MUFU", "I2F", "F2I", "F2F", "FRND"),
-    "fma": ("FFMA", "FFMA2", "FMUL", "FMUL2", "FADD", "FADD2", "IMAD", "IDP", "HFMA2", "HADD2", "HMUL2"),
+    "mufu": ("MUFU", "I2F", "F2I", "F2F", "FRND", "FCHK"),
+    "fma": ("FFMA", "FFMA2", "FMUL", "FMUL2", "FADD", "FADD2", "IMAD", "IDP", "VIADD", "HFMA2", "HADD2", "HMUL2"),
     "alu": (
-        *("IADD3", "VIADD", "LOP3", "SHF", "LEA", "ISETP", "FSETP", "FMNMX", "FMNMX3", "FSEL", "SEL", "PRMT", "MOV"),
-        *("F2FP", "IMNMX", "VIMNMX", "VIADDMNMX", "IABS", "PLOP3", "SGXT", "BMSK", "P2R", "R2P", "FCHK", "I2FP"),
+        *("IADD3", "LOP3", "SHF", "LEA", "ISETP", "FSETP", "FMNMX", "FMNMX3", "FSEL", "SEL", "PRMT", "MOV"),
+        *("F2FP", "IMNMX", "VIMNMX", "VIADDMNMX", "IABS", "PLOP3", "SGXT", "BMSK", "P2R", "R2P", "I2FP", "CS2R"),
     ),
-    "lsu": ("LDS", "STS", "LDSM", "STSM", "SHFL", "LDG", "STG", "LDL", "STL", "LD", "ST", "LDGSTS", "ATOMS", "RED"),
+    "lsu": (
+        *("LDS", "STS", "LDSM", "STSM", "SHFL", "LDG", "STG", "LDL", "STL", "LD", "ST", "LDGSTS", "LDGDEPBAR", "S2R"),
+        *("ATOMS", "RED"),
+    ),
 }
-SHARED = ("LDS", "STS", "LDSM", "STSM", "LDGSTS")  # what reads or writes shared memory
+_BANK_PASSES = {
+    **dict.fromkeys(("LDS", "STS", "LDSM", "STSM", "LDGSTS", "LDL"), 1),
+    **dict.fromkeys(("LDG", "STG", "LD", "ST", "STL"), 2),
+}
 _PIPE_OF = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes}
 
 _SYNCHRONOUS = re.compile(r"HMMA\.(16816|1688)\.F(16|32)")
@@ -93,9 +100,13 @@ def mma_flops(opcode: str) -> int:
     return operation.flops if operation else 0
 
 
-def shared_wavefronts(opcode: str) -> int:
-    """Passes of 128 bytes over shared memory that an instruction takes without bank conflicts; 0 for all others."""
-    return access_width(opcode) if opcode.partition(".")[0] in SHARED else 0
+def bank_wavefronts(opcode: str) -> int:
+    """Times that an instruction has 128 bytes read from or written to the banks of L1 and shared memory.
+
+    What goes to global or local memory is written there and read again, and what comes from global memory likewise;
+    what comes from local memory is there already. Bank conflicts make it take longer, but not more accesses.
+    """
+    return _BANK_PASSES.get(opcode.partition(".")[0], 0) * access_width(opcode)
 
 
 @cache

@@ -17,7 +17,7 @@ from flashladder.common.config import GpuDescription, listing
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import CONFIGS
 from flashladder.common.sass.instruction import Instruction
-from flashladder.common.sass.opcodes import access_width, mma, pipe_of, shared_wavefronts
+from flashladder.common.sass.opcodes import access_width, bank_wavefronts, mma, pipe_of
 
 THROUGHPUT = CONFIGS / "throughput.yaml"
 WARP = 32
@@ -68,16 +68,18 @@ def work(opcode: str, is_filler: bool = False) -> dict[str, float]:
     """What one warp's execution of an opcode asks of each pipe, without bank conflicts."""
     asked: dict[str, float] = {"issue": 1}
     pipe = pipe_of(opcode)
+    if pipe == "lsu":
+        if is_filler:  # it moves nothing, yet passes through
+            return asked | {"lsu": 1}
+        return asked | {"lsu": _data_wavefronts(opcode), "shared": bank_wavefronts(opcode)}
     if is_filler or pipe is None:
         return asked
     if operation := mma(opcode):
         return asked | {"wgmma" if operation.is_warpgroup else "tensor": operation.flops}
-    if pipe == "lsu":
-        return asked | {"lsu": _data_wavefronts(opcode), "shared": shared_wavefronts(opcode)}
-    asked[pipe] = WARP
     if opcode.startswith(("IMAD", "IDP")):
-        asked["imad"] = WARP
-    return asked
+        lanes = 2 * WARP if opcode.startswith("IMAD.WIDE") else WARP
+        return asked | {"fma": lanes, "imad": lanes}
+    return asked | {pipe: WARP}
 
 
 def _data_wavefronts(opcode: str) -> int:

@@ -31,7 +31,7 @@ PIPE_MEANINGS = {
     "imad": "integer multiplication alone",
     "alu": "integers, logic, comparisons, conversions",
     "lsu": "load/store data path, shuffles",
-    "shared": "shared memory, copies included",
+    "shared": "banks of L1 and shared memory, copies included",
     "issue": "issue slots",
 }
 
