@@ -1,8 +1,8 @@
-"""Tables and pictures of all of results/: dashboard.html (open it in a browser), dashboard.csv, the README's part.
+"""Tables and pictures of all of results/: dashboard.html (open it in a browser), dashboard.csv, the READMEs' parts.
 
 python tools/dashboard.py
 python tools/dashboard.py --sass h100     disassemble the rungs for an H100 first; no GPU needed
-python tools/dashboard.py --check         change nothing, and fail where the README's part is out of date
+python tools/dashboard.py --check         change nothing, and fail where a README's part is out of date
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.dashboard import data, opcodes, page, readme
+    from flashladder.common.dashboard import data, opcodes, page, readme, references
 
     folder = results_dir()
     if arguments.sass:
@@ -42,8 +42,8 @@ def main(arguments: argparse.Namespace) -> int:
         warn(f"{damage}; the line is left where it is, and out of the pictures")
     summary = data.summary(results.ladders)
     if arguments.check:
-        return _check(readme.stale(arguments.readme, folder, summary))
-    for path in readme.write(arguments.readme, folder, summary):
+        return _check([*readme.stale(arguments.readme, folder, summary), *references.stale(results.references)])
+    for path in [*readme.write(arguments.readme, folder, summary), *references.write(results.references)]:
         console.print(f"[dim]{path}")
     folder.mkdir(parents=True, exist_ok=True)
     summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ class Results:
     ladders: dict[str, pd.DataFrame]  # by GPU: the latest row of each rung, kind of configuration, dtype and length
     runs: pd.DataFrame
     bench: pd.DataFrame
+    references: pd.DataFrame
     tuning: dict[str, pd.DataFrame]  # by study
     sass: dict[str, pd.DataFrame]  # by GPU: opcode counts of the rungs
     experiments: dict[str, pd.DataFrame]  # by name, those with rows
@@ -56,6 +58,7 @@ class Results:
             ladders={gpu: _latest(frame) for gpu, frame in read_all("ladder_*.csv", LADDER).items()},
             runs=read(folder / "runs.csv", RUNS),
             bench=read(folder / "bench.csv", BENCH),
+            references=read(folder / "references.csv", BENCH),
             tuning={path.stem: read(path, TUNING) for path in sorted(folder.glob("tuning/*.csv"))},
             sass=read_all("sass_*.csv", SASS),
             experiments={
@@ -114,7 +117,7 @@ def summary(ladders: dict[str, pd.DataFrame]) -> pd.DataFrame:
         groups = ladder.groupby(["dtype", "version", "kind"], sort=False)
         for (dtype, version, kind), rows in groups:
             line = {"gpu": gpu, "dtype": dtype, "rung": version[:2], "version": version, "kind": kind}
-            lines.append(line | {"title": names.get(version, version)} | _means(rows, limits))
+            lines.append(line | {"title": names.get(version, version)} | means(rows, limits))
     return _with_steps(pd.DataFrame(lines).sort_values(["gpu", "dtype", "version"], kind="stable")) if lines else EMPTY
 
 
@@ -125,7 +128,8 @@ def _with_steps(summary: pd.DataFrame) -> pd.DataFrame:
     return summary.assign(step=summary["ratio"] / below["ratio"], step_is_clear=apart).reset_index(drop=True)
 
 
-def _means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, object]:
+def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:
+    """What the rows of one kernel come to, over the sequence lengths."""
     logarithms = np.log(rows["ratio"])
     tflops = _harmonic(rows["tflops"])
     return {

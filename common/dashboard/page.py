@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from flashladder.common import theme
-from flashladder.common.dashboard import data, figures
+from flashladder.common.dashboard import data, figures, references
 from flashladder.common.dashboard.data import Results
 from flashladder.common.dashboard.view import view
 from flashladder.common.experiments import figures as experiment_figures
@@ -36,6 +36,7 @@ def render(results: Results, summary: pd.DataFrame) -> str:
         mixes=[_mix(gpu, counts) for gpu, counts in results.sass.items()],
         studies=[_study(name, trials) for name, trials in studies.items()],
         experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
+        references=references.every_table(results.references),
         runs=_runs(results),
     )
 
@@ -72,8 +73,8 @@ def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def _runs(results: Results) -> list[dict[str, Any]]:
     """The latest rows of all logs of runs, the newest first."""
-    logs = [frame for frame in (results.runs, results.bench, *results.ladders.values()) if len(frame)]
-    rows = pd.concat(logs or [results.runs])
+    logs = (results.runs, results.bench, results.references, *results.ladders.values())
+    rows = pd.concat([frame for frame in logs if len(frame)] or [results.runs])
     newest = rows.sort_values("time", ascending=False, kind="stable").head(LATEST_RUNS)
     return [_run(row) for row in newest.itertuples()]
 

@@ -77,11 +77,11 @@ def _conditions(rows: pd.DataFrame) -> str:
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
     software = f"driver {last['driver']}, torch {last['torch']}, CUDA {last['toolkit']}"
     commit = f", commit {last['commit']}" if last["commit"] else ""
-    notes = _remarks(note for notes in rows["notes"] for note in notes.split("; ") if note)
+    notes = remarks(note for notes in rows["notes"] for note in notes.split("; ") if note)
     return f"{last['device']}, {shape}, {last['mode']}; {software}{commit}, {last['time'][:10]}.{notes}"
 
 
-def _remarks(notes: Iterable[str]) -> str:
+def remarks(notes: Iterable[str]) -> str:
     """What slowed the GPU, in how many of the samples at least and at most; and other notes as they are."""
     shares: dict[str, set[int]] = {}
     for note in notes:

@@ -1,0 +1,124 @@
+"""The references beside the rungs, as tools/bench.py timed them into results/references.csv: tables for their READMEs
+and for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flashladder.common import catalog, markers
+from flashladder.common.baselines import BASELINES
+from flashladder.common.catalog import Implementation
+from flashladder.common.config import parse_values
+from flashladder.common.cpu import CPU_BASELINES
+from flashladder.common.dashboard.data import means
+from flashladder.common.dashboard.view import remarks
+
+MARKER = "measured"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one run of the tool measured of one dtype and mask."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    source: str
+
+    @property
+    def markdown(self) -> str:
+        """A Markdown table with its title and its source."""
+        rule = ("---", *["---:"] * (len(self.head) - 1))
+        lines = [f"| {' | '.join(cells)} |" for cells in (self.head, rule, *self.rows)]
+        return "\n".join([f"**{self.title}**", "", *lines, "", self.source])
+
+
+def tables(rows: pd.DataFrame, name: str) -> list[Table]:
+    """Of each device, dtype and mask the latest run in which the reference was timed."""
+    timed = rows[rows["ratio"].notna()]
+    mine = timed[timed["version"] == name]
+    found = []
+    for (_, dtype, causal), group in mine.groupby(["device", "dtype", "causal"], sort=False):
+        run = group.sort_values("time", kind="stable")["run"].iloc[-1]
+        found.append(_table(timed[(timed["run"] == run) & (timed["dtype"] == dtype) & (timed["causal"] == causal)]))
+    return found
+
+
+def every_table(rows: pd.DataFrame) -> list[Table]:
+    """Those of all references, each once."""
+    return list(dict.fromkeys(table for reference in catalog.references() for table in tables(rows, reference.name)))
+
+
+def write(rows: pd.DataFrame) -> list[Path]:
+    """Brings the references' READMEs up to date; those that changed. ResultsError where one has no markers."""
+    return [path for path, text in _texts(rows).items() if markers.replace(path, MARKER, text)]
+
+
+def stale(rows: pd.DataFrame) -> list[Path]:
+    """The READMEs that `write` would change."""
+    return [path for path, text in _texts(rows).items() if markers.between(path, MARKER) != text]
+
+
+def _texts(rows: pd.DataFrame) -> dict[Path, str]:
+    found = {reference: tables(rows, reference.name) for reference in catalog.references()}
+    return {
+        reference.directory / "README.md": "\n\n".join(table.markdown for table in measured)
+        for reference, measured in found.items()
+        if measured
+    }
+
+
+def _table(rows: pd.DataFrame) -> Table:
+    last = rows.iloc[-1]
+    on_gpu = isinstance(last["driver"], str) and bool(last["driver"])
+    unit, factor = ("TFLOP/s", 1) if on_gpu else ("GFLOP/s", 1000)
+    lengths = sorted(rows["seqlen_q"].unique())
+    lines = []
+    for (version, config), group in rows.groupby(["version", "config"], sort=False):
+        rates = dict(zip(group["seqlen_q"], group["tflops"], strict=True))
+        cells = [f"{factor * rates[length]:.0f}" if length in rates else "" for length in lengths]
+        lines.append((_label(version, config), *cells, *_ratio(group)))
+    mask = "causal" if last["causal"] else "full"
+    title = f"{last['dtype']}, {mask}: {unit}, and {last['baseline']}'s time / its own"
+    return Table(title, ("S", *map(str, lengths), "ratio", "95 %"), tuple(lines), _source(rows))
+
+
+def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
+    if rows["version"].iloc[0] == rows["baseline"].iloc[0]:
+        return "1", ""
+    mean: dict[str, Any] = means(rows, None)
+    return f"**{mean['ratio']:.3f}**", f"{mean['ratio_low']:.3f} to {mean['ratio_high']:.3f}"
+
+
+def _label(version: str, config: str) -> str:
+    """A kernel in words: a rung's number, a reference's or a baseline's name, and what is not its default."""
+    official = {**CPU_BASELINES, **BASELINES}.get(version)
+    if official:
+        return official.title
+    implementation = catalog.find_implementation(version)
+    changed = [f"{name}={value}" for name, value in _changes(implementation, config).items()]
+    return ", ".join([f"rung {version[:2]}" if version[0].isdigit() else version, *changed])
+
+
+def _changes(implementation: Implementation, config: str) -> dict[str, object]:
+    values = parse_values(config)
+    decided = {name: values[name] for name in ("dtype", "head_dim", "causal", "row_stride") if name in values}
+    default = implementation.config(**decided)
+    return {name: value for name, value in values.items() if getattr(default, name) != value}
+
+
+def _source(rows: pd.DataFrame) -> str:
+    """Where and when, and with what."""
+    last = rows.iloc[-1]
+    shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
+    compilers = ", ".join(toolkit for toolkit in rows["toolkit"].dropna().unique() if not toolkit[0].isdigit())
+    driver = f"driver {last['driver']}, " if isinstance(last["driver"], str) and last["driver"] else ""
+    notes = remarks(note for notes in rows["notes"].dropna() for note in notes.split("; ") if note)
+    return (
+        f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}.{notes}\n"
+        "Made by tools/dashboard.py from results/references.csv."
+    )

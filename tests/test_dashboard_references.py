@@ -1,0 +1,75 @@
+"""The tables of the references, in their READMEs and on the page, on made-up logs."""
+
+import dataclasses
+
+import pytest
+
+from flashladder.common import catalog, console
+from flashladder.common.dashboard import references
+from flashladder.common.records import BENCH
+from flashladder.common.results import Log
+from flashladder.tests import made_up
+from flashladder.tools import dashboard
+
+
+def lines(run, time, name, config, ratio, **changes):
+    """A kernel at every length, and the baseline beside it."""
+    made = [made_up.row("16", "own", s, ratio=ratio, run=run, time=time, toolkit="13.0") for s in made_up.LENGTHS]
+    made = [line | {"version": name, "config": config} | changes for line in made]
+    return [{k: v for k, v in line.items() if k in BENCH.columns} for line in made]
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """A log of two runs, and READMEs of references that a test may write."""
+    results = tmp_path / "results"
+    results.mkdir()
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(results))
+    copies = []
+    for reference in catalog.references():
+        folder = tmp_path / reference.name
+        folder.mkdir()
+        (folder / "README.md").write_text("# Title\n\n<!-- measured:begin -->\n<!-- measured:end -->\n")
+        copies.append(dataclasses.replace(reference, directory=folder))
+    monkeypatch.setattr(references.catalog, "references", lambda *_: copies)
+    triton, cute = "dtype=bf16,head_dim=128", "dtype=bf16,head_dim=128,block_m=128,block_n=32,num_warps=4,causal=false"
+    made = Log(results / "references.csv", BENCH)
+    made.append(lines("old", "2026-01-01", "triton", triton, 0.5, toolkit="triton 3.6"))
+    made.append(lines("new", "2026-01-02", "fa2", "", 1.0))
+    made.append(lines("new", "2026-01-02", "triton", triton, 1.2, toolkit="triton 3.6"))
+    made.append(lines("new", "2026-01-02", "cute", cute, 0.9))
+    return made
+
+
+def test_a_table_shows_the_latest_run(log):
+    (table,) = references.tables(log.read()[0], "triton")
+    assert table.head == ("S", "512", "4096", "ratio", "95 %")
+    assert table.rows[0] == ("FlashAttention-2 (torch)", "300", "300", "1", "")
+    assert table.rows[1][:4] == ("triton", "360", "360", "**1.200**")
+    assert table.rows[2][0] == "cute, block_n=32"
+    assert "bf16, full: TFLOP/s" in table.title
+    assert "triton 3.6; 2026-01-02" in table.source
+    assert references.every_table(log.read()[0]) == [table]
+
+
+def test_on_a_cpu_the_unit_is_smaller(log):
+    log.append(lines("cpu", "2026-01-03", "c", "dtype=bf16,head_dim=128,accumulate=fp64", 1.5, driver="", tflops=0.1))
+    (table,) = references.tables(log.read()[0], "c")
+    assert table.rows[0][:3] == ("c, accumulate=fp64", "100", "100")
+    assert "GFLOP/s" in table.title
+
+
+def test_the_readmes_and_the_page_are_brought_up_to_date(log, tmp_path, capsys):
+    (tmp_path / "README.md").write_text("<!-- ladder:begin -->\n<!-- ladder:end -->\n")
+
+    def run(*arguments):
+        code = console.run(dashboard.main, dashboard.parser(), ["--readme", str(tmp_path / "README.md"), *arguments])
+        return code, capsys.readouterr().out
+
+    assert run("--check")[0] == dashboard.EXIT_STALE
+    assert run()[0] == 0
+    assert "| triton | 360 | 360 |" in (tmp_path / "triton" / "README.md").read_text()
+    assert "| cute, block_n=32 |" in (tmp_path / "cute" / "README.md").read_text()
+    assert "measured:begin -->\n<!--" in (tmp_path / "c" / "README.md").read_text()
+    assert "<td>cute, block_n=32</td>" in (log.path.parent / "dashboard.html").read_text()
+    assert run("--check")[0] == 0
