@@ -54,6 +54,7 @@ FIELDS = {
         Field("block_n", int, "rows of K and V in one step of the main loop"),
         Field("num_warps", int, "warps in a CTA"),
         Field("num_stages", int, "K and V tiles in flight"),
+        Field("ctas_per_sm", int, "CTAs that the registers of an SM must suffice for"),
         Field("q_fragments", int, "8-column fragments of Q loaded per mma step; 0: all, kept in registers", minimum=0),
         Field("k_fragments", int, "8-column fragments of K loaded per mma step; 0: all at once", minimum=0),
         Field("v_fragments", int, "8-row fragments of V loaded per mma step; 0: all at once", minimum=0),

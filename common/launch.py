@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
+MAX_ROW_STRIDE = 2**26  # elements: within a tile, kernels count them in 32 bits
 
 
 class TensorStride(ctypes.Structure):
@@ -118,6 +119,10 @@ def _check_layout(name: str, tensor: torch.Tensor) -> None:
     if any(stride % elements for stride, size in zip(tensor.stride()[:3], tensor.shape[:3], strict=True) if size > 1):
         raise UnsupportedProblemError(
             f"{name} has strides {tensor.stride()}; kernels need multiples of {elements} elements ({ALIGNMENT} bytes)"
+        )
+    if tensor.shape[1] > 1 and tensor.stride(1) > MAX_ROW_STRIDE:
+        raise UnsupportedProblemError(
+            f"{name} has rows {tensor.stride(1)} elements apart; kernels take at most {MAX_ROW_STRIDE}"
         )
 
 

@@ -87,6 +87,11 @@ REFUSED = {
         lambda t: torch.zeros(2, 100, 4, 132, dtype=BF16)[..., :128],
         r"o has strides .* multiples of 8 elements \(16 bytes\)",
     ),
+    "rows too far apart": (
+        "k",
+        lambda t: torch.empty_strided(t.shape, (2**40, 2**26 + 8, 128, 1), dtype=BF16, device="meta"),
+        "k has rows 67108872 elements apart; kernels take at most 67108864",
+    ),
     "misaligned": (
         "q",
         lambda t: torch.zeros(t.numel() + 1, dtype=BF16)[1:].view(t.shape),

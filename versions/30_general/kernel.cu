@@ -24,7 +24,7 @@ constexpr int stage_bytes = stage_size * sizeof(dtype);
 
 FLASHLADDER_LAUNCH(num_threads, QTile::size * sizeof(dtype) + 2 * stage_bytes, block_m, block_n);
 
-extern "C" __global__ void __launch_bounds__(num_threads)
+extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     attention_forward(const __grid_constant__ AttentionParams params) {
     extern __shared__ __align__(128) char shared[];
     dtype *shared_q = reinterpret_cast<dtype *>(shared);

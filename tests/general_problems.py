@@ -1,0 +1,56 @@
+"""Problems and configurations for the general rung, drawn at random."""
+
+import math
+
+from flashladder.common import catalog
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem import LAYOUTS, Problem
+
+GENERAL = catalog.find("general")
+HEAD_DIMS = GENERAL.supports.head_dim
+KINDS = [
+    {"head_dim": head_dim, "dtype": dtype, "causal": causal}
+    for head_dim in sorted(HEAD_DIMS)
+    for dtype in ("bf16", "fp16")
+    for causal in (False, True)
+]
+
+# The lengths of queries and keys in FlashAttention's own tests, and their like.
+FA_LENGTHS = (
+    *((1, 1), (1, 239), (3, 799), (239, 1), (799, 3), (127, 512), (128, 513), (113, 203), (128, 217), (113, 211)),
+    *((108, 256), (256, 512), (384, 256), (512, 256), (640, 128), (64, 65), (65, 64), (1023, 1024), (1024, 1023)),
+)
+
+
+def id_of(kind):
+    """A kind of problem in a test's name: 'd64-bf16-causal'."""
+    return f"d{kind['head_dim']}-{kind['dtype']}-{'causal' if kind['causal'] else 'full'}"
+
+
+def draw(rng, longest, **kind):
+    """Any lengths up to `longest`, short ones often; any heads, layout and scale."""
+    heads_k = rng.choice((1, 1, 2, 3))
+    lengths = {name: rng.randint(1, rng.choice((4, 40, longest))) for name in ("seqlen_q", "seqlen_k")}
+    if rng.random() < 0.25:
+        lengths["seqlen_k"] = lengths["seqlen_q"]
+    layouts = LAYOUTS if lengths["seqlen_q"] == lengths["seqlen_k"] else [name for name in LAYOUTS if name != "qkv"]
+    return Problem(
+        batch=rng.choice((1, 1, 2)),
+        num_heads=heads_k * rng.choice((1, 1, 2, 4)),
+        num_heads_k=heads_k,
+        **lengths,
+        **kind,
+        softmax_scale=rng.choice((None, math.exp(rng.uniform(-6, 0)))),
+        layout=rng.choice(layouts),
+        seed=rng.randrange(2**31),
+    )
+
+
+def draw_config(rng):
+    """A valid configuration of the rung."""
+    while True:
+        values = {name: rng.choice(choice.values) for name, choice in GENERAL.choices.items()}
+        try:
+            return GENERAL.config(**values)
+        except ConfigError:
+            continue

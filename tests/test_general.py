@@ -1,0 +1,172 @@
+"""The general rung on the emulator: hundreds of problems of every kind, each checked, and under the race detector."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+from general_problems import FA_LENGTHS, GENERAL, HEAD_DIMS, KINDS, draw, draw_config, id_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashladder.common import catalog
+from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.config import gpu_names, load_gpu
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.execute import on_emulator
+from flashladder.common.problem import Problem, expect, make_inputs, verify
+
+ARCH = "sm_80"
+SMALL = {"block_m": 64, "block_n": 32}  # many tiles in short sequences
+TILES = {"bf16": SMALL, "fp16": {}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built_at_once():
+    """On every core, what the tests then find in the cache."""
+    build([BuildRequest(GENERAL, GENERAL.config(**kind, **TILES[kind["dtype"]]), ARCH) for kind in KINDS])
+
+
+def emulated(problem, tensors=None, **values):
+    """Requires a right output without a race; returns the tensors and the emulator's report."""
+    tensors = tensors or make_inputs(problem)
+    config = GENERAL.config_for(problem, **(values or TILES[problem.dtype]))
+    GENERAL.check(problem, config)
+    report = on_emulator(build_one(GENERAL, config, ARCH), problem, tensors)
+    verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(f"{problem.name} with {config}")
+    return tensors, report
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=id_of)
+def test_random_problems(kind):
+    rng = random.Random(id_of(kind))
+    for _ in range(19):
+        emulated(draw(rng, longest=100, **kind))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 3), st.integers(1, 3), st.sampled_from(KINDS))
+def test_any_lengths_and_heads(seqlen_q, seqlen_k, heads_k, group, kind):
+    emulated(Problem(num_heads=heads_k * group, num_heads_k=heads_k, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **kind))
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_configurations(seed):
+    rng = random.Random(seed)
+    config = draw_config(rng)
+    kind = {name: getattr(config, name) for name in ("head_dim", "dtype", "causal")}
+    emulated(draw(rng, longest=200, **kind), **config.as_dict())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", FA_LENGTHS, ids=str)
+def test_lengths_that_flash_attention_tests(lengths, causal):
+    seqlen_q, seqlen_k = lengths
+    emulated(Problem(seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=64, causal=causal))
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(130, 1), (300, 70), (65, 64)])
+def test_rows_that_see_no_key(head_dim, seqlen_q, seqlen_k):
+    problem = Problem(num_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, causal=True)
+    tensors, _ = emulated(problem)
+    blind = seqlen_q - seqlen_k
+    assert not tensors.o[:, :blind].any()
+    assert (tensors.lse[:, :, :blind] == -math.inf).all()
+    assert tensors.lse[:, :, blind:].isfinite().all()
+
+
+def test_what_is_hidden_may_be_anything():
+    """Neither a NaN behind the last key nor one behind a row's own reaches its output."""
+    problem = Problem(seqlen_q=100, seqlen_k=150, head_dim=64, causal=True, layout="padded")
+    clean, _ = emulated(problem)
+    tensors = make_inputs(problem)
+    last = 120
+    tensors.k[:, last:] = math.nan
+    on_emulator(build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH), problem, tensors)
+    seen = last - (problem.seqlen_k - problem.seqlen_q)  # rows that see none of them
+    assert torch.equal(tensors.o[:, :seen], clean.o[:, :seen])
+    assert tensors.o[:, seen:].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 0.02, 3.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_softmax_scale(scale, causal):
+    emulated(Problem(seqlen_q=70, seqlen_k=90, head_dim=64, causal=causal, softmax_scale=scale))
+
+
+def test_lse_may_be_left_out():
+    problem = Problem(seqlen_q=70, head_dim=64)
+    tensors = make_inputs(problem)
+    expected = expect(problem, tensors)
+    without = dataclasses.replace(
+        tensors, lse=None, buffers=tuple(buffer for buffer in tensors.buffers if "lse" not in buffer.names)
+    )
+    on_emulator(build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH), problem, without)
+    verify(expected, tensors.o, None, tensors.buffers).require("a launch without lse")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "growth", "lost"), [("bf16", 1, False), ("bf16", 4, False), ("bf16", 400, True), ("fp16", 400, True)]
+)
+def test_scores_that_outgrow_their_anchor(dtype, growth, lost, causal):
+    """Blocks are taken from the last: scores that grow towards the first key move the anchor, or overflow it."""
+    problem = Problem(seqlen_q=128, seqlen_k=512, dtype=dtype, causal=causal)
+    tensors = make_inputs(problem)
+    tensors.k.copy_(tensors.k * torch.linspace(growth, 0.1, 512).reshape(1, 512, 1, 1))
+    tensors.q.abs_()
+    tensors.k[:, :256].abs_()
+    _, report = emulated(problem, tensors, block_m=128, block_n=64)
+    once = 4 * problem.head_dim * (128 * 512 - (64 * 64 if causal else 0))  # half the tile skips one masked block
+    assert report.mma_flops == once * (2 if lost else 1), "a tile is computed twice when a P overflowed, and only then"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("rise", [4.0, 7.0, 12.0])
+def test_a_long_plateau_above_the_anchor(dtype, rise):
+    """Every later key scores alike, and above the first block: many like weights, each with its full precision."""
+    problem = Problem(seqlen_q=64, seqlen_k=1600, head_dim=64, dtype=dtype, softmax_scale=1.0)
+    tensors = make_inputs(problem)
+    tensors.q.zero_()
+    tensors.q[..., 0] = 1
+    tensors.k[:, :-64] *= 0.05
+    tensors.k[:, :-64, :, 0] += rise
+    tensors.k[:, -64:, :, 0] = 0
+    tensors.v.copy_(tensors.v.abs() + 1)
+    emulated(problem, tensors)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("gpu", gpu_names())
+def test_defaults_fit_every_gpu(head_dim, gpu):
+    described = load_gpu(gpu)
+    for causal in (False, True):
+        artifact = build_one(GENERAL, GENERAL.config(head_dim=head_dim, causal=causal), ARCH)
+        assert artifact.launch.shared_bytes <= described.shared_per_block
+        assert artifact.spill_store_bytes <= 64
+
+
+def test_it_is_what_other_rungs_advise():
+    below = catalog.find("16")
+    for problem in (
+        Problem(causal=True),
+        Problem(seqlen_q=129, head_dim=96),
+        Problem(head_dim=256),
+        Problem(num_heads=4, num_heads_k=2, dtype="fp16", causal=True, layout="padded"),
+    ):
+        assert GENERAL.takes(problem)
+        with pytest.raises(UnsupportedProblemError, match=f"nearest rung that takes the problem is {GENERAL.name}"):
+            below.check(problem, below.config())
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "o"])
+def test_strides_that_no_copy_can_follow_are_refused(name):
+    problem = Problem(seqlen_q=64, head_dim=64)
+    tensors = make_inputs(problem)
+    artifact = build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH)
+    odd = torch.zeros(1, 64, 1, 68, dtype=torch.bfloat16)[..., :64]
+    with pytest.raises(UnsupportedProblemError, match=rf"{name} has strides .*; kernels need multiples of 8 elements"):
+        on_emulator(artifact, problem, dataclasses.replace(tensors, **{name: odd}))

@@ -1,0 +1,101 @@
+"""The general rung on a real GPU (`pytest -m gpu`): thousands of problems, and tensors larger than 2^31 elements."""
+
+import random
+
+import pytest
+import torch
+from general_problems import FA_LENGTHS, GENERAL, HEAD_DIMS, KINDS, draw, draw_config, id_of
+
+from flashladder.common import gpu
+from flashladder.common.buffers import Buffer, View
+from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.errors import BuildError
+from flashladder.common.execute import on_gpu
+from flashladder.common.problem import Problem, Tensors, expect, make_inputs, verify
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU on this machine"),
+]
+
+
+def launched(problem, tensors=None, expected=None, **values):
+    """Requires a right output."""
+    tensors = tensors or make_inputs(problem, "cuda")
+    config = GENERAL.config_for(problem, **values)
+    GENERAL.check(problem, config)
+    artifact = build_one(GENERAL, config, gpu.device_arch())
+    tensors.poison()
+    with gpu.faults_named(artifact):
+        on_gpu(artifact, problem, tensors)()
+    verify(expected or expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(
+        f"{problem.name} with {config}"
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built_at_once():
+    build([BuildRequest(GENERAL, GENERAL.config(**kind), gpu.device_arch()) for kind in KINDS])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=id_of)
+def test_two_thousand_random_problems(kind):
+    rng = random.Random(id_of(kind))
+    for _ in range(2000 // len(KINDS)):
+        launched(draw(rng, longest=1200, **kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=id_of)
+def test_lengths_that_flash_attention_tests(kind):
+    for seqlen_q, seqlen_k in FA_LENGTHS:
+        launched(Problem(batch=2, num_heads=6, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **kind))
+
+
+def test_random_configurations():
+    rng = random.Random(0)
+    configs = [draw_config(rng) for _ in range(48)]
+    built = build([BuildRequest(GENERAL, config, gpu.device_arch()) for config in configs], on_error="return")
+    room = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+    fitting = [
+        config
+        for config, artifact in zip(configs, built, strict=True)
+        if not isinstance(artifact, BuildError) and artifact.launch.shared_bytes <= room
+    ]
+    assert len(fitting) > 20
+    for config in fitting:
+        kind = {name: getattr(config, name) for name in ("head_dim", "dtype", "causal")}
+        launched(draw(rng, longest=1200, **kind), **config.as_dict())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("far", ["batch", "row", "head"])
+def test_offsets_past_two_to_the_31(far, causal):
+    """The last row of the last head of the last batch lies more than 2^31 elements from the first."""
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GiB of free GPU memory")
+    batch, seqlen, heads, head_dim = shape = (2, 300, 2, 64)
+    step = 2**31 // {"batch": 1, "row": seqlen - 40, "head": 1}[far] // 8 * 8 + 64
+    strides = {
+        "batch": (step, heads * head_dim, head_dim, 1),
+        "row": (head_dim, step, batch * head_dim, 1),
+        "head": (seqlen * head_dim, head_dim, step, 1),
+    }[far]
+    problem = Problem(batch=batch, num_heads=heads, seqlen_q=seqlen, head_dim=head_dim, causal=causal)
+    near = make_inputs(problem, "cuda")
+    expected = expect(problem, near)
+    storage = {name: Buffer({name: View(shape, strides)}, torch.bfloat16, "cuda") for name in "qkvo"}
+    tensors = Tensors(
+        **{name: buffer.views[name] for name, buffer in storage.items()},
+        lse=near.lse,
+        buffers=tuple(storage.values()),
+    )
+    for name in "qkv":
+        getattr(tensors, name).copy_(getattr(near, name))
+    launched(problem, tensors, expected)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_long_sequences(head_dim):
+    """Many CTAs in many waves, and sections of heads under a causal mask."""
+    for causal in (False, True):
+        launched(Problem(num_heads=24, num_heads_k=6, seqlen_q=4096, seqlen_k=9000, head_dim=head_dim, causal=causal))
