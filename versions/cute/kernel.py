@@ -23,6 +23,7 @@ TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 COPY = 8  # 16-bit elements of a 16-byte copy
 PANEL = 64  # columns of a swizzled panel in shared memory
 LOG2_E = 1.4426950408889634
+TOLERANCE = 8.0  # log2
 LOWEST = -3.0e38  # finite, so that it can be subtracted from itself
 
 
@@ -226,19 +227,30 @@ class Attention:
 
     @cute.jit
     def softmax(self, rS, rO, row_max, row_sum, scale_log2):
-        """S becomes P = 2^(scale S - m); O and the sums follow the new maximum. A lane sums its own columns."""
+        """S becomes P = 2^(scale S - m). A lane sums its own columns.
+
+        m rises, and O and the sums follow, only where a score has passed it by TOLERANCE: until then P is larger than
+        1, which floating point does not mind.
+        """
         scores, output = self.by_rows(rS), self.by_rows(rO)
+        highest = cute.make_rmem_tensor_like(row_max)
+        passed = cutlass.Boolean(False)
         for r in cutlass.range_constexpr(cute.size(row_max)):
-            row = scores[r, None].load()
-            highest = row.reduce(cute.ReductionOp.MAX, row_max[r], 0)
-            highest = cutlass.max(highest, cute.arch.shuffle_sync_bfly(highest, offset=2))
-            highest = cutlass.max(highest, cute.arch.shuffle_sync_bfly(highest, offset=1))
-            rescale = cute.math.exp2((row_max[r] - highest) * scale_log2, fastmath=True)
-            p = cute.math.exp2(row * scale_log2 - highest * scale_log2, fastmath=True)
-            row_sum[r] = p.reduce(cute.ReductionOp.ADD, row_sum[r] * rescale, 0)
-            row_max[r] = highest
+            highest[r] = scores[r, None].load().reduce(cute.ReductionOp.MAX, -cutlass.Float32.inf, 0) * scale_log2
+            passed = passed | (highest[r] > row_max[r] + TOLERANCE)
+        if cute.arch.vote_any_sync(passed):
+            for r in cutlass.range_constexpr(cute.size(row_max)):
+                risen = cute.arch.fmax(row_max[r], highest[r])
+                risen = cute.arch.fmax(risen, cute.arch.shuffle_sync_bfly(risen, offset=2))
+                risen = cute.arch.fmax(risen, cute.arch.shuffle_sync_bfly(risen, offset=1))
+                rescale = cute.math.exp2(row_max[r] - risen, fastmath=True)
+                row_max[r] = risen
+                row_sum[r] = row_sum[r] * rescale
+                output[r, None].store(output[r, None].load() * rescale)
+        for r in cutlass.range_constexpr(cute.size(row_max)):
+            p = cute.math.exp2(scores[r, None].load() * scale_log2 - row_max[r], fastmath=True)
+            row_sum[r] = p.reduce(cute.ReductionOp.ADD, row_sum[r], 0)
             scores[r, None].store(p)
-            output[r, None].store(output[r, None].load() * rescale)
 
     @cute.jit
     def finish(self, rO, row_max, row_sum, rows_cols, lse, first, scale_log2):
@@ -253,7 +265,7 @@ class Attention:
             inverse = 1.0 / total if seen else cutlass.Float32(0.0)
             output[r, None].store(output[r, None].load() * inverse)
             if rows_cols[r, 0][1] == 0:
-                logarithm = row_max[r] * scale_log2 / LOG2_E + cute.math.log(total)
+                logarithm = row_max[r] / LOG2_E + cute.math.log(total)
                 out[rows_cols[r, 0][0]] = logarithm if seen else -cutlass.Float32.inf
 
 
