@@ -188,6 +188,13 @@ def test_another_gpu_s_study_is_refused_and_left_as_it_is(study):
     assert study().taken() == {"abc"}
 
 
+def test_a_study_without_trials_is_anybody_s(study):
+    study()
+    study(gpu="a100").claim("abc", PARAMS, {})
+    with pytest.raises(ConfigError, match="was made for gpu a100, not h100"):
+        study()
+
+
 def test_a_foreign_study_is_refused(study, sqlite):
     foreign = optuna.create_study(storage=sqlite, study_name="study")
     foreign.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)

@@ -138,11 +138,11 @@ class Ledger:
             self._storage.set_trial_state_values(trial, TrialState.COMPLETE, [ratio])
 
     def _agree_on(self, identity: dict[str, Any]) -> None:
-        """The study is what this search takes it for, or new."""
-        there = self._storage.get_study_user_attrs(self._id).get(_IDENTITY)
-        if there is None and not self._storage.get_n_trials(self._id):
+        """The study is what this search takes it for, or has no trials yet."""
+        if not self._storage.get_n_trials(self._id):
             self._storage.set_study_user_attr(self._id, _IDENTITY, identity)
             return
+        there = self._storage.get_study_user_attrs(self._id).get(_IDENTITY)
         if there is None:
             raise ConfigError(
                 f"the study {self.name} in {without_password(self.url)} was not made by this tuner; "
