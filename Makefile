@@ -10,7 +10,7 @@ run: venv
 	@$(PY) tools/run_version.py $(VERSION) $(ARGS)
 
 test: venv
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: venv
 	$(PY) -m ruff check

@@ -1,5 +1,17 @@
-"""What must be so before any test module is imported."""
+"""What must be so before any test module is imported, and how many tests run at a time."""
 
 import os
 
+from hypothesis import settings
+
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it once; interpreted even where there is a GPU
+os.environ.pop("COLUMNS", None)  # tables as wide as in a pipe
+settings.register_profile("same", derandomize=True, deadline=None)  # --hypothesis-profile=default: others each time
+settings.load_profile("same")
+
+MOST_WORKERS = 8  # each takes a gigabyte
+
+
+def pytest_xdist_auto_num_workers(config):
+    """A worker a core; those that need a GPU, one after the other."""
+    return 0 if config.option.markexpr != "not gpu" else min(len(os.sched_getaffinity(0)), MOST_WORKERS)

@@ -185,9 +185,9 @@ def test_unchanged_build_takes_no_time(tmp_path):
     build(requests)
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         build(requests)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 0.05
 
 

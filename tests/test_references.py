@@ -255,7 +255,7 @@ def test_what_is_not_supported_is_refused(tool, arguments, message):
 
 
 def test_a_rung_names_the_references_where_no_rung_helps(tool):
-    code, _, err = tool("02", "--device", "emulator", "--head-dim", "96")
+    code, _, err = tool("02", "--device", "emulator", "--head-dim", "192")
     assert code == console.EXIT_ERROR
     assert "of the references c, py_fa1, py_fa2 take it" in err
 
@@ -341,7 +341,7 @@ config: {}
     [
         ("devices: [cpu]", "devices: [tpu]", "devices: tpu is not one of cpu, gpu"),
         ("devices: [cpu]", "", "the key devices is missing"),
-        ("title", "instruction_set: ampere\ntitle", "unknown key instruction_set; the keys here are config, devices"),
+        ("title", "instruction_set: ampere\ntitle", "unknown key instruction_set; the keys .* config, defaults, devices"),
         ("title", "kernel: other.py\ntitle", "there is no kernel .*other.py"),
     ],
 )
