@@ -4,7 +4,8 @@
 
 // Raises m only when a score passes it by 2^8 or more: until then P and l are larger than 1, which floating point does
 // not mind, and O needs no rescaling. One vote a warp and block, no shuffles. (FlashAttention-4's conditional rescaling.)
-template <int rows>
+// With a `bias`, m is kept that much above the maximum it stands for.
+template <int rows, int bias = 0>
 struct LazySoftmax : OnlineSoftmax<rows> {
     static constexpr float tolerance = 8.0f;  // log2
 
@@ -13,7 +14,7 @@ struct LazySoftmax : OnlineSoftmax<rows> {
         float highest[rows / 16][2];
         bool passed = false;
         this->each_row([&](int b, int h) {
-            highest[b][h] = this->lane_max(s, b, h) * this->unit;
+            highest[b][h] = this->lane_max(s, b, h) * this->unit + bias;
             passed |= highest[b][h] > this->m[b][h] + tolerance;
         });
         if (__any_sync(0xffffffff, passed))
@@ -28,32 +29,23 @@ template <class T>
 struct Range;
 template <>
 struct Range<__nv_bfloat16> {
-    static constexpr float bias = 0.0f;
+    static constexpr int bias = 0;
     static constexpr float large = 0x1p40f;   // sums from here on move the anchor
     static constexpr float lost = 0x1p100f;   // sums from here on may have met a P or an O past the range
 };
 template <>
 struct Range<__half> {
-    static constexpr float bias = 10.0f;
+    static constexpr int bias = 10;
     static constexpr float large = 0x1p8f;
     static constexpr float lost = 0x1p15f;
 };
 
-// Looks for no maximum at all after the first block: m is an anchor, taken from that block, which only keeps the
+// Looks for no maximum at all where `add` takes the scores: m is an anchor, left there by `update`, which only keeps the
 // exponentials within range. Whether it still does, the sums l tell. When a block brings scores so far above all before
-// that a P may have overflowed, `settle` says so, and the caller computes the tile again with OnlineSoftmax::update.
+// that a P may have overflowed, the row is `lost`, and the caller computes the tile again with every block updated.
 template <class T, int rows>
-struct AnchoredSoftmax : OnlineSoftmax<rows> {
+struct AnchoredSoftmax : LazySoftmax<rows, Range<T>::bias> {
     using Limit = Range<T>;
-
-    template <int cols>
-    __device__ void start(Accumulator<rows, cols> &s) {
-        this->each_row([&](int b, int h) {
-            this->m[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit + Limit::bias;
-            this->l[b][h] = 0.0f;
-        });
-        this->exponentiate(s);
-    }
 
     // S becomes P, and nothing else has to be known: the tensor cores go on in its wake.
     template <int cols>
@@ -61,18 +53,23 @@ struct AnchoredSoftmax : OnlineSoftmax<rows> {
         this->exponentiate(s);
     }
 
-    // After a block's P V: moves the anchor where a sum has grown large. True when something may have been lost.
+    // After a block's P V: moves the anchor where a sum has grown large; past all use where something may be lost.
     template <int head_dim>
-    __device__ bool settle(Accumulator<rows, head_dim> &o) {
+    __device__ void settle(Accumulator<rows, head_dim> &o) {
         float largest = 0.0f;
         this->each_row([&](int b, int h) { largest = fmaxf(largest, this->l[b][h]); });
-        if (!__any_sync(0xffffffff, !(largest < Limit::large))) return false;
-        bool lost = false;
+        if (!__any_sync(0xffffffff, !(largest < Limit::large))) return;
         this->each_row([&](int b, int h) {
             const float sum = quad_max(this->l[b][h]);
-            lost |= !(sum < Limit::lost);
-            this->raise(this->m[b][h] + fmaxf(__log2f(sum) + Limit::bias, 0.0f), o, b, h);
+            const float up = sum < Limit::lost ? fmaxf(__log2f(sum) + Limit::bias, 0.0f) : NAN;
+            this->raise(this->m[b][h] + up, o, b, h);
         });
-        return lost;
+    }
+
+    // Whether a row of this lane has been lost, after the last block.
+    __device__ bool lost() const {
+        bool any = false;
+        this->each_row([&](int b, int h) { any |= !(this->l[b][h] < INFINITY); });
+        return any;
     }
 };

@@ -49,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     Accumulator<warp_rows, head_dim> o;
     AnchoredSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
 
-    // Block j; true when its P may have overflowed.
-    auto attend = [&](int j, auto is_first, auto is_exact) {
+    // Block j; with its maxima, or anchored to those before.
+    auto attend = [&](int j, auto is_anchored) {
         cp_async_wait<0>();
         __syncthreads();  // K is there for every warp, and every warp has read the previous V
         v_copier.copy(j);
@@ -69,28 +69,28 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         }
 
         // P = 2^(unit * S - m)
-        if constexpr (decltype(is_first)::value)
-            softmax.start(s);
-        else if constexpr (decltype(is_exact)::value)
-            softmax.update(s, o);
-        else
+        if constexpr (decltype(is_anchored)::value)
             softmax.add(s);
+        else
+            softmax.update(s, o);
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
         gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
-        return !decltype(is_exact)::value && softmax.settle(o);
+        if constexpr (decltype(is_anchored)::value) softmax.settle(o);
     };
-    // All blocks; true when something was lost.
-    auto attend_all = [&](auto is_exact) {
+    // All blocks, from the last; those before block `anchored` have no maxima. True when that lost something.
+    auto attend_all = [&](int anchored) {
         k_copier.copy(last);
         cp_async_commit();
         o.clear();
-        bool lost = attend(last, std::true_type{}, is_exact);
-        for (int j = last - 1; j >= 0; --j) lost |= attend(j, std::false_type{}, is_exact);
-        return lost;
+        softmax.clear();
+        int j = last;
+        for (; j >= anchored; --j) attend(j, std::false_type{});
+        for (; j >= 0; --j) attend(j, std::true_type{});
+        return softmax.lost();
     };
-    if (__syncthreads_or(attend_all(std::false_type{}))) attend_all(std::true_type{});
+    if (__syncthreads_or(attend_all(last))) attend_all(0);
 
     softmax.finish_by_reciprocal(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);

@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
     int to_other_stage = stage_bytes;
 
-    // Block j; true when its P may have overflowed.
-    auto attend = [&](int j, auto is_first, auto is_exact) {
+    // Block j; with its maxima, or anchored to those before.
+    auto attend = [&](int j, auto is_anchored) {
         cp_async_wait<0>();
         __syncthreads();  // K and V are there for every warp, and every warp has read the other stage
         if (j > 0) {
@@ -69,33 +69,33 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         gemm<dtype, head_dim, double_buffer, Serpentine>(s, q_operand, k_operand);
 
         // P = 2^(unit * S - m)
-        if constexpr (decltype(is_first)::value)
-            softmax.start(s);
-        else if constexpr (decltype(is_exact)::value)
-            softmax.update(s, o);
-        else
+        if constexpr (decltype(is_anchored)::value)
             softmax.add(s);
+        else
+            softmax.update(s, o);
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
         gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
+        if constexpr (decltype(is_anchored)::value) softmax.settle(o);
 
         for (uint32_t *stage : {&k_copier.to, &v_copier.to, &k_operand.reader.base, &v_operand.reader.base})
             *stage += to_other_stage;
         to_other_stage = -to_other_stage;
-        return !decltype(is_exact)::value && softmax.settle(o);
     };
-    // All blocks; true when something was lost.
-    auto attend_all = [&](auto is_exact) {
+    // All blocks, from the last; those before block `anchored` have no maxima. True when that lost something.
+    auto attend_all = [&](int anchored) {
         k_copier.copy(last);
         v_copier.copy(last);
         cp_async_commit();
         o.clear();
-        bool lost = attend(last, std::true_type{}, is_exact);
-        for (int j = last - 1; j >= 0; --j) lost |= attend(j, std::false_type{}, is_exact);
-        return lost;
+        softmax.clear();
+        int j = last;
+        for (; j >= anchored; --j) attend(j, std::false_type{});
+        for (; j >= 0; --j) attend(j, std::true_type{});
+        return softmax.lost();
     };
-    if (__syncthreads_or(attend_all(std::false_type{}))) attend_all(std::true_type{});
+    if (__syncthreads_or(attend_all(last))) attend_all(0);
 
     softmax.finish_by_reciprocal(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
