@@ -4,32 +4,16 @@
 
 #include "lazy_softmax.cuh"
 
-// Anchored, as AnchoredSoftmax, once a row has seen a key. Until then m is the lowest finite number: hidden scores, -inf,
-// are exponentials of 0 for it, and the first that is not hidden raises it. A row that sees no key ends with O = 0 and a
-// log-sum-exp of -inf.
+// Anchored, as AnchoredSoftmax, once `update` has shown a row a score that is not hidden. Until then m is the lowest
+// finite number, for which hidden scores, -inf, are exponentials of 0, and which the first other score raises. A row
+// that sees no key ends with O = 0 and a log-sum-exp of -inf.
 template <class T, int rows>
 struct MaskedSoftmax : AnchoredSoftmax<T, rows> {
-    static constexpr float tolerance = 8.0f;  // log2
-
     __device__ void clear() {
         this->each_row([&](int b, int h) {
             this->m[b][h] = -FLT_MAX;
             this->l[b][h] = 0.0f;
         });
-    }
-
-    // Takes scores of which some may be hidden; m follows the maximum, lazily as in LazySoftmax.
-    template <int cols, int head_dim>
-    __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
-        float highest[rows / 16][2];
-        bool passed = false;
-        this->each_row([&](int b, int h) {
-            highest[b][h] = this->lane_max(s, b, h) * this->unit + Range<T>::bias;
-            passed |= highest[b][h] > this->m[b][h] + tolerance;
-        });
-        if (__any_sync(0xffffffff, passed))
-            this->each_row([&](int b, int h) { this->raise(fmaxf(this->m[b][h], quad_max(highest[b][h])), o, b, h); });
-        this->exponentiate(s);
     }
 
     // O /= l, with one reciprocal a row.

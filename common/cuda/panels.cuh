@@ -4,32 +4,30 @@
 #include "ptx.cuh"
 
 // Copies a tile by panels of 64 columns, 16 bytes a lane, 8 lanes a row. A thread has the same 8 columns of every panel,
-// and rows that are a multiple of 8 apart: one address in shared memory and one in global memory a row, and constants
-// from there. `start` works out what is the thread's own; `copy` takes the tile that lies `block` tiles down from where
-// `start` was pointed, to `shift` bytes from there.
+// and rows that are a multiple of 8 apart: one address in shared memory, and one multiplication a row in global memory.
+// `start` works out what is the thread's own; `copy` takes the tile that lies `block` tiles down from where `start` was
+// pointed, to `shift` bytes from there.
 template <class Tile, int num_warps, class T>
 struct PanelCopier {
     static constexpr int rows_per_step = num_warps * 4;
     static_assert(rows_per_step % 8 == 0 && Tile::rows % rows_per_step == 0, "whole steps, of whole swizzle patterns");
 
     uint32_t to;
-    const T *tile;  // the same for all threads; what is a thread's own is `offset`, in 32 bits
-    uint32_t offset;
-    long long row_stride;
+    const char *from;
+    int row_bytes;  // the host takes no row stride that does not fit
 
-    __device__ void start(T *shared, const T *global, long long row_stride_) {
+    __device__ void start(T *shared, const T *global, long long row_stride) {
         to = shared_address(shared + Tile::offset(row(), col()));
-        tile = global;
-        row_stride = row_stride_;
-        offset = row() * static_cast<uint32_t>(row_stride) + col();
+        from = reinterpret_cast<const char *>(global + col());
+        row_bytes = static_cast<int>(row_stride * sizeof(T));
     }
     // A block that is whole.
-    __device__ void copy(long long block, int shift = 0) const {
-        each_chunk(block, shift, [](uint32_t shared, const T *global, int) { cp_async_16(shared, global); });
+    __device__ void copy(int block, int shift = 0) const {
+        each_chunk(block, shift, [](uint32_t shared, const char *global, int) { cp_async_16(shared, global); });
     }
     // A block of which only the first `rows` are there; zeros take the place of the others.
-    __device__ void copy_rows(long long block, int rows, int shift = 0) const {
-        each_chunk(block, shift, [&](uint32_t shared, const T *global, int step) {
+    __device__ void copy_rows(int block, int rows, int shift = 0) const {
+        each_chunk(block, shift, [&](uint32_t shared, const char *global, int step) {
             cp_async_16_or_zeros(shared, global, row() + step < rows);
         });
     }
@@ -39,15 +37,16 @@ struct PanelCopier {
     __device__ static int col() { return threadIdx.x % 8 * 8; }
 
     template <class Copy>
-    __device__ void each_chunk(long long block, int shift, Copy copy) const {
-        const T *first = tile + block * Tile::rows * row_stride + offset;
+    __device__ void each_chunk(int block, int shift, Copy copy) const {
+        const int first = block * Tile::rows + row();
 #pragma unroll
-        for (int step = 0; step < Tile::rows; step += rows_per_step)
+        for (int step = 0; step < Tile::rows; step += rows_per_step) {
+            const char *chunk = from + static_cast<long long>(first + step) * row_bytes;
 #pragma unroll
             for (int panel = 0; panel < Tile::panels; ++panel)
                 if ((panel + 1) * 64 <= Tile::cols || panel * 64 + col() < Tile::cols)
-                    copy(to + shift + Tile::step(step, panel * 64) * sizeof(T), first + step * row_stride + panel * 64,
-                         step);
+                    copy(to + shift + Tile::step(step, panel * 64) * sizeof(T), chunk + panel * 64 * sizeof(T), step);
+        }
     }
 };
 

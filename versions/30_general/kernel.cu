@@ -36,6 +36,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const int warp_row = warp_index() * warp_rows;
     const int first_row = work.first_row() + warp_row;  // of the warp
 
+    const int blocks = mask.template blocks<block_n>(work.first_row() + work.rows());
+    int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
+
     PanelCopier<QTile, num_warps, dtype> q_copier;
     q_copier.start(shared_q, work.q(), params.q_stride.row);
     q_copier.copy_rows(0, work.rows());
@@ -43,9 +46,17 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     PanelCopier<KVTile, num_warps, dtype> k_copier, v_copier;
     k_copier.start(shared_k, work.k(), params.k_stride.row);
     v_copier.start(shared_v, work.v(), params.v_stride.row);
-    const int blocks = mask.template blocks<block_n>(work.first_row() + work.rows());
-    int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
-    cp_async_wait<0>();
+    // Only the last block may be cut by the end of K and V.
+    auto copy_last = [&] {
+        const int last = blocks - 1, keys = params.seqlen_k - last * block_n;
+        if (blocks > 0) {
+            k_copier.copy_rows(last, keys);
+            v_copier.copy_rows(last, keys);
+        }
+        cp_async_commit();
+    };
+    copy_last();
+    cp_async_wait<1>();
     __syncthreads();  // Q is there for every warp
 
     QOperand<warp_rows, head_dim, q_fragments, HoistedReader<QTile, dtype>, buffers> q_operand;
@@ -60,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     int to_other_stage = stage_bytes;
 
-    // Block j; true when its P may have overflowed.
+    // Block j; masked and with its maxima, or plain and anchored to those before.
     auto attend = [&](int j, auto is_plain) {
         constexpr bool plain = decltype(is_plain)::value;
         cp_async_wait<0>();
@@ -88,30 +99,26 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             // O += P V
             auto p = round_to_operand<dtype>(s);
             gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
+            if constexpr (plain) softmax.settle(o);
         }
 
         for (uint32_t *stage : {&k_copier.to, &v_copier.to, &k_operand.reader.base, &v_operand.reader.base})
             *stage += to_other_stage;
         to_other_stage = -to_other_stage;
-        return plain && softmax.settle(o);
     };
     // All blocks, from the last; true when something was lost.
     auto attend_all = [&] {
         o.clear();
         softmax.clear();
-        if (blocks > 0) {
-            const int last = blocks - 1, keys = params.seqlen_k - last * block_n;
-            k_copier.copy_rows(last, keys);
-            v_copier.copy_rows(last, keys);
-            cp_async_commit();
-        }
-        bool lost = false;
         int j = blocks - 1;
         for (; j >= plain_blocks; --j) attend(j, std::false_type{});
-        for (; j >= 0; --j) lost |= attend(j, std::true_type{});
-        return lost;
+        for (; j >= 0; --j) attend(j, std::true_type{});
+        return softmax.lost();
     };
-    while (__syncthreads_or(attend_all())) plain_blocks = 0;
+    while (__syncthreads_or(attend_all())) {
+        plain_blocks = 0;
+        copy_last();
+    }
 
     softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
