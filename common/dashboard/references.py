@@ -3,6 +3,7 @@ and for the page."""
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flashladder.common.dashboard.data import means
 from flashladder.common.dashboard.view import remarks
 
 MARKER = "measured"
+WIDTH = 120  # of lines in a README
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Table:
         """A Markdown table with its title and its source."""
         rule = ("---", *["---:"] * (len(self.head) - 1))
         lines = [f"| {' | '.join(cells)} |" for cells in (self.head, rule, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *lines, "", self.source])
+        return "\n".join([f"**{self.title}**", "", *lines, "", textwrap.fill(self.source, WIDTH)])
 
 
 def tables(rows: pd.DataFrame, name: str) -> list[Table]:
@@ -83,7 +85,7 @@ def _table(rows: pd.DataFrame) -> Table:
         cells = [f"{factor * rates[length]:.0f}" if length in rates else "" for length in lengths]
         lines.append((_label(version, config), *cells, *_ratio(group)))
     mask = "causal" if last["causal"] else "full"
-    title = f"{last['dtype']}, {mask}: {unit}, and {last['baseline']}'s time / its own"
+    title = f"{last['dtype']}, {mask}: {unit}, and the time of {_label(last['baseline'], '')} / its own"
     return Table(title, ("S", *map(str, lengths), "ratio", "95 %"), tuple(lines), _source(rows))
 
 
@@ -118,7 +120,5 @@ def _source(rows: pd.DataFrame) -> str:
     compilers = ", ".join(toolkit for toolkit in rows["toolkit"].dropna().unique() if not toolkit[0].isdigit())
     driver = f"driver {last['driver']}, " if isinstance(last["driver"], str) and last["driver"] else ""
     notes = remarks(note for notes in rows["notes"].dropna() for note in notes.split("; ") if note)
-    return (
-        f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}.{notes}\n"
-        "Made by tools/dashboard.py from results/references.csv."
-    )
+    where = f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}.{notes}"
+    return f"{where} Made by tools/dashboard.py from results/references.csv."
