@@ -19,6 +19,7 @@ from flashladder.common.sass.opcodes import FILLER, kind_of
 RAW, SOURCE = "raw.csv", "source.csv"
 _PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 _STALL = "stall_"
+_DEVICE = "device__attribute_display_name"
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
 
@@ -52,6 +53,7 @@ class Profile:
 
     instructions: tuple[Counted, ...]
     metrics: dict[str, float]
+    device: str  # the GPU's name
 
     @cached_property
     def samples(self) -> int:
@@ -107,10 +109,9 @@ def profile(command: Sequence[str], folder: Path) -> Profile:
 
 def load(folder: Path) -> Profile:
     """The profile whose pages are in a folder."""
-    return Profile(
-        tuple(parse_source((folder / SOURCE).read_text())),
-        parse_raw((folder / RAW).read_text()),
-    )
+    values = parse_raw((folder / RAW).read_text())
+    numbers = {name: number for name, text in values.items() if (number := _parsed(text)) is not None}
+    return Profile(tuple(parse_source((folder / SOURCE).read_text())), numbers, values.get(_DEVICE, ""))
 
 
 def parse_source(text: str) -> list[Counted]:
@@ -125,18 +126,20 @@ def parse_source(text: str) -> list[Counted]:
         ) from None
 
 
-def parse_raw(text: str) -> dict[str, float]:
-    """The metrics of `ncu --page raw --csv --print-units base` that are numbers: names, units and values are rows."""
+def parse_raw(text: str) -> dict[str, str]:
+    """The metrics of `ncu --page raw --csv --print-units base`: names, units and values are rows."""
     rows = list(csv.reader(io.StringIO(text[max(text.find('"ID"'), 0) :])))
     if len(rows) < 3:
         raise ToolchainError("ncu's raw page holds no launch: names, units and values make three lines or more")
-    metrics = {}
-    for name, value in zip(rows[0], rows[2], strict=False):
-        try:
-            metrics[name] = float(value.replace(",", ""))
-        except ValueError:
-            continue  # the kernel's name, and other words
-    return metrics
+    return dict(zip(rows[0], rows[2], strict=False))
+
+
+def _parsed(text: str) -> float | None:
+    """A metric's number; None where it is a word."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
 
 
 def _counted(row: dict[str, str]) -> Counted:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,18 +65,26 @@ class Outcome:
         """A figure and its prediction; None where there is none."""
         return next((a for a in self.agreements if (a.quantity, a.opcode) == (quantity, opcode)), None)
 
+    def worst(self, quantity: str) -> float:
+        """The greatest deviation of a quantity's predictions."""
+        return max((a.deviation for a in self.agreements if a.quantity == quantity), key=abs, default=0.0)
+
 
 def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None) -> Outcome:
-    """Profiles a kernel, or takes ncu's pages of it from a folder, and emulates it on the same problem.
+    """Profiles a kernel, or takes ncu's pages of it from a folder, and meanwhile emulates it on the same problem.
 
     Raises DeviceError where there is neither a GPU nor pages, and ToolchainError without ncu.
     """
     code = read(artifact)
     with ExitStack() as stack:
         folder = pages / artifact.version if pages else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        counted = _counted(code, problem, place, folder)
-    report = on_emulator(artifact, problem, make_inputs(problem), race=False)
-    return Outcome(code, problem, counted, compare(counted, report, place.gpu))
+        counted = _kept(code, problem, folder)
+        if counted is None and not place.on_gpu:
+            raise DeviceError(_refusal(folder))
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        report = pool.submit(on_emulator, artifact, problem, make_inputs(problem), race=False)
+        counted = counted or _count(artifact, problem, folder)
+        return Outcome(code, problem, counted, compare(counted, report.result(), place.gpu))
 
 
 def launch(job: str) -> None:
@@ -91,39 +99,50 @@ def launch(job: str) -> None:
     torch.cuda.synchronize()
 
 
-def log(outcomes: Sequence[Outcome], device: str) -> Path:
+def log(outcome: Outcome) -> Path:
     """Adds a row for each figure to results/profile.csv, whose path it gives."""
     file = Log(results_dir() / "profile.csv", _SCHEMA)
-    when, commit = records.now().isoformat(timespec="seconds"), records.commit()
-    for outcome in outcomes:
-        what = {"time": when, "commit": commit, "device": device, **_kernel(outcome.code.artifact)}
-        what["problem"] = outcome.problem.name
-        file.append([{**what, **asdict(figure), "deviation": figure.deviation} for figure in outcome.agreements])
+    what = {
+        "time": records.now().isoformat(timespec="seconds"),
+        "commit": records.commit(),
+        "device": outcome.profile.device,
+        **_kernel(outcome.code.artifact),
+        "problem": outcome.problem.name,
+    }
+    file.append([{**what, **asdict(figure), "deviation": figure.deviation} for figure in outcome.agreements])
     return file.path
 
 
-def _counted(code: Code, problem: Problem, place: Target, folder: Path) -> Profile:
-    """ncu's pages of this kernel and problem: those in the folder, or new ones."""
-    job = json.dumps({**_kernel(code.artifact), "problem": asdict(problem)})
+def _kept(code: Code, problem: Problem, folder: Path) -> Profile | None:
+    """The profile whose pages are in the folder; None where there is none, or one of another kernel or problem."""
     kept = folder / JOB
-    if kept.exists() and kept.read_text() == job:
-        found = load(folder)
-        if [i.kind for i in found.instructions[: len(code.instructions)]] == kinds(code.instructions):
-            return found
-    if not place.on_gpu:
-        raise DeviceError(_refusal(kept))
+    if not kept.exists() or kept.read_text() != _job(code.artifact, problem):
+        return None
+    found = load(folder)
+    is_same = [i.kind for i in found.instructions[: len(code.instructions)]] == kinds(code.instructions)
+    return found if is_same else None
+
+
+def _count(artifact: Artifact, problem: Problem, folder: Path) -> Profile:
+    """A new profile, whose pages are left in the folder."""
+    job = _job(artifact, problem)
     counted = profile([sys.executable, "-c", _LAUNCHER, job], folder)
-    kept.write_text(job)
+    (folder / JOB).write_text(job)
     return counted
+
+
+def _job(artifact: Artifact, problem: Problem) -> str:
+    return json.dumps({**_kernel(artifact), "problem": asdict(problem)})
 
 
 def _kernel(artifact: Artifact) -> dict[str, str | None]:
     return {"version": artifact.version, "config": artifact.config.name, "arch": artifact.arch}
 
 
-def _refusal(kept: Path) -> str:
+def _refusal(folder: Path) -> str:
     """Why there is nothing to profile on, and what would work."""
-    pages = f"{kept.parent} holds pages of another kernel or problem" if kept.exists() else "no pages are kept"
+    has_others = (folder / JOB).exists()
+    pages = f"{folder} holds pages of another kernel or problem" if has_others else "no pages are kept"
     try:
         require_gpu()
         reason = "the target is the emulator"

@@ -16,6 +16,7 @@ COLUMNS = (
     *("stall_wait", "stall_math", "stall_wait (Not Issued)"),
 )
 METRICS = {
+    "device__attribute_display_name": "NVIDIA H100 80GB HBM3",
     "gpu__time_duration.sum": "12,345.6",
     "sm__cycles_active.avg": "20,000",
     "sm__cycles_elapsed.avg": "25,000",

@@ -69,7 +69,7 @@ def test_source_page_of_a_real_gpu():
 
 
 def test_totals_are_by_opcode_without_fillers():
-    found = ncu.Profile(tuple(ncu.parse_source(PAGE)), {})
+    found = ncu.Profile(tuple(ncu.parse_source(PAGE)), {}, "")
     assert found.total("executed", "LDS") == 4096  # LDS.128, not the filler LDS
     assert found.total("shared_wavefronts", "STS", "LDS") == 2 * 4096 + 4 * 4096
     assert found.total("executed") > found.total("executed", "HMMA", "LDSM")
@@ -79,7 +79,8 @@ def test_totals_are_by_opcode_without_fillers():
 def test_raw_page_has_names_units_and_values():
     rows = '"ID","Kernel Name","a.sum","b.avg"', '"","","byte","%"', '"0","attention_forward","1,234.5","7"'
     text = "\n".join(["==PROF== Disconnected", *rows])
-    assert ncu.parse_raw(text) == {"ID": 0, "a.sum": 1234.5, "b.avg": 7}
+    values = {"ID": "0", "Kernel Name": "attention_forward", "a.sum": "1,234.5", "b.avg": "7"}
+    assert ncu.parse_raw(text) == values
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,7 @@ def test_tool_shows_and_logs_kept_pages(run, pages, results):
     rows = list(csv.DictReader((results / "profile.csv").open()))
     wavefronts = [row for row in rows if (row["quantity"], row["opcode"]) == ("shared wavefronts", "all")]
     assert [(row["version"], float(row["deviation"])) for row in wavefronts] == [("02_swizzling", 0)]
+    assert {row["device"] for row in rows} == {"NVIDIA H100 80GB HBM3"}
 
 
 def test_tool_shows_what_deviates(run, tmp_path, artifact):
@@ -212,6 +214,20 @@ def test_tool_shows_what_deviates(run, tmp_path, artifact):
         line for line in out.splitlines() if "shared wavefronts " in line and "LDSM" in line and "ideal" not in line
     ]
     assert "-" in line.split()[-2]
+
+
+def test_several_rungs_have_a_line_each_that_fits_a_narrow_console(run, pages, artifact, monkeypatch):
+    monkeypatch.setattr(console.console, "width", 80)
+    below = build_one(find("01"), find("01").config(), "sm_90a")
+    fake_ncu.write_pages(pages / "01_base", below, PROBLEM, extra_wavefronts=-1024)
+    code, out, _ = run("01", "02", *OPTIONS, "--pages", str(pages))
+    assert code == 0
+    assert "…" not in out
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if "MB" in line}
+    assert lines["02"][4:7] == ["+0.00%"] * 3
+    assert lines["01"][4] != "+0.00%" == lines["01"][5]
+    logged = {row["version"] for row in csv.DictReader((pages.parent / "results" / "profile.csv").open())}
+    assert logged == {"01_base", "02_swizzling"}
 
 
 def test_without_a_gpu_the_tool_says_what_would_work(run):

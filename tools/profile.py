@@ -2,7 +2,7 @@
 
 python tools/profile.py 09                      ncu's counters of one launch, agreement, where warps wait
 python tools/profile.py 09 --seqlen 4096 --heads 16 --batch 2
-python tools/profile.py --all                   every rung: a summary, and rows in results/profile.csv
+python tools/profile.py 08 09                   a summary of several, or --all; rows go to results/profile.csv
 python tools/profile.py 09 --pages folder       keep ncu's pages; with pages there, no GPU is needed
 """
 
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 DEFAULTS = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU, and takes the emulator a few seconds
 GOOD, FAIR = 0.01, 0.05  # deviations up to them are green and yellow
 HOTTEST = 12  # instructions shown
+QUANTITIES = ("shared wavefronts", "global sectors", "executed", "busy %")
 
 
 def parser() -> Parser:
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
-    made.add_argument("version", nargs="?", help="a rung: 02, or swizzling")
+    made.add_argument("versions", nargs="*", metavar="RUNG", help="02, or swizzling")
     made.add_argument("--all", action="store_true", help="every rung that takes the problem")
     options.add_config(made)
     options.add_problem(made)
@@ -58,30 +59,29 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    if (arguments.version is None) != arguments.all:
+    if bool(arguments.versions) == arguments.all:
         parser().print_help()
         return EXIT_ERROR
-    versions = list(catalog.versions()) if arguments.all else [catalog.find(arguments.version)]
+    versions = [catalog.find(name) for name in arguments.versions] or list(catalog.versions())
     outcomes = _outcomes(versions, arguments)
-    for shown in [_summary(outcomes)] if arguments.all else _details(outcomes[0]):
+    for shown in _details(outcomes[0]) if len(versions) == 1 else [_summary(outcomes)]:
         console.print(shown)
     return 0
 
 
 def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace) -> list[Outcome]:
-    """The rungs, profiled and logged one by one; with --all, those that do not take the problem are left out."""
+    """The rungs, profiled and logged one by one; of several, those that do not take the problem are left out."""
     from flashladder.common import build, profiling, target
 
     place = target.resolve("auto", arguments.gpu)
     problem = options.problem(arguments, **DEFAULTS)
-    device = place.title if place.on_gpu or place.gpu is None else place.gpu.title
     outcomes = []
     for version in versions:
         try:
             config = version.config_for(problem, **options.config_values(arguments.config))
             version.check(problem, config)
         except UnsupportedProblemError as error:
-            if not arguments.all:
+            if len(versions) == 1:
                 raise
             warn(str(error))
             continue
@@ -90,7 +90,7 @@ def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace
                 profiling.run(build.build_one(version, config, place.arch), problem, place, arguments.pages)
             )
         if not arguments.no_log:
-            path = profiling.log(outcomes[-1:], device)
+            path = profiling.log(outcomes[-1])
             console.print(f"[dim]{version.name} logged to {path}")
     return outcomes
 
@@ -117,8 +117,8 @@ def _facts(outcome: Outcome) -> Table:
 
 
 def _agreements(outcome: Outcome) -> Table:
-    right = ("counted by ncu", "predicted", "deviation")
-    made = table("Agreement", "figure", "of", *right, "predicted by", right=right)
+    right = ("ncu", "predicted", "off by")
+    made = table("Counted by ncu, and predicted", "figure", "of", *right, "by", right=right, wrap=("figure",))
     for figure in outcome.agreements:
         spelled = "{:,.1f}" if figure.quantity.endswith("%") else "{:,.0f}"
         values = spelled.format(figure.measured), spelled.format(figure.predicted)
@@ -135,9 +135,8 @@ def _stalls(outcome: Outcome) -> Table:
 
 def _hottest(outcome: Outcome) -> Table:
     """The instructions at which warps were found most often."""
-    made = table(
-        "Where warps were found", "address", "share", "reason", "instruction", "source", right=("address", "share")
-    )
+    right, wrap = ("address", "share"), ("instruction", "source")
+    made = table("Where warps were found", *right, "reason", *wrap, right=right, wrap=wrap)
     pairs = list(zip(outcome.code.instructions, outcome.profile.instructions, strict=False))
     for instruction, counted in sorted(pairs, key=lambda pair: -pair[1].samples)[:HOTTEST]:
         share = f"{counted.samples / outcome.profile.samples:.1%}"
@@ -149,20 +148,17 @@ def _hottest(outcome: Outcome) -> Table:
 
 def _summary(outcomes: Sequence[Outcome]) -> Table:
     """All rungs, a line each."""
-    right = ("us", "TFLOP/s", "tensor busy", "DRAM", "wavefronts", "sectors", "executed")
-    made = table("ncu's counters; then how far the emulator is off", "rung", *right, right=right)
+    right = ("us", "tensor", "DRAM", "shared", "global", "executed", "pipes")
+    title = "ncu's counters; then how far wavefronts, sectors, instructions and pipes are off at most"
+    made = table(title, "rung", *right, right=right)
     for outcome in outcomes:
         tensor = outcome.agreement("busy %", "tensor") or outcome.agreement("busy %", "wgmma")
-        executed = [figure.deviation for figure in outcome.agreements if figure.quantity == "executed"]
-        off = [outcome.agreement(quantity, "all") for quantity in ("shared wavefronts", "global sectors")]
         made.add_row(
-            outcome.code.artifact.version,
+            outcome.code.artifact.version[:2],
             f"{outcome.time_us:,.1f}",
-            f"{outcome.problem.flops / outcome.time_us / 1e6:,.0f}",
-            f"{tensor.measured:.1f} %" if tensor else "",
-            f"{outcome.dram_bytes / 1e6:,.1f} MB",
-            *(_deviation(figure.deviation) if figure else Text("") for figure in off),
-            _deviation(max(executed, key=abs, default=0.0)),
+            f"{tensor.measured:.1f}%" if tensor else "",
+            f"{outcome.dram_bytes / 1e6:,.0f}MB",
+            *(_deviation(outcome.worst(quantity)) for quantity in QUANTITIES),
         )
     return made
 

@@ -15,8 +15,8 @@ from flashladder.common.sass.instruction import Instruction
 _DIVIDED = {"IMAD": ("MOV", "SHL", "IADD", "X", "WIDE")}
 FILLER = "filler"  # the kind of instructions that can never execute
 
-# The pipe of each opcode, after "Pipelines" in the Profiling Guide of Nsight Compute and, where it is silent, as an H100
-# counts them: VIADD on the FMA pipe, CS2R on the ALU, S2R and LDGDEPBAR among loads and stores. What is not here
+# The pipe of each opcode, after "Pipelines" in the Profiling Guide of Nsight Compute and, where it is silent, as an
+# H100 counts them: VIADD on the FMA pipe, CS2R on the ALU, S2R and LDGDEPBAR among loads and stores. What is not here
 # (branches, barriers, uniform instructions) takes an issue slot alone.
 PIPES = {
     "tensor": ("HMMA", "HGMMA", "IMMA", "QMMA", "QGMMA", "IGMMA", "BMMA"),
