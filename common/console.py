@@ -66,8 +66,13 @@ def table(title: str, *columns: str, right: Sequence[str] = (), wrap: Sequence[s
     """An empty table; the columns in `right` hold figures, those in `wrap` fold where there is no room."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD)
     for column in columns:
-        justify, folds = "right" if column in right else "left", column in wrap
-        made.add_column(column, justify=justify, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
+        folds = column in wrap
+        made.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=not folds,
+            overflow="fold" if folds else "ellipsis",
+        )
     return made
 
 
