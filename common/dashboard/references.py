@@ -119,6 +119,6 @@ def _source(rows: pd.DataFrame) -> str:
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
     compilers = ", ".join(toolkit for toolkit in rows["toolkit"].dropna().unique() if not toolkit[0].isdigit())
     driver = f"driver {last['driver']}, " if isinstance(last["driver"], str) and last["driver"] else ""
-    notes = remarks(note for notes in rows["notes"].dropna() for note in notes.split("; ") if note)
-    where = f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}.{notes}"
-    return f"{where} Made by tools/dashboard.py from results/references.csv."
+    notes = [note for notes in rows["notes"].dropna() for note in notes.split("; ") if note]
+    where = f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}."
+    return f"{where}{remarks(notes, 'GPU' if driver else 'CPU')} Made by tools/dashboard.py from results/references.csv."

@@ -81,7 +81,7 @@ def _conditions(rows: pd.DataFrame) -> str:
     return f"{last['device']}, {shape}, {last['mode']}; {software}{commit}, {last['time'][:10]}.{notes}"
 
 
-def remarks(notes: Iterable[str]) -> str:
+def remarks(notes: Iterable[str], of: str = "GPU") -> str:
     """What slowed the GPU, in how many of the samples at least and at most; and other notes as they are."""
     shares: dict[str, set[int]] = {}
     for note in notes:
@@ -89,7 +89,7 @@ def remarks(notes: Iterable[str]) -> str:
         shares.setdefault(match[1] if match else note, set()).update([int(match[2])] if match else [])
     spans = {name: " to ".join(map(str, sorted({min(found), max(found)}))) for name, found in shares.items() if found}
     said = [f"{name} in {spans[name]} % of samples" if name in spans else name for name in shares]
-    return f" The GPU: {'; '.join(said)}." if said else ""
+    return f" The {of}: {'; '.join(said)}." if said else ""
 
 
 def _gaps(summary: pd.DataFrame) -> str:
