@@ -121,4 +121,5 @@ def _source(rows: pd.DataFrame) -> str:
     driver = f"driver {last['driver']}, " if isinstance(last["driver"], str) and last["driver"] else ""
     notes = [note for notes in rows["notes"].dropna() for note in notes.split("; ") if note]
     where = f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}."
-    return f"{where}{remarks(notes, 'GPU' if driver else 'CPU')} Made by tools/dashboard.py from results/references.csv."
+    disturbed = remarks(notes, "GPU" if driver else "CPU")
+    return f"{where}{disturbed} Made by tools/dashboard.py from results/references.csv."
