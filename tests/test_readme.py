@@ -1,0 +1,54 @@
+"""The commands of the READMEs: each is one that its tool understands; the quick ones of the first README run."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from flashladder.common.paths import ROOT
+
+READMES = [ROOT / "README.md", *sorted((ROOT / "versions").glob("**/README.md"))]
+COMMAND = re.compile(r"^(?: {4}|.*`)(?:\.venv/bin/)?python (t(?:ools|uner)/\w+\.py)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
+QUICK = [
+    "tools/run_version.py --list",
+    "tools/run_version.py 02 --config block_m=128 num_warps=8",
+    "tools/run_version.py 02 --seqlen 1024 --heads 4 --gpu h100",
+    "tools/run_version.py triton --causal",
+]
+
+
+def commands(readme):
+    """The tools that a README calls, with their arguments."""
+    for tool, rest in COMMAND.findall(readme.read_text()):
+        yield tool, shlex.split(rest.replace("\\\n", " "), comments=True)
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_tool_understands_its_commands(readme):
+    for tool, arguments in commands(readme):
+        module = importlib.import_module(f"flashladder.{tool.removesuffix('.py').replace('/', '.')}")
+        module.parser().parse_args([word for word in arguments if word != "..."])
+
+
+def test_commands_are_found():
+    found = [(tool, arguments) for readme in READMES for tool, arguments in commands(readme)]
+    assert ("tools/run_version.py", ["02", "--config", "block_m=128", "num_warps=8"]) in found
+    assert len(found) > 12
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quick_commands_run_as_printed(command, tmp_path):
+    assert f"    python {command}" in (ROOT / "README.md").read_text()
+    environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
+    subprocess.run([*environment, sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
+
+
+def test_make_knows_the_targets_that_are_named():
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"(?:^ {4}|`)make (\w+)", "".join(path.read_text() for path in READMES), re.MULTILINE))
+    assert named >= {"run", "test", "doctor"}
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
