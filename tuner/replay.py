@@ -3,8 +3,9 @@
 python tuner/search.py 02 --gpu h100 --exhaustive      the sweep, on a GPU
 python tuner/replay.py 02_swizzling-h100-bf16-d128-full --seeds 5
 
-A replay runs the tuner's own searcher and hands it the recorded ratios, so it needs no GPU. It starts from the rung's
-default alone, and measures no more than 15 % of the configurations.
+A replay runs the tuner's own searcher and hands it the recorded ratios, so it needs no GPU. It measures no more than
+15 % of the kernels, and is told nothing of the rung's default, which may be the best already. What it found is judged
+by the final's ratios, as far as kernels were in it: they are the more precise ones.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ try:
     from flashladder.common.config import KernelConfig, Value
     from flashladder.common.console import Parser, console, exit_with, table
     from flashladder.common.errors import ResultsError
+    from flashladder.common.records import Row
+    from flashladder.common.results import Schema
     from flashladder.tuner import trial_log
     from flashladder.tuner.kernels import Kernel
     from flashladder.tuner.model import rank_correlation
@@ -27,15 +30,28 @@ except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tuner/replay.py`")
 
 CLOSE = 0.99  # of the best ratio
+SCHEMA = Schema(
+    {
+        "study": str,
+        "seed": int,
+        "kernels": int,
+        "configurations": int,
+        "measured": int,  # kernels
+        "found": float,  # the best ratio among them, as a part of the sweep's best
+        "trials_to_1_percent": int,  # until the best so far was within 1 % of it
+        "rank_correlation": float,  # Spearman's, of predicted and measured times
+    }
+)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A study in which every kernel was measured: kernels in the order of their predicted times, the default first."""
+    """A study in which every kernel was measured: kernels in the order of their predicted times."""
 
     name: str
     kernels: tuple[Kernel, ...]
-    ratios: dict[str, float]  # by code
+    ratios: dict[str, float]  # by code, of the trials
+    truth: dict[str, float]  # of the final, or else of the trial
     predicted_us: dict[str, float]
 
     @classmethod
@@ -51,8 +67,10 @@ class Sweep:
             names = [row.config, *filter(None, row.same_code.split(";"))]
             found.append(Kernel(row.code, tuple(map(KernelConfig.parse, names)), ()))
         predicted_us = dict(zip(measured["code"], measured["predicted_us"], strict=True))
-        order = [found[0], *sorted(found[1:], key=lambda kernel: predicted_us[kernel.code])]
-        return cls(path.stem, tuple(order), dict(zip(measured["code"], measured["ratio"], strict=True)), predicted_us)
+        found.sort(key=lambda kernel: predicted_us[kernel.code])
+        final = measured["final_ratio"].fillna(measured["ratio"])
+        ratios, truth = (dict(zip(measured["code"], values, strict=True)) for values in (measured["ratio"], final))
+        return cls(path.stem, tuple(found), ratios, truth, predicted_us)
 
     @property
     def num_configs(self) -> int:
@@ -77,6 +95,7 @@ class Replay:
     """One replay: the best ratio so far after each trial, as a part of the sweep's best."""
 
     seed: int
+    measured: tuple[str, ...]  # codes, one after the other
     progress: tuple[float, ...]
 
     @property
@@ -92,15 +111,15 @@ class Replay:
 def replay(sweep: Sweep, seed: int, trials: int) -> Replay:
     """Run the searcher over a sweep."""
     searcher = Guided(sweep.kernels, sweep.fields, seed)
-    best, highest = max(sweep.ratios.values()), 0.0
+    best, highest = max(sweep.truth.values()), 0.0
     progress: list[float] = []
-    taken: set[str] = set()
+    taken: dict[str, None] = {}
     while len(taken) < trials and (kernel := searcher.propose(taken)):
-        taken.add(kernel.code)
+        taken[kernel.code] = None
         searcher.tell(kernel, sweep.ratios[kernel.code])
-        highest = max(highest, sweep.ratios[kernel.code])
+        highest = max(highest, sweep.truth[kernel.code])
         progress.append(highest / best)
-    return Replay(seed, tuple(progress))
+    return Replay(seed, tuple(taken), tuple(progress))
 
 
 def parser() -> Parser:
@@ -109,24 +128,43 @@ def parser() -> Parser:
     made = Parser(summary, epilog=rest)
     made.add_argument("studies", nargs="+", metavar="STUDY", help="a study's name, or its CSV")
     made.add_argument("--seeds", type=int, default=5, metavar="N", help="default: 5")
-    made.add_argument("--part", type=float, default=0.15, help="of the configurations to measure (default: 0.15)")
+    made.add_argument("--out", type=Path, metavar="CSV", help="where to keep what the replays gave")
+    made.add_argument("--part", type=float, default=0.15, help="of the kernels to measure (default: 0.15)")
     return made
 
 
 def main(arguments: argparse.Namespace) -> int:
+    rows = []
     for study in arguments.studies:
         sweep = Sweep.load(study)
-        trials = max(1, int(arguments.part * sweep.num_configs))
-        show(sweep, [replay(sweep, seed, trials) for seed in range(arguments.seeds)])
+        trials = max(1, int(arguments.part * len(sweep.kernels)))
+        replays = [replay(sweep, seed, trials) for seed in range(arguments.seeds)]
+        show(sweep, replays)
+        rows += [_row(sweep, each) for each in replays]
+    if arguments.out:
+        trial_log.replace(arguments.out, SCHEMA, rows)
     return 0
+
+
+def _row(sweep: Sweep, each: Replay) -> Row:
+    return {
+        "study": sweep.name,
+        "seed": each.seed,
+        "kernels": len(sweep.kernels),
+        "configurations": sweep.num_configs,
+        "measured": len(each.progress),
+        "found": each.found,
+        "trials_to_1_percent": each.trials_to_close,
+        "rank_correlation": sweep.rank_correlation,
+    }
 
 
 def show(sweep: Sweep, replays: Sequence[Replay]) -> None:
     """The replays as a table."""
-    best = max(sweep.ratios, key=lambda code: sweep.ratios[code])
     title = (
         f"{sweep.name}: {sweep.num_configs} configurations are {len(sweep.kernels)} kernels; the best has the ratio "
-        f"{sweep.ratios[best]:.3f}. Spearman's rank correlation with the predicted times: {sweep.rank_correlation:.2f}"
+        f"{max(sweep.truth.values()):.3f}. Spearman's rank correlation with the predicted times: "
+        f"{sweep.rank_correlation:.2f}"
     )
     figures = ("measured", "of the configurations", "of the kernels", "found", "within 1 % after")
     made = table(title, "seed", *figures, right=figures)

@@ -75,12 +75,12 @@ def path_of(study: str) -> Path:
 
 def write(ledger: Ledger) -> Path:
     """Write the study's log anew. ResultsError where that cannot be done."""
-    return _replace(path_of(ledger.name), SCHEMA, rows(ledger))
+    return replace(path_of(ledger.name), SCHEMA, rows(ledger))
 
 
 def write_predictions(path: Path, version: str, ranked: Sequence[Kernel], predicted_us: Mapping[str, float]) -> Path:
     """Write a ranking that nothing was measured for, the best first. ResultsError where that cannot be done."""
-    return _replace(
+    return replace(
         path,
         PREDICTIONS,
         [
@@ -97,7 +97,8 @@ def write_predictions(path: Path, version: str, ranked: Sequence[Kernel], predic
     )
 
 
-def _replace(path: Path, schema: Schema, rows: Sequence[Row]) -> Path:
+def replace(path: Path, schema: Schema, rows: Sequence[Row]) -> Path:
+    """Write a CSV in the place of an earlier one, whole or not at all. ResultsError where that cannot be done."""
     header = list(schema.columns)
     lines = [",".join(header) + "\n", *(schema.line(row, header) for row in rows)]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
