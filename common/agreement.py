@@ -25,7 +25,7 @@ _OPCODES = (
     (re.compile(r"ld\.global"), "LDG"),
     (re.compile(r"st\.global"), "STG"),
     (re.compile(r"shfl"), "SHFL"),
-    (re.compile(r"bar\.sync|barrier\.sync"), "BAR"),
+    (re.compile(r"bar(rier)?\.(cta\.)?(sync|red)"), "BAR"),
 )
 _SHARED = ("LDSM", "STSM", "LDS", "STS", "LDGSTS")
 _GLOBAL = ("LDGSTS", "LDG", "STG")
