@@ -154,7 +154,10 @@ def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
     nvcc += ["-I", CUDA_HEADERS, "-I", "."]
     nvcc += ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
-    ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}", "-o", artifacts.CUBIN, artifacts.PTX]
+    ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}"]
+    if "ptxas_level" in request.config.fields:
+        ptxas += [f"-O{request.config.ptxas_level}"]
+    ptxas += ["-o", artifacts.CUBIN, artifacts.PTX]
     both = f"{shlex.join(map(str, nvcc))} && {shlex.join(map(str, ptxas))}"
     return f"cd {name} && ({both}) > {artifacts.LOG} 2>&1"
 

@@ -75,7 +75,7 @@ def test_random_problems_and_configurations(number, data):
     emulated(version, problem, **{name: value for name, value in values.items() if name != "row_stride"})
 
 
-@pytest.mark.parametrize("number", ["18", "19"])
+@pytest.mark.parametrize("number", ["18", "19", "20", "21", "22"])
 @pytest.mark.parametrize(
     ("dtype", "growth", "passes"),
     [

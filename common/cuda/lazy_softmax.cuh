@@ -53,6 +53,22 @@ struct AnchoredSoftmax : LazySoftmax<rows, Range<T>::bias> {
         this->exponentiate(s);
     }
 
+    // The same bit by bit: part `part` of `parts` of chunk `step`, columns 16 * step ... of S, becomes an operand of P V.
+    template <int cols>
+    __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int step, int part, int parts) {
+        constexpr int pairs = rows / 4;  // of a lane's elements in a chunk
+#pragma unroll
+        for (int pair = part * pairs / parts; pair < (part + 1) * pairs / parts; ++pair) {
+            const int b = pair / 4, i = pair % 4, h = i % 2;
+            const float(&block)[4] = s.block[b][step * 2 + i / 2];
+            const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
+            const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
+            this->l[b][h] += left;
+            this->l[b][h] += right;
+            p.block[step][b][i] = pack<T>(left, right);
+        }
+    }
+
     // After a block's P V: moves the anchor where a sum has grown large; past all use where something may be lost.
     template <int head_dim>
     __device__ void settle(Accumulator<rows, head_dim> &o) {
