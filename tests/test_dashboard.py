@@ -4,10 +4,11 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from flashladder.common import console, theme
-from flashladder.common.dashboard import data, figures, opcodes
+from flashladder.common.dashboard import data, figures, opcodes, studies
 from flashladder.common.dashboard.roofline import milestones
 from flashladder.common.paths import ROOT
 from flashladder.common.statistics import harmonic_mean
@@ -144,7 +145,7 @@ def test_the_page_has_everything_and_needs_nothing_else(everything, run):
     titles = ("Static global stride", "h100 fp16", "Roofline", "Instruction mix", "16_h100", "Latest runs", "power cap")
     assert not [title for title in titles if title not in html]
     assert not re.findall(
-        r"""(?:src|srcset|href)=["'](?!\.\./versions/|#)[^"']*["']""", re.sub("xlink:href", "use", html)
+        r"""(?:src|srcset|href)=["'](?!\.\./versions/|#|data:image/)[^"']*["']""", re.sub("xlink:href", "use", html)
     )
     assert not re.findall(r"url\((?!#)|@import|fetch\(|XMLHttpRequest", html)
     table = (everything / "dashboard.csv").read_text().splitlines()
@@ -285,3 +286,12 @@ def test_an_unknown_gpu(run):
     code, _, err = run("--sass", "h1000")
     assert code == console.EXIT_ERROR
     assert "h1000" in err
+
+
+def test_a_study_as_optuna_draws_it():
+    configs = [f"block_m={m},block_n={n}" for m in (64, 128) for n in (32, 64)]
+    trials = pd.DataFrame({"config": configs, "ratio": [1.0, 1.1, 1.2, float("nan")]})
+    drawn = studies.pictures(trials)
+    assert drawn.keys() == {"History", "Importances", "Parallel coordinates"}
+    assert all(picture.startswith("data:image/png;base64,iVBOR") for picture in drawn.values())
+    assert studies.pictures(trials[2:]) == {}, "there is nothing to be seen yet"

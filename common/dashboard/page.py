@@ -12,6 +12,7 @@ from markupsafe import Markup
 from flashladder.common import theme
 from flashladder.common.dashboard import data, figures, references
 from flashladder.common.dashboard.data import Results
+from flashladder.common.dashboard.studies import pictures as optuna_pictures
 from flashladder.common.dashboard.view import view
 from flashladder.common.experiments import figures as experiment_figures
 from flashladder.common.experiments.plan import EXPERIMENTS
@@ -61,7 +62,7 @@ def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:
     counts = f"{len(trials)} trials of {best['version']}, {len(measured)} measured"
     words = f"{counts}; {what} has the ratio {best['ratio']:.3f}: {best['config'].replace(',', ', ')}"
     svg = theme.inline_svg(figures.tuning(trials), f"study-{name}", f"Trials of {name}")
-    return {"name": name, "words": words, "svg": svg}
+    return {"name": name, "words": words, "svg": svg, "pictures": optuna_pictures(trials)}
 
 
 def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
