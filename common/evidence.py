@@ -1,21 +1,25 @@
-"""What a rung changes against the one below, as tables for its README: machine code and emulated counters.
+"""What a rung changes against the one below, as tables for its README: code, counters, ratios.
 
-Everything follows from the sources and the compiler, so a README can be checked wherever the same compiler is.
+Everything follows from the sources, the compiler and results/: it can be checked wherever the same compiler is.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from flashladder.common import catalog, markers
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.catalog import Version
 from flashladder.common.config import KernelConfig, spell
+from flashladder.common.paths import ROOT
 from flashladder.common.sass.code import Code, read
 from flashladder.common.sass.diff import comparable_configs
 from flashladder.common.toolchain import toolchain, version_text
@@ -24,6 +28,7 @@ MARKER = "evidence"
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
 HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
+KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of tools/ladder.py
 MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
 
 Values = tuple[int, ...]  # before and after; of the lowest rung one value
@@ -77,6 +82,7 @@ def text(version: Version) -> str:
             _subject(artifacts),
             _table("machine code", list(by_arch), [*_figures(columns), *_opcode_changes(columns)]),
             _table("counted by the emulator", [artifacts[-1].arch], _counters(artifacts)),
+            *_measured(version),
             f"Made by tools/evidence.py with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
         ]
     )
@@ -160,6 +166,39 @@ def _count(artifact: Artifact) -> dict[str, int]:
         "sectors of global memory": report.global_sectors,
         "of them wasted": report.global_sectors - sum(line.ideal for line in report.global_memory),
     }
+
+
+def _measured(version: Version) -> list[str]:
+    """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
+    from flashladder.common.dashboard import data
+
+    tables = []
+    for gpu, rows in data.summary(data.Results.load(ROOT / "results").ladders).groupby("gpu", sort=False):
+        limits = data.Limits.of(gpu)
+        head = f"{limits.title if limits else gpu}: ratio to FlashAttention-2"
+        lines = [f"| {head} | rung below | this rung | step |", "| --- | ---: | ---: | ---: |"]
+        found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
+        for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
+            if (ours := found.get((kind, dtype, version.name))) is None:
+                continue
+            lower = found.get((kind, dtype, below.name)) if (below := _below(version)) else None
+            cells = [_interval(lower) if lower else "", _interval(ours), _step(lower, ours) if lower else ""]
+            lines.append(f"| {title}, {dtype} | {' | '.join(cells)} |")
+        tables += ["\n".join(lines)] if len(lines) > len(("head", "rule")) else []
+    return tables
+
+
+def _interval(row: Any) -> str:
+    return f"{row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f})"
+
+
+def _step(lower: Any, upper: Any) -> str:
+    """How much faster the upper rung is, with a 95 % interval: both rungs' widths, as logarithms, in quadrature."""
+    step = upper.ratio / lower.ratio
+    down = math.hypot(math.log(upper.ratio / upper.ratio_low), math.log(lower.ratio_high / lower.ratio))
+    up = math.hypot(math.log(upper.ratio_high / upper.ratio), math.log(lower.ratio / lower.ratio_low))
+    low, high = (100 * (step * math.exp(width) - 1) for width in (-down, up))
+    return f"{100 * (step - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[Row]) -> str:

@@ -149,3 +149,26 @@ def test_committed_evidence_is_current(name):
     if is_current is None:
         pytest.skip(f"made with another compiler than {evidence.compiler()}")
     assert is_current, f"`python tools/evidence.py {name}` mends it"
+
+
+def test_a_measured_rung_says_both_ratios_and_one_that_was_not_says_nothing(upper):
+    assert evidence._measured(upper) == []
+    (table,) = evidence._measured(find("08"))
+    own = row(table, "each at its own best, bf16")
+    assert [re.fullmatch(r"\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)", cell) is not None for cell in own] == [
+        True,
+        True,
+        False,
+    ]
+    assert re.fullmatch(r"[+-]\d+\.\d % \([+-]\d+\.\d to [+-]\d+\.\d\)", own[2])
+    below, ours = (float(cell.split()[0]) for cell in own[:2])
+    assert float(own[2].split()[0]) == pytest.approx(100 * (ours / below - 1), abs=0.15)
+    assert row(table, "both in the one fixed configuration, fp16")
+
+
+def test_the_ratios_in_every_readme_are_those_of_the_log():
+    for version in versions():
+        text = markers.between(version.directory / "README.md", "evidence")
+        assert all(table in text for table in evidence._measured(version)), (
+            f"tools/evidence.py {version.number} mends it"
+        )
