@@ -263,3 +263,13 @@ def test_an_import_of_the_librarys_profile_in_a_tool_gets_it():
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); {code}"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert str(ROOT) not in printed.splitlines()[0] or "tools" not in printed.splitlines()[0]
+
+
+def test_what_an_h100_counted_is_what_was_predicted():
+    """What the README says of results/profile.csv, for every rung in it."""
+    rows = list(csv.DictReader((ROOT / "results" / "profile.csv").open()))
+    assert len({row["version"] for row in rows}) >= 20
+    for row in rows:
+        limit = {"emulator": 0.0, "sass": 0.01, "both": 0.011}[row["by"]]
+        is_shared_by_lanes = (row["version"], row["opcode"]) == ("00_minimal", "shared")
+        assert abs(float(row["deviation"])) <= limit or is_shared_by_lanes, row
