@@ -146,7 +146,7 @@ def test_defaults_fit_every_gpu(head_dim, gpu):
     for causal in (False, True):
         artifact = build_one(GENERAL, GENERAL.config(head_dim=head_dim, causal=causal), ARCH)
         assert artifact.launch.shared_bytes <= described.shared_per_block
-        assert artifact.spill_store_bytes <= 64
+        assert artifact.spill_store_bytes <= 256
 
 
 def test_it_is_what_other_rungs_advise():
