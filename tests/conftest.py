@@ -12,6 +12,7 @@ settings.load_profile("same")
 MOST_WORKERS = 8  # each takes a gigabyte
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """A worker a core; those that need a GPU, one after the other."""
     return 0 if config.option.markexpr != "not gpu" else min(len(os.sched_getaffinity(0)), MOST_WORKERS)

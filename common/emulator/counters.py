@@ -78,6 +78,7 @@ class Report:
 
     Attributes:
         instructions: executed warp instructions by opcode.
+        reached: places in the program of the instructions that were executed.
         mma_flops: floating-point operations on tensor cores.
         shared, global_memory: traffic by source line and opcode, in program order.
         bytes_read, bytes_written: by memory space ("global", "shared").
@@ -86,6 +87,7 @@ class Report:
     """
 
     instructions: dict[str, int] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)
     mma_flops: int = 0
     shared: list[LineCount] = field(default_factory=list)
     global_memory: list[LineCount] = field(default_factory=list)
@@ -127,6 +129,7 @@ def summarise(counters: Counters, program: "Program") -> Report:
         if not executed:
             continue
         for instruction in block.instructions:
+            report.reached.add(instruction.index)
             report.instructions[instruction.opcode] = report.instructions.get(instruction.opcode, 0) + executed
             if shape := _MMA_SHAPE.match(instruction.opcode):
                 m, n, k = (int(part) for part in shape.groups())

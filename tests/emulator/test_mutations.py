@@ -18,12 +18,16 @@ from flashladder.common.launch import attention_params, grid
 from flashladder.common.problem import Problem, make_inputs
 
 ARCH = "sm_80"
+# The compiler repeats the loop over anchored blocks behind the second pass, which leaves none to it.
+LOOP_LEFT_IDLE = {"18", "19", "20", "21", "22"}
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
 
 def cases():
     """Every rung with Q held in registers, where nothing is redundant, and the configurations of redundant.yaml."""
     for version in catalog.versions():
+        if "blocks_ahead" in version.choices:
+            continue  # Q is never held
         held = {"q_fragments": 0} if "q_fragments" in version.choices else {}
         config = {"block_m": min(version.choices["block_m"].values), **held}
         yield pytest.param(version, config, [], id=version.name)
@@ -45,7 +49,7 @@ class Rung:
         self.lines = version.kernel.read_text().splitlines()
 
     def run(self, program):
-        """Raises EmulatorError if the emulator finds something wrong."""
+        """The emulator's report. Raises EmulatorError if it finds something wrong."""
         tensors = make_inputs(self.problem)
         tensors.k[:, : self.problem.seqlen_k // 2] *= 100  # far apart: no way through the softmax may be left out
         views = {name: getattr(tensors, name) for name in ("q", "k", "v", "o", "lse")}
@@ -55,7 +59,7 @@ class Rung:
             addresses[name] = memory.add(name, raw, readonly=is_input, initialised=is_input)
         params = attention_params(*views.values(), self.problem.softmax_scale, addresses)
         launch = self.artifact.launch
-        emulator.run(program, params, grid(launch, params), launch.num_threads, launch.shared_bytes, memory)
+        return emulator.run(program, params, grid(launch, params), launch.num_threads, launch.shared_bytes, memory)
 
     def mutations(self):
         """(name, instruction) of all that can be taken out; the name: opcode, line of kernel.cu, which of its kind."""
@@ -70,10 +74,14 @@ class Rung:
 @pytest.mark.parametrize(("version", "overrides", "redundant"), list(cases()))
 def test_the_loss_of_any_synchronisation_is_reported(version, overrides, redundant):
     rung = Rung(version, overrides)
-    rung.run(rung.program)
+    reached = rung.run(rung.program).reached
     mutations, missed = list(rung.mutations()), []
-    assert len(mutations) >= 2
+    idle = [name for name, instruction in mutations if instruction.index not in reached]
+    assert len(mutations) - len(idle) >= 2
+    assert not idle or version.number in LOOP_LEFT_IDLE
     for name, instruction in mutations:
+        if name in idle:
+            continue
         try:
             rung.run(without(rung.program, instruction))
         except EmulatorError:
