@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it once; interpreted even where there is a GPU
