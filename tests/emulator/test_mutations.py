@@ -24,10 +24,10 @@ REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text(
 
 
 def cases():
-    """Every rung with Q held in registers, where nothing is redundant, and the configurations of redundant.yaml."""
+    """Every rung that can hold Q in registers, where nothing is redundant, and the configurations of redundant.yaml."""
     for version in catalog.versions():
         if "blocks_ahead" in version.choices:
-            continue  # Q is never held
+            continue  # Q is never held: redundant.yaml has these rungs
         held = {"q_fragments": 0} if "q_fragments" in version.choices else {}
         config = {"block_m": min(version.choices["block_m"].values), **held}
         yield pytest.param(version, config, [], id=version.name)
