@@ -115,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         for (; j >= 0; --j) attend(j, std::true_type{});
         return softmax.lost();
     };
-    while (__syncthreads_or(attend_all())) {
+    // A second time with all blocks' maxima, whose rows only a NaN of the input can still spoil.
+    while (__syncthreads_or(attend_all()) && plain_blocks > 0) {
         plain_blocks = 0;
         copy_last();
     }
