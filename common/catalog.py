@@ -14,6 +14,7 @@ import yaml
 
 from flashladder.common.config import (
     RULES,
+    GpuDescription,
     KernelConfig,
     Value,
     check_rules,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 INSTRUCTION_SETS = {"ampere": "sm_80 or later", "hopper": "sm_90a"}  # and the arch that each needs
 DEVICES = ("cpu", "gpu")  # where a reference may run
 _KEYS = {"title", "idea", "supports", "config"}  # of every version.yaml
-_OPTIONAL_KEYS = {"kernel", "rules", "defaults"}
+_OPTIONAL_KEYS = {"kernel", "rules", "defaults", "small_sm"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,14 @@ class Choice:
     any_value: bool = False
 
 
+@dataclass(frozen=True)
+class SmallSm:
+    """What a GPU has for defaults whose SMs have less shared memory than `below` bytes: fields by head_dim."""
+
+    below: int
+    defaults: Mapping[int, Mapping[str, Value]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
     """An attention kernel of versions/: what it is, what it takes, and how it can be configured."""
@@ -74,6 +83,7 @@ class Implementation:
     rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
     # of a head_dim, where they are not those of the choices
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
+    small_sm: SmallSm | None = dataclasses.field(default=None, hash=False)
 
     def config(self, **overrides: Value) -> KernelConfig:
         """The default configuration with these fields changed; ConfigError names what is not allowed."""
@@ -92,15 +102,17 @@ class Implementation:
         """The configuration that `field=value,...` names; fields it leaves out have their defaults."""
         return self.config(**parse_values(text))
 
-    def config_for(self, problem: "Problem", **overrides: Value) -> KernelConfig:
-        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem.
+    def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, **overrides: Value) -> KernelConfig:
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem, and
+        the defaults the GPU.
 
         Raises UnsupportedProblemError where no configuration computes the problem.
         """
         if refusal := self._unsupported(problem):
             raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
         decided = {name: value for name, value in decided_by(problem).items() if name in self.choices}
-        return self.config(**{**decided, **overrides})
+        fitting = self.small_sm.defaults.get(problem.head_dim, {}) if self._is_small(gpu) else {}
+        return self.config(**{**decided, **fitting, **overrides})
 
     def space(self) -> Iterator[KernelConfig]:
         """Every valid configuration."""
@@ -131,6 +143,9 @@ class Implementation:
             return self._refusal(problem, self.config_for(problem)) is None
         except ConfigError:
             return False
+
+    def _is_small(self, gpu: GpuDescription | None) -> bool:
+        return self.small_sm is not None and gpu is not None and gpu.shared_per_sm < self.small_sm.below
 
     def _checked(self, values: dict[str, Value]) -> KernelConfig:
         try:
@@ -318,6 +333,7 @@ def _shared(directory: Path, text: Any, kernel: str) -> dict[str, Any]:
         "choices": choices,
         "rules": tuple(Rule(**rule) for rule in text.get("rules", ())),
         "defaults": text.get("defaults", {}),
+        "small_sm": SmallSm(**text["small_sm"]) if "small_sm" in text else None,
     }
 
 
@@ -351,5 +367,8 @@ def _check_declaration(version: Implementation) -> None:
         if unknown := rule.names - version.choices.keys():
             raise ConfigError(f"the rule {rule.require!r} reads {listing(sorted(unknown))}, which the rung lacks")
     version.config()
-    for head_dim, values in version.defaults.items():
+    for head_dim, values in (
+        *version.defaults.items(),
+        *(version.small_sm.defaults.items() if version.small_sm else ()),
+    ):
         version.config(**{"head_dim": head_dim, **values})

@@ -88,7 +88,7 @@ def assemble(entries: Sequence[Entry], problems: Sequence[Problem], place: Targe
     for problem in problems:
         for entry in entries:
             try:
-                config = entry.version.config_for(problem, **entry.values)
+                config = entry.version.config_for(problem, place.gpu, **entry.values)
                 entry.version.check(problem, config)
                 requests[problem, entry.label] = BuildRequest(entry.version, config, place.arch)
             except UnsupportedProblemError as error:

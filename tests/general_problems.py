@@ -1,4 +1,4 @@
-"""Problems and configurations for the general rung, drawn at random."""
+"""Problems and configurations for the general rungs, drawn at random."""
 
 import math
 
@@ -6,7 +6,8 @@ from flashladder.common import catalog
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem import LAYOUTS, Problem
 
-GENERAL = catalog.find("general")
+GENERALS = [catalog.find("general"), catalog.find("woven_general")]
+GENERAL = GENERALS[-1]
 HEAD_DIMS = GENERAL.supports.head_dim
 KINDS = [
     {"head_dim": head_dim, "dtype": dtype, "causal": causal}

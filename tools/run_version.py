@@ -83,7 +83,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
     problem = options.problem(arguments, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
     gpu = None if values or arguments.untuned else place.gpu  # whose winner is wanted
     winner = tuned.config(version, gpu.name, problem) if gpu else None
-    config = winner or version.config_for(problem, **values)
+    config = winner or version.config_for(problem, place.gpu, **values)
     version.check(problem, config)
     artifact = build.build_one(version, config, place.arch)
     place.check(artifact)

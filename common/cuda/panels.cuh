@@ -32,20 +32,84 @@ struct PanelCopier {
         });
     }
 
-  private:
     __device__ static int row() { return threadIdx.x / 8; }
     __device__ static int col() { return threadIdx.x % 8 * 8; }
 
+    // Visits the panels in which the thread's columns exist.
+    template <class Visit>
+    __device__ static void each_panel(Visit visit) {
+#pragma unroll
+        for (int panel = 0; panel < Tile::panels; ++panel)
+            if ((panel + 1) * 64 <= Tile::cols || panel * 64 + col() < Tile::cols) visit(panel);
+    }
+
+  private:
     template <class Copy>
     __device__ void each_chunk(int block, int shift, Copy copy) const {
         const int first = block * Tile::rows + row();
 #pragma unroll
         for (int step = 0; step < Tile::rows; step += rows_per_step) {
             const char *chunk = from + static_cast<long long>(first + step) * row_bytes;
+            each_panel([&](int panel) {
+                copy(to + shift + Tile::step(step, panel * 64) * sizeof(T), chunk + panel * 64 * sizeof(T), step);
+            });
+        }
+    }
+};
+
+// Copies blocks of K and V as StageCopier does, from the last to the first and each from its last rows to its first, but
+// by panels, and with any row strides: one pointer into each tensor runs backwards through it. V's tile lies `to_v` bytes
+// behind K's.
+template <class Tile, int num_warps, class T>
+struct PanelStageCopier {
+    using Whole = PanelCopier<Tile, num_warps, T>;
+    static constexpr int rows_per_step = Whole::rows_per_step, steps = Tile::rows / rows_per_step;
+
+    uint32_t to;
+    int to_v;
+    const char *k, *v;
+    long long k_step, v_step;  // bytes
+
+    __device__ void start(T *shared, int to_v_, long long k_row_stride, long long v_row_stride) {
+        to = shared_address(shared + Tile::offset(Whole::row(), Whole::col()));
+        to_v = to_v_;
+        k_step = rows_per_step * sizeof(T) * k_row_stride;
+        v_step = rows_per_step * sizeof(T) * v_row_stride;
+    }
+    // Copies block `block`, of which the first `rows` are there, to so many bytes from where the next block is to lie.
+    __device__ void copy_last(const T *k_, const T *v_, int block, int rows, int k_shift, int v_shift) {
+        copy_first_rows(to + k_shift, k, k_, k_step, block, rows);
+        copy_first_rows(to + to_v + v_shift, v, v_, v_step, block, rows);
+    }
+    // Piece `piece` of the next block, one of `pieces`.
+    template <int pieces>
+    __device__ void copy(int piece) {
+        constexpr int count = steps / pieces;
+        copy_steps<count>(to, piece, k, k_step);
+        copy_steps<count>(to + to_v, piece, v, v_step);
+        // Here, not as offsets from where the loop began, which the compiler would keep in registers of their own.
+        asm volatile("" : "+l"(k), "+l"(v));
+    }
+
+  private:
+    __device__ static void copy_first_rows(uint32_t tile, const char *&from, const T *tensor, long long step, int block,
+                                           int rows) {
+        Whole copier;
+        copier.to = tile;
+        copier.from = reinterpret_cast<const char *>(tensor + Whole::col());
+        copier.row_bytes = static_cast<int>(step / rows_per_step);
+        copier.copy_rows(block, rows);
+        from = copier.from + static_cast<long long>(block * Tile::rows - rows_per_step + Whole::row()) * copier.row_bytes;
+    }
+    template <int count>
+    __device__ static void copy_steps(uint32_t tile, int piece, const char *&from, long long step) {
 #pragma unroll
-            for (int panel = 0; panel < Tile::panels; ++panel)
-                if ((panel + 1) * 64 <= Tile::cols || panel * 64 + col() < Tile::cols)
-                    copy(to + shift + Tile::step(step, panel * 64) * sizeof(T), chunk + panel * 64 * sizeof(T), step);
+        for (int i = 0; i < count; ++i) {
+            Whole::each_panel([&](int panel) {
+                cp_async_16(tile + Tile::step((steps - 1 - piece * count - i) * rows_per_step, panel * 64) * sizeof(T),
+                            from + panel * 64 * sizeof(T));
+            });
+            from -= step;
         }
     }
 };

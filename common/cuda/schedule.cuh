@@ -14,12 +14,11 @@ struct Assignment {
     static constexpr unsigned l2_keys = l2_share / (2 * head_dim * sizeof(T));  // rows of K and V that fit it
 
     const AttentionParams &params;
-    int block = blockIdx.x;
-    int head = blockIdx.y;
-    int batch = blockIdx.z;
+    int block, head, batch;
 
-    __device__ explicit Assignment(const AttentionParams &params_) : params(params_) {
-        if (causal) reorder();
+    __device__ explicit Assignment(const AttentionParams &params_, uint3 cta = blockIdx)
+        : params(params_), block(cta.x), head(cta.y), batch(cta.z) {
+        if (causal) reorder(cta);
     }
 
     __device__ int first_row() const { return block * block_m; }
@@ -44,11 +43,11 @@ struct Assignment {
     }
 
     // Renumbers the CTAs in the order in which they start.
-    __device__ void reorder() {
+    __device__ void reorder(uint3 cta) {
         const unsigned blocks = gridDim.x, heads = gridDim.y * gridDim.z;
         const unsigned group = params.num_heads / params.num_heads_k;
         const unsigned section = min(max(l2_keys / params.seqlen_k, 1u) * group, heads);
-        const unsigned index = blockIdx.x + blocks * (blockIdx.y + gridDim.y * blockIdx.z);
+        const unsigned index = cta.x + blocks * (cta.y + gridDim.y * cta.z);
         const unsigned first = index / (section * blocks) * section;  // head of this section
         const unsigned within = index - first * blocks, count = min(section, heads - first);
         const unsigned turn = within / count, any_head = first + within % count;
