@@ -85,8 +85,11 @@ class Implementation:
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
     small_sm: SmallSm | None = dataclasses.field(default=None, hash=False)
 
-    def config(self, **overrides: Value) -> KernelConfig:
-        """The default configuration with these fields changed; ConfigError names what is not allowed."""
+    def config(self, gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
+        """The default configuration, that for `gpu` where there is one, with these fields changed.
+
+        ConfigError names what is not allowed.
+        """
         for name, value in overrides.items():
             if name not in self.choices:
                 raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
@@ -95,24 +98,25 @@ class Implementation:
                 allowed = listing(self.choices[name].values)
                 raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
         head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
-        chosen = {**self.defaults.get(head_dim, {}), **overrides}
+        chosen = dict(self.defaults.get(head_dim, {}))
+        if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
+            chosen.update(self.small_sm.defaults.get(head_dim, {}))
+        chosen.update(overrides)
         return self._checked({name: chosen.get(name, choice.default) for name, choice in self.choices.items()})
 
     def parse_config(self, text: str) -> KernelConfig:
         """The configuration that `field=value,...` names; fields it leaves out have their defaults."""
         return self.config(**parse_values(text))
 
-    def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, **overrides: Value) -> KernelConfig:
-        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem, and
-        the defaults the GPU.
+    def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem.
 
         Raises UnsupportedProblemError where no configuration computes the problem.
         """
         if refusal := self._unsupported(problem):
             raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
         decided = {name: value for name, value in decided_by(problem).items() if name in self.choices}
-        fitting = self.small_sm.defaults.get(problem.head_dim, {}) if self._is_small(gpu) else {}
-        return self.config(**{**decided, **fitting, **overrides})
+        return self.config(gpu, **{**decided, **overrides})
 
     def space(self) -> Iterator[KernelConfig]:
         """Every valid configuration."""
@@ -143,9 +147,6 @@ class Implementation:
             return self._refusal(problem, self.config_for(problem)) is None
         except ConfigError:
             return False
-
-    def _is_small(self, gpu: GpuDescription | None) -> bool:
-        return self.small_sm is not None and gpu is not None and gpu.shared_per_sm < self.small_sm.below
 
     def _checked(self, values: dict[str, Value]) -> KernelConfig:
         try:

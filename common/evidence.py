@@ -18,10 +18,11 @@ from flashladder.common import catalog, markers
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.catalog import Version
-from flashladder.common.config import KernelConfig, spell
+from flashladder.common.config import GpuDescription, KernelConfig, load_gpu, spell
 from flashladder.common.paths import ROOT
 from flashladder.common.sass.code import Code, read
 from flashladder.common.sass.diff import comparable_configs
+from flashladder.common.sass.occupancy import occupancy
 from flashladder.common.toolchain import toolchain, version_text
 
 MARKER = "evidence"
@@ -30,6 +31,9 @@ HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
 KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of tools/ladder.py
 MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
+PREDICTED = ("a100", "rtx3090", "rtx4090")  # for these, rungs with defaults of their own for small SMs are compared...
+PIPES = ("tensor", "shared", "issue", "fma", "alu", "mufu")
+REFERENCE, KEYS = "16", 64  # ... with this rung, by what so many keys take
 
 Values = tuple[int, ...]  # before and after; of the lowest rung one value
 Row = tuple[str, list[Values]]  # a name, and values for each column
@@ -83,6 +87,7 @@ def text(version: Version) -> str:
             _table("machine code", list(by_arch), [*_figures(columns), *_opcode_changes(columns)]),
             _table("counted by the emulator", [artifacts[-1].arch], _counters(artifacts)),
             *_measured(version),
+            *_predicted(version),
             f"Made by tools/evidence.py with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
         ]
     )
@@ -186,6 +191,36 @@ def _measured(version: Version) -> list[str]:
             lines.append(f"| {title}, {dtype} | {' | '.join(cells)} |")
         tables += ["\n".join(lines)] if len(lines) > len(("head", "rule")) else []
     return tables
+
+
+def _predicted(version: Version) -> list[str]:
+    """What the machine code says of GPUs that nothing was measured on, beside the last rung of the fixed ladder."""
+    if version.small_sm is None:
+        return []
+    from flashladder.common.problem import Problem
+
+    gpus = [load_gpu(name) for name in PREDICTED]
+    rungs = (catalog.find(REFERENCE, version.directory.parent), version)
+    pairs = [(rung, gpu) for gpu in gpus for rung in rungs]
+    built = build([BuildRequest(rung, rung.config_for(Problem(), gpu), gpu.arch) for rung, gpu in pairs])
+    figures = [_for_gpu(read(artifact), gpu) for artifact, (_, gpu) in zip(built, pairs, strict=True)]
+    columns = [figures[i : i + len(rungs)] for i in range(0, len(figures), len(rungs))]
+    title = f"predicted from machine code, never measured: {rungs[0].name} → {version.name}"
+    heads = [f"{gpu.title}, `block_n={code.config.block_n}`" for gpu, code in zip(gpus, built[1::2], strict=True)]
+    return [_table(title, heads, [_row(name, name, columns) for name in figures[0]])]
+
+
+def _for_gpu(code: Code, gpu: GpuDescription) -> dict[str, int]:
+    """What `KEYS` keys take of a warp, and of an SM for one CTA, without what is seldom executed."""
+    artifact = code.artifact
+    share = KEYS / (artifact.launch.block_n * code.loop_blocks)  # of a pass through the loop
+    cycles = {bound.pipe: round(bound.cycles * share) for bound in code.loop_bounds(gpu, usual=True)}
+    return {
+        "spill stores and loads, bytes": artifact.spill_store_bytes + artifact.spill_load_bytes,
+        "warps an SM": occupancy(artifact, gpu).warps,
+        f"instructions, {KEYS} keys": round(len(code.usual_loop) * share),
+        **{f"cycles of the pipe {pipe}, {KEYS} keys": cycles[pipe] for pipe in PIPES},
+    }
 
 
 def _interval(row: Any) -> str:

@@ -125,6 +125,20 @@ def test_of_a_masked_and_an_unmasked_loop_the_shorter_is_the_main_one():
         assert len(Graph.of(parse(listing(*loops, "EXIT"))).main_loop()) == 2
 
 
+def test_of_equal_loops_the_one_that_copies_is_the_main_one():
+    part, whole = (".part:", MMA, "@P0 BRA `(.part)"), (".whole:", MMA, "LDGSTS [R1], [R2]", "@P1 BRA `(.whole)")
+    for loops in ((*part, *whole), (*whole, *part)):
+        assert len(Graph.of(parse(listing(*loops, "EXIT"))).main_loop()) == 3
+
+
+def test_what_a_branch_seldom_does_is_not_in_the_usual_loop():
+    rescale = ("@P2 BRA `(.kept)", "FMUL R1, R1, R2", ".kept:")
+    copy = ("@P3 BRA `(.last)", "LDGSTS [R1], [R2]", ".last:")
+    graph = Graph.of(parse(listing(".loop:", MMA, *rescale, *copy, "@P0 BRA `(.loop)", "EXIT")))
+    assert [i.base for i in graph.main_loop()] == ["HMMA", "BRA", "FMUL", "BRA", "LDGSTS", "BRA"]
+    assert [i.base for i in graph.usual_loop()] == ["HMMA", "BRA", "BRA", "LDGSTS", "BRA"]
+
+
 def test_a_jump_spelled_as_a_call_and_a_branch_with_its_predicate_as_operand():
     code = parse(
         listing(

@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     version = catalog.find(arguments.version)
-    code = read(build_one(version, version.config(**options.config_values(arguments.config)), gpu.arch))
+    code = read(build_one(version, version.config(gpu, **options.config_values(arguments.config)), gpu.arch))
     console.print(show.summary(version, code, gpu))
     console.print(show.bounds(code, gpu))
     console.print(show.limit(code, gpu), end="\n\n")

@@ -100,9 +100,15 @@ class Code:
             "shared memory, bytes": artifact.launch.shared_bytes,
         }
 
-    def loop_bounds(self, gpu: GpuDescription) -> list[Bound]:
-        """What a CTA's pass through the main loop takes of an SM at least, by pipe, the longest first."""
-        return bounds(loads(self.loop, self.loop_warps), gpu)
+    @cached_property
+    def usual_loop(self) -> tuple[Instruction, ...]:
+        """The main loop without what is seldom executed (Graph.usual_loop)."""
+        return tuple(self.graph.usual_loop())
+
+    def loop_bounds(self, gpu: GpuDescription, *, usual: bool = False) -> list[Bound]:
+        """What a CTA's pass through the main loop, or the usual one, takes of an SM at least, by pipe, the longest
+        first."""
+        return bounds(loads(self.usual_loop if usual else self.loop, self.loop_warps), gpu)
 
 
 @cache

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flashladder.common.sass.instruction import BYTES, Instruction
 from flashladder.common.sass.opcodes import mma_flops
 
+_COPIES = ("LDGSTS", "LDG", "UTMALDG", "UBLKCP")  # from global memory
 _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")  # after which a warp does not go on to the next instruction
 
 
@@ -72,15 +73,30 @@ class Graph:
     def main_loop(self) -> list[Instruction]:
         """The instructions of the loop over K and V; empty where there is no loop.
 
-        It is the innermost loop with the most tensor-core work (without any: the most FFMA); of equals, a masked and
-        an unmasked one, the shorter.
+        It is the innermost loop with the most tensor-core work (without any: the most FFMA). Of equals, one that copies
+        from global memory goes before one that does not, and the shorter, the unmasked one, before the longer.
         """
+        loop = self._main()
+        return self.body(loop) if loop else []
+
+    def usual_loop(self) -> list[Instruction]:
+        """The same without the branches around neither copies nor products: those rescale what seldom needs it, or hide
+        what a mask seldom hides."""
+        if (loop := self._main()) is None:
+            return []
+        dominators = self._dominators()
+        always = set.intersection(*(dominators[n] for n in loop.blocks if loop.head in self.blocks[n].successors))
+        seldom = {n for n in loop.blocks - always if not any(map(_is_work, self.blocks[n].instructions))}
+        return self.body(Loop(loop.head, loop.blocks - seldom))
+
+    def _main(self) -> Loop | None:
         bodies = {loop: self.body(loop) for loop in self.loops()}
         work = {loop: sum(mma_flops(i.opcode) for i in body) for loop, body in bodies.items()}
         if not any(work.values()):
             work = {loop: sum(i.base == "FFMA" for i in body) for loop, body in bodies.items()}
         innermost = [loop for loop in bodies if not any(work[inner] for inner in bodies if inner < loop)]
-        return bodies[max(innermost, key=lambda loop: (work[loop], -len(bodies[loop])))] if innermost else []
+        copies = {loop: any(i.base in _COPIES for i in bodies[loop]) for loop in innermost}
+        return max(innermost, key=lambda loop: (work[loop], copies[loop], -len(bodies[loop])), default=None)
 
     def _dominators(self) -> list[set[int]]:
         """For every block, the blocks that every way to it passes."""
@@ -147,3 +163,7 @@ def _reachable(blocks: Sequence[Block]) -> tuple[Block, ...]:
         Block(blocks[old].instructions, tuple(numbers[successor] for successor in blocks[old].successors))
         for old in sorted(seen)
     )
+
+
+def _is_work(instruction: Instruction) -> bool:
+    return instruction.base in (*_COPIES, "LDSM") or mma_flops(instruction.opcode) > 0
