@@ -3,13 +3,6 @@
 
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
-// blockIdx, read anew each time: the compiler does not keep what it was in registers.
-__device__ inline uint3 cta_index() {
-    uint3 cta;
-    asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
-                 : "=r"(cta.x), "=r"(cta.y), "=r"(cta.z));
-    return cta;
-}
 
 // A tile in shared memory as it is in global memory. Rows of 128 16-bit elements are 256 bytes apart, a multiple of
 // the 128 bytes that the 32 banks hold: 16 bytes of one column, taken from 8 rows, all lie in the same four banks.

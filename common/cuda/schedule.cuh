@@ -2,6 +2,14 @@
 #pragma once
 #include "params.cuh"
 
+// blockIdx, read anew each time: the compiler does not keep what it was in registers.
+__device__ inline uint3 cta_index() {
+    uint3 cta;
+    asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
+                 : "=r"(cta.x), "=r"(cta.y), "=r"(cta.z));
+    return cta;
+}
+
 // One CTA computes block_m rows of one head's output, or as many as are left. Consecutive query heads share a head of K
 // and V.
 //

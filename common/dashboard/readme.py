@@ -81,7 +81,7 @@ Means over {last["lengths"]} sequence lengths, beside FlashAttention-2 as torch 
 driver {last["driver"]}, {last["time"][:10]}. A ratio is its time / ours, with a 95 % interval; a step is the change
 against the rung below. *Own* is each rung's own configuration; *fixed* is one for all, which shows the technique
 apart from the tuning. Made by tools/dashboard.py from [{folder.name}/{log.name}]({_relative(log, readme)}).
-"""
+{_unmeasured(lines)}"""
     picture = f"""
 <picture>
   <source media="(prefers-color-scheme: dark)" srcset="{charts["dark"]}">
@@ -89,6 +89,13 @@ apart from the tuning. Made by tools/dashboard.py from [{folder.name}/{log.name}
 </picture>
 """
     return "\n\n".join([picture.strip(), "\n".join(_table(lines)), words.strip()])
+
+
+def _unmeasured(lines: pd.DataFrame) -> str:
+    """A sentence on the rungs that are not in the log; empty where all are."""
+    left = {name: title for name, title in data.titles().items() if name not in set(lines["version"])}
+    links = [f"[{name[:2]}](versions/{name}) ({title})" for name, title in left.items()]
+    return f"Not measured yet: {', '.join(links)}." if links else ""
 
 
 def _table(lines: pd.DataFrame) -> list[str]:
