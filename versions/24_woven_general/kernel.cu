@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     // Worked out where it is needed, so that the main loop keeps nothing of it.
     using Work = Assignment<dtype, block_m, head_dim, causal>;
     const Mask<causal> mask{params};
-    const int warp_row = warp_index() * warp_rows;
+    const int warp_row = uniform_warp_index() * warp_rows;
 
     PanelCopier<QTile, num_warps, dtype> q_copier;
     {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         }
         return any_plain && softmax.lost();
     };
-    for (bool any_plain = true; __syncthreads_or(attend_all(any_plain)); any_plain = false) {}
+    for (bool any_plain = true; any_of_cta(attend_all(any_plain)); any_plain = false) {}
 
     softmax.finish(o);
     const Work work{params, cta_index()};
