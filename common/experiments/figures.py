@@ -44,6 +44,8 @@ def loop_order(frame: pd.DataFrame) -> Figure:
     formulas = {FA1: (traffic.fa1, "block_n", "fixed"), FA2: (traffic.fa2, "block_m", "own")}
     for y, (label, (formula, tile, role)) in enumerate(formulas.items()):
         rows = frame[frame["label"] == label]
+        if rows.empty:  # a run that was killed, or lost a row
+            continue
         config = KernelConfig.parse(rows["config"].iloc[-1])
         expected = [sum(formula(s, config.head_dim, getattr(config, tile))) / MIB for s in rows["seqlen_q"]]
         over_length.plot(rows["seqlen_q"], expected, color=colour(role), label=label)
