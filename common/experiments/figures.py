@@ -43,7 +43,7 @@ def loop_order(frame: pd.DataFrame) -> Figure:
     over_length, longest = _panels(drawn, 330, (0.07, 0.5), (0.7, 0.27))
     formulas = {FA1: (traffic.fa1, "block_n", "fixed"), FA2: (traffic.fa2, "block_m", "own")}
     for y, (label, (formula, tile, role)) in enumerate(formulas.items()):
-        rows = frame[frame["label"] == label]
+        rows = frame[(frame["label"] == label) & (frame["config"] != "")]
         if rows.empty:  # a run that was killed, or lost a row
             continue
         config = KernelConfig.parse(rows["config"].iloc[-1])
