@@ -85,7 +85,19 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
         default="hot",
         help="hot: short bursts, L2 as it is; cold: L2 flushed before each launch; sustained: at the power limit",
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of timing (default: as many as needed)")
+    add_rounds(parser)
+
+
+def add_rounds(parser: argparse.ArgumentParser, text: str = "rounds of timing (default: as many as needed)") -> None:
+    """--rounds, at least one."""
+    parser.add_argument("--rounds", type=_positive, metavar="N", help=text)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
 
 
 def config_values(tokens: Sequence[str]) -> dict[str, Value]:
@@ -135,11 +147,12 @@ def lengths(text: str) -> list[int]:
     """'512..4096' is 512, 1024, 2048, 4096; otherwise numbers between commas."""
     first, doubling, last = text.partition("..")
     try:
-        if not doubling:
-            return [int(number) for number in text.split(",")]
-        begin, end = int(first), int(last)
+        numbers = [int(number) for number in ((first, last) if doubling else text.split(","))]
     except ValueError:
-        raise ConfigError(
-            f"--seqlens {text} is neither a range such as 512..4096 nor a list such as 512,4096"
-        ) from None
+        numbers = []
+    if not numbers or min(numbers) < 1 or (doubling and numbers[0] > numbers[1]):
+        raise ConfigError(f"--seqlens {text} is neither a range such as 512..4096 nor a list such as 512,4096")
+    if not doubling:
+        return numbers
+    begin, end = numbers
     return [begin << power for power in range(64) if begin << power <= end]

@@ -6,9 +6,12 @@ canary shows that it wrote there. Another NaN, the poison, fills outputs before 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
+
+from flashladder.common.errors import UnsupportedProblemError
 
 CANARY = 0x7FDB  # a NaN as bf16 and as fp16, and twice in a row as fp32
 POISON = 0x7FAD  # another one; kernels that compute a NaN write 0x7FFF
@@ -47,7 +50,7 @@ class Buffer:
         rows = max(view.strides[1] if len(view.shape) == 4 else 1 for view in views.values())
         guard = -(-rows * _GUARD_ROWS // _GUARD_MULTIPLE) * _GUARD_MULTIPLE
         self.names = tuple(views)
-        self._bits = torch.empty(guard + extent + guard, dtype=_INTEGERS[dtype.itemsize], device=device)
+        self._bits = _allocate(guard + extent + guard, dtype, device)
         self._bits.fill_(_pattern(CANARY, dtype))
         storage = self._bits.view(dtype)
         self.data = storage[guard : guard + extent]
@@ -72,6 +75,19 @@ class Buffer:
             f"{int(changed.sum())} elements outside {'/'.join(self.names)} were overwritten, the first at element "
             f"{first} of its buffer of {self.data.numel()}"
         )
+
+
+def _allocate(count: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Integers of a dtype's size. UnsupportedProblemError where there is no room for so many."""
+    try:
+        return torch.empty(count, dtype=_INTEGERS[dtype.itemsize], device=device)
+    except RuntimeError as error:  # torch has no class of its own for the CPU's memory
+        if not re.search("out of memory|allocate", str(error)):
+            raise
+        gib = count * dtype.itemsize / 2**30
+        raise UnsupportedProblemError(
+            f"there is no room for a tensor of {gib:,.1f} GiB on the device {device}"
+        ) from None
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -44,7 +44,7 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
     arguments = parser.parse_args(argv)
     try:
         return main(arguments)
-    except FlashLadderError as error:
+    except (FlashLadderError, OSError) as error:  # a file that is not there, a folder that is not to be written
         if arguments.traceback:
             errors.print_exception()
         errors.print("[bold red]error:[/]", end=" ")

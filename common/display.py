@@ -164,7 +164,7 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
         made.add_row(
             titles.get(name, name),
             f"{time_us:.1f}",
-            f"{problem.flops / time_us / 1e6:.1f}",
+            tflops(problem.flops / time_us / 1e6),
             f"{clock:.0f}" if clock else "",
             *(
                 ("1", "", "")
@@ -173,6 +173,11 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
             ),
         )
     return made
+
+
+def tflops(rate: float) -> str:
+    """A rate in TFLOP/s; of what is slower than one, as CPUs are, two digits."""
+    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
@@ -206,7 +211,7 @@ def _lengths(timed: Timed, what: str) -> Table:
 def _cell(measurement: Measurement, problem: Problem, name: str) -> Text:
     if name not in measurement.checks:
         return Text("-")
-    rate = f"{problem.flops / measurement.time_us(name) / 1e6:.1f}"
+    rate = tflops(problem.flops / measurement.time_us(name) / 1e6)
     if name == measurement.baseline:
         return Text(rate)
     style = VERDICT_STYLES[measurement.verdict(name)]
@@ -226,7 +231,7 @@ def _means(timed: Timed, what: str) -> Table:
         mean, control = geometric_mean(pairs), geometric_mean(controls)
         rate = harmonic_mean([problem.flops / measurement.time_us(name) / 1e6 for problem, measurement in there])
         is_baseline = all(name == measurement.baseline for _, measurement in there)
-        made.add_row(name, f"{rate:.1f}", *([] if is_baseline else ratio(mean, verdict(mean, control))))
+        made.add_row(name, tflops(rate), *([] if is_baseline else ratio(mean, verdict(mean, control))))
     return made
 
 

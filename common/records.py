@@ -13,10 +13,11 @@ import torch
 from flashladder.common import cpu
 from flashladder.common.artifact import Artifact
 from flashladder.common.baselines import BASELINES
-from flashladder.common.errors import ToolchainError
+from flashladder.common.config import parse_values
+from flashladder.common.errors import ConfigError, ToolchainError
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem import Check, Problem
-from flashladder.common.results import Cell, Log, Schema
+from flashladder.common.results import Cell, Log, PositiveFloat, Schema
 from flashladder.common.toolchain import toolchain
 
 if TYPE_CHECKING:
@@ -29,6 +30,27 @@ if TYPE_CHECKING:
 
 Row = dict[str, Cell]
 
+
+class ConfigText(str):
+    """A configuration's name; empty for what has none. ValueError where its fields cannot be read."""
+
+    def __new__(cls, text: str) -> ConfigText:
+        try:
+            parse_values(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return super().__new__(cls, text)
+
+
+class LadderKind(str):
+    """Which configuration of a rung: its own, or the fixed one. ValueError for another."""
+
+    def __new__(cls, text: str) -> LadderKind:
+        if text not in ("own", "fixed"):
+            raise ValueError(f"{text!r} is neither own nor fixed")
+        return super().__new__(cls, text)
+
+
 _PLACE = {
     "time": str,  # UTC
     "commit": str,  # of this repository, with + where files differed from it
@@ -39,7 +61,7 @@ _PLACE = {
     "gpu_id": str,  # a hash of the GPU's UUID
     "power_limit_w": float,
 }
-_KERNEL = {"version": str, "config": str, "arch": str, "code": str}  # code: the artifact's key
+_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: the artifact's key
 _PROBLEM = {
     "batch": int,
     "num_heads": int,
@@ -64,15 +86,15 @@ _RESOURCES = {
 _TIMES = {
     "mode": str,
     "rounds": int,
-    "time_us": float,
-    "tflops": float,
+    "time_us": PositiveFloat,
+    "tflops": PositiveFloat,
     "sm_mhz": float,
     "baseline": str,
     "baseline_version": str,
-    "baseline_us": float,
-    "ratio": float,  # baseline's time / ours
-    "ratio_low": float,
-    "ratio_high": float,
+    "baseline_us": PositiveFloat,
+    "ratio": PositiveFloat,  # baseline's time / ours
+    "ratio_low": PositiveFloat,
+    "ratio_high": PositiveFloat,
     "control_low": float,  # the baseline against itself
     "control_high": float,
     "verdict": str,
@@ -92,7 +114,7 @@ _COUNTERS = {
 
 RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
 BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
-LADDER = Schema({"kind": str, **BENCH.columns})  # kind: own or fixed, as tools/ladder.py says
+LADDER = Schema({"kind": LadderKind, **BENCH.columns})  # kind: own or fixed, as tools/ladder.py says
 EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
 SAMPLES = Schema(
     {
@@ -102,7 +124,7 @@ SAMPLES = Schema(
         "mode": str,
         "round": int,
         "launches": int,
-        "time_us": float,
+        "time_us": PositiveFloat,
         "sm_mhz": int,
         "power_w": float,
         "temperature_c": int,

@@ -1,7 +1,8 @@
 """The CSV logs of the lab: appended by many processes at once, read by whoever wants a figure.
 
 A row is one line, written in one go under a lock, so that a killed writer harms at most its own row: the next writer
-sets a torn last line aside in NAME.torn. Rows that make no sense are reported and left where they are.
+sets a torn last line aside in NAME.torn. Rows that make no sense are reported, by who reads and by who appends, and
+left where they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from flashladder.common.console import warn
 from flashladder.common.errors import ResultsError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Cell = str | int | float | bool | None
+
+
+class PositiveFloat(float):
+    """A time, rate or ratio: what is not above zero and finite was never measured. ValueError for such."""
+
+    def __new__(cls, value: str) -> PositiveFloat:
+        number = super().__new__(cls, value)
+        if not 0 < number < math.inf:
+            raise ValueError(f"{value} is not above zero and finite")
+        return number
 
 
 @dataclass(frozen=True)
@@ -64,13 +77,18 @@ class Log:
     def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
         self.schema = schema
+        self._is_read = False
 
     def append(self, rows: Sequence[Mapping[str, Cell]]) -> None:
-        """Add rows. Raises ResultsError where the file cannot be written or is another table."""
+        """Add rows. Warns of lines that are none, if `read` has not given them yet.
+
+        Raises ResultsError where the file cannot be written or is another table.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock():
                 self._set_torn_line_aside()
+                self.report()
                 header = self._complete_header()
                 with _open(self.path, "a") as file:
                     _write(file, (self.schema.line(row, header) for row in rows))
@@ -84,6 +102,18 @@ class Log:
         """
         import pandas as pd
 
+        header, rows, damaged = self._parse()
+        extra = [name for name in header if name not in self.schema.columns]
+        return pd.DataFrame(rows, columns=header).reindex(columns=[*self.schema.columns, *extra]), damaged
+
+    def report(self) -> None:
+        """Warn of the lines that are no rows, unless they are known already."""
+        if not self._is_read:
+            for damage in self._parse()[2]:
+                warn(f"{damage}; the line is left where it is")
+
+    def _parse(self) -> tuple[list[str], list[list[Cell]], list[Damage]]:
+        """The header, the rows under it, and the lines that are none."""
         header, lines = self._header(), self._lines()
         rows, damaged = [], []
         for number, line in enumerate(lines[1:], start=2):
@@ -91,8 +121,8 @@ class Log:
                 rows.append(self.schema.parse(line, header))
             except ValueError as error:
                 damaged.append(Damage(self.path, number, str(error)))
-        extra = [name for name in header if name not in self.schema.columns]
-        return pd.DataFrame(rows, columns=header).reindex(columns=[*self.schema.columns, *extra]), damaged
+        self._is_read = True
+        return header, rows, damaged
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -108,7 +138,11 @@ class Log:
             content = file.read()
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
-                with self.path.with_name(f"{self.path.name}.torn").open("ab") as torn:
+                aside = self.path.with_name(f"{self.path.name}.torn")
+                warn(
+                    f"{self.path}:{content[:whole].count(10) + 1}: torn: the line has no end; it is now in {aside.name}"
+                )
+                with aside.open("ab") as torn:
                     torn.write(content[whole:] + b"\n")
                     torn.flush()
                     os.fsync(torn.fileno())
@@ -196,7 +230,7 @@ def _spell(value: Cell) -> str:
 def _parse(name: str, cell: str, kind: type) -> Cell:
     if kind is str:
         return cell
-    if not cell:
+    if not cell and not issubclass(kind, str):
         return None
     try:
         value: Cell = {"true": True, "false": False}[cell] if kind is bool else kind(cell)

@@ -98,6 +98,8 @@ def test_shapes_a_rung_does_not_take_are_left_out(run):
     [
         (["02", "--baselines", "fa5"], "no baseline fa5; there are fa2, cudnn"),
         (["02", "--seqlens", "many"], "--seqlens many is neither a range such as 512..4096 nor a list"),
+        (["02", "--seqlens", "0,64"], "--seqlens 0,64 is neither"),
+        (["02", "--seqlens", "64..32"], "--seqlens 64..32 is neither"),
         (["99"], "99"),
         (["02@block_m=63"], "block_m=63"),
     ],
@@ -106,6 +108,19 @@ def test_bad_input(run, arguments, message):
     code, _, err = run(*arguments)
     assert code == console.EXIT_ERROR
     assert message in err
+
+
+def test_rounds_are_at_least_one(capsys):
+    with pytest.raises(SystemExit):
+        bench.parser().parse_args(["02", "--rounds", "0"])
+    assert "--rounds: 0 is below 1" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named(run):
+    arguments = ("py_fa2", "--device", "cpu", "--seqlens", "16", "--tokens", "16", "--heads", "1", "--rounds", "1")
+    code, _, err = run(*arguments, "--out", "/nowhere/table.txt")
+    assert code == console.EXIT_ERROR
+    assert "No such file or directory: '/nowhere/table.txt'" in err
 
 
 def test_shapes():

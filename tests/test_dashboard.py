@@ -196,7 +196,10 @@ def test_what_the_logs_say_is_text_and_no_markup(folder, run):
 def test_a_study_shows_its_trials_and_its_winner(everything, run):
     run()
     html = page(everything)
-    assert "4 trials of 16_static_stride, 3 measured; the winner has the ratio 1.050: block_m=128, num_warps=4" in html
+    words = "4 trials of 16_static_stride, 3 measured; the winner, among the finalists, has the ratio 1.040"
+    assert f"{words}: block_m=128, num_warps=4" in html
+    for label in ("winner", "best so far", "FlashAttention-2"):
+        assert f">{label}</text>" in html[html.index(words) :]
     assert 'data-tip="trial 2: hung: because&#10;block_m=64,num_warps=4"' in html
 
 

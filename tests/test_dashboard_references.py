@@ -73,3 +73,13 @@ def test_the_readmes_and_the_page_are_brought_up_to_date(log, tmp_path, capsys):
     assert "measured:begin -->\n<!--" in (tmp_path / "c" / "README.md").read_text()
     assert "<td>cute, block_n=32</td>" in (log.path.parent / "dashboard.html").read_text()
     assert run("--check")[0] == 0
+
+
+def test_a_row_that_cannot_be_read_costs_no_more_than_itself(log):
+    log.append(lines("odd", "2026-01-04", "forgotten", "dtype=bf16", 0.7, toolkit=""))
+    (table,) = references.tables(log.read()[0], "forgotten")
+    assert table.rows[0][:2] == ("forgotten dtype=bf16", "210")
+    text = log.path.read_text()
+    log.path.write_text(text + text.splitlines(keepends=True)[-1].replace("dtype=bf16", "?!"))
+    _, damaged = log.read()
+    assert "config='?!' is no ConfigText" in str(damaged[0])

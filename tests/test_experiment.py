@@ -207,6 +207,14 @@ def test_a_damaged_row_is_named_and_left_in_place(run):
     assert path.read_text().splitlines()[1] == "what is this"
 
 
+def test_a_run_on_the_emulator_is_shown_though_a_gpu_was_there_before(run):
+    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": plan.FA1}] * 2)
+    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": plan.FA2}] * 2)
+    _, out, _ = run("loop_order", "--seqlens", "128")
+    assert "counted by the emulator" in out[: out.index("logged to")]
+    assert "show what was measured on NVIDIA H100" in " ".join(out.split())
+
+
 def test_bad_input_and_the_list(run):
     code, _, err = run("lenghts")
     assert code == console.EXIT_ERROR

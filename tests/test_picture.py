@@ -105,3 +105,8 @@ def test_the_path_leads_through_every_rung_and_reference():
     for implementation in (*versions(), *references()):
         assert f"({implementation.name}/README.md)" in path, f"add {implementation.name} to versions/README.md"
         assert (implementation.directory / "README.md").is_file()
+
+
+def test_an_unknown_kind_is_refused_by_name(capsys):
+    assert console.run(picture.main, picture.parser(), ["loop"]) == console.EXIT_ERROR
+    assert "no pictures loop; there are layouts, loops" in capsys.readouterr().err

@@ -153,3 +153,8 @@ def test_nan_is_never_close():
     assert not check.passed
     with pytest.raises(VerificationError, match=r"rung 02 is wrong:\n  o\[0, 0, 0, 0\] is nan instead of"):
         check.require("rung 02")
+
+
+def test_a_problem_that_no_memory_holds_is_refused():
+    with pytest.raises(UnsupportedProblemError, match=r"no room for a tensor of .* GiB on the device cpu"):
+        make_inputs(Problem(seqlen_q=2**44))

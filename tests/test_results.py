@@ -9,7 +9,7 @@ import time
 import pytest
 
 from flashladder.common.errors import ResultsError
-from flashladder.common.results import Log, Schema
+from flashladder.common.results import Log, PositiveFloat, Schema
 
 SCHEMA = Schema({"name": str, "count": int, "time_ms": float, "passed": bool})
 ROW = {"name": 'a,b "c"', "count": 3, "time_ms": 0.25, "passed": True}
@@ -81,6 +81,31 @@ def test_damaged_rows_are_reported_and_left_in_place(log):
     assert reasons[2] == "passed='maybe' is no bool"
     assert reasons[3].startswith("no CSV")
     assert "".join(bad).encode(errors="surrogateescape") in log.path.read_bytes()
+
+
+def test_who_appends_is_told_of_damage_once(log, capsys):
+    written(log, HEADER + "x,1,2\nx,1,2.0,true\nx,one,2.0,tr")
+    log.append([ROW])
+    err = capsys.readouterr().err
+    assert f"{log.path}:4: torn: the line has no end; it is now in runs.csv.torn" in err
+    assert f"{log.path}:2: 3 cells under 4 columns; the line is left where it is" in err
+    log.append([ROW])
+    log.report()
+    assert capsys.readouterr().err == ""
+
+
+def test_who_has_read_is_not_told_again(log, capsys):
+    written(log, HEADER + "x,1,2\n").read()
+    log.append([ROW])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1.5", "0", "fast"])
+def test_a_time_that_cannot_have_been_measured_is_damage(tmp_path, text):
+    log = written(Log(tmp_path / "runs.csv", Schema({"time_us": PositiveFloat})), f"time_us\n{text}\n1.5\n")
+    frame, damaged = log.read()
+    assert [str(d) for d in damaged] == [f"{log.path}:2: time_us={text!r} is no PositiveFloat"]
+    assert (frame["time_us"].dtype, list(frame["time_us"])) == (float, [1.5])
 
 
 def test_an_older_file_gains_the_new_columns(log):

@@ -199,10 +199,13 @@ def test_alignment_forgives_renamed_registers_alone():
     lines = list(align(compared.left.loop, compared.right.loop))
     assert [line.left for line in lines if line.left] == list(compared.left.loop)
     assert [line.right for line in lines if line.right] == list(compared.right.loop)
-    same = [line for line in lines if line.left and line.right]
+    same = [line for line in lines if line.is_same]
     assert len(same) > 0.8 * len(compared.left.loop)
     assert all(normalised(line.left) == normalised(line.right) for line in same)
     assert any(line.left.text != line.right.text for line in same)
+    beside = [line for line in lines if line.left and line.right and not line.is_same]
+    assert beside  # what came instead stands beside what it replaced
+    assert all(normalised(line.left) != normalised(line.right) for line in beside)
 
 
 def test_changed_counts_are_the_greatest_first():

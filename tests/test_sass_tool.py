@@ -55,16 +55,23 @@ def test_listing_of_the_main_loop(run):
 
 
 def test_two_rungs(run):
-    code, out, _ = run("--diff", "08", "09", "--loop", "--listing")
+    code, out, _ = run("--diff", "08", "09", "--loop")
     assert code == 0
     assert "--- 08_fewer_address_ops/kernel.cu" in out
     assert "+    KOperand" in out.replace("\n", " ")
     before, after, change = line(out[out.index("Opcodes of the main loop") :], "IMAD.MOV")[1:]
     assert int(after) - int(before) == int(change) < 0
     assert "Opcodes of the kernel" not in out
-    side_by_side = out[out.index("registers' names aside") :]
+    side_by_side = out[out.index("The main loop, registers' names aside") : out.index("Resources")]
     assert "equal" in side_by_side
     assert any(row.strip().startswith("+ ") for row in side_by_side.splitlines())
+    assert "STG" not in side_by_side  # of the epilogue
+
+
+def test_two_whole_kernels_side_by_side(run):
+    _, out, _ = run("--diff", "03", "04", "--listing")
+    side_by_side = out[out.index("The kernel, registers' names aside") : out.index("Resources")]
+    assert "STG" in side_by_side  # of the epilogue
 
 
 def test_two_rungs_of_one_kernel(run):

@@ -53,7 +53,7 @@ def parser() -> Parser:
     made.add_argument(
         "--seqlens", help="512..4096 doubles; or a list, 512,4096; instead of the experiment's own choice"
     )
-    made.add_argument("--rounds", type=int, metavar="N", help="rounds of timing (default: as many as needed)")
+    options.add_rounds(made)
     options.add_device(made)
     return made
 
@@ -93,20 +93,20 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
 
 
 def _show(experiment: Experiment, log: Log) -> None:
-    """A table and a picture of the latest run in the log."""
+    """A table of the latest run in the log; a picture of the latest on a GPU, where there is any."""
     from flashladder.common import theme
     from flashladder.common.experiments import figures
 
-    frame, damaged = log.read()
-    for damage in damaged:
-        warn(f"{damage}; the line is left where it is")
-    rows = figures.latest(frame)
-    if rows.empty:
+    log.report()
+    frame, _ = log.read()
+    if frame.empty:
         warn(f"{experiment.title}: nothing was run")
         return
-    console.print(_table(f"{experiment.title}, {figures.source(rows)}", rows))
-    pictures = theme.write(figures.DRAW[experiment.name](rows), log.path.with_suffix(".svg"), experiment.title)
-    console.print(f"[dim]logged to {log.path}, drawn as {' and '.join(path.name for path in pictures)}")
+    ran, drawn = frame[frame["run"] == frame["run"].iloc[-1]], figures.latest(frame)
+    console.print(_table(f"{experiment.title}, {figures.source(ran)}", ran))
+    pictures = theme.write(figures.DRAW[experiment.name](drawn), log.path.with_suffix(".svg"), experiment.title)
+    names = " and ".join(path.name for path in pictures)
+    console.print(f"[dim]logged to {log.path}; {names} show what was {figures.source(drawn)}")
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:

@@ -57,7 +57,7 @@ def parser() -> Parser:
     made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
     made.add_argument("--fixed", default=FIXED_CONFIG, metavar="CONFIG", help=f"default: {FIXED_CONFIG}")
     made.add_argument("--budget", type=float, default=300, metavar="SECONDS", help="for all timing (default: 300)")
-    made.add_argument("--rounds", type=int, metavar="N", help="rounds of each shape, instead of a budget")
+    options.add_rounds(made, "rounds of each shape, instead of a budget")
     made.add_argument("--again", action="store_true", help="measure what is there already, too")
     return made
 

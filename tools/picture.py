@@ -12,6 +12,7 @@ import sys
 
 try:
     from flashladder.common.console import Parser, console, exit_with, progress, warn
+    from flashladder.common.errors import ConfigError
     from flashladder.common.paths import ROOT
     from flashladder.common.pictures import gallery
 except ImportError as error:
@@ -25,12 +26,15 @@ def parser() -> Parser:
     """The options."""
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
-    made.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help="layouts or loops; default: both")
+    made.add_argument("kinds", nargs="*", metavar="KIND", help="layouts or loops; default: both")
     made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
     return made
 
 
 def main(arguments: argparse.Namespace) -> int:
+    for kind in arguments.kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"no pictures {kind}; there are {', '.join(KINDS)}")
     pictures = [picture for kind in arguments.kinds or KINDS for picture in KINDS[kind]()]
     with progress("pictures") as update:
         states = {}

@@ -3,7 +3,7 @@
 python tools/sass.py 08                                tables for an H100
 python tools/sass.py 08 --gpu a100 --config block_n=32
 python tools/sass.py 08 --loop --listing               the main loop, instruction by instruction
-python tools/sass.py --diff 07 08                      two rungs: sources, opcode counts, instructions
+python tools/sass.py --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parser() -> Parser:
     options.add_config(made)
     made.add_argument("--gpu", default="h100", metavar="NAME", help="compile for and reckon with it (default: h100)")
     made.add_argument("--loop", action="store_true", help="the main loop alone")
-    made.add_argument("--listing", action="store_true", help="the instructions too")
+    made.add_argument("--listing", action="store_true", help="the instructions too; with --diff, of all the kernel")
     made.add_argument("--csv", type=Path, metavar="FILE", help="write the opcode counts to a file")
     return made
 
@@ -71,13 +71,14 @@ def _compare(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     left, right = pair.left, pair.right
     console.print(show.compared(pair))
     console.print(show.source(lower, upper), end="\n\n")
+    is_whole = arguments.listing and not arguments.loop
+    listings = (left.instructions, right.instructions) if is_whole else (left.loop, right.loop)
+    what = "The kernel" if is_whole else "The main loop"
+    console.print(show.side_by_side(f"{what}, registers' names aside", *listings))
     console.print(show.resources(left, right))
     console.print(show.count_changes("Opcodes of the main loop", left.loop_counts, right.loop_counts))
     if not arguments.loop:
         console.print(show.count_changes("Opcodes of the kernel", left.counts, right.counts))
-    if arguments.listing:
-        listings = (left.loop, right.loop) if arguments.loop else (left.instructions, right.instructions)
-        console.print(show.side_by_side("Instructions, registers' names aside", *listings))
     return [left, right]
 
 

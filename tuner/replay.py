@@ -58,7 +58,9 @@ class Sweep:
     def load(cls, study: str) -> Sweep:
         """A study by its name, or by the path of its CSV. ResultsError where there is no such study."""
         path = Path(study) if study.endswith(".csv") else trial_log.path_of(study)
-        frame, _ = trial_log.read(path).read()
+        log = trial_log.read(path)
+        log.report()
+        frame, _ = log.read()
         measured = frame[frame["verdict"] == "measured"]
         if measured.empty:
             raise ResultsError(f"{path} has no measured trials; `python tuner/search.py RUNG --gpu GPU --exhaustive`")

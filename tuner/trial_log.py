@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial
 
 from flashladder.common.errors import ResultsError
 from flashladder.common.paths import results_dir
-from flashladder.common.results import Log, Schema
+from flashladder.common.records import ConfigText
+from flashladder.common.results import Log, PositiveFloat, Schema
 from flashladder.tuner.ledger import Ledger, code_of, outcome_of, verdict_of
 
 if TYPE_CHECKING:
@@ -35,16 +36,16 @@ SCHEMA = Schema(
         "study": str,
         "trial": int,
         "version": str,
-        "config": str,  # the fields that are searched; the first of those with the same code
+        "config": ConfigText,  # the fields that are searched; the first of those with the same code
         "code": str,  # digest
         "same_code": str,  # the other configurations with this code, between semicolons
         **_RESOURCES,
         "predicted_us": float,  # by the cost model
         "verdict": str,  # measured, or why not: wrong, faulted, hung, crashed, abandoned, duplicate
         "reason": str,
-        "ratio": float,  # official time / ours, the geometric mean over the problems
-        "ratio_low": float,
-        "ratio_high": float,
+        "ratio": PositiveFloat,  # official time / ours, the geometric mean over the problems
+        "ratio_low": PositiveFloat,
+        "ratio_high": PositiveFloat,
         "times_us": str,  # for each problem, between bars
         "baseline_us": str,
         "seconds": float,  # that the trial took
@@ -56,9 +57,9 @@ SCHEMA = Schema(
         "toolkit": str,
         "commit": str,
         "notes": str,
-        "final_ratio": float,  # of the finalists, measured together
-        "final_low": float,
-        "final_high": float,
+        "final_ratio": PositiveFloat,  # of the finalists, measured together
+        "final_low": PositiveFloat,
+        "final_high": PositiveFloat,
         "winner": bool,
     }
 )

@@ -12,13 +12,22 @@ import pandas as pd
 from flashladder.common import catalog
 from flashladder.common.config import gpu_names, load_gpu
 from flashladder.common.experiments.plan import EXPERIMENTS
-from flashladder.common.records import BENCH, EXPERIMENT, LADDER, RUNS
-from flashladder.common.results import Damage, Log, Schema
+from flashladder.common.records import BENCH, EXPERIMENT, LADDER, RUNS, ConfigText
+from flashladder.common.results import Damage, Log, PositiveFloat, Schema
 from flashladder.common.sass.pipes import tensor_peak, throughput
 
 # What is read of logs that other tools describe; they have more columns.
 TUNING = Schema(
-    {"trial": int, "version": str, "config": str, "verdict": str, "reason": str, "ratio": float, "winner": bool}
+    {
+        "trial": int,
+        "version": str,
+        "config": ConfigText,
+        "verdict": str,
+        "reason": str,
+        "ratio": PositiveFloat,
+        "final_ratio": PositiveFloat,
+        "winner": bool,
+    }
 )
 SASS = Schema({"version": str, "config": str, "arch": str, "kind": str, "pipe": str, "loop": int, "kernel": int})
 

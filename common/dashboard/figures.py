@@ -141,17 +141,21 @@ def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
 @figure
 def tuning(trials: pd.DataFrame) -> Figure:
     """A study's trials in order: the ratio of each, the best so far, the winner, and at the edge those that failed."""
-    drawn = pixels(WIDTH, 280)
-    axes = drawn.add_axes((0.06, 0.17, 0.92, 0.78))
+    drawn = pixels(WIDTH, 300)
+    axes = drawn.add_axes((0.06, 0.16, 0.92, 0.73))
     edge = trials["ratio"].min()
     for row in trials.itertuples():
         measured = row.ratio == row.ratio
         words = f"{row.ratio:.3f}" if measured else f"{row.verdict}: {row.reason}"
         paint = colour("good" if row.winner is True else "other" if measured else "bad")
         look: dict[str, Any] = {"marker": "o" if measured else "x", "markersize": 9 if row.winner is True else 5}
-        (point,) = axes.plot(row.trial, row.ratio if measured else edge, color=paint, linestyle="none", **look)
+        label = "winner" if row.winner is True else None
+        y = row.ratio if measured else edge
+        (point,) = axes.plot(row.trial, y, color=paint, linestyle="none", label=label, **look)
         tip(point, f"trial {row.trial}: {words}\n{row.config}")
-    axes.step(trials["trial"], trials["ratio"].cummax().ffill(), where="post", color=colour("own"), zorder=1)
-    axes.axhline(1, color=colour("official"), zorder=0)
+    best = trials["ratio"].cummax().ffill()
+    axes.step(trials["trial"], best, where="post", color=colour("own"), zorder=1, label="best so far")
+    axes.axhline(1, color=colour("official"), zorder=0, label="FlashAttention-2")
     axes.set(xlabel="trial", ylabel="ratio")
+    drawn.legend(loc="upper left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0)
     return drawn

@@ -14,6 +14,7 @@ from flashladder.common.dashboard import data, figures, references
 from flashladder.common.dashboard.data import Results
 from flashladder.common.dashboard.studies import pictures as optuna_pictures
 from flashladder.common.dashboard.view import view
+from flashladder.common.display import tflops
 from flashladder.common.experiments import figures as experiment_figures
 from flashladder.common.experiments.plan import EXPERIMENTS
 
@@ -59,8 +60,11 @@ def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:
     winner = measured[measured["winner"].eq(True)]
     best = (winner if len(winner) else measured).sort_values("ratio").iloc[-1]
     what = "the winner" if len(winner) else "the best so far"
+    ratio = best["ratio"]
+    if pd.notna(best["final_ratio"]):  # the finalists are measured once more, and more precisely
+        what, ratio = f"{what}, among the finalists,", best["final_ratio"]
     counts = f"{len(trials)} trials of {best['version']}, {len(measured)} measured"
-    words = f"{counts}; {what} has the ratio {best['ratio']:.3f}: {best['config'].replace(',', ', ')}"
+    words = f"{counts}; {what} has the ratio {ratio:.3f}: {best['config'].replace(',', ', ')}"
     svg = theme.inline_svg(figures.tuning(trials), f"study-{name}", f"Trials of {name}")
     return {"name": name, "words": words, "svg": svg, "pictures": optuna_pictures(trials)}
 
@@ -90,7 +94,7 @@ def _run(row: Any) -> dict[str, Any]:
         "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{mask}",
         "device": row.device,
         "us": _number(row.time_us, ",.1f"),
-        "tflops": _number(row.tflops, ".1f"),
+        "tflops": tflops(row.tflops) if row.tflops == row.tflops else "",
         "ratio": _number(row.ratio, ".3f"),
         "verdict": row.verdict,
         "passed": row.passed is True,

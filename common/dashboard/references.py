@@ -17,6 +17,7 @@ from flashladder.common.config import parse_values
 from flashladder.common.cpu import CPU_BASELINES
 from flashladder.common.dashboard.data import means
 from flashladder.common.dashboard.view import remarks
+from flashladder.common.errors import ConfigError
 
 MARKER = "measured"
 WIDTH = 120  # of lines in a README
@@ -101,8 +102,11 @@ def _label(version: str, config: str) -> str:
     official = {**CPU_BASELINES, **BASELINES}.get(version)
     if official:
         return official.title
-    implementation = catalog.find_implementation(version)
-    changed = [f"{name}={value}" for name, value in _changes(implementation, config).items()]
+    try:
+        changes = _changes(catalog.find_implementation(version), config)
+    except ConfigError:  # what has another name or other fields by now, or whose row is damaged
+        return f"{version} {config}".strip() or "unnamed"
+    changed = [f"{name}={value}" for name, value in changes.items()]
     return ", ".join([f"rung {version[:2]}" if version[0].isdigit() else version, *changed])
 
 
@@ -117,7 +121,9 @@ def _source(rows: pd.DataFrame) -> str:
     """Where and when, and with what."""
     last = rows.iloc[-1]
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
-    compilers = ", ".join(toolkit for toolkit in rows["toolkit"].dropna().unique() if not toolkit[0].isdigit())
+    compilers = ", ".join(
+        toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit and not toolkit[0].isdigit()
+    )
     driver = f"driver {last['driver']}, " if isinstance(last["driver"], str) and last["driver"] else ""
     notes = [note for notes in rows["notes"].dropna() for note in notes.split("; ") if note]
     where = f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}."

@@ -139,7 +139,7 @@ def step(row: Any) -> str:
 
 def registers(row: Any) -> str:
     """A line's registers, and the bytes that a thread spills and reloads."""
-    spilled = int(row.spill_store_bytes + row.spill_load_bytes)
+    spilled = int(np.nansum((row.spill_store_bytes, row.spill_load_bytes)))
     return f"{row.registers:.0f}" + (f" + {spilled} B" if spilled else "")
 
 

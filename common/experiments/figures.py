@@ -43,7 +43,9 @@ def loop_order(frame: pd.DataFrame) -> Figure:
     over_length, longest = _panels(drawn, 330, (0.07, 0.5), (0.7, 0.27))
     formulas = {FA1: (traffic.fa1, "block_n", "fixed"), FA2: (traffic.fa2, "block_m", "own")}
     for y, (label, (formula, tile, role)) in enumerate(formulas.items()):
-        rows = frame[frame["label"] == label]
+        rows = frame[(frame["label"] == label) & (frame["config"] != "")]
+        if rows.empty:  # a run that was killed, or lost a row
+            continue
         config = KernelConfig.parse(rows["config"].iloc[-1])
         expected = [sum(formula(s, config.head_dim, getattr(config, tile))) / MIB for s in rows["seqlen_q"]]
         over_length.plot(rows["seqlen_q"], expected, color=colour(role), label=label)
@@ -110,7 +112,7 @@ def _cell(axes: Axes, place: tuple[int, int], value: float, share: float, row: A
     tip(axes.add_patch(box), row.config)
     text = (f"{value:.0f}" if on_gpu else f"{value:.2f}") if value == value else "wrong"
     axes.text(x, y - 0.1, text, ha="center", va="center", fontsize=15)
-    spilled = int(row.spill_store_bytes + row.spill_load_bytes)
+    spilled = int(np.nansum((row.spill_store_bytes, row.spill_load_bytes)))
     detail = f"{row.registers:.0f} registers" + (f", {spilled} B" if spilled else "")
     axes.text(x, y + 0.27, detail, ha="center", va="center", fontsize=10, color=colour("muted"))
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.catalog import Version
@@ -21,14 +22,11 @@ _LABEL = re.compile(r"`\([^)]*\)")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a side-by-side listing; an instruction that only one side has stands alone."""
+    """A line of a side-by-side listing; None where one side has nothing left to put beside the other."""
 
     left: Instruction | None
     right: Instruction | None
-
-    @property
-    def is_same(self) -> bool:
-        return self.left is not None and self.right is not None
+    is_same: bool  # they differ at most in their registers
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,11 @@ def normalised(instruction: Instruction) -> str:
 
 
 def align(left: Sequence[Instruction], right: Sequence[Instruction]) -> Iterator[Line]:
-    """Both listings from top to bottom, with instructions paired that differ at most in their registers."""
+    """Both listings from top to bottom, what is the same on one line, and what came instead beside what it replaced."""
     matcher = difflib.SequenceMatcher(None, [*map(normalised, left)], [*map(normalised, right)], autojunk=False)
     for tag, left_start, left_end, right_start, right_end in matcher.get_opcodes():
-        if tag == "equal":
-            yield from map(Line, left[left_start:left_end], right[right_start:right_end])
-        else:
-            yield from (Line(instruction, None) for instruction in left[left_start:left_end])
-            yield from (Line(None, instruction) for instruction in right[right_start:right_end])
+        both = zip_longest(left[left_start:left_end], right[right_start:right_end])
+        yield from (Line(*sides, is_same=tag == "equal") for sides in both)
 
 
 def changed(before: Counter[str], after: Counter[str]) -> list[tuple[str, int, int]]:

@@ -175,7 +175,7 @@ def count_changes(title: str, before: Counter[str], after: Counter[str]) -> Tabl
 
 
 def side_by_side(title: str, left: Sequence[Instruction], right: Sequence[Instruction], context: int = 2) -> Table:
-    """Two listings, instructions paired that differ at most in registers; long equal stretches are left out."""
+    """Two listings: - and + mark what one side alone has, | what differs; long equal stretches are left out."""
     made = table(title, "before", "", "after", wrap=("before", "after"))
     aligned = list(diff.align(left, right))
     shown = _near_changes(aligned, context)
@@ -201,9 +201,8 @@ def _near_changes(aligned: Sequence[diff.Line], context: int) -> set[int]:
 def _row(line: diff.Line) -> tuple[Text, Text, Text]:
     if line.is_same:
         return _styled(line.left, "dim"), Text(""), _styled(line.right, "dim")
-    if line.right is None:
-        return _styled(line.left, "red"), Text("-", "red"), Text("")
-    return Text(""), Text("+", "green"), _styled(line.right, "green")
+    mark = "-" if line.right is None else "+" if line.left is None else "|"
+    return _styled(line.left, "red"), Text(mark, "green" if mark == "+" else "red"), _styled(line.right, "green")
 
 
 def _styled(instruction: Instruction | None, style: str | None = None, width: int = 0) -> Text:
