@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -18,6 +19,7 @@ from rich.text import Text
 from flashladder.common.errors import FlashLadderError
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
+LINE_SECONDS = 20.0  # from one line of progress to the next there
 
 
 def _width(stream: TextIO) -> int | None:
@@ -94,7 +96,13 @@ def warn(message: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr that vanishes when done: call it with (done, total) or (done, total, detail)."""
+    """A progress bar on stderr that vanishes when done: call it with (done, total) or (done, total, detail).
+
+    Where stderr is no terminal, a line now and then instead.
+    """
+    if not errors.is_terminal:
+        yield _lines(what)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[detail]}"), console=errors, transient=True) as bar:
         task = bar.add_task(what, total=None, detail="")
@@ -103,3 +111,15 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
             bar.update(task, completed=done, total=total, detail=detail)
 
         yield update
+
+
+def _lines(what: str) -> Callable[..., None]:
+    said = time.monotonic()
+
+    def update(done: int, total: int, detail: str = "") -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_SECONDS:
+            said = time.monotonic()
+            errors.print(f"{what} {done} of {total}", detail, soft_wrap=True)
+
+    return update

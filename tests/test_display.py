@@ -2,11 +2,12 @@
 
 import io
 import re
+import sys
 
 import pytest
 from rich.console import Console
 
-from flashladder.common import display
+from flashladder.common import console, display
 from flashladder.common.contest import Contest
 from flashladder.common.measure import CONTROL, Measurement, Sample
 from flashladder.common.nvml import GpuState
@@ -66,3 +67,13 @@ def test_a_table_for_each_type_and_a_dash_where_nothing_was_timed():
 
 def test_where_nothing_was_timed_there_is_no_table():
     assert display.overview([Contest(Problem(), {}, {}, None)]) == []
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(console, "errors", Console(file=sys.stderr, force_terminal=False))
+    seconds = iter((0.0, 5.0, 25.0, 25.0, 30.0))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(seconds))
+    with console.progress("compiled") as update:
+        for done in (1, 2, 3):
+            update(done, 9, "best 1.2")
+    assert capsys.readouterr().err == "compiled 2 of 9 best 1.2\n"
