@@ -38,6 +38,7 @@ setup(
         # No pin for triton: a CUDA build of torch brings the one that it wants. A CPU build brings none.
         "references": ["triton"],
         "tuner": TUNER,
+        "watch": ["optuna-dashboard"],
         "dev": [
             *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
             "triton",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 INSTRUCTION_SETS = {"ampere": "sm_80 or later", "hopper": "sm_90a"}  # and the arch that each needs
 DEVICES = ("cpu", "gpu")  # where a reference may run
+PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
 _KEYS = {"title", "idea", "supports", "config"}  # of every version.yaml
 _OPTIONAL_KEYS = {"kernel", "rules", "defaults", "small_sm"}
 
@@ -192,6 +193,13 @@ class Version(Implementation):
     number: str  # "02"
     instruction_set: str
     local_memory: bool = False  # whether its kernels may spill registers
+
+    def config(self, gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
+        """As `Implementation.config`; a rung that does not declare PTXAS_LEVEL has it where it is given, and last."""
+        if PTXAS_LEVEL in self.choices or PTXAS_LEVEL not in overrides:
+            return super().config(gpu, **overrides)
+        level = overrides.pop(PTXAS_LEVEL)
+        return self._checked({**super().config(gpu, **overrides).as_dict(), PTXAS_LEVEL: level})
 
     def check_arch(self, arch: str) -> None:
         """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""

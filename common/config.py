@@ -62,7 +62,7 @@ FIELDS = {
         Field("blocks_ahead", int, "16 x 16 blocks of K or V loaded ahead of their mmas"),
         Field("copy_pieces", int, "pieces in which a block of K and V is copied"),
         Field("edge_n", int, "keys of a part of a block that a mask or an end may cut"),
-        Field("ptxas_level", int, "the -O of ptxas: at 1 it largely keeps the order of the source"),
+        Field("ptxas_level", int, "the -O of ptxas: at 1 it largely keeps the order of the source", choices=(1, 2, 3)),
         Field("skip_first_rescale", bool, "the first step of the main loop does not rescale O"),
         Field("row_stride", int, "elements from a row of Q, K, V or O to the next, known to the compiler"),
         Field("causal", bool, "a row of Q sees no later row of K"),

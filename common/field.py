@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from flashladder.common import catalog, target
+from flashladder.common import catalog, target, tuned
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.catalog import Reference, Version
-from flashladder.common.config import Value, parse_values
+from flashladder.common.config import GpuDescription, KernelConfig, Value, parse_values
 from flashladder.common.console import progress
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.references import Configured, device_for
@@ -29,6 +29,14 @@ class Entry:
     label: str
     version: Version
     values: dict[str, Value]
+    tuned_for: str | None = None  # the GPU whose winner goes before the values, for problems that it has one for
+
+    def config(self, problem: Problem, gpu: GpuDescription | None) -> KernelConfig:
+        """What is compiled for a problem, by default for `gpu`. UnsupportedProblemError where the rung refuses it."""
+        winner = tuned.config(self.version, self.tuned_for, problem) if self.tuned_for else None
+        config = winner or self.version.config_for(problem, gpu, **self.values)
+        self.version.check(problem, config)
+        return config
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,7 @@ def assemble(entries: Sequence[Entry], problems: Sequence[Problem], place: Targe
     for problem in problems:
         for entry in entries:
             try:
-                config = entry.version.config_for(problem, place.gpu, **entry.values)
-                entry.version.check(problem, config)
+                config = entry.config(problem, place.gpu)
                 requests[problem, entry.label] = BuildRequest(entry.version, config, place.arch)
             except UnsupportedProblemError as error:
                 left_out.append(f"left out: {error}")

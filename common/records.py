@@ -114,7 +114,8 @@ _COUNTERS = {
 
 RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
 BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
-LADDER = Schema({"kind": LadderKind, **BENCH.columns})  # kind: own or fixed, as tools/ladder.py says
+# Kind: own or fixed, as tools/ladder.py says. Chosen_by, of an own one: tuner, or default as in all rows without it.
+LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str})
 EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
 SAMPLES = Schema(
     {

@@ -21,7 +21,7 @@ def binaries():
 @contextmanager
 def server(folder):
     """Starts a server of its own, and gives the URL of an empty database."""
-    port = _free_port()
+    port = free_port()
     account = "nobody" if os.geteuid() == 0 else getpass.getuser()  # PostgreSQL refuses to run as root
     data, sockets = folder / "data", folder / "run"
     for path in (folder, data, sockets):
@@ -51,7 +51,7 @@ def server(folder):
         run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
 
 
-def _free_port():
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -62,6 +62,18 @@ def test_bad_config_is_refused_by_name(tiny, text, message):
         tiny.parse_config(text)
 
 
+def test_any_rung_takes_a_level_of_ptxas_that_it_does_not_declare(tiny):
+    config = tiny.config(ptxas_level=1, block_m=128)
+    assert config.name == f"{tiny.config(block_m=128).name},ptxas_level=1"
+    assert tiny.parse_config(config.name) == config
+    assert "ptxas_level" not in tiny.config().fields
+    assert not any("ptxas_level" in other.fields for other in tiny.space())
+    with pytest.raises(ConfigError, match="07_tiny: ptxas_level=4 is not one of 1, 2, 3"):
+        tiny.config(ptxas_level=4)
+    with pytest.raises(ConfigError, match="breaks the rule"):
+        tiny.config(ptxas_level=1, double_buffer=True)
+
+
 def test_space_is_every_valid_config(tiny):
     space = list(tiny.space())
     shapes = {(64, 4, False), (128, 4, False), (128, 4, True), (128, 8, False), (128, 8, True)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashladder.common import console, contest, records
+from flashladder.common import console, contest, records, tuned
 from flashladder.common.catalog import find
 from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
@@ -16,6 +16,7 @@ SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--round
 def run(monkeypatch, tmp_path, capsys):
     """Calls the tool as a person does; gives its exit code, output and errors."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     monkeypatch.setattr(ladder, "NUM_HEADS", 1)
     fake_gpu.install(monkeypatch)
 
@@ -63,6 +64,42 @@ def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
     assert fixed["config"].str.contains("block_m=64,block_n=64,num_warps=4,q_fragments=2").all()
     assert len(contests) == 2
     assert "bf16, full: harmonic mean of TFLOP/s" in out
+
+
+def test_own_is_what_was_tuned_for_the_gpu_or_else_the_default(run):
+    """A winner holds for its dtype; and the row says where its configuration is from."""
+    run("02", *SMALL, "--seqlens", "128")
+    tuned.save("h100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
+    tuned.save("a100", "07_auto_tuned", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
+    code, out, err = run("02", "07", *SMALL, "--seqlens", "128", "--dtypes", "bf16,fp16")
+    assert code == 0, err
+    assert "1 of 8 rows are there already" in out, "what was measured before it was tuned is no row of the winner"
+    frame = rows()
+    own = frame[frame["kind"] == "own"]
+    blocks = own["config"].str.extract(r"block_n=(\d+)")[0]
+    found = zip(own["version"].str[:2], own["dtype"], blocks, own["chosen_by"], strict=True)
+    defaults = {number: str(find(number).config().block_n) for number in ("02", "07")}
+    assert list(found) == [
+        ("02", "bf16", defaults["02"], "default"),
+        ("02", "bf16", "32", "tuner"),
+        ("07", "bf16", defaults["07"], "default"),
+        ("02", "fp16", defaults["02"], "default"),
+        ("07", "fp16", defaults["07"], "default"),
+    ]
+    assert set(frame[frame["kind"] == "fixed"]["chosen_by"]) == {""}
+    _, out, _ = run("02", *SMALL, "--seqlens", "128", "--untuned")
+    assert "2 of 2 rows are there already" in out, "the default's row, not the winner's"
+
+
+def test_a_log_from_before_winners_stays_valid(run):
+    """Its rows have no chosen_by, are read, and are not measured again."""
+    run("02", *SMALL, "--seqlens", "128")
+    log = records.ladder("h100").path
+    log.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in log.read_text().splitlines()))
+    assert "chosen_by" not in log.read_text()
+    _, out, _ = run("02", *SMALL)
+    assert "2 of 4 rows are there already" in out
+    assert list(rows()["chosen_by"]) == ["", "", "default", ""]
 
 
 def test_the_same_machine_code_is_timed_once(run, contests):

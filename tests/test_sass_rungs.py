@@ -122,6 +122,27 @@ def test_06_against_05_one_ffma_for_a_multiplication_and_a_subtraction():
     assert before["FMUL"] - after["FMUL"] == pytest.approx(scores, abs=4)
 
 
+@pytest.mark.parametrize("number", [f"{number:02}" for number in range(9, 19)])
+def test_at_o1_nothing_is_spilled_as_the_readmes_say(number):
+    usual, plain = code(number), code(number, ptxas_level=1)
+    assert usual.spill_instructions > 0 == plain.spill_instructions == plain.artifact.local_bytes
+    readme = (find(number).directory / "README.md").read_text()
+    claim = (
+        f"the {usual.spill_instructions} accesses to local memory in the main loop are gone. The loop has "
+        f"{len(plain.loop)} instructions instead of {len(usual.loop)}, and one warp takes "
+        f"{plain.loop_issue_cycles:,} cycles to issue it instead of {usual.loop_issue_cycles:,}."
+    )
+    assert claim in " ".join(readme.split())
+
+
+def test_a_level_of_ptxas_that_is_asked_for_holds_for_both_rungs():
+    for config in comparable_configs(find("08"), find("09"), {"ptxas_level": 1}):
+        assert config.ptxas_level == 1
+    lower, upper = comparable_configs(find("20"), find("21"))
+    assert "ptxas_level" not in lower.fields
+    assert upper.ptxas_level == 1
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 def test_08_against_07_less_address_arithmetic(arch):
     """On sm_90a the compiler works much of it out before the loop, spills it, and reloads it with LDL."""

@@ -4,10 +4,10 @@ python tools/ladder.py                              every rung, six sequence len
 python tools/ladder.py --budget 120 --dtypes bf16   a coarser look
 python tools/ladder.py 08 16 --again                two rungs once more
 
-Every rung is timed twice: in its own configuration (own), and in one that all the rungs take (fixed), so that the
-technique shows apart from the tuning. All of them run in the same rounds, on the same tensors. The rows go to
-results/ladder_GPU.csv as soon as a shape is done, and what is there already, of the same machine code, is not
-measured again: a run that was killed goes on where it was.
+Every rung is timed twice: in its own configuration (own), which is what was tuned for this GPU or else the rung's
+default, and in one that all the rungs take (fixed), so that the technique shows apart from the tuning. All of them
+run in the same rounds, on the same tensors. The rows go to results/ladder_GPU.csv as soon as a shape is done, and what
+is there already, of the same machine code, is not measured again: a run that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 try:
     from flashladder.common import arguments as options
-    from flashladder.common import catalog, display
+    from flashladder.common import catalog, display, tuned
     from flashladder.common.catalog import Version
     from flashladder.common.config import Value, parse_values
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
@@ -56,6 +56,7 @@ def parser() -> Parser:
     made.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
     made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
     made.add_argument("--fixed", default=FIXED_CONFIG, metavar="CONFIG", help=f"default: {FIXED_CONFIG}")
+    made.add_argument("--untuned", action="store_true", help="own: the rung's default, not what was tuned for the GPU")
     made.add_argument("--budget", type=float, default=300, metavar="SECONDS", help="for all timing (default: 300)")
     options.add_rounds(made, "rounds of each shape, instead of a budget")
     made.add_argument("--again", action="store_true", help="measure what is there already, too")
@@ -73,7 +74,8 @@ def main(arguments: argparse.Namespace) -> int:
     official = baselines.find(baselines.OFFICIAL)
     log, run = records.ladder(_gpu_name(place)), records.new_run()
     problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens))
-    field, left_out = assemble(list(_entries(versions, fixed, place.arch)), problems, place)
+    gpu = place.gpu.name if place.gpu and not arguments.untuned else None  # whose winners are wanted
+    field, left_out = assemble(list(_entries(versions, fixed, place.arch, gpu)), problems, place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
     missing = field if arguments.again else _missing(field, _done(log), official.version)
@@ -82,7 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
     contests = []
     for number, (problem, artifacts) in enumerate(missing.items(), start=1):
         console.print(f"{number} of {len(missing)}: {problem.name}, {len(artifacts)} kernels", soft_wrap=True)
-        contests.append(_measure(problem, artifacts, official, settings, log, run))
+        contests.append(_measure(problem, artifacts, official, settings, log, run, gpu))
     for table in display.overview(contests):
         console.print(table)
     console.print(f"[dim]logged to {log.path}; `python tools/dashboard.py` makes tables and pictures of it")
@@ -98,7 +100,9 @@ def _problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int) -> Ite
             yield Problem(batch=batch, num_heads=NUM_HEADS, seqlen_q=seqlen, head_dim=HEAD_DIM, dtype=dtype)
 
 
-def _entries(versions: Iterable[Version], fixed: Mapping[str, Value], arch: str) -> Iterator[Entry]:
+def _entries(
+    versions: Iterable[Version], fixed: Mapping[str, Value], arch: str, gpu: str | None = None
+) -> Iterator[Entry]:
     """Each rung that the GPU can run, in its own configuration and, where it takes it, in the fixed one."""
     for version in versions:
         try:
@@ -106,7 +110,7 @@ def _entries(versions: Iterable[Version], fixed: Mapping[str, Value], arch: str)
         except ConfigError as error:
             warn(f"left out: {error}")
             continue
-        yield Entry(f"{version.number} {OWN}", version, {})
+        yield Entry(f"{version.number} {OWN}", version, {}, tuned_for=gpu)
         values = {name: value for name, value in fixed.items() if name in version.choices}
         if values.keys() >= TILE and _takes(version, values):
             yield Entry(f"{version.number} {FIXED}", version, values)
@@ -161,7 +165,13 @@ def _say_what_is_done(field: Field, missing: Field) -> None:
 
 
 def _measure(
-    problem: Problem, artifacts: Mapping[str, Artifact], official: Baseline, settings: Settings, log: Log, run: str
+    problem: Problem,
+    artifacts: Mapping[str, Artifact],
+    official: Baseline,
+    settings: Settings,
+    log: Log,
+    run: str,
+    gpu: str | None,
 ) -> Contest:
     """Time one shape and log it. Entries that are the same machine code are timed once, and have a row each."""
     from flashladder.common import contest, records
@@ -175,7 +185,7 @@ def _measure(
     rows = records.of_contest(result, run, artifacts)
     log.append(
         [
-            {**rows[first[artifact.key]], **records.of_artifact(artifact), "kind": label.split()[1]}
+            {**rows[first[artifact.key]], **records.of_artifact(artifact), **_kind(label, artifact, problem, gpu)}
             for label, artifact in artifacts.items()
         ]
     )
@@ -184,6 +194,15 @@ def _measure(
     for remark in result.remarks:
         warn(remark)
     return result
+
+
+def _kind(label: str, artifact: Artifact, problem: Problem, gpu: str | None) -> dict[str, str]:
+    """The kind of a row's configuration and, of an own one, where it is from."""
+    number, kind = label.split()
+    if kind == FIXED:
+        return {"kind": kind}
+    winner = tuned.config(catalog.find(number), gpu, problem) if gpu else None
+    return {"kind": kind, "chosen_by": "tuner" if winner == artifact.config else "default"}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How fast a kernel should be on a GPU that need not be there: from its machine code and the emulator's counters.
 
 The main loop's instructions run through a simulated sub-core (subcore.py), as many CTAs side by side as an SM holds;
-CTAs beyond that come in further waves. The emulator says how much bank conflicts lengthen accesses to shared memory.
-The times are for ranking: each is a prediction, and is called one wherever it is shown.
+CTAs beyond that come in further waves. The emulator says how much bank conflicts lengthen loads and stores of shared
+memory. The times are for ranking: each is a prediction, and is called one wherever it is shown.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Workload:
     gpu: GpuDescription
     ctas: int  # in all
     blocks: float  # of K and V for each, on average
-    shared_factor: float
+    conflict_factor: float
 
     def cycles(self) -> float:
         """The SM's time: whole waves, then the CTAs that are left."""
@@ -101,7 +101,7 @@ class Workload:
 
     def _pass(self, loop: Loop, ctas: int) -> float:
         warps = max(1, loop.warps // SUB_CORES)
-        return cycles(loop.steps, ctas, warps, sass.throughput(self.gpu), self.shared_factor) if loop.steps else 0.0
+        return cycles(loop.steps, ctas, warps, sass.throughput(self.gpu), self.conflict_factor) if loop.steps else 0.0
 
 
 def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str, float]:
@@ -130,7 +130,11 @@ def workload(
 
 
 def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
-    """By how much bank conflicts lengthen accesses to shared memory, by layout; what cannot be emulated is left out."""
+    """By how much bank conflicts lengthen loads and stores of shared memory, by layout.
+
+    Copies do not count: they are written past the path that conflicts lengthen. What cannot be emulated is left out.
+    """
+    from flashladder.common.agreement import sass_opcode
     from flashladder.common.build import BuildRequest, build
     from flashladder.common.execute import on_emulator
     from flashladder.common.problem import make_inputs
@@ -147,7 +151,8 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
         with suppress(EmulatorError):
             if isinstance(artifact, Artifact):
                 report = on_emulator(artifact, problems[layout], make_inputs(problems[layout]), race=False)
-                found[layout] = report.shared_wavefronts / max(1, report.shared_wavefronts_ideal)
+                lines = [line for line in report.shared if sass_opcode(line.opcode) != "LDGSTS"]
+                found[layout] = sum(line.units for line in lines) / max(1, sum(line.ideal for line in lines))
     return found
 
 

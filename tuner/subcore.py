@@ -82,17 +82,20 @@ class _Cost:
     pending: int
 
 
+# Conflicts repeat their passes of the load/store path, and no access to the banks: results/profile.csv, rung 01. Copies
+# are written past that path, and shuffles have no banks.
+_CONFLICTING = {"LDS", "STS", "LDSM", "STSM"}
 _KINDS = {"LDGSTS": "copy", "LDGDEPBAR": "commit", "DEPBAR": "wait", "BAR": "barrier"}
 
 
 def cycles(
-    steps: Sequence[Step], ctas: int, warps_a_cta: int, rates: Mapping[str, Rate], shared_factor: float = 1.0
+    steps: Sequence[Step], ctas: int, warps_a_cta: int, rates: Mapping[str, Rate], conflict_factor: float = 1.0
 ) -> float:
     """Cycles that one pass takes when `ctas` CTAs, with so many warps each on this sub-core, run side by side.
 
-    Shared_factor: by how much bank conflicts lengthen accesses to shared memory.
+    Conflict_factor: by how much bank conflicts lengthen the way of loads and stores of shared memory.
     """
-    costs = [_cost(step, rates, shared_factor) for step in steps]
+    costs = [_cost(step, rates, conflict_factor) for step in steps]
     groups = [[_Warp() for _ in range(warps_a_cta)] for _ in range(ctas)]
     warps = [warp for group in groups for warp in group]
     group_of = {id(warp): group for group in groups for warp in group}
@@ -141,10 +144,12 @@ def _issue(warp: _Warp, cost: _Cost, now: float, free: dict[str, float]) -> None
         warp.at_barrier = True
 
 
-def _cost(step: Step, rates: Mapping[str, Rate], shared_factor: float) -> _Cost:
+def _cost(step: Step, rates: Mapping[str, Rate], conflict_factor: float) -> _Cost:
     asked = work(step.opcode, step.is_filler)
+    if step.base in _CONFLICTING:
+        asked["lsu"] *= conflict_factor
     pipes: dict[str, Any] = {
-        pipe: amount / rates[pipe].per_clock * SUB_CORES * (shared_factor if pipe in ("shared", "lsu") else 1)
+        pipe: amount / rates[pipe].per_clock * SUB_CORES
         for pipe, amount in asked.items()
         if pipe in rates and pipe != "issue" and amount
     }

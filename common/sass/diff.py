@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from flashladder.common.build import BuildRequest, build
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import PTXAS_LEVEL, Version
 from flashladder.common.config import KernelConfig, Value
 from flashladder.common.errors import ConfigError
 from flashladder.common.sass.code import Code, read
@@ -58,11 +58,12 @@ def comparable_configs(
     if lower.kernel == upper.kernel:
         return lower.config(**given), upper.config(**given)
     config = upper.config(**given)
-    shared = {name: value for name, value in config.items if name in lower.choices}
+    known = {*lower.choices, *({PTXAS_LEVEL} & given.keys())}
+    shared = {name: value for name, value in config.items if name in known}
     try:
         return lower.config(**shared), config
     except ConfigError:
-        return lower.config(**{name: value for name, value in given.items() if name in lower.choices}), config
+        return lower.config(**{name: value for name, value in given.items() if name in known}), config
 
 
 def normalised(instruction: Instruction) -> str:
