@@ -196,8 +196,9 @@ def test_no_gpu_is_said_so(capsys):
     )
 
 
+# An interrupt amid an import of torch may be lost there, so that comes first.
 RUN_AND_SAY_SO = """
-from flashladder.common import console
+from flashladder.common import console, execute
 from flashladder.tools import run_version
 print("running", flush=True)
 console.exit_with(run_version.main, run_version.parser())
