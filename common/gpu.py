@@ -9,6 +9,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from statistics import median
 from typing import Any, Protocol
@@ -44,8 +45,9 @@ def device_arch(device: int | None = None) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
+@cache
 def load(artifact: Artifact) -> Kernel:
-    """The artifact's kernel; DeviceError where there is no GPU or the driver refuses it."""
+    """The artifact's kernel, loaded once; DeviceError where there is no GPU or the driver refuses it."""
     require_gpu()
     torch.cuda.init()
     return Kernel(artifact)

@@ -46,6 +46,13 @@ def test_quick_commands_run_as_printed(command, tmp_path):
     subprocess.run([*environment, sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
 
 
+def test_python_runs_as_printed():
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
 def test_make_knows_the_targets_that_are_named():
     makefile = (ROOT / "Makefile").read_text()
     named = set(re.findall(r"(?:^ {4}|`)make (\w+)", "".join(path.read_text() for path in READMES), re.MULTILINE))

@@ -1,0 +1,123 @@
+"""Attention as a function of torch tensors, for models: a rung that takes any attention behind one call."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from flashladder.common import catalog, target, tuned
+from flashladder.common.artifact import Artifact
+from flashladder.common.build import build_one
+from flashladder.common.config import listing
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.execute import on_emulator, on_gpu
+from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
+
+DEFAULT = "general"  # the last of its kind that was checked on a GPU
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    version: str = DEFAULT,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it; forward only.
+
+    q is (batch, seqlen_q, num_heads, head_dim), k and v are (batch, seqlen_k, num_heads_k, head_dim), of bf16 or fp16,
+    with any strides whose last is 1; num_heads_k divides num_heads. A causal mask is aligned to the bottom right.
+    softmax_scale defaults to 1 / sqrt(head_dim). Returns O, shaped as q, and with `return_lse` also the log-sum-exp of
+    each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and
+    a log-sum-exp of -inf.
+
+    The kernel is compiled at the first call for a dtype, head_dim and mask, and launched on the current stream. Tensors
+    on the CPU go through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
+
+    Raises UnsupportedProblemError for tensors that the rung does not take, or that want a gradient; ConfigError for an
+    unknown version.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
+        raise UnsupportedProblemError(
+            "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
+        )
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    o, lse = _forward(q, k, v, causal, scale, version)
+    return (o, lse) if return_lse else o
+
+
+@torch.library.custom_op("flashladder::attention", mutates_args=())
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    problem = _problem(q, k, causal, softmax_scale)
+    if not q.is_cuda:
+        return _emulated(problem, q, k, v, version)
+    o, lse = _outputs(q)
+    with torch.cuda.device(q.device):
+        on_gpu(_artifact(version, problem, q.device.index), problem, Tensors(q, k, v, o, lse, ()))()
+    return o, lse
+
+
+@_forward.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q)
+
+
+def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, seqlen_q, num_heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float) -> Problem:
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor.dim() != 4:
+            shape = tuple(tensor.shape)
+            raise UnsupportedProblemError(f"{name} has shape {shape}; it should be (batch, seqlen, heads, head_dim)")
+    if q.dtype not in _NAMES:
+        raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(_NAMES)}")
+    batch, seqlen_q, num_heads, head_dim = q.shape
+    return Problem(
+        batch=batch,
+        num_heads=num_heads,
+        num_heads_k=k.shape[2],
+        seqlen_q=seqlen_q,
+        seqlen_k=k.shape[1],
+        head_dim=head_dim,
+        dtype=_NAMES[q.dtype],
+        causal=causal,
+        softmax_scale=softmax_scale,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _artifact(version: str, problem: Problem, device: int | None) -> Artifact:
+    """What runs on the device, which is current, or with None on the emulator: as tuned for it, or the default."""
+    rung, place = catalog.find(version), target.resolve("emulator" if device is None else "gpu", None)
+    config = (tuned.config(rung, place.gpu.name, problem) if place.gpu else None) or rung.config_for(problem, place.gpu)
+    rung.check(problem, config)
+    artifact = build_one(rung, config, place.arch)
+    place.check(artifact)
+    return artifact
+
+
+def _emulated(
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, version: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """On copies of the tensors, in memory whose bounds the emulator knows."""
+    artifact, tensors = _artifact(version, problem, None), make_inputs(problem)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        copy = getattr(tensors, name)
+        if copy.shape != tensor.shape:
+            given, wanted = tuple(tensor.shape), tuple(copy.shape)
+            raise UnsupportedProblemError(f"{name} has shape {given}; with this q and k it is {wanted}")
+        copy.copy_(tensor)
+    on_emulator(artifact, problem, tensors, race=False)
+    return tensors.o.contiguous().clone(), tensors.lse.clone()
