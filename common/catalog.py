@@ -325,6 +325,8 @@ def _shared(directory: Path, text: Any, kernel: str) -> dict[str, Any]:
         _check_keys(declared, {"default", "values"})
     for rule in text.get("rules", ()):
         _check_keys(rule, {"require", "why"})
+    if "small_sm" in text:
+        _check_keys(text["small_sm"], {"below", "defaults"})
     supported: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in text["supports"].items()}
     supports = Supports(**supported)
     choices = {

@@ -2,7 +2,7 @@ import pytest
 from tiny_ladder import VERSION_YAML, make_rung
 
 from flashladder.common.catalog import find, nearest, versions
-from flashladder.common.config import KernelConfig
+from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem import Problem
 
@@ -72,6 +72,20 @@ def test_any_rung_takes_a_level_of_ptxas_that_it_does_not_declare(tiny):
         tiny.config(ptxas_level=4)
     with pytest.raises(ConfigError, match="breaks the rule"):
         tiny.config(ptxas_level=1, double_buffer=True)
+
+
+def test_a_gpu_with_small_sms_has_defaults_of_its_own(tmp_path):
+    small = "small_sm: {below: 200000, defaults: {64: {block_m: 128, num_warps: 8}}}\n"
+    rung = make_rung(tmp_path, yaml=VERSION_YAML + small)
+    a100, h100 = load_gpu("a100"), load_gpu("h100")
+    assert rung.config(h100) == rung.config()
+    assert rung.config(a100) == rung.config(block_m=128, num_warps=8)
+    assert rung.config(a100, head_dim=128) == rung.config(head_dim=128)
+    assert rung.config_for(Problem(head_dim=64), a100, num_warps=4) == rung.config(block_m=128)
+    for wrong, message in (("below", "the key below is missing"), ("block_m", "unknown field blok_m|has no field")):
+        yaml = VERSION_YAML + small.replace(wrong, wrong.replace("e", "ee").replace("block", "blok"))
+        with pytest.raises(ConfigError, match=message):
+            make_rung(tmp_path, "08_wrong", yaml=yaml)
 
 
 def test_space_is_every_valid_config(tiny):
