@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from flashladder.common.config import GpuDescription
 from flashladder.common.emulator import Report
+from flashladder.common.emulator.counters import NUM_BANKS
 from flashladder.common.ncu import Profile
 from flashladder.common.sass.opcodes import FILLER
 from flashladder.common.sass.pipes import throughput, work
@@ -95,19 +96,22 @@ def _with_emulator(profile: Profile, report: Report) -> Iterator[Agreement]:
 def _with_machine_code(profile: Profile, report: Report, gpu: GpuDescription) -> Iterator[Agreement]:
     """How busy each pipe was, in %, against the work of the executed instructions at the rates of throughput.yaml.
 
-    Bank conflicts, which lengthen the way of loads and stores, are the emulator's.
+    The emulator adds what addresses decide: bank conflicts, which lengthen the way of loads and stores, and words that
+    several lanes share, which the banks move once.
     """
     loads: dict[str, float] = defaultdict(float)
     for instruction in profile.instructions:
         for pipe, amount in work(instruction.opcode, instruction.kind == FILLER).items():
             loads[pipe] += amount * instruction.executed
-    loads["lsu"] += sum(line.units - line.ideal for line in report.shared if sass_opcode(line.opcode) != "LDGSTS")
+    on_chip = [line for line in report.shared if sass_opcode(line.opcode) != "LDGSTS"]
+    loads["lsu"] += sum(line.units - line.ideal for line in on_chip)
+    loads["shared"] -= sum(line.ideal - line.words / NUM_BANKS for line in on_chip)
     rates = throughput(gpu)
     for pipe in [pipe for pipe, amount in loads.items() if amount and pipe in rates and pipe in _BUSY]:
         if busy := _busy(profile, pipe):
             percent, cycles = busy
             predicted = 100 * loads[pipe] / rates[pipe].per_clock / gpu.num_sms / cycles
-            yield Agreement("busy %", pipe, percent, predicted, "both" if pipe == "lsu" else "sass")
+            yield Agreement("busy %", pipe, percent, predicted, "both" if pipe in ("lsu", "shared") else "sass")
 
 
 def _busy(profile: Profile, pipe: str) -> tuple[float, float] | None:

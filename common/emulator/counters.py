@@ -15,8 +15,9 @@ NUM_BANKS = 32
 _MMA_SHAPE = re.compile(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
 
 
-def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int) -> tuple[int, int]:
-    """Passes over the 32 banks of 4 bytes that one warp access takes, and the passes it would take without conflicts.
+def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int) -> tuple[int, int, int]:
+    """Passes over the 32 banks of 4 bytes that one warp access takes, the passes it would take without conflicts, and
+    the words that it moves in them.
 
     Accesses of 8 bytes are served in half-warps, of 16 bytes (ldmatrix too: 8 rows) in quarter-warps; lanes that want
     the same word of a bank share it.
@@ -31,24 +32,27 @@ def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int)
     for address, lane in zip(addresses, lanes, strict=True):
         passes[lane // lanes_a_pass].update(range(address >> 2, (address + size + 3) >> 2))
     actual = sum(max(Counter(word % NUM_BANKS for word in words).values()) for words in passes.values())
-    return actual, len(passes)
+    return actual, len(passes), sum(map(len, passes.values()))
 
 
 @dataclass
 class AccessCount:
     """Traffic of one instruction. For shared memory `units` are wavefronts and `ideal` those without bank conflicts;
-    for global memory `units` are 32-byte sectors and `ideal` the sectors that the bytes would fill."""
+    for global memory `units` are 32-byte sectors and `ideal` the sectors that the bytes would fill. `words`, of shared
+    memory, are those of 4 bytes that the banks move: one that several lanes share in a pass counts once."""
 
     requests: int = 0
     units: int = 0
     ideal: int = 0
     bytes: int = 0
+    words: int = 0
 
-    def add(self, requests: int, units: int, ideal: int, bytes: int) -> None:
+    def add(self, requests: int, units: int, ideal: int, bytes: int, words: int = 0) -> None:
         self.requests += requests
         self.units += units
         self.ideal += ideal
         self.bytes += bytes
+        self.words += words
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class LineCount:
     units: int
     ideal: int
     bytes: int
+    words: int
 
     @property
     def where(self) -> str:
@@ -149,10 +154,10 @@ def _by_line(
     for index, count in sorted(counts.items()):
         instruction = program.kernel.instructions[index]
         total = merged.setdefault((instruction.source, instruction.opcode), AccessCount())
-        total.add(count.requests, count.units, count.ideal, count.bytes)
+        total.add(count.requests, count.units, count.ideal, count.bytes, count.words)
         is_copy = instruction.opcode.startswith("cp.async")
         stores = instruction.opcode.startswith(("st", "red")) or (is_copy and space == "shared")
         into = report.bytes_written if stores else report.bytes_read
         into[space] = into.get(space, 0) + count.bytes
     for (source, opcode), total in merged.items():
-        lines.append(LineCount(source, opcode, total.requests, total.units, total.ideal, total.bytes))
+        lines.append(LineCount(source, opcode, total.requests, total.units, total.ideal, total.bytes, total.words))

@@ -28,7 +28,7 @@ class AccessPattern:
         word_lanes: the lane of each of these.
         repeated: which of these are touched by more than one lane.
         is_one_address: all 32 lanes access one address; elements then has length 1.
-        wavefronts, ideal: see counters.shared_wavefronts.
+        wavefronts, ideal, bank_words: see counters.shared_wavefronts.
     """
 
     lanes: np.ndarray
@@ -39,6 +39,7 @@ class AccessPattern:
     is_one_address: bool
     wavefronts: int
     ideal: int
+    bank_words: int
 
 
 # A pattern, and the rows (CTAs of the chunk) it holds for; None: all.
@@ -143,7 +144,8 @@ class SharedMemory:
         for pattern, rows in groups:
             ctas = self.num_ctas if rows is None else len(rows)
             transferred = ctas * len(pattern.lanes) * size
-            counters.shared[index].add(ctas, ctas * pattern.wavefronts, ctas * pattern.ideal, transferred)
+            wavefronts, ideal, words = (ctas * n for n in (pattern.wavefronts, pattern.ideal, pattern.bank_words))
+            counters.shared[index].add(ctas, wavefronts, ideal, transferred, words)
 
 
 def _row(values: Array, row: int) -> Array:

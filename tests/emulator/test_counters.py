@@ -16,21 +16,21 @@ BUFFER = ".shared .align 16 .b8 buffer[16384];"
 @pytest.mark.parametrize(
     ("size", "address", "expected"),
     [
-        (4, lambda lane: 4 * lane, (1, 1)),  # a word each
-        (4, lambda lane: 0, (1, 1)),  # one word for all
-        (4, lambda lane: 4 * (lane // 2), (1, 1)),
-        (4, lambda lane: 8 * lane, (2, 1)),
-        (4, lambda lane: 128 * lane, (32, 1)),  # a column of 32 words
-        (4, lambda lane: 132 * lane, (1, 1)),  # the same, padded
-        (1, lambda lane: lane, (1, 1)),
-        (2, lambda lane: 2 * lane, (1, 1)),
-        (2, lambda lane: 128 * lane, (32, 1)),
-        (8, lambda lane: 8 * lane, (2, 2)),  # two half-warps
-        (8, lambda lane: 16 * lane, (4, 2)),
-        (16, lambda lane: 16 * lane, (4, 4)),  # four quarter-warps
-        (16, lambda lane: 256 * lane, (32, 4)),  # rows of 256 bytes: 8-fold
-        (16, lambda lane: 256 * lane + 16 * (lane % 8), (4, 4)),  # ... swizzled
-        (16, lambda lane: 0, (4, 4)),
+        (4, lambda lane: 4 * lane, (1, 1, 32)),  # a word each
+        (4, lambda lane: 0, (1, 1, 1)),  # one word for all
+        (4, lambda lane: 4 * (lane // 2), (1, 1, 16)),
+        (4, lambda lane: 8 * lane, (2, 1, 32)),
+        (4, lambda lane: 128 * lane, (32, 1, 32)),  # a column of 32 words
+        (4, lambda lane: 132 * lane, (1, 1, 32)),  # the same, padded
+        (1, lambda lane: lane, (1, 1, 8)),
+        (2, lambda lane: 2 * lane, (1, 1, 16)),
+        (2, lambda lane: 128 * lane, (32, 1, 32)),
+        (8, lambda lane: 8 * lane, (2, 2, 64)),  # two half-warps
+        (8, lambda lane: 16 * lane, (4, 2, 64)),
+        (16, lambda lane: 16 * lane, (4, 4, 128)),  # four quarter-warps
+        (16, lambda lane: 256 * lane, (32, 4, 128)),  # rows of 256 bytes: 8-fold
+        (16, lambda lane: 256 * lane + 16 * (lane % 8), (4, 4, 128)),  # ... swizzled
+        (16, lambda lane: 0, (4, 4, 16)),
     ],
 )
 def test_shared_wavefronts(size, address, expected):
@@ -39,16 +39,17 @@ def test_shared_wavefronts(size, address, expected):
 
 @given(st.lists(st.integers(0, 4095), min_size=32, max_size=32), st.sampled_from([4, 8, 16]))
 def test_wavefronts_lie_between_the_ideal_and_one_a_word(units, size):
-    actual, ideal = shared_wavefronts([unit * size for unit in units], LANES, size)
+    actual, ideal, words = shared_wavefronts([unit * size for unit in units], LANES, size)
     assert ideal == size // 4
+    assert words <= 32 * actual
     assert ideal <= actual <= len(set(units)) * size // 4
     shifted = shared_wavefronts([unit * size + 128 for unit in units], LANES, size)
-    assert shifted == (actual, ideal)
+    assert shifted == (actual, ideal, words)
 
 
 def test_inactive_lanes_need_no_pass():
-    assert shared_wavefronts([0, 16, 32], [0, 1, 2], 16) == (1, 1)
-    assert shared_wavefronts([0, 16, 32], [0, 8, 31], 16) == (3, 3)
+    assert shared_wavefronts([0, 16, 32], [0, 1, 2], 16) == (1, 1, 12)
+    assert shared_wavefronts([0, 16, 32], [0, 8, 31], 16) == (3, 3, 12)
 
 
 def run_counted(code, **options):
