@@ -26,12 +26,12 @@ def log(tmp_path, monkeypatch):
     results.mkdir()
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(results))
     copies = []
-    for reference in catalog.references():
-        folder = tmp_path / reference.name
+    for implementation in references.shown():
+        folder = tmp_path / implementation.name
         folder.mkdir()
         (folder / "README.md").write_text("# Title\n\n<!-- measured:begin -->\n<!-- measured:end -->\n")
-        copies.append(dataclasses.replace(reference, directory=folder))
-    monkeypatch.setattr(references.catalog, "references", lambda *_: copies)
+        copies.append(dataclasses.replace(implementation, directory=folder))
+    monkeypatch.setattr(references, "shown", lambda: copies)
     triton, cute = "dtype=bf16,head_dim=128", "dtype=bf16,head_dim=128,block_m=128,block_n=32,num_warps=4,causal=false"
     made = Log(results / "references.csv", BENCH)
     made.append(lines("old", "2026-01-01", "triton", triton, 0.5, toolkit="triton 3.6"))
@@ -43,19 +43,33 @@ def log(tmp_path, monkeypatch):
 
 def test_a_table_shows_the_latest_run(log):
     (table,) = references.tables(log.read()[0], "triton")
-    assert table.head == ("S", "512", "4096", "ratio", "95 %")
+    assert table.head == ("S", "512", "4096", "mean", "95 %")
     assert table.rows[0] == ("FlashAttention-2 (torch)", "300", "300", "1", "")
-    assert table.rows[1][:4] == ("triton", "360", "360", "**1.200**")
+    assert table.rows[1][:4] == ("triton", "360 (1.20)", "360 (1.20)", "**1.200**")
     assert table.rows[2][0] == "cute, block_n=32"
-    assert "bf16, full: TFLOP/s" in table.title
+    assert "bf16, d128, full: TFLOP/s" in table.title
     assert "triton 3.6; 2026-01-02" in table.source
     assert references.every_table(log.read()[0]) == [table]
+
+
+def test_a_general_rung_has_a_table_for_each_head_dim_and_mask(log):
+    rung = catalog.find("general")
+    for head_dim, causal, run in ((128, False, "one"), (128, True, "one"), (64, False, "two")):
+        config = rung.config(head_dim=head_dim, causal=causal).name
+        log.append(lines(run, "2026-01-05", rung.name, config, 1.25, head_dim=head_dim, causal=causal))
+    found = references.tables(log.read()[0], rung.name)
+    assert [table.title.partition(":")[0] for table in found] == [
+        "bf16, d128, full",
+        "bf16, d128, causal",
+        "bf16, d64, full",
+    ]
+    assert found[2].rows == (("rung 23", "375 (1.25)", "375 (1.25)", "**1.250**", "1.248 to 1.252"),)
 
 
 def test_on_a_cpu_the_unit_is_smaller(log):
     log.append(lines("cpu", "2026-01-03", "c", "dtype=bf16,head_dim=128,accumulate=fp64", 1.5, driver="", tflops=0.1))
     (table,) = references.tables(log.read()[0], "c")
-    assert table.rows[0][:3] == ("c, accumulate=fp64", "100", "100")
+    assert table.rows[0][:3] == ("c, accumulate=fp64", "100 (1.50)", "100 (1.50)")
     assert "GFLOP/s" in table.title
 
 
@@ -68,7 +82,7 @@ def test_the_readmes_and_the_page_are_brought_up_to_date(log, tmp_path, capsys):
 
     assert run("--check")[0] == dashboard.EXIT_STALE
     assert run()[0] == 0
-    assert "| triton | 360 | 360 |" in (tmp_path / "triton" / "README.md").read_text()
+    assert "| triton | 360 (1.20) | 360 (1.20) |" in (tmp_path / "triton" / "README.md").read_text()
     assert "| cute, block_n=32 |" in (tmp_path / "cute" / "README.md").read_text()
     assert "measured:begin -->\n<!--" in (tmp_path / "c" / "README.md").read_text()
     assert "<td>cute, block_n=32</td>" in (log.path.parent / "dashboard.html").read_text()
@@ -78,7 +92,7 @@ def test_the_readmes_and_the_page_are_brought_up_to_date(log, tmp_path, capsys):
 def test_a_row_that_cannot_be_read_costs_no_more_than_itself(log):
     log.append(lines("odd", "2026-01-04", "forgotten", "dtype=bf16", 0.7, toolkit=""))
     (table,) = references.tables(log.read()[0], "forgotten")
-    assert table.rows[0][:2] == ("forgotten dtype=bf16", "210")
+    assert table.rows[0][:2] == ("forgotten dtype=bf16", "210 (0.70)")
     text = log.path.read_text()
     log.path.write_text(text + text.splitlines(keepends=True)[-1].replace("dtype=bf16", "?!"))
     _, damaged = log.read()

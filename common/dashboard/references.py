@@ -1,5 +1,5 @@
-"""The references beside the rungs, as tools/bench.py timed them into results/references.csv: tables for their READMEs
-and for the page."""
+"""What the ladder's one problem does not show, as tools/bench.py timed it into results/references.csv: the references
+beside the rungs, and rungs that take any attention. Tables for their READMEs and for the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 120  # of lines in a README
 
 @dataclass(frozen=True)
 class Table:
-    """What one run of the tool measured of one dtype and mask."""
+    """What one run of the tool measured of one dtype, head_dim and mask."""
 
     title: str
     head: tuple[str, ...]
@@ -41,23 +41,29 @@ class Table:
 
 
 def tables(rows: pd.DataFrame, name: str) -> list[Table]:
-    """Of each device, dtype and mask the latest run in which the reference was timed."""
+    """Of each device, dtype, head_dim and mask the latest run in which the implementation was timed."""
     timed = rows[rows["ratio"].notna()]
     mine = timed[timed["version"] == name]
     found = []
-    for (_, dtype, causal), group in mine.groupby(["device", "dtype", "causal"], sort=False):
+    alike = ["dtype", "head_dim", "causal"]
+    for (_, *kind), group in mine.groupby(["device", *alike], sort=False):
         run = group.sort_values("time", kind="stable")["run"].iloc[-1]
-        found.append(_table(timed[(timed["run"] == run) & (timed["dtype"] == dtype) & (timed["causal"] == causal)]))
+        found.append(_table(timed[(timed["run"] == run) & (timed[alike] == kind).all(axis=1)]))
     return found
 
 
+def shown() -> list[Implementation]:
+    """The implementations that have tables."""
+    return [*catalog.references(), *(rung for rung in catalog.versions() if rung.supports.causal)]
+
+
 def every_table(rows: pd.DataFrame) -> list[Table]:
-    """Those of all references, each once."""
-    return list(dict.fromkeys(table for reference in catalog.references() for table in tables(rows, reference.name)))
+    """Those of all of them, each once."""
+    return list(dict.fromkeys(table for implementation in shown() for table in tables(rows, implementation.name)))
 
 
 def write(rows: pd.DataFrame) -> list[Path]:
-    """Brings the references' READMEs up to date; those that changed. ResultsError where one has no markers."""
+    """Brings the READMEs up to date; those that changed. ResultsError where one has no markers."""
     return [path for path, text in _texts(rows).items() if markers.replace(path, MARKER, text)]
 
 
@@ -67,10 +73,10 @@ def stale(rows: pd.DataFrame) -> list[Path]:
 
 
 def _texts(rows: pd.DataFrame) -> dict[Path, str]:
-    found = {reference: tables(rows, reference.name) for reference in catalog.references()}
+    found = {implementation: tables(rows, implementation.name) for implementation in shown()}
     return {
-        reference.directory / "README.md": "\n\n".join(table.markdown for table in measured)
-        for reference, measured in found.items()
+        implementation.directory / "README.md": "\n\n".join(table.markdown for table in measured)
+        for implementation, measured in found.items()
         if measured
     }
 
@@ -82,12 +88,18 @@ def _table(rows: pd.DataFrame) -> Table:
     lengths = sorted(rows["seqlen_q"].unique())
     lines = []
     for (version, config), group in rows.groupby(["version", "config"], sort=False):
-        rates = dict(zip(group["seqlen_q"], group["tflops"], strict=True))
-        cells = [f"{factor * rates[length]:.0f}" if length in rates else "" for length in lengths]
+        timed = {row.seqlen_q: row for row in group.itertuples()}
+        cells = [_cell(timed[length], factor) if length in timed else "" for length in lengths]
         lines.append((_label(version, config), *cells, *_ratio(group)))
     mask = "causal" if last["causal"] else "full"
-    title = f"{last['dtype']}, {mask}: {unit}, and the time of {_label(last['baseline'], '')} / its own"
-    return Table(title, ("S", *map(str, lengths), "ratio", "95 %"), tuple(lines), _source(rows))
+    official = _label(last["baseline"], "")
+    title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
+    return Table(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows))
+
+
+def _cell(row: Any, factor: int) -> str:
+    rate = f"{factor * row.tflops:.0f}"
+    return rate if row.version == row.baseline else f"{rate} ({row.ratio:.2f})"
 
 
 def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
