@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.config import load_gpu
+from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem
 from flashladder.common.sass import throughput
 from flashladder.common.sass.instruction import NO_BARRIER
@@ -120,6 +123,21 @@ def test_times_are_in_the_right_range(artifacts):
         assert PROBLEM.flops / seconds / 1e12 == pytest.approx(rate, rel=0.35)
 
 
+def test_the_rungs_rank_as_the_ladder_has_them():
+    """What the README says of the latency of copies, which these figures have set."""
+    frame = pd.read_csv(ROOT / "results" / "ladder_h100.csv")
+    frame = frame[(frame["kind"] == "own") & (frame["dtype"] == "bf16") & (frame["seqlen_q"] == 4096)]
+    times = frame.sort_values("time").set_index("version")["time_us"].groupby(level=0).last()
+    rungs = [version for version in catalog.versions() if version.name in times and version.number >= "02"]
+    assert len(rungs) >= 22
+    configs = [version.config_for(dataclasses.replace(PROBLEM, num_heads=16)) for version in rungs]
+    built = build([BuildRequest(*pair, H100.arch) for pair in zip(rungs, configs, strict=True)])
+    predicted = [workload(artifact).cycles() for artifact in built]
+    measured = [times[version.name] for version in rungs]
+    assert rank_correlation(predicted, measured) > 0.95
+    assert np.std(np.log(predicted) - np.log(measured)) < 0.05
+
+
 def test_conflicts_make_a_kernel_slower(artifacts):
     assert workload(artifacts[0], 8.0).cycles() > 1.5 * workload(artifacts[0]).cycles()
 
@@ -147,7 +165,7 @@ def test_a_kernel_full_of_conflicts_takes_about_as_long_as_on_an_h100():
     (artifact,) = build([BuildRequest(version, version.config_for(PROBLEM), H100.arch)])
     (factor,) = model.conflicts(space, [space.default], H100).values()
     seconds = workload(artifact, factor).cycles() / (H100.boost_mhz * 1e6)
-    assert PROBLEM.flops / seconds / 1e12 == pytest.approx(55, rel=0.25)
+    assert PROBLEM.flops / seconds / 1e12 == pytest.approx(55, rel=0.35)  # at the boost clock, as all
 
 
 def test_a_longer_problem_takes_longer():

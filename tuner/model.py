@@ -1,8 +1,9 @@
 """How fast a kernel should be on a GPU that need not be there: from its machine code and the emulator's counters.
 
-The main loop's instructions run through a simulated sub-core (subcore.py), as many CTAs side by side as an SM holds;
-CTAs beyond that come in further waves. The emulator says how much bank conflicts lengthen loads and stores of shared
-memory. The times are for ranking: each is a prediction, and is called one wherever it is shown.
+The main loop's instructions, without those seldom executed, run through a simulated sub-core (subcore.py), as many CTAs
+side by side as an SM holds; CTAs beyond that come in further waves. The emulator says how much bank conflicts lengthen
+loads and stores of shared memory. The times are for ranking: each is a prediction, and is called one wherever it is
+shown.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Loop:
             return cls(**{**known, "steps": tuple(Step(*step) for step in known["steps"])})
         code = sass.read(artifact)
         blocks = code.loop_blocks or _blocks_by_ffma(code) or 1.0
-        loop = cls(tuple(map(Step.of, code.loop)), max(1, round(code.loop_warps)), blocks)
+        loop = cls(tuple(map(Step.of, code.usual_loop)), max(1, round(code.loop_warps)), blocks)
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps({**vars(loop), "steps": [dataclasses.astuple(step) for step in loop.steps]}))

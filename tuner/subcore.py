@@ -18,7 +18,7 @@ from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import Rate, work
 
 PASSES = 4  # of every warp through the loop, on average; the first fills pipes and copies, and is not counted
-GLOBAL_LATENCY = 1000  # cycles until an asynchronous copy from L2 is there while all SMs copy; see README.md
+GLOBAL_LATENCY = 600  # cycles until an asynchronous copy from L2 is there while all SMs copy; see README.md
 BARRIER_LATENCY = 20
 # Cycles until the result of an instruction of variable latency is there, by opcode.
 LATENCY = {"LDSM": 30, "LDS": 25, "SHFL": 24, "MUFU": 20, "LDL": 40, "LDG": GLOBAL_LATENCY, "S2R": 20}
