@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flashladder.common.config import GpuDescription
 from flashladder.common.emulator import Report
-from flashladder.common.emulator.counters import NUM_BANKS
+from flashladder.common.emulator.counters import NUM_BANKS, LineCount
 from flashladder.common.ncu import Profile
 from flashladder.common.sass.opcodes import FILLER
 from flashladder.common.sass.pipes import throughput, work
@@ -103,9 +103,9 @@ def _with_machine_code(profile: Profile, report: Report, gpu: GpuDescription) ->
     for instruction in profile.instructions:
         for pipe, amount in work(instruction.opcode, instruction.kind == FILLER).items():
             loads[pipe] += amount * instruction.executed
-    on_chip = [line for line in report.shared if sass_opcode(line.opcode) != "LDGSTS"]
-    loads["lsu"] += sum(line.units - line.ideal for line in on_chip)
-    loads["shared"] -= sum(line.ideal - line.words / NUM_BANKS for line in on_chip)
+    lines = on_lsu_path(report)
+    loads["lsu"] += sum(line.units - line.ideal for line in lines)
+    loads["shared"] -= sum(line.ideal - line.words / NUM_BANKS for line in lines)
     rates = throughput(gpu)
     for pipe in [pipe for pipe, amount in loads.items() if amount and pipe in rates and pipe in _BUSY]:
         if busy := _busy(profile, pipe):
@@ -127,6 +127,11 @@ def _percent(profile: Profile, pattern: str, during: str) -> float | None:
     """The metric of that name, in % of its peak while the SM was active, or of all the time that elapsed."""
     name = re.compile(rf"{pattern}\.avg\.pct_of_peak_sustained_{during}$")
     return max((value for metric, value in profile.metrics.items() if name.match(metric)), default=None)
+
+
+def on_lsu_path(report: Report) -> list[LineCount]:
+    """The accesses to shared memory that bank conflicts lengthen: all but copies, which are written past that path."""
+    return [line for line in report.shared if sass_opcode(line.opcode) != "LDGSTS"]
 
 
 def sass_opcode(ptx: str) -> str:

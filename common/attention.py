@@ -6,12 +6,14 @@ from functools import lru_cache
 
 import torch
 
-from flashladder.common import catalog, target, tuned
+from flashladder.common import catalog, target
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import build_one
 from flashladder.common.config import listing
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.execute import on_emulator, on_gpu
+from flashladder.common.field import Entry
+from flashladder.common.launch import check_shapes
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
 
 DEFAULT = "general"  # the last of its kind that was checked on a GPU
@@ -101,9 +103,8 @@ def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: floa
 def _artifact(version: str, problem: Problem, device: int | None) -> Artifact:
     """What runs on the device, which is current, or with None on the emulator: as tuned for it, or the default."""
     rung, place = catalog.find(version), target.resolve("emulator" if device is None else "gpu", None)
-    config = (tuned.config(rung, place.gpu.name, problem) if place.gpu else None) or rung.config_for(problem, place.gpu)
-    rung.check(problem, config)
-    artifact = build_one(rung, config, place.arch)
+    entry = Entry(version, rung, {}, tuned_for=place.gpu.name if place.gpu else None)
+    artifact = build_one(rung, entry.config(problem, place.gpu), place.arch)
     place.check(artifact)
     return artifact
 
@@ -113,11 +114,8 @@ def _emulated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
     artifact, tensors = _artifact(version, problem, None), make_inputs(problem)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        copy = getattr(tensors, name)
-        if copy.shape != tensor.shape:
-            given, wanted = tuple(tensor.shape), tuple(copy.shape)
-            raise UnsupportedProblemError(f"{name} has shape {given}; with this q and k it is {wanted}")
+    check_shapes(q, k, v, tensors.o, tensors.lse)
+    for copy, tensor in ((tensors.q, q), (tensors.k, k), (tensors.v, v)):
         copy.copy_(tensor)
     on_emulator(artifact, problem, tensors, race=False)
-    return tensors.o.contiguous().clone(), tensors.lse.clone()
+    return tensors.o.clone(), tensors.lse.clone()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashladder.common import catalog, markers
 from flashladder.common.artifact import Artifact
@@ -24,6 +24,9 @@ from flashladder.common.sass.code import Code, read
 from flashladder.common.sass.diff import comparable_configs
 from flashladder.common.sass.occupancy import occupancy
 from flashladder.common.toolchain import toolchain, version_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MARKER = "evidence"
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
@@ -175,22 +178,30 @@ def _count(artifact: Artifact) -> dict[str, int]:
 
 def _measured(version: Version) -> list[str]:
     """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
-    from flashladder.common.dashboard import data
+    from flashladder.common.dashboard.data import Limits
 
-    tables = []
-    for gpu, rows in data.summary(data.Results.load(ROOT / "results").ladders).groupby("gpu", sort=False):
-        limits = data.Limits.of(gpu)
+    tables, below = [], _below(version)
+    for gpu, rows in _ladders().groupby("gpu", sort=False):
+        limits = Limits.of(gpu)
         head = f"{limits.title if limits else gpu}: ratio to FlashAttention-2"
         lines = [f"| {head} | rung below | this rung | step |", "| --- | ---: | ---: | ---: |"]
         found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
         for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
             if (ours := found.get((kind, dtype, version.name))) is None:
                 continue
-            lower = found.get((kind, dtype, below.name)) if (below := _below(version)) else None
+            lower = found.get((kind, dtype, below.name)) if below else None
             cells = [_interval(lower) if lower else "", _interval(ours), _step(lower, ours) if lower else ""]
             lines.append(f"| {title}, {dtype} | {' | '.join(cells)} |")
         tables += ["\n".join(lines)] if len(lines) > len(("head", "rule")) else []
     return tables
+
+
+@cache
+def _ladders() -> pd.DataFrame:
+    """What results/ holds of the ladder, for all rungs."""
+    from flashladder.common.dashboard import data
+
+    return data.summary(data.Results.load(ROOT / "results").ladders)
 
 
 def _predicted(version: Version) -> list[str]:

@@ -56,7 +56,7 @@ def attention_params(
     tensors = {"q": q, "k": k, "v": v, "o": o}
     for name, tensor in tensors.items():
         _check_layout(name, tensor)
-    _check_shapes(q, k, v, o, lse)
+    check_shapes(q, k, v, o, lse)
     if addresses is None:
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         addresses |= {"lse": 0 if lse is None else lse.data_ptr()}
@@ -126,7 +126,8 @@ def _check_layout(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor | None) -> None:
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor | None) -> None:
+    """Raises UnsupportedProblemError unless the tensors fit each other: shapes, dtypes and devices."""
     tensors = {"q": q, "k": k, "v": v, "o": o}
     if len({(tensor.dtype, tensor.device) for tensor in tensors.values()}) > 1:
         given = ", ".join(f"{name} {tensor.dtype} on {tensor.device}" for name, tensor in tensors.items())

@@ -133,9 +133,9 @@ def workload(
 def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
     """By how much bank conflicts lengthen loads and stores of shared memory, by layout.
 
-    Copies do not count: they are written past the path that conflicts lengthen. What cannot be emulated is left out.
+    What cannot be emulated is left out.
     """
-    from flashladder.common.agreement import sass_opcode
+    from flashladder.common.agreement import on_lsu_path
     from flashladder.common.build import BuildRequest, build
     from flashladder.common.execute import on_emulator
     from flashladder.common.problem import make_inputs
@@ -152,7 +152,7 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
         with suppress(EmulatorError):
             if isinstance(artifact, Artifact):
                 report = on_emulator(artifact, problems[layout], make_inputs(problems[layout]), race=False)
-                lines = [line for line in report.shared if sass_opcode(line.opcode) != "LDGSTS"]
+                lines = on_lsu_path(report)
                 found[layout] = sum(line.units for line in lines) / max(1, sum(line.ideal for line in lines))
     return found
 
