@@ -89,6 +89,13 @@ def test_winners_stand_side_by_side_and_replace_their_own_kind():
     assert text.startswith("# The configurations that measured best on an NVIDIA H100")
 
 
+def test_the_default_is_that_of_the_gpu():
+    rung, rtx3090 = catalog.find("22"), load_gpu("rtx3090")
+    space = Space.of(rung, (PROBLEM,), rtx3090)
+    assert space.default.block_n == rung.config(rtx3090).block_n < Space.of(rung, (PROBLEM,), H100).default.block_n
+    assert space.default in space.configs
+
+
 class TestKernels:
     """Of a rung whose double_buffer makes no difference, and whose block_n=48 does not compile."""
 

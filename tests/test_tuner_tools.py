@@ -40,8 +40,8 @@ def run(monkeypatch, capsys):
     whole = Space.of
     few = {"block_n": (64,), "num_warps": (4,), "k_fragments": (0,), "v_fragments": (0, 2), "double_buffer": (False,)}
 
-    def small(version, problems):
-        space = whole(version, problems)
+    def small(version, problems, gpu):
+        space = whole(version, problems, gpu)
         kept = [
             config
             for config in space.configs

@@ -78,7 +78,7 @@ def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace
     outcomes = []
     for version in versions:
         try:
-            config = version.config_for(problem, **options.config_values(arguments.config))
+            config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
             version.check(problem, config)
         except UnsupportedProblemError as error:
             if len(versions) == 1:

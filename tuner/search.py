@@ -160,7 +160,7 @@ def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: a
         )
         try:
             version.check_arch(gpu.arch)
-            jobs.append(job.Job(Space.of(version, problems), gpu, settings))
+            jobs.append(job.Job(Space.of(version, problems, gpu), gpu, settings))
         except (ConfigError, UnsupportedProblemError) as refusal:
             if arguments.rungs:
                 raise

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from flashladder.common import catalog, tuned
 from flashladder.common.catalog import Version
-from flashladder.common.config import KernelConfig, Value
+from flashladder.common.config import GpuDescription, KernelConfig, Value
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem import Problem
 
@@ -25,14 +25,14 @@ class Space:
     default: KernelConfig
 
     @classmethod
-    def of(cls, version: Version, problems: Sequence[Problem]) -> Space:
-        """Enumerates it.
+    def of(cls, version: Version, problems: Sequence[Problem], gpu: GpuDescription | None = None) -> Space:
+        """Enumerates it; the default is the rung's for `gpu`.
 
         Raises UnsupportedProblemError where the rung's default does not take a problem, ConfigError where no
         configuration takes all of them.
         """
         for problem in problems:
-            version.check(problem, version.config_for(problem))
+            version.check(problem, version.config_for(problem, gpu))
         decided = {name for problem in problems for name in catalog.decided_by(problem)}
         fields = {name: choice for name, choice in version.choices.items() if name not in decided}
         valid, refusals = [], Counter[str]()
@@ -46,7 +46,7 @@ class Space:
             raise ConfigError(
                 f"{version.name} has no configuration for these problems: {refusals.most_common(1)[0][0]}"
             )
-        default = version.config_for(problems[0])
+        default = version.config_for(problems[0], gpu)
         default = KernelConfig.of(**{name: getattr(default, name) for name in fields})
         return cls(version, tuple(problems), tuple(valid), default)
 
