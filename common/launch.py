@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
-MAX_ROW_STRIDE = 2**26  # elements: within a tile, kernels count them in 32 bits
+MAX_ROW_STRIDE = 2**25 - 8  # elements: kernels count the bytes of the 32 rows that one step of a copy takes in 32 bits
 
 
 class TensorStride(ctypes.Structure):

@@ -68,13 +68,13 @@ struct PanelStageCopier {
     uint32_t to;
     int to_v;
     const char *k, *v;
-    long long k_step, v_step;  // bytes
+    int k_step, v_step;  // bytes: in 64 bits they would take two registers each, and many more instructions
 
     __device__ void start(T *shared, int to_v_, long long k_row_stride, long long v_row_stride) {
         to = shared_address(shared + Tile::offset(Whole::row(), Whole::col()));
         to_v = to_v_;
-        k_step = rows_per_step * sizeof(T) * k_row_stride;
-        v_step = rows_per_step * sizeof(T) * v_row_stride;
+        k_step = static_cast<int>(rows_per_step * sizeof(T) * k_row_stride);  // the host takes no stride that does not fit
+        v_step = static_cast<int>(rows_per_step * sizeof(T) * v_row_stride);
     }
     // Copies block `block`, of which the first `rows` are there, to so many bytes from where the next block is to lie.
     __device__ void copy_last(const T *k_, const T *v_, int block, int rows, int k_shift, int v_shift) {
@@ -92,17 +92,17 @@ struct PanelStageCopier {
     }
 
   private:
-    __device__ static void copy_first_rows(uint32_t tile, const char *&from, const T *tensor, long long step, int block,
+    __device__ static void copy_first_rows(uint32_t tile, const char *&from, const T *tensor, int step, int block,
                                            int rows) {
         Whole copier;
         copier.to = tile;
         copier.from = reinterpret_cast<const char *>(tensor + Whole::col());
-        copier.row_bytes = static_cast<int>(step / rows_per_step);
+        copier.row_bytes = step / rows_per_step;
         copier.copy_rows(block, rows);
         from = copier.from + static_cast<long long>(block * Tile::rows - rows_per_step + Whole::row()) * copier.row_bytes;
     }
     template <int count>
-    __device__ static void copy_steps(uint32_t tile, int piece, const char *&from, long long step) {
+    __device__ static void copy_steps(uint32_t tile, int piece, const char *&from, int step) {
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             Whole::each_panel([&](int panel) {
