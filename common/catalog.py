@@ -92,18 +92,22 @@ class Implementation:
         ConfigError names what is not allowed.
         """
         for name, value in overrides.items():
-            if name not in self.choices:
-                raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
-            field_named(name).check(value)
-            if value not in self.choices[name].values and not self.choices[name].any_value:
-                allowed = listing(self.choices[name].values)
-                raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
+            self.check_value(name, value)
         head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
         chosen = dict(self.defaults.get(head_dim, {}))
         if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
             chosen.update(self.small_sm.defaults.get(head_dim, {}))
         chosen.update(overrides)
         return self._checked({name: chosen.get(name, choice.default) for name, choice in self.choices.items()})
+
+    def check_value(self, name: str, value: Value) -> None:
+        """Raises ConfigError unless there is such a field, and it may have this value."""
+        if name not in self.choices:
+            raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
+        field_named(name).check(value)
+        if value not in self.choices[name].values and not self.choices[name].any_value:
+            allowed = listing(self.choices[name].values)
+            raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
 
     def parse_config(self, text: str) -> KernelConfig:
         """The configuration that `field=value,...` names; fields it leaves out have their defaults."""
@@ -200,6 +204,13 @@ class Version(Implementation):
             return super().config(gpu, **overrides)
         level = overrides.pop(PTXAS_LEVEL)
         return self._checked({**super().config(gpu, **overrides).as_dict(), PTXAS_LEVEL: level})
+
+    def check_value(self, name: str, value: Value) -> None:
+        """As `Implementation.check_value`; PTXAS_LEVEL need not be declared."""
+        if name == PTXAS_LEVEL and name not in self.choices:
+            field_named(name).check(value)
+        else:
+            super().check_value(name, value)
 
     def check_arch(self, arch: str) -> None:
         """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""

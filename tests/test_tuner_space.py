@@ -1,5 +1,7 @@
 """What is searched: the space of a rung, its kernels told apart by machine code, and what is left out."""
 
+import dataclasses
+
 import pytest
 
 from flashladder.common import catalog, tuned
@@ -45,6 +47,33 @@ def test_tiles_that_do_not_divide_the_lengths_are_left_out():
     assert {config.block_n for config in space.configs} == {32, 64}
     both = space_of("02", Problem(seqlen_q=64, seqlen_k=64), Problem(seqlen_q=256))
     assert both.configs == space.configs
+
+
+def test_a_space_can_be_narrowed_and_takes_the_compiler_s_level():
+    only = {"block_m": (128,), "num_warps": (4,), "ptxas_level": (1,)}
+    whole, part = space_of("16"), Space.of(catalog.find("16"), (PROBLEM,), only=only)
+    kept = [config for config in whole.configs if (config.block_m, config.num_warps) == (128, 4)]
+    assert [config.as_dict() for config in part.configs] == [{**config.as_dict(), "ptxas_level": 1} for config in kept]
+    assert part.default.as_dict() == {**whole.default.as_dict(), "ptxas_level": 3}
+    assert part.default not in part.configs
+    assert part.seeds("h100")[0] == part.default
+    assert part.fields["block_m"] == (128,)
+    assert part.fields["ptxas_level"] == (1, 3), "the default's value is one that a trial may have"
+    assert part.fields["block_n"] == whole.fields["block_n"]
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ({"block_m": (96,)}, "block_m=96 is not one of 64, 128, which 16_static_stride takes"),
+        ({"copy_pieces": (2,)}, "16_static_stride has no field copy_pieces"),
+        ({"ptxas_level": (4,)}, "ptxas_level=4 is not one of 1, 2, 3"),
+        ({"head_dim": (128,)}, "head_dim follows from the problem"),
+    ],
+)
+def test_values_that_a_space_cannot_be_narrowed_to(only, message):
+    with pytest.raises(ConfigError, match=message):
+        Space.of(catalog.find("16"), (PROBLEM,), only=only)
 
 
 def test_problems_that_a_rung_does_not_take():
@@ -146,7 +175,7 @@ class TestKernels:
 def test_spills_are_left_out_but_never_the_default():
     space = space_of("16")
     few = [space.default, *[config for config in space.configs if _spills(config)][:2]]
-    space = Space(space.version, space.problems, tuple(few), space.default)
+    space = dataclasses.replace(space, configs=tuple(few))
     assert compile_all(space, H100, spills=10_000).num_configs == 3
     stock = compile_all(space, H100, spills=0)
     assert stock.kernels == (stock.default,)

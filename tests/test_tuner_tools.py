@@ -40,8 +40,8 @@ def run(monkeypatch, capsys):
     whole = Space.of
     few = {"block_n": (64,), "num_warps": (4,), "k_fragments": (0,), "v_fragments": (0, 2), "double_buffer": (False,)}
 
-    def small(version, problems, gpu):
-        space = whole(version, problems, gpu)
+    def small(version, problems, gpu, only):
+        space = whole(version, problems, gpu, only)
         kept = [
             config
             for config in space.configs
@@ -86,6 +86,17 @@ def test_several_rungs_in_one_go(run, simulated):
         assert trial_log.path_of(name).exists()
 
 
+def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
+    code, out, err = run("02", "--gpu", "h100", "--only", "v_fragments=2", "ptxas_level=1,3")
+    assert code == 0, err
+    assert "ptxas_level=1" in out
+    frame, _ = trial_log.read(trial_log.path_of(f"{STUDY}-v_fragments=2-ptxas_level=1+3")).read()
+    assert frame["config"].str.contains("ptxas_level=1").any()
+    (winner,) = tuned.winners("h100")
+    assert winner.values["ptxas_level"] in (1, 3)
+    assert tuned.config(catalog.find("02"), "h100", Problem()).ptxas_level == winner.values["ptxas_level"]
+
+
 def test_offline_ranks_and_says_that_it_predicts(run):
     code, out, err = run("02", "--gpu", "a100", "--offline")
     assert code == 0, err
@@ -107,6 +118,8 @@ def test_offline_ranks_and_says_that_it_predicts(run):
         (["98", "--gpu", "h100"], "no version 98"),
         (["02", "--gpu", "h100", "--causal", "yes"], "02_swizzling has no causal mask"),
         (["02", "--gpu", "h100", "--head-dim", "64"], "takes head_dim 128, not 64"),
+        (["02", "--gpu", "h100", "--only", "bloc=64"], "unknown field bloc; the fields are dtype"),
+        (["02", "--gpu", "h100", "--only", "block_n"], "block_n: not a field and its values, such as block_n=64,128"),
     ],
 )
 def test_bad_input(run, arguments, message):

@@ -11,7 +11,7 @@ from typing import Any
 
 from flashladder.common import baselines, tuned
 from flashladder.common.build import NVCC_FLAGS, PTXAS_FLAGS, Progress
-from flashladder.common.config import GpuDescription
+from flashladder.common.config import GpuDescription, spell
 from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.gpu import require_gpu
@@ -67,8 +67,11 @@ class Job:
 
     @property
     def study(self) -> str:
-        """The study's name: '16_static_stride-h100-bf16-d128-full'."""
-        return self.settings.study or f"{self.space.version.name}-{self.gpu.name}-{_kind(self.space)}"
+        """The study's name: '16_static_stride-h100-bf16-d128-full', and what the space was narrowed to."""
+        if self.settings.study:
+            return self.settings.study
+        narrowed = [f"{name}={'+'.join(map(spell, values))}" for name, values in self.space.only.items()]
+        return "-".join([self.space.version.name, self.gpu.name, _kind(self.space), *narrowed])
 
     @property
     def storage(self) -> str:

@@ -3,6 +3,7 @@
 python tuner/search.py 16 --gpu h100                  one rung
 python tuner/search.py --gpu h100                     every rung that the GPU can run
 python tuner/search.py 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
+python tuner/search.py 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
 python tuner/search.py 16 --gpu a100 --offline        without the GPU: ranked by the cost model, nothing measured
 
 Every configuration is compiled first, on all cores; those with the same machine code are one kernel. Kernels are
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING
 try:
     from flashladder.common import arguments as options
     from flashladder.common import catalog
-    from flashladder.common.config import GpuDescription, gpu_names, load_gpu
+    from flashladder.common.config import GpuDescription, Value, field_named, gpu_names, load_gpu
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, progress, warn
     from flashladder.common.errors import ConfigError, UnsupportedProblemError
 except ImportError as error:
@@ -51,6 +52,13 @@ def parser() -> Parser:
     made.add_argument("--offline", action="store_true", help="rank by the cost model, without the GPU")
     options.add_shapes(made, seqlens="4096")
     options.add_timing(made)
+    made.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE[,VALUE]",
+        help="search a part of the space: these values alone, or ptxas_level, which any rung takes",
+    )
     budget = made.add_argument_group("budget of each rung")
     budget.add_argument("--trials", type=_count, metavar="N", help="kernels to measure, earlier searches' among them")
     budget.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="of measuring")
@@ -144,6 +152,7 @@ def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: a
     from flashladder.tuner.tuning import ROUNDS
 
     problems = options.shapes(arguments)
+    only = dict(_values(text) for text in arguments.only)
     jobs = []
     for version in versions:
         prefix = arguments.study
@@ -160,12 +169,20 @@ def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: a
         )
         try:
             version.check_arch(gpu.arch)
-            jobs.append(job.Job(Space.of(version, problems, gpu), gpu, settings))
+            jobs.append(job.Job(Space.of(version, problems, gpu, only), gpu, settings))
         except (ConfigError, UnsupportedProblemError) as refusal:
             if arguments.rungs:
                 raise
             warn(f"left out: {refusal}")
     return jobs
+
+
+def _values(text: str) -> tuple[str, tuple[Value, ...]]:
+    """A field and the values that 'block_n=64,128' gives it. Raises ConfigError."""
+    name, equals, values = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--only {text}: not a field and its values, such as block_n=64,128")
+    return name, tuple(dict.fromkeys(field_named(name).parse(value) for value in values.split(",")))
 
 
 def _count(text: str) -> int:

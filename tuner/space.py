@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flashladder.common import catalog, tuned
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import PTXAS_LEVEL, Version
 from flashladder.common.config import GpuDescription, KernelConfig, Value
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem import Problem
+
+USUAL_PTXAS_LEVEL = 3  # where nothing is said
 
 
 @dataclass(frozen=True)
@@ -23,20 +24,36 @@ class Space:
     problems: tuple[Problem, ...]
     configs: tuple[KernelConfig, ...]  # every valid one, in declared order
     default: KernelConfig
+    fields: Mapping[str, tuple[Value, ...]] = field(hash=False)  # that are searched, with the values they take
+    only: Mapping[str, tuple[Value, ...]] = field(hash=False)  # what it was narrowed to
 
     @classmethod
-    def of(cls, version: Version, problems: Sequence[Problem], gpu: GpuDescription | None = None) -> Space:
-        """Enumerates it; the default is the rung's for `gpu`.
+    def of(
+        cls,
+        version: Version,
+        problems: Sequence[Problem],
+        gpu: GpuDescription | None = None,
+        only: Mapping[str, tuple[Value, ...]] | None = None,
+    ) -> Space:
+        """Enumerates it; the default is the rung's for `gpu`. `only` narrows fields to some of their values, or adds
+        PTXAS_LEVEL to them, which every rung takes.
 
         Raises UnsupportedProblemError where the rung's default does not take a problem, ConfigError where no
-        configuration takes all of them.
+        configuration takes all of them, and where the rung has no such field or value.
         """
         for problem in problems:
             version.check(problem, version.config_for(problem, gpu))
+        only = dict(only or {})
         decided = {name for problem in problems for name in catalog.decided_by(problem)}
-        fields = {name: choice for name, choice in version.choices.items() if name not in decided}
+        for name, values in only.items():
+            if name in decided:
+                raise ConfigError(f"{name} follows from the problem, so nothing is left to search")
+            for value in values:
+                version.check_value(name, value)
+        declared = {name: choice.values for name, choice in version.choices.items() if name not in decided}
+        fields = {**declared, **only}
         valid, refusals = [], Counter[str]()
-        for values in itertools.product(*(choice.values for choice in fields.values())):
+        for values in itertools.product(*fields.values()):
             named = dict(zip(fields, values, strict=True))
             if refusal := _refusal(version, problems, named):
                 refusals[refusal] += 1
@@ -46,14 +63,10 @@ class Space:
             raise ConfigError(
                 f"{version.name} has no configuration for these problems: {refusals.most_common(1)[0][0]}"
             )
-        default = version.config_for(problems[0], gpu)
-        default = KernelConfig.of(**{name: getattr(default, name) for name in fields})
-        return cls(version, tuple(problems), tuple(valid), default)
-
-    @cached_property
-    def fields(self) -> dict[str, tuple[Value, ...]]:
-        """The fields that are searched, with the values they take."""
-        return {name: self.version.choices[name].values for name in self.default.fields}
+        usual = {PTXAS_LEVEL: USUAL_PTXAS_LEVEL, **version.config_for(problems[0], gpu).as_dict()}
+        default = KernelConfig.of(**{name: usual[name] for name in fields})
+        fields = {name: tuple(dict.fromkeys([*values, usual[name]])) for name, values in fields.items()}
+        return cls(version, tuple(problems), tuple(valid), default, fields, only)
 
     def full(self, config: KernelConfig, problem: Problem) -> KernelConfig:
         """The configuration with the fields that the problem decides: what is compiled for it."""
@@ -65,7 +78,7 @@ class Space:
         near = sorted(winners, key=lambda w: (w.gpu != gpu, w.version != self.version.name, w.gpu, w.version))
         members = set(self.configs)
         known = [self._of_values(winner.values) for winner in near]
-        return list(dict.fromkeys(config for config in [self.default, *known] if config in members))
+        return list(dict.fromkeys([self.default, *(config for config in known if config in members)]))
 
     def _of_values(self, values: dict[str, Value]) -> KernelConfig | None:
         """A configuration with these values, and the defaults of fields that are not among them; None for a bad one."""
