@@ -133,11 +133,12 @@ def _source(rows: pd.DataFrame) -> str:
     """Where and when, and with what."""
     last = rows.iloc[-1]
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
-    compilers = ", ".join(
-        toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit and not toolkit[0].isdigit()
-    )
-    driver = f"driver {last['driver']}, " if isinstance(last["driver"], str) and last["driver"] else ""
+    compilers = [
+        f"CUDA {toolkit}" if toolkit[0].isdigit() else toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit
+    ]
+    driver = [f"driver {last['driver']}"] if isinstance(last["driver"], str) and last["driver"] else []
+    software = ", ".join([*driver, f"torch {last['torch']}", *compilers])
     notes = [note for notes in rows["notes"].dropna() for note in notes.split("; ") if note]
-    where = f"{last['device']}, {shape}; {driver}torch {last['torch']}, {compilers}; {last['time'][:10]}."
+    where = f"{last['device']}, {shape}; {software}; {last['time'][:10]}."
     disturbed = remarks(notes, "GPU" if driver else "CPU")
     return f"{where}{disturbed} Made by tools/dashboard.py from results/references.csv."
