@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flashladder.common import console, theme
+from flashladder.common import catalog, console, theme
 from flashladder.common.dashboard import data, figures, opcodes, studies
 from flashladder.common.dashboard.roofline import milestones
 from flashladder.common.paths import ROOT
@@ -88,6 +88,12 @@ def test_instructions_are_counted_for_each_mma(folder):
     table = data.mix(data.Results.load(folder).sass["h100"])
     assert table.loc["01_base"].to_dict() == {"tensor": 1, "lsu": 0.5, "fma": 0.25, "other": 3 / 128}
     assert table.loc["02_swizzling", "fma"] == 0.25
+
+
+def test_the_committed_instruction_mix_has_every_rung():
+    """`python tools/dashboard.py --sass h100` brings it up to date."""
+    counted = data.Results.load(ROOT / "results").sass["h100"]["version"]
+    assert sorted(set(counted)) == [version.name for version in catalog.versions()]
 
 
 def test_milestones_are_the_large_steps_and_the_fastest(folder):

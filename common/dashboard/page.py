@@ -21,6 +21,7 @@ from flashladder.common.experiments.plan import EXPERIMENTS
 HERE = Path(__file__).parent
 LATEST_RUNS = 60  # shown
 MOST_KINDS = 16  # opcodes in the table of the instruction mix
+LARGE_STUDY = 50  # trials of a study that is shown unfolded
 
 
 def render(results: Results, summary: pd.DataFrame) -> str:
@@ -66,7 +67,8 @@ def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:
     counts = f"{len(trials)} trials of {best['version']}, {len(measured)} measured"
     words = f"{counts}; {what} has the ratio {ratio:.3f}: {best['config'].replace(',', ', ')}"
     svg = theme.inline_svg(figures.tuning(trials), f"study-{name}", f"Trials of {name}")
-    return {"name": name, "words": words, "svg": svg, "pictures": optuna_pictures(trials)}
+    pictures = optuna_pictures(trials)
+    return {"name": name, "words": words, "svg": svg, "pictures": pictures, "large": len(trials) >= LARGE_STUDY}
 
 
 def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:

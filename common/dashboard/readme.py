@@ -78,9 +78,9 @@ def _part(readme: Path, folder: Path, gpu: str, lines: pd.DataFrame) -> str:
     log = folder / f"ladder_{gpu}.csv"
     words = f"""
 Means over {last["lengths"]} sequence lengths, beside FlashAttention-2 as torch {last["torch"]} ships it,
-driver {last["driver"]}, {last["time"][:10]}. A ratio is its time / ours in the same rounds, with a 95 % interval; a step
-is the change against the rung below. TFLOP/s of two runs may differ by the GPU's clock. *Own* is what the tuner found,
-and where it did not search the rung's default; *fixed* is one for all, which shows the technique apart from the
+driver {last["driver"]}, {last["time"][:10]}. A ratio is its time / ours in the same rounds, with a 95 % interval;
+a step is the change against the rung below. TFLOP/s of two runs may differ by the GPU's clock. *Own* is what the tuner
+found, and where it did not search the rung's default; *fixed* is one for all, which shows the technique apart from the
 tuning. Made by tools/dashboard.py from [{folder.name}/{log.name}]({_relative(log, readme)}).
 {_unmeasured(lines)}"""
     picture = f"""

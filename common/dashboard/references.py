@@ -133,9 +133,8 @@ def _source(rows: pd.DataFrame) -> str:
     """Where and when, and with what."""
     last = rows.iloc[-1]
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
-    compilers = [
-        f"CUDA {toolkit}" if toolkit[0].isdigit() else toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit
-    ]
+    toolkits = [toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit]
+    compilers = [f"CUDA {toolkit}" if toolkit[0].isdigit() else toolkit for toolkit in toolkits]
     driver = [f"driver {last['driver']}"] if isinstance(last["driver"], str) and last["driver"] else []
     software = ", ".join([*driver, f"torch {last['torch']}", *compilers])
     notes = [note for notes in rows["notes"].dropna() for note in notes.split("; ") if note]
