@@ -9,9 +9,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from flashladder.common.config import KernelConfig
+from flashladder.common.cubin import code_digest
 from flashladder.common.errors import BuildError
 
 ENTRY = "attention_forward"
@@ -59,6 +61,11 @@ class Artifact:
     def key(self) -> str:
         """Equal where kernel, headers, configuration, arch, flags and compiler are: the end of the folder's name."""
         return self.directory.name.rpartition("-")[2]
+
+    @cached_property
+    def code(self) -> str:
+        """Equal where the machine code is, wherever and from whatever it was compiled."""
+        return code_digest(self.cubin)
 
     @property
     def log(self) -> Path:

@@ -61,7 +61,7 @@ _PLACE = {
     "gpu_id": str,  # a hash of the GPU's UUID
     "power_limit_w": float,
 }
-_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: the artifact's key
+_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: a digest of the machine code, or a reference's key
 _PROBLEM = {
     "batch": int,
     "num_heads": int,
@@ -199,7 +199,7 @@ def of_artifact(artifact: Artifact) -> Row:
         "version": artifact.version,
         "config": artifact.config.name,
         "arch": artifact.arch,
-        "code": artifact.key,
+        "code": artifact.code,
         **resources,
         "shared_bytes": artifact.launch.shared_bytes,
     }

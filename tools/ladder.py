@@ -132,7 +132,7 @@ def _gpu_name(place: Target) -> str:
 def _row_key(label: str, problem: Problem, artifact: Artifact, official: str) -> tuple[object, ...]:
     """What makes two rows the same measurement: another one would bring nothing new."""
     number, kind = label.split()
-    return number, kind, artifact.key, problem.dtype, problem.batch, problem.seqlen_q, official
+    return number, kind, artifact.code, problem.dtype, problem.batch, problem.seqlen_q, official
 
 
 def _done(log: Log) -> set[tuple[object, ...]]:
@@ -178,14 +178,14 @@ def _measure(
 
     first: dict[str, str] = {}
     for label, artifact in artifacts.items():
-        first.setdefault(artifact.key, label)
+        first.setdefault(artifact.code, label)
     result = contest.hold(problem, {label: artifacts[label] for label in first.values()}, [official], settings)
     if result.absent:
         raise DeviceError(f"there is nothing to compare with: {result.absent[official.name]}")
     rows = records.of_contest(result, run, artifacts)
     log.append(
         [
-            {**rows[first[artifact.key]], **records.of_artifact(artifact), **_kind(label, artifact, problem, gpu)}
+            {**rows[first[artifact.code]], **records.of_artifact(artifact), **_kind(label, artifact, problem, gpu)}
             for label, artifact in artifacts.items()
         ]
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, Progress, build
 from flashladder.common.config import GpuDescription, KernelConfig
-from flashladder.common.cubin import code_digest
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.sass import occupancy
 from flashladder.tuner.space import Space
@@ -80,7 +79,6 @@ def compile_all(space: Space, gpu: GpuDescription, spills: int = SPILLS, progres
     left_out: dict[str, int] = defaultdict(int)
     alike: dict[str, list[KernelConfig]] = defaultdict(list)
     artifacts: dict[KernelConfig, list[Artifact]] = {}
-    digests: dict[str, str] = {}
     for config, several in requests.items():
         results = [built[request] for request in several]
         found = [result for result in results if isinstance(result, Artifact)]
@@ -90,7 +88,7 @@ def compile_all(space: Space, gpu: GpuDescription, spills: int = SPILLS, progres
             left_out[reason] += 1
             continue
         artifacts[config] = found
-        alike[_code(found, digests)].append(config)
+        alike[_code(found)].append(config)
     kernels = [Kernel(code, tuple(same), tuple(artifacts[same[0]])) for code, same in alike.items()]
     if not kernels:
         raise ConfigError(f"{space.version.name} has no kernel for {gpu.name}: {_why(left_out, built.values())}")
@@ -109,12 +107,9 @@ def _unfit(artifacts: Sequence[Artifact], gpu: GpuDescription, spills: int | Non
     return None
 
 
-def _code(artifacts: Sequence[Artifact], digests: dict[str, str]) -> str:
+def _code(artifacts: Sequence[Artifact]) -> str:
     """What tells the kernels of several problems from those of another configuration."""
-    for artifact in artifacts:
-        if artifact.key not in digests:
-            digests[artifact.key] = code_digest(artifact.cubin)
-    return hashlib.sha256(" ".join(digests[artifact.key] for artifact in artifacts).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(artifact.code for artifact in artifacts).encode()).hexdigest()[:16]
 
 
 def _why(left_out: Mapping[str, int], built: Iterable[Artifact | BuildError]) -> str:
