@@ -61,7 +61,7 @@ _PLACE = {
     "gpu_id": str,  # a hash of the GPU's UUID
     "power_limit_w": float,
 }
-_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: a digest of the machine code, or a reference's key
+_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: Artifact.code, or a reference's key
 _PROBLEM = {
     "batch": int,
     "num_heads": int,
