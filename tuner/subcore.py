@@ -3,7 +3,7 @@
 Warps issue in order, one instruction a cycle, the one that has been ready for longest first. An instruction waits for
 what the compiler's control bits say (stall cycles, scoreboards), for its pipe, and at barriers and for asynchronous
 copies. The other three sub-cores do the same at the same time, so what an SM shares is divided by four. Latencies are
-rounded figures of microbenchmarks; a kernel's rank depends little on them.
+rounded figures of microbenchmarks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import Rate, work
 
 PASSES = 4  # of every warp through the loop, on average; the first fills pipes and copies, and is not counted
-GLOBAL_LATENCY = 600  # cycles until an asynchronous copy from L2 is there while all SMs copy; see README.md
+GLOBAL_LATENCY = 600  # cycles until an asynchronous copy from L2 is there while all SMs copy
 BARRIER_LATENCY = 20
-# Cycles until the result of an instruction of variable latency is there, by opcode.
+# Cycles until the result of an instruction of variable latency is there, with no other in its way, by opcode.
 LATENCY = {"LDSM": 30, "LDS": 25, "SHFL": 24, "MUFU": 20, "LDL": 40, "LDG": GLOBAL_LATENCY, "S2R": 20}
 OTHER_LATENCY = 10
 
@@ -145,21 +145,21 @@ def _issue(warp: _Warp, cost: _Cost, now: float, free: dict[str, float]) -> None
 
 
 def _cost(step: Step, rates: Mapping[str, Rate], conflict_factor: float) -> _Cost:
-    asked = work(step.opcode, step.is_filler)
-    if step.base in _CONFLICTING:
-        asked["lsu"] *= conflict_factor
     pipes: dict[str, Any] = {
         pipe: amount / rates[pipe].per_clock * SUB_CORES
-        for pipe, amount in asked.items()
+        for pipe, amount in work(step.opcode, step.is_filler).items()
         if pipe in rates and pipe != "issue" and amount
     }
-    own = max(pipes.values(), default=0.0)
+    repeated = 0.0
+    if step.base in _CONFLICTING:
+        repeated = pipes["lsu"] * (conflict_factor - 1)
+        pipes["lsu"] += repeated
     return _Cost(
         kind=_KINDS.get(step.base, "plain"),
         stall=step.stall,
         waits=tuple(bit for bit in range(6) if step.waits >> bit & 1),
         sets=step.sets if step.base != "LDGDEPBAR" else NO_BARRIER,
-        latency=LATENCY.get(step.base, OTHER_LATENCY) + own,
+        latency=LATENCY.get(step.base, OTHER_LATENCY) + repeated,
         pipes=tuple(pipes.items()),
         pending=step.pending,
     )
