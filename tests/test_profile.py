@@ -270,7 +270,7 @@ def test_an_import_of_the_librarys_profile_in_a_tool_gets_it():
     assert str(ROOT) not in printed.splitlines()[0] or "tools" not in printed.splitlines()[0]
 
 
-# What an H100 counts and the emulator does not: ptxas switches off, by predicate, what fetches a block that is not there.
+# What an H100 counts and the emulator does not: ptxas switches off, by predicate, what fetches a block that is none.
 SWITCHED_OFF = {  # of a warp
     ("22_barrier_amid", "LDSM"): 5,
     ("24_woven_general", "LDSM"): 5,
