@@ -139,16 +139,22 @@ def counters(report: Report, problem: Problem) -> Table:
 
 
 def traffic(report: Report) -> Table:
-    """Shared-memory wavefronts of each line of the kernel, actual and ideal."""
+    """Shared-memory wavefronts of each line of the kernel, actual and ideal: the line that calls what was inlined."""
     figures = ("wavefronts", "ideal", "ratio")
     made = table("Shared memory, line by line", "line", "source", "access", *figures, right=figures, wrap=("source",))
+    totals: dict[tuple[str, int, str], list[int]] = {}
     for line in report.shared:
-        style = "red" if line.ratio > 1.01 else "green"
+        kernel = line.source[-1][0]  # the file in which all else was inlined
+        number = next(number for file, number in line.source if file == kernel)
         access = ".".join(word for word in line.opcode.split(".") if word in _ACCESSES)
-        file, number = line.source[-1]
+        total = totals.setdefault((kernel, number, access), [0, 0])
+        total[:] = total[0] + line.units, total[1] + line.ideal
+    for (file, number, access), (units, ideal) in totals.items():
+        ratio = units / ideal if ideal else 1.0
         source = Text(linecache.getline(file, number).strip(), no_wrap=True, overflow="ellipsis")
+        style = "red" if ratio > 1.01 else "green"
         place = f"{file.rsplit('/', 1)[-1]}:{number}"
-        made.add_row(place, source, access, f"{line.units:,}", f"{line.ideal:,}", Text(f"{line.ratio:.2f}x", style))
+        made.add_row(place, source, access, f"{units:,}", f"{ideal:,}", Text(f"{ratio:.2f}x", style))
     return made
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from flashladder.common import console, display
 from flashladder.common.contest import Contest
+from flashladder.common.emulator.counters import LineCount, Report
 from flashladder.common.measure import CONTROL, Measurement, Sample
 from flashladder.common.nvml import GpuState
 from flashladder.common.problem import Check, Problem
@@ -77,3 +78,20 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch,
         for done in (1, 2, 3):
             update(done, 9, "best 1.2")
     assert capsys.readouterr().err == "compiled 2 of 9 best 1.2\n"
+
+
+def test_traffic_is_of_the_kernel_s_own_lines(tmp_path):
+    """A lambda's line is told from that of the call in which it was inlined; what a line does several times is one."""
+    kernel = tmp_path / "kernel.cu"
+    kernel.write_text("weave(first);\nload(q);\nload(k);\n")
+    copied = ("load.cuh", 7), (str(kernel), 2), ("woven.cuh", 9), (str(kernel), 1)
+    other = ("load.cuh", 8), (str(kernel), 3), ("woven.cuh", 9), (str(kernel), 1)
+    counts = [(copied, "cp.async.cg.shared.global", 4, 4), (copied, "ldmatrix.x4", 6, 3), (other, "ldmatrix.x4", 5, 5)]
+    lines = [LineCount(source, opcode, 1, units, ideal, 1, 1) for source, opcode, units, ideal in counts]
+    report = Report(shared=[*lines, lines[1]])
+    rows = [line.split() for line in printed([display.traffic(report)], 100) if "kernel.cu" in line]
+    assert rows == [
+        ["kernel.cu:2", "load(q);", "cp.async", "4", "4", "1.00x"],
+        ["kernel.cu:2", "load(q);", "ldmatrix", "12", "6", "2.00x"],
+        ["kernel.cu:3", "load(k);", "ldmatrix", "5", "5", "1.00x"],
+    ]

@@ -141,7 +141,8 @@ def _hottest(outcome: Outcome) -> Table:
     for instruction, counted in sorted(pairs, key=lambda pair: -pair[1].samples)[:HOTTEST]:
         share = f"{counted.samples / outcome.profile.samples:.1%}"
         reason = max(counted.stalls, key=lambda reason: counted.stalls[reason], default="")
-        place = str(instruction.source[-1]) if instruction.source else ""
+        kernel = instruction.source[-1].file if instruction.source else ""  # in which all else was inlined
+        place = next((str(position) for position in instruction.source if position.file == kernel), "")
         made.add_row(f"{instruction.address:x}", share, reason, instruction.text, place)
     return made
 
