@@ -94,11 +94,11 @@ class Implementation:
         for name, value in overrides.items():
             self.check_value(name, value)
         head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
-        chosen = dict(self.defaults.get(head_dim, {}))
+        values = {name: choice.default for name, choice in self.choices.items()}
+        values.update(self.defaults.get(head_dim, {}))
         if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
-            chosen.update(self.small_sm.defaults.get(head_dim, {}))
-        chosen.update(overrides)
-        return self._checked({name: chosen.get(name, choice.default) for name, choice in self.choices.items()})
+            values.update(self.small_sm.defaults.get(head_dim, {}))
+        return self._checked({**values, **overrides})
 
     def check_value(self, name: str, value: Value) -> None:
         """Raises ConfigError unless there is such a field, and it may have this value."""
@@ -198,17 +198,10 @@ class Version(Implementation):
     instruction_set: str
     local_memory: bool = False  # whether its kernels may spill registers
 
-    def config(self, gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
-        """As `Implementation.config`; a rung that does not declare PTXAS_LEVEL has it where it is given, and last."""
-        if PTXAS_LEVEL in self.choices or PTXAS_LEVEL not in overrides:
-            return super().config(gpu, **overrides)
-        level = overrides.pop(PTXAS_LEVEL)
-        return self._checked({**super().config(gpu, **overrides).as_dict(), PTXAS_LEVEL: level})
-
     def check_value(self, name: str, value: Value) -> None:
-        """As `Implementation.check_value`; PTXAS_LEVEL need not be declared."""
+        """As `Implementation.check_value`; PTXAS_LEVEL need not be declared, and is then the last field."""
         if name == PTXAS_LEVEL and name not in self.choices:
-            field_named(name).check(value)
+            self._checked({name: value})
         else:
             super().check_value(name, value)
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flashladder.common import catalog
 from flashladder.common.console import facts, table
+from flashladder.common.sources import own_line
 
 if TYPE_CHECKING:
     from flashladder.common.artifact import Artifact
@@ -144,10 +145,8 @@ def traffic(report: Report) -> Table:
     made = table("Shared memory, line by line", "line", "source", "access", *figures, right=figures, wrap=("source",))
     totals: dict[tuple[str, int, str], list[int]] = {}
     for line in report.shared:
-        kernel = line.source[-1][0]  # the file in which all else was inlined
-        number = next(number for file, number in line.source if file == kernel)
         access = ".".join(word for word in line.opcode.split(".") if word in _ACCESSES)
-        total = totals.setdefault((kernel, number, access), [0, 0])
+        total = totals.setdefault((*own_line(line.source), access), [0, 0])
         total[:] = total[0] + line.units, total[1] + line.ideal
     for (file, number, access), (units, ideal) in totals.items():
         ratio = units / ideal if ideal else 1.0

@@ -6,8 +6,9 @@ import os
 import subprocess
 from datetime import datetime, timezone
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from flashladder.common import cpu
@@ -203,6 +204,11 @@ def of_artifact(artifact: Artifact) -> Row:
         **resources,
         "shared_bytes": artifact.launch.shared_bytes,
     }
+
+
+def spilled(row: Any) -> int:
+    """Bytes that a thread spills and reloads, by a row; what the row does not say counts as none."""
+    return int(np.nansum((row.spill_store_bytes, row.spill_load_bytes)))
 
 
 def of_reference(kernel: Configured) -> Row:

@@ -3,10 +3,14 @@
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+
+Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 
 
 class Sources:
@@ -66,6 +70,14 @@ class Sources:
         names = re.findall(rb'^\s*#\s*include\s*"([^"]+)"', self._text(path), re.MULTILINE)
         places = [(path.parent / os.fsdecode(name), CUDA_HEADERS / os.fsdecode(name)) for name in names]
         return [next(filter(Path.is_file, both)).resolve() for both in places if any(map(Path.is_file, both))]
+
+
+def own_line(chain: Sequence[Place]) -> Place:
+    """Of the places at which something was inlined, innermost first: the innermost in the outermost one's file.
+
+    In a kernel that is the line which does it, also within a lambda that is inlined further up.
+    """
+    return next(place for place in chain if place[0] == chain[-1][0])
 
 
 def _dependencies(depfile: Path) -> list[Path]:

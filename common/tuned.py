@@ -9,6 +9,7 @@ import fcntl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,14 +90,20 @@ def save(gpu: str, version: str, kind: str, values: Mapping[str, Value], evidenc
 def _read(gpu: str) -> dict[str, dict[str, Any]]:
     path = FOLDER / f"{gpu}.yaml"
     try:
-        content = yaml.safe_load(path.read_text()) or {}
+        content = _parsed(path.read_text())
     except FileNotFoundError:
         return {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is damaged: {error}. Mend it, or delete it and tune again") from None
     if not isinstance(content, dict) or not all(isinstance(kinds, dict) for kinds in content.values()):
         raise ConfigError(f"{path} is damaged: it should map rungs to their winners. Mend it, or delete it")
-    return content
+    return dict(content)
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """Every kernel of a field asks for its winner, and the file is long."""
+    return yaml.safe_load(text) or {}
 
 
 def _winner(gpu: str, version: str, kind: str, entry: Any) -> Winner:

@@ -33,6 +33,7 @@ try:
     from flashladder.common import catalog
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, facts, table, warn
     from flashladder.common.errors import UnsupportedProblemError
+    from flashladder.common.sources import own_line
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/profile.py`")
 
@@ -141,8 +142,7 @@ def _hottest(outcome: Outcome) -> Table:
     for instruction, counted in sorted(pairs, key=lambda pair: -pair[1].samples)[:HOTTEST]:
         share = f"{counted.samples / outcome.profile.samples:.1%}"
         reason = max(counted.stalls, key=lambda reason: counted.stalls[reason], default="")
-        kernel = instruction.source[-1].file if instruction.source else ""  # in which all else was inlined
-        place = next((str(position) for position in instruction.source if position.file == kernel), "")
+        place = str(own_line(instruction.source)) if instruction.source else ""
         made.add_row(f"{instruction.address:x}", share, reason, instruction.text, place)
     return made
 

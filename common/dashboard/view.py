@@ -13,6 +13,7 @@ from flashladder.common import theme
 from flashladder.common.dashboard import figures
 from flashladder.common.dashboard.data import Limits
 from flashladder.common.dashboard.roofline import roofline
+from flashladder.common.records import spilled
 
 FULL_STRENGTH = 0.25  # a ratio so far from 1 (in logarithms) has the strongest colour of the heat map
 STRONGEST = 55  # per cent of that colour
@@ -139,8 +140,8 @@ def step(row: Any) -> str:
 
 def registers(row: Any) -> str:
     """A line's registers, and the bytes that a thread spills and reloads."""
-    spilled = int(np.nansum((row.spill_store_bytes, row.spill_load_bytes)))
-    return f"{row.registers:.0f}" + (f" + {spilled} B" if spilled else "")
+    spills = spilled(row)
+    return f"{row.registers:.0f}" + (f" + {spills} B" if spills else "")
 
 
 def _direction(row: Any) -> str:

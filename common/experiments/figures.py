@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from flashladder.common.config import KernelConfig
 from flashladder.common.experiments import traffic
 from flashladder.common.experiments.plan import FA1, FA2
+from flashladder.common.records import spilled
 from flashladder.common.theme import colour, figure, pixels, tip
 
 WIDTH = 860
@@ -112,8 +113,8 @@ def _cell(axes: Axes, place: tuple[int, int], value: float, share: float, row: A
     tip(axes.add_patch(box), row.config)
     text = (f"{value:.0f}" if on_gpu else f"{value:.2f}") if value == value else "wrong"
     axes.text(x, y - 0.1, text, ha="center", va="center", fontsize=15)
-    spilled = int(np.nansum((row.spill_store_bytes, row.spill_load_bytes)))
-    detail = f"{row.registers:.0f} registers" + (f", {spilled} B" if spilled else "")
+    spills = spilled(row)
+    detail = f"{row.registers:.0f} registers" + (f", {spills} B" if spills else "")
     axes.text(x, y + 0.27, detail, ha="center", va="center", fontsize=10, color=colour("muted"))
 
 
