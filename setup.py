@@ -1,4 +1,4 @@
-"""The package `flashladder` is this folder: `flashladder.common.build` is the file common/build.py."""
+"""The package `flashladder` is this folder: `flashladder.common.build` is the folder common/build."""
 
 from setuptools import find_namespace_packages, setup
 

@@ -1,1 +1,20 @@
-"""What every rung and tool shares: one way from a version and a config to a verified, measured result."""
+"""What every rung and tool shares: one way from a version and a config to a verified, measured result.
+
+The rooms, in the order of their imports: each knows only those above it. What every room uses lies beside them.
+
+emulator      runs PTX on the CPU
+build         version + config + arch -> artifact
+sass          what the machine code of an artifact says
+run           artifact + problem -> output, on the GPU or the emulator
+references    implementations beside the ladder, which compile themselves
+measure       times kernels side by side, and beside other people's
+results       the CSV logs, and what they come to
+profile       Nsight Compute's counters beside the emulator's and the machine code's
+report        tables for the terminal and for READMEs, and the colours of all figures
+experiments   the sweeps
+pictures      drawings of what the code does
+dashboard     pages and charts of what was measured
+attention     attention as a function of torch tensors
+
+cuda          the device headers that the rungs share
+"""

@@ -192,7 +192,7 @@ class Implementation:
 
 @dataclass(frozen=True, kw_only=True)
 class Version(Implementation):
-    """A rung of the ladder: a CUDA kernel that common/build.py compiles."""
+    """A rung of the ladder: a CUDA kernel that common/build compiles."""
 
     number: str  # "02"
     instruction_set: str
@@ -222,7 +222,7 @@ class Version(Implementation):
 
 @dataclass(frozen=True, kw_only=True)
 class Reference(Implementation):
-    """An implementation beside the ladder: a Python module that common/references.py runs."""
+    """An implementation beside the ladder: a Python module that common/references runs."""
 
     devices: tuple[str, ...]  # of DEVICES
     requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common import baselines, contest, measure, nvml, problem, target
+from flashladder.common import problem
 from flashladder.common.config import load_gpu
-from flashladder.common.execute import on_emulator
+from flashladder.common.measure import baselines, contest, nvml, timing
+from flashladder.common.run import target
+from flashladder.common.run.execute import on_emulator
 
 NAME = "NVIDIA H100 80GB HBM3"
 
@@ -20,7 +22,7 @@ class Clock:
         self._random = random.Random(0)
 
     def plan(self, launch):
-        return measure.Plan(launch, launches=10, lead=1, hold_us=0)
+        return timing.Plan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):
         time_us = getattr(plan.launch, "time_us", 100.0)
@@ -43,7 +45,7 @@ def install(monkeypatch):
     monkeypatch.setattr(target, "resolve", lambda device, gpu: here)
     monkeypatch.setattr(contest, "make_inputs", lambda task, device: problem.make_inputs(task, "cpu"))
     monkeypatch.setattr(contest, "on_gpu", _launch)
-    monkeypatch.setattr(measure, "_Clock", Clock)
+    monkeypatch.setattr(timing, "_Clock", Clock)
     fa2 = baselines.BASELINES["fa2"]
     monkeypatch.setitem(baselines.BASELINES, "fa2", baselines.Baseline(**{**vars(fa2), "bind": _attention}))
 

@@ -5,9 +5,9 @@ import json
 from collections import Counter
 from dataclasses import asdict
 
-from flashladder.common.agreement import sass_opcode
-from flashladder.common.execute import on_emulator
 from flashladder.common.problem import make_inputs
+from flashladder.common.profile.agreement import sass_opcode
+from flashladder.common.run.execute import on_emulator
 from flashladder.common.sass import read
 
 COLUMNS = (

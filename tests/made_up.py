@@ -1,8 +1,8 @@
 """Made-up logs for tests of what reads them. Nothing in here was measured."""
 
 from flashladder.common import catalog
-from flashladder.common.records import BENCH, LADDER, RUNS
-from flashladder.common.results import Log
+from flashladder.common.results.log import Log
+from flashladder.common.results.records import BENCH, LADDER, RUNS
 
 RATIOS = {"01": 0.16, "02": 0.76, "07": 0.91, "16": 1.06}  # of the rungs' own configurations
 HALF_WIDTH = 0.002

@@ -7,9 +7,9 @@ import sys
 
 from flashladder.common import buffers, catalog
 from flashladder.common.build import BuildRequest, build
-from flashladder.common.contest import hold
-from flashladder.common.gpu import device_arch, require_gpu
+from flashladder.common.measure.contest import hold
 from flashladder.common.problem import Problem
+from flashladder.common.run.gpu import device_arch, require_gpu
 
 PROBLEM = Problem(batch=2, num_heads=2, seqlen_q=256)
 

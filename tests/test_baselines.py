@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from flashladder.common import baselines
 from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.common.measure import baselines
 from flashladder.common.problem import Problem, make_inputs
 
 GROUPED = Problem(num_heads=4, num_heads_k=2, seqlen_q=64)

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from flashladder.common import arguments as options
-from flashladder.common import console, records
-from flashladder.common.baselines import BASELINES
+from flashladder.common import console
 from flashladder.common.errors import ConfigError
-from flashladder.common.field import parse
+from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure.entrants import parse
 from flashladder.common.problem import Problem
+from flashladder.common.results import records
 from flashladder.tests import fake_gpu
 from flashladder.tools import bench
 
@@ -61,7 +62,7 @@ def test_a_wrong_kernel_is_named_and_not_timed(run, monkeypatch):
     def broken(artifact, task, tensors):
         return lambda: tensors.o.zero_()
 
-    monkeypatch.setattr("flashladder.common.contest.on_gpu", broken)
+    monkeypatch.setattr("flashladder.common.measure.contest.on_gpu", broken)
     code, _, err = run("02", *SMALL)
     assert code == console.EXIT_ERROR
     assert "02 is wrong, and not timed, at batch=2" in err

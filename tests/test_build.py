@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
-from flashladder.common import build as build_module
-from flashladder.common.artifact import _launch_info, _resources
 from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one
+from flashladder.common.build import compile as build_module
+from flashladder.common.build.artifact import _launch_info, _resources
+from flashladder.common.build.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import ROOT
-from flashladder.common.toolchain import toolchain
 
 ARCH = "sm_80"
 # An array that is indexed at run time has no place in registers.
@@ -256,10 +256,15 @@ ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack s
     assert _resources(log) == resources
 
 
+def _not_sources(folder, names):
+    """What the copy leaves out; `build` and `results` are outputs at the top, and sources in common/."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")(folder, names)
+    return ignored | ({"build", "results"} if Path(folder) == ROOT else set())
+
+
 def test_installed_package_finds_its_kernels(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "results", "*.egg-info")
-    shutil.copytree(ROOT, source, ignore=ignored)
+    shutil.copytree(ROOT, source, ignore=_not_sources)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", target, source], check=True)
     code = (

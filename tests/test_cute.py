@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flashladder.common import catalog, emulator
-from flashladder.common.execute import OUTPUTS
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.references import load, missing
+from flashladder.common.run.execute import OUTPUTS
 
 pytest.importorskip("cutlass", reason="pip install nvidia-cutlass-dsl")
 

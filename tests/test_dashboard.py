@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flashladder.common import catalog, console, theme
+from flashladder.common import catalog, console
 from flashladder.common.dashboard import data, figures, opcodes, studies
 from flashladder.common.dashboard.roofline import milestones
+from flashladder.common.measure.statistics import harmonic_mean
 from flashladder.common.paths import ROOT
-from flashladder.common.statistics import harmonic_mean
+from flashladder.common.report import theme
+from flashladder.common.results import ladders
 from flashladder.tests import made_up
 from flashladder.tools import dashboard
 
@@ -61,7 +63,7 @@ def test_means_over_lengths(folder):
     log.append(
         [made_up.row("16", "own", 512, ratio=1.2), made_up.row("16", "own", 4096, ratio=1.0)]
     )  # the latest count
-    lines = data.summary(data.Results.load(folder).ladders)
+    lines = ladders.summary(data.Results.load(folder).ladders)
     line = lines[(lines["rung"] == "16") & (lines["kind"] == "own")].iloc[0]
     assert line["lengths"] == 2
     assert line["tflops"] == pytest.approx(harmonic_mean([360, 300]))
@@ -106,7 +108,7 @@ def test_milestones_are_the_large_steps_and_the_fastest(folder):
 def test_a_gpu_that_nobody_described_has_no_limits(folder, run):
     made_up.ladder(folder, gpu="some_gpu", dtypes=("bf16",))
     assert run()[0] == 0
-    assert data.Limits.of("some_gpu") is None
+    assert ladders.Limits.of("some_gpu") is None
     assert "dense peak" not in page(folder)
     assert "some_gpu" in page(folder)
 
@@ -116,7 +118,7 @@ def test_a_gpu_that_nobody_described_has_no_limits(folder, run):
 
 def test_a_picture_is_painted_in_each_scheme_and_always_the_same(folder, tmp_path):
     made_up.ladder(folder, dtypes=("bf16",))
-    summary = data.summary(data.Results.load(folder).ladders)
+    summary = ladders.summary(data.Results.load(folder).ladders)
     first, second = (
         theme.write(figures.ladder(summary), tmp_path / name, "Title", "a note") for name in ("a.svg", "a.svg")
     )
@@ -131,7 +133,7 @@ def test_a_picture_is_painted_in_each_scheme_and_always_the_same(folder, tmp_pat
 
 def test_a_picture_in_the_page_follows_its_scheme_and_tells_what_its_marks_are(folder):
     made_up.ladder(folder, dtypes=("bf16",))
-    svg = theme.inline_svg(figures.ladder(data.summary(data.Results.load(folder).ladders)), "name", "Title")
+    svg = theme.inline_svg(figures.ladder(ladders.summary(data.Results.load(folder).ladders)), "name", "Title")
     assert "var(--own)" in svg
     assert "#fe" not in svg
     assert 'aria-label="Title"' in svg

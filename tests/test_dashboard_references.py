@@ -6,8 +6,8 @@ import pytest
 
 from flashladder.common import catalog, console
 from flashladder.common.dashboard import references
-from flashladder.common.records import BENCH
-from flashladder.common.results import Log
+from flashladder.common.results.log import Log
+from flashladder.common.results.records import BENCH
 from flashladder.tests import made_up
 from flashladder.tools import dashboard
 

@@ -7,12 +7,13 @@ import sys
 import pytest
 from rich.console import Console
 
-from flashladder.common import console, display
-from flashladder.common.contest import Contest
+from flashladder.common import console
 from flashladder.common.emulator.counters import LineCount, Report
-from flashladder.common.measure import CONTROL, Measurement, Sample
-from flashladder.common.nvml import GpuState
+from flashladder.common.measure.contest import Contest
+from flashladder.common.measure.nvml import GpuState
+from flashladder.common.measure.timing import CONTROL, Measurement, Sample
 from flashladder.common.problem import Check, Problem
+from flashladder.common.report import display
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())

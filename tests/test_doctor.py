@@ -1,8 +1,8 @@
 import pytest
 
-from flashladder.common import toolchain as toolchain_module
+from flashladder.common.build import toolchain as toolchain_module
+from flashladder.common.build.toolchain import toolchain
 from flashladder.common.errors import ConfigError
-from flashladder.common.toolchain import toolchain
 from flashladder.tools import doctor
 
 

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from flashladder.common import console, evidence, markers
+from flashladder.common import console
 from flashladder.common.catalog import find, versions
 from flashladder.common.errors import ResultsError
+from flashladder.common.report import evidence, markers
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools import evidence as tool
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from flashladder.common import catalog, console, records
+from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
 from flashladder.common.experiments import figures, plan, traffic
 from flashladder.common.experiments import run as experiments
 from flashladder.common.problem import Problem
+from flashladder.common.results import records
 from flashladder.tests import fake_gpu, made_up
 from flashladder.tools import experiment
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from general_problems import FA_LENGTHS, GENERAL, HEAD_DIMS, KINDS, draw, draw_config, id_of
 
-from flashladder.common import gpu
 from flashladder.common.buffers import Buffer, View
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
-from flashladder.common.execute import on_gpu
 from flashladder.common.problem import Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.run import gpu
+from flashladder.common.run.execute import on_gpu
 
 pytestmark = [
     pytest.mark.gpu,

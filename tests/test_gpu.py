@@ -9,14 +9,16 @@ import sys
 import pytest
 import torch
 
-from flashladder.common import baselines, catalog, gpu
+from flashladder.common import catalog
 from flashladder.common.buffers import Buffer, View
 from flashladder.common.build import BuildRequest, build, build_one
-from flashladder.common.contest import hold
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
-from flashladder.common.execute import on_gpu
-from flashladder.common.measure import Contender, Settings, measure
+from flashladder.common.measure import baselines
+from flashladder.common.measure.contest import hold
+from flashladder.common.measure.timing import Contender, Settings, measure
 from flashladder.common.problem import LAYOUTS, Check, Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.run import gpu
+from flashladder.common.run.execute import on_gpu
 from flashladder.tests import run_every_rung
 
 pytestmark = [
@@ -212,9 +214,10 @@ def test_a_kernel_for_another_gpu_is_refused():
 
 
 FAULT = """
-from flashladder.common import catalog, gpu
+from flashladder.common import catalog
+from flashladder.common.run import gpu
 from flashladder.common.build import build_one
-from flashladder.common.launch import AttentionParams
+from flashladder.common.run.launch import AttentionParams
 version = catalog.find("02")
 artifact = build_one(version, version.config(), gpu.device_arch())
 params = AttentionParams(q=16, k=16, v=16, o=16, batch=1, num_heads=1, num_heads_k=1, seqlen_q=64, seqlen_k=64)

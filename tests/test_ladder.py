@@ -2,10 +2,13 @@
 
 import pytest
 
-from flashladder.common import console, contest, records, tuned
+from flashladder.common import console
 from flashladder.common.catalog import find
 from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
+from flashladder.common.measure import contest
+from flashladder.common.results import records
+from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tools import ladder
 
@@ -196,7 +199,7 @@ def test_without_a_gpu(monkeypatch, tmp_path, capsys):
     def none():
         raise DeviceError("there is no NVIDIA driver on this machine")
 
-    monkeypatch.setattr("flashladder.common.target.require_gpu", none)
+    monkeypatch.setattr("flashladder.common.run.target.require_gpu", none)
     assert console.run(ladder.main, ladder.parser(), []) == console.EXIT_ERROR
     assert "no NVIDIA driver" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flashladder.common.errors import BuildError, UnsupportedProblemError
-from flashladder.common.launch import AttentionParams, TensorStride, attention_params, grid
 from flashladder.common.paths import CUDA_HEADERS
+from flashladder.common.run.launch import AttentionParams, TensorStride, attention_params, grid
 
 LAUNCH = SimpleNamespace(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160)
 

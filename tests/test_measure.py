@@ -6,12 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flashladder.common import measure as timing
 from flashladder.common.errors import VerificationError
-from flashladder.common.measure import CONTROL, Contender, Measurement, Sample, Settings, measure
-from flashladder.common.nvml import GpuState
-from flashladder.common.problem import Check
-from flashladder.common.statistics import (
+from flashladder.common.measure import timing
+from flashladder.common.measure.nvml import GpuState
+from flashladder.common.measure.statistics import (
     Estimate,
     geometric_mean,
     harmonic_mean,
@@ -19,6 +17,8 @@ from flashladder.common.statistics import (
     paired_ratio,
     verdict,
 )
+from flashladder.common.measure.timing import CONTROL, Contender, Measurement, Sample, Settings, measure
+from flashladder.common.problem import Check
 
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
 

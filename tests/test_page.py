@@ -9,6 +9,7 @@ import pytest
 
 from flashladder.common.dashboard import data
 from flashladder.common.dashboard.page import render
+from flashladder.common.results import ladders
 from flashladder.tests import made_up
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -55,7 +56,7 @@ def html(tmp_path_factory):
     made_up.opcodes(folder)
     results = data.Results.load(folder)
     path = folder / "dashboard.html"
-    path.write_text(render(results, data.summary(results.ladders)).replace("</body>", f"{SCRIPT}</body>"))
+    path.write_text(render(results, ladders.summary(results.ladders)).replace("</body>", f"{SCRIPT}</body>"))
     return path
 
 

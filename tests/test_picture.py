@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from flashladder.common import console
-from flashladder.common.artifact import Artifact
 from flashladder.common.build import build_one
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import find, references, versions
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS

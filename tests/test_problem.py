@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.launch import attention_params
 from flashladder.common.problem import LAYOUTS, Problem, attention, expect, make_inputs, verify
+from flashladder.common.run.launch import attention_params
 
 SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
 

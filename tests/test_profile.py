@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from flashladder.common import catalog, console, ncu
-from flashladder.common.agreement import Agreement, compare, sass_opcode
+from flashladder.common import catalog, console
 from flashladder.common.build import build_one
 from flashladder.common.catalog import find
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import DeviceError, ToolchainError
-from flashladder.common.execute import on_emulator
 from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.profile import ncu
+from flashladder.common.profile.agreement import Agreement, compare, sass_opcode
+from flashladder.common.run.execute import on_emulator
 from flashladder.common.sass.code import read
 from flashladder.common.sass.opcodes import bank_wavefronts
 from flashladder.tests import fake_ncu

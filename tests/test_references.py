@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashladder.common import catalog, console, cpu, records, tiling
+from flashladder.common import catalog, console, host
+from flashladder.common.build.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
-from flashladder.common.library import build_library
 from flashladder.common.problem import Problem, attention, expect, make_inputs, verify
-from flashladder.common.references import Configured, device_for, load, missing
+from flashladder.common.references import Configured, device_for, load, missing, tiling
+from flashladder.common.results import records
 from flashladder.tools import run_version
 
 NAMES = ("py_fa1", "py_fa2", "c", "triton")
@@ -211,7 +212,7 @@ def test_run_like_a_rung(tool, name):
     assert "PASS" in out
     assert "scaled_dot_product_attention" in out
     row = records.runs().read()[0].iloc[0]
-    assert (row["version"], row["device"], row["toolkit"]) == (name, cpu.title(), toolkit)
+    assert (row["version"], row["device"], row["toolkit"]) == (name, host.title(), toolkit)
     assert (row["passed"], row["baseline"], row["causal"]) == (True, "sdpa", True)
     assert row["ratio"] > 0
 
@@ -363,7 +364,7 @@ def test_library_is_built_once_and_again_when_it_changes(tmp_path, monkeypatch):
     assert build_library(source, {"VALUE": "1"}) == first
     assert first.stat().st_mtime_ns == stamp
     assert build_library(source, {"VALUE": "2"}) != first
-    monkeypatch.setattr(cpu, "identity", lambda: "another CPU")
+    monkeypatch.setattr(host, "identity", lambda: "another CPU")
     assert build_library(source, {"VALUE": "1"}) != first
     source.write_text("int answer(void) { return; }\n")
     with pytest.raises(BuildError, match=r"(?s)answer.c cannot be compiled:.*error"):

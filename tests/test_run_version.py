@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from flashladder.common import console, records, tuned
+from flashladder.common import console
 from flashladder.common.paths import ROOT
+from flashladder.common.results import records
+from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tools import run_version
 
@@ -110,7 +112,7 @@ def test_other_layouts(run, layout):
 
 
 def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
-    monkeypatch.setattr("flashladder.common.execute.attention_params", _with_another_scale)
+    monkeypatch.setattr("flashladder.common.run.execute.attention_params", _with_another_scale)
     code, out, err = run("02", "--seqlen", "64", "--heads", "1")
     assert code == console.EXIT_ERROR
     assert "FAIL" in out
@@ -120,7 +122,7 @@ def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
 
 
 def _with_another_scale(q, k, v, o, lse, softmax_scale, addresses=None):
-    from flashladder.common.launch import attention_params
+    from flashladder.common.run.launch import attention_params
 
     return attention_params(q, k, v, o, lse, 2 * softmax_scale, addresses)
 
@@ -198,7 +200,8 @@ def test_no_gpu_is_said_so(capsys):
 
 # An interrupt amid an import of torch may be lost there, so that comes first.
 RUN_AND_SAY_SO = """
-from flashladder.common import console, execute
+from flashladder.common import console
+from flashladder.common.run import execute
 from flashladder.tools import run_version
 print("running", flush=True)
 console.exit_with(run_version.main, run_version.parser())

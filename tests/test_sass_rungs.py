@@ -8,14 +8,14 @@ from functools import cache
 import pytest
 
 from flashladder.common.build import BuildRequest, build
+from flashladder.common.build.toolchain import find_tool
 from flashladder.common.catalog import find
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
-from flashladder.common.execute import on_emulator
 from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run.execute import on_emulator
 from flashladder.common.sass import instruction, occupancy, read
 from flashladder.common.sass.diff import Comparison, align, changed, comparable_configs, normalised, source_diff
-from flashladder.common.toolchain import find_tool
 
 ARCHES = ("sm_80", "sm_90a")
 PAIRS = (("01", "02"), ("05", "06"), ("07", "08"), ("08", "09"), ("09", "10"), ("10", "11"))

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashladder.common import target
 from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.run import target
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import pytest
 
-from flashladder.common import toolchain as toolchain_module
+from flashladder.common.build import toolchain as toolchain_module
+from flashladder.common.build.toolchain import find_host_compiler, find_ninja, find_tool, missing_extras, toolchain
 from flashladder.common.errors import ToolchainError
-from flashladder.common.toolchain import find_host_compiler, find_ninja, find_tool, missing_extras, toolchain
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from flashladder.common import console
 from flashladder.common.errors import ResultsError
-from flashladder.common.statistics import Estimate
+from flashladder.common.measure.statistics import Estimate
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tests.tuner_stock import make_predictions, make_stock
 from flashladder.tuner import finalists, replay, trial_log

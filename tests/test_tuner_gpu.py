@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from flashladder.common import catalog, target, tuned
+from flashladder.common import catalog
 from flashladder.common.problem import Problem
+from flashladder.common.run import target, tuned
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tuner import job, search, trial_log
 from flashladder.tuner.kernels import compile_all

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from optuna.trial import TrialState
 
-from flashladder.common import tuned
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.common.run import tuned
 from flashladder.tests.simulated_bench import Simulated, time_us
 from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log

@@ -8,13 +8,15 @@ import sys
 import pytest
 import torch
 
-from flashladder.common import catalog, console, contest, tuned
+from flashladder.common import catalog, console
 from flashladder.common.build import build_one
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import ConfigError, DeviceError, VerificationError
-from flashladder.common.measure import CONTROL
+from flashladder.common.measure import contest
+from flashladder.common.measure.timing import CONTROL
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem import Problem
+from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tuner import job, plots, search, trial_log
@@ -220,6 +222,6 @@ class TestGpuBench:
     def test_without_the_official_kernel(self, monkeypatch):
         fake_gpu.install(monkeypatch)
         bench = OnGpu("h100", "hot")()
-        monkeypatch.setattr("flashladder.common.baselines.Baseline.missing", lambda self: "it is not installed")
+        monkeypatch.setattr("flashladder.common.measure.baselines.Baseline.missing", lambda self: "it is not installed")
         with pytest.raises(DeviceError, match="nothing to compare with: it is not installed"):
             bench.prepare(self.PROBLEM)

@@ -8,8 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from flashladder.common import console, tuned
+from flashladder.common import console
 from flashladder.common.config import load_gpu
+from flashladder.common.run import tuned
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tests.tuner_stock import make_predictions, make_stock
 from flashladder.tuner import search

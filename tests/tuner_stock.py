@@ -4,7 +4,7 @@ import hashlib
 from collections import defaultdict
 
 from flashladder.common import catalog
-from flashladder.common.artifact import Artifact, LaunchInfo
+from flashladder.common.build.artifact import Artifact, LaunchInfo
 from flashladder.common.problem import Problem
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tuner.kernels import Kernel, Stock

@@ -1,4 +1,4 @@
-"""Loads and launches a kernel through common/gpu.py; tests/test_driver.py runs this with a stand-in for the driver."""
+"""Launches a kernel through common/run/gpu.py; tests/test_driver.py runs this with a stand-in for the driver."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
-from flashladder.common import gpu, launch  # noqa: E402
+from flashladder.common.run import gpu, launch  # noqa: E402
 
 
 class MadeUp(SimpleNamespace):

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 try:
     from flashladder.common import arguments as options
-    from flashladder.common import display
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
-    from flashladder.common.field import assemble_all, parse
+    from flashladder.common.measure.entrants import assemble_all, parse
+    from flashladder.common.report import display
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/bench.py`")
 
 if TYPE_CHECKING:
-    from flashladder.common.contest import Contest
+    from flashladder.common.measure.contest import Contest
 
 
 def parser() -> Parser:
@@ -52,12 +52,14 @@ def main(arguments: argparse.Namespace) -> int:
         return EXIT_ERROR
     entries = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
 
-    from flashladder.common import baselines, contest, cpu, records
-    from flashladder.common.measure import Settings
+    from flashladder.common.measure import baselines, contest
+    from flashladder.common.measure.timing import Settings
+    from flashladder.common.results import records
 
     on_gpu = arguments.device == "gpu"
-    names = arguments.baselines or (baselines.OFFICIAL if on_gpu else ",".join(cpu.CPU_BASELINES))
-    official = [baselines.find(name, baselines.BASELINES if on_gpu else cpu.CPU_BASELINES) for name in names.split(",")]
+    names = arguments.baselines or (baselines.OFFICIAL if on_gpu else ",".join(baselines.CPU_BASELINES))
+    among = baselines.BASELINES if on_gpu else baselines.CPU_BASELINES
+    official = [baselines.find(name, among) for name in names.split(",")]
     settings = Settings(arguments.mode, arguments.rounds, arguments.seed)
     run, log = records.new_run(), records.bench(arguments.log)
     contests: list[Contest] = []

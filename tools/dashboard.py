@@ -32,6 +32,7 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.dashboard import data, opcodes, page, readme, references
+    from flashladder.common.results import ladders
 
     folder = results_dir()
     if arguments.sass:
@@ -40,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
     results = data.Results.load(folder)
     for damage in results.damaged:
         warn(f"{damage}; the line is left where it is, and out of the pictures")
-    summary = data.summary(results.ladders)
+    summary = ladders.summary(results.ladders)
     if arguments.check:
         return _check([*readme.stale(arguments.readme, folder, summary), *references.stale(results.references)])
     for path in [*readme.write(arguments.readme, folder, summary), *references.write(results.references)]:

@@ -17,12 +17,12 @@ try:
     from rich.text import Text
 
     from flashladder.common.build import Artifact, build_one
+    from flashladder.common.build.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
     from flashladder.common.catalog import find
     from flashladder.common.config import gpu_names, load_gpu
     from flashladder.common.console import Parser, console, exit_with, table
     from flashladder.common.errors import DeviceError, FlashLadderError
     from flashladder.common.paths import cache_dir, results_dir
-    from flashladder.common.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/doctor.py`")
 
@@ -93,8 +93,8 @@ def kernel_compiles() -> str:
 
 def emulator_runs() -> str:
     """Runs the kernel on the emulator and checks its output."""
-    from flashladder.common.execute import on_emulator
     from flashladder.common.problem import Problem, expect, make_inputs, verify
+    from flashladder.common.run.execute import on_emulator
 
     artifact = smoke_artifact()
     problem = Problem(seqlen_q=artifact.launch.block_m, seqlen_k=2 * artifact.launch.block_n)
@@ -139,7 +139,7 @@ def driver() -> str:
 def gpus() -> str:
     import torch
 
-    from flashladder.common.gpu import device_arch, require_gpu
+    from flashladder.common.run.gpu import device_arch, require_gpu
 
     require_gpu()
     described = {load_gpu(name).arch for name in gpu_names()}
@@ -166,7 +166,7 @@ def disassembler(name: str) -> str:
 
 
 def baseline(name: str) -> str:
-    from flashladder.common.baselines import find as find_baseline
+    from flashladder.common.measure.baselines import find as find_baseline
 
     found = find_baseline(name)
     if lack := found.missing():

@@ -11,10 +11,11 @@ import argparse
 import sys
 
 try:
-    from flashladder.common import catalog, evidence
+    from flashladder.common import catalog
     from flashladder.common.build import build
     from flashladder.common.catalog import Version
     from flashladder.common.console import Parser, console, exit_with, progress, warn
+    from flashladder.common.report import evidence
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/evidence.py`")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flashladder.common.experiments.plan import Experiment
-    from flashladder.common.results import Log
+    from flashladder.common.results.log import Log
 
 FIGURES = {  # columns of the log, what they are called on the console, and their unit there
     "time_us": ("us", 1),
@@ -78,9 +78,10 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     """Runs, logs and draws one experiment; each problem is logged as soon as it is done."""
     rungs = [catalog.find(name) for name in (arguments.rungs.split(",") if arguments.rungs else experiment.rungs)]
 
-    from flashladder.common import records, target
     from flashladder.common.experiments import run
-    from flashladder.common.measure import Settings
+    from flashladder.common.measure.timing import Settings
+    from flashladder.common.results import records
+    from flashladder.common.run import target
 
     place = target.resolve(arguments.device if experiment.lengths else "emulator", arguments.gpu)
     lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
@@ -94,8 +95,8 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
 
 def _show(experiment: Experiment, log: Log) -> None:
     """A table of the latest run in the log; a picture of the latest on a GPU, where there is any."""
-    from flashladder.common import theme
     from flashladder.common.experiments import figures
+    from flashladder.common.report import theme
 
     log.report()
     frame, _ = log.read()

@@ -20,23 +20,25 @@ from typing import TYPE_CHECKING
 
 try:
     from flashladder.common import arguments as options
-    from flashladder.common import catalog, display, tuned
+    from flashladder.common import catalog
     from flashladder.common.catalog import Version
     from flashladder.common.config import Value, parse_values
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
     from flashladder.common.errors import ConfigError, DeviceError
-    from flashladder.common.field import Entry, Field, assemble
+    from flashladder.common.measure.entrants import Entry, Field, assemble
+    from flashladder.common.report import display
+    from flashladder.common.run import tuned
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/ladder.py`")
 
 if TYPE_CHECKING:
-    from flashladder.common.artifact import Artifact
-    from flashladder.common.baselines import Baseline
-    from flashladder.common.contest import Contest
-    from flashladder.common.measure import Settings
+    from flashladder.common.build.artifact import Artifact
+    from flashladder.common.measure.baselines import Baseline
+    from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.timing import Settings
     from flashladder.common.problem import Problem
-    from flashladder.common.results import Log
-    from flashladder.common.target import Target
+    from flashladder.common.results.log import Log
+    from flashladder.common.run.target import Target
 
 OWN, FIXED = "own", "fixed"
 # 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
@@ -67,8 +69,10 @@ def main(arguments: argparse.Namespace) -> int:
     versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
     fixed, lengths = parse_values(arguments.fixed), options.lengths(arguments.seqlens)
 
-    from flashladder.common import baselines, records, target
-    from flashladder.common.measure import Settings
+    from flashladder.common.measure import baselines
+    from flashladder.common.measure.timing import Settings
+    from flashladder.common.results import records
+    from flashladder.common.run import target
 
     place = target.resolve("gpu", None)
     official = baselines.find(baselines.OFFICIAL)
@@ -174,7 +178,8 @@ def _measure(
     gpu: str | None,
 ) -> Contest:
     """Time one shape and log it. Entries that are the same machine code are timed once, and have a row each."""
-    from flashladder.common import contest, records
+    from flashladder.common.measure import contest
+    from flashladder.common.results import records
 
     first: dict[str, str] = {}
     for label, artifact in artifacts.items():

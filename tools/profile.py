@@ -31,14 +31,14 @@ try:
 
     from flashladder.common import arguments as options
     from flashladder.common import catalog
+    from flashladder.common.build.sources import own_line
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, facts, table, warn
     from flashladder.common.errors import UnsupportedProblemError
-    from flashladder.common.sources import own_line
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/profile.py`")
 
 if TYPE_CHECKING:
-    from flashladder.common.profiling import Outcome
+    from flashladder.common.profile.profiling import Outcome
 
 DEFAULTS = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU, and takes the emulator a few seconds
 GOOD, FAIR = 0.01, 0.05  # deviations up to them are green and yellow
@@ -72,7 +72,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace) -> list[Outcome]:
     """The rungs, profiled and logged one by one; of several, those that do not take the problem are left out."""
-    from flashladder.common import build, profiling, target
+    from flashladder.common import build
+    from flashladder.common.profile import profiling
+    from flashladder.common.run import target
 
     place = target.resolve("auto", arguments.gpu)
     problem = options.problem(arguments, **DEFAULTS)

@@ -18,17 +18,18 @@ try:
     from rich.table import Table
 
     from flashladder.common import arguments as options
-    from flashladder.common import catalog, display
+    from flashladder.common import catalog
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, progress, warn
+    from flashladder.common.report import display
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/run_version.py`")
 
 if TYPE_CHECKING:
-    from flashladder.common.artifact import Artifact
+    from flashladder.common.build.artifact import Artifact
     from flashladder.common.config import Value
     from flashladder.common.problem import Check, Problem
-    from flashladder.common.records import Row
     from flashladder.common.references import Configured
+    from flashladder.common.results.records import Row
 
 # Small enough for the emulator to end within a second; on a GPU, the size of a published benchmark.
 EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 2, "seqlen_q": 256}
@@ -77,7 +78,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
-    from flashladder.common import build, records, target, tuned
+    from flashladder.common import build
+    from flashladder.common.results import records
+    from flashladder.common.run import target, tuned
 
     place = target.resolve(arguments.device, arguments.gpu)
     problem = options.problem(arguments, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
@@ -103,7 +106,8 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
 def _run_reference(reference: catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common import cpu, records, references
+    from flashladder.common import host, references
+    from flashladder.common.results import records
 
     device = references.device_for(reference, arguments.device)
     on_gpu = device == "cuda"
@@ -113,18 +117,18 @@ def _run_reference(reference: catalog.Reference, values: dict[str, Value], argum
     kernel = references.Configured(reference, config)
     outcome = _contest(kernel, problem, arguments, device)
 
-    title = torch.cuda.get_device_name() if on_gpu else cpu.title()
+    title = torch.cuda.get_device_name() if on_gpu else host.title()
     console.print(display.reference_summary(kernel, problem, title, outcome.check, outcome.facts))
     for table in outcome.tables:
         console.print(table)
     if not arguments.no_log:
-        _log(records.of_place(on_gpu, cpu.title()) | records.of_reference(kernel), problem, outcome)
+        _log(records.of_place(on_gpu, host.title()) | records.of_reference(kernel), problem, outcome)
     outcome.check.require(f"{reference.name} with {config.name}")
     return 0
 
 
 def _log(what: Row, problem: Problem, outcome: Outcome) -> None:
-    from flashladder.common import records
+    from flashladder.common.results import records
 
     log = records.runs()
     log.append([what | records.of_problem(problem) | records.of_check(outcome.check) | outcome.row])
@@ -132,9 +136,9 @@ def _log(what: Row, problem: Problem, outcome: Outcome) -> None:
 
 
 def _on_emulator(artifact: Artifact, problem: Problem, arguments: argparse.Namespace) -> Outcome:
-    from flashladder.common import records
-    from flashladder.common.execute import on_emulator
     from flashladder.common.problem import expect, make_inputs, verify
+    from flashladder.common.results import records
+    from flashladder.common.run.execute import on_emulator
 
     tensors = make_inputs(problem)
     with progress("emulated CTAs") as update:
@@ -149,10 +153,11 @@ def _on_gpu(artifact: Artifact, problem: Problem, arguments: argparse.Namespace)
 
 def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argparse.Namespace, device: str) -> Outcome:
     """Beside the official kernel; on the CPU, beside what torch computes there."""
-    from flashladder.common import baselines, contest, cpu, records
-    from flashladder.common.measure import Settings
+    from flashladder.common.measure import baselines, contest
+    from flashladder.common.measure.timing import Settings
+    from flashladder.common.results import records
 
-    others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(cpu.CPU_BASELINES.values())
+    others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(baselines.CPU_BASELINES.values())
     settings = None if arguments.no_measure else Settings(arguments.mode, arguments.rounds)
     name = kernel.version
     result = contest.hold(problem, {name: kernel}, others, settings, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flashladder.common.statistics import Estimate, geometric_mean, verdict
+from flashladder.common.measure.statistics import Estimate, geometric_mean, verdict
 from flashladder.tuner.kernels import Kernel
 from flashladder.tuner.worker import Comparison
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashladder.common import baselines, records, target
 from flashladder.common.config import load_gpu
-from flashladder.common.contest import Arena
 from flashladder.common.errors import DeviceError, VerificationError
-from flashladder.common.measure import CONTROL, Mode, Settings
+from flashladder.common.measure import baselines
+from flashladder.common.measure.contest import Arena
+from flashladder.common.measure.timing import CONTROL, Mode, Settings
 from flashladder.common.problem import Problem
+from flashladder.common.results import records
+from flashladder.common.run import target
 from flashladder.tuner.worker import Comparison, Entries
 
 

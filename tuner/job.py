@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashladder.common import baselines, tuned
-from flashladder.common.build import NVCC_FLAGS, PTXAS_FLAGS, Progress
+from flashladder.common.build.compile import NVCC_FLAGS, PTXAS_FLAGS, Progress
+from flashladder.common.build.sources import Sources
+from flashladder.common.build.toolchain import toolchain, version_text
 from flashladder.common.config import GpuDescription, spell
 from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
-from flashladder.common.gpu import require_gpu
-from flashladder.common.measure import Mode
+from flashladder.common.measure import baselines
+from flashladder.common.measure.timing import Mode
 from flashladder.common.paths import results_dir
-from flashladder.common.sources import Sources
-from flashladder.common.toolchain import toolchain, version_text
+from flashladder.common.run import tuned
+from flashladder.common.run.gpu import require_gpu
 from flashladder.tuner import kernels, model
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.kernels import Kernel, Stock

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashladder.common.artifact import Artifact
-from flashladder.common.build import BuildRequest, Progress, build
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.build.compile import BuildRequest, Progress, build
 from flashladder.common.config import GpuDescription, KernelConfig
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.sass import occupancy

@@ -23,7 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flashladder.common import sass
-from flashladder.common.artifact import Artifact
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import GpuDescription, KernelConfig
 from flashladder.common.errors import EmulatorError
 from flashladder.common.paths import ROOT, cache_dir
@@ -135,10 +135,10 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
 
     What cannot be emulated is left out.
     """
-    from flashladder.common.agreement import on_lsu_path
     from flashladder.common.build import BuildRequest, build
-    from flashladder.common.execute import on_emulator
     from flashladder.common.problem import make_inputs
+    from flashladder.common.profile.agreement import on_lsu_path
+    from flashladder.common.run.execute import on_emulator
 
     examples = {_layout(config): config for config in configs}
     problems = {layout: _small(space.problems[0], config) for layout, config in examples.items()}

@@ -20,8 +20,8 @@ try:
     from flashladder.common.config import KernelConfig, Value
     from flashladder.common.console import Parser, console, exit_with, table
     from flashladder.common.errors import ResultsError
-    from flashladder.common.records import Row
-    from flashladder.common.results import Schema
+    from flashladder.common.results.log import Schema
+    from flashladder.common.results.records import Row
     from flashladder.tuner import trial_log
     from flashladder.tuner.kernels import Kernel
     from flashladder.tuner.model import rank_correlation

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common import tuned
 from flashladder.common.console import console, table, warn
-from flashladder.common.display import VERDICT_STYLES
+from flashladder.common.report.display import VERDICT_STYLES
+from flashladder.common.run import tuned
 from flashladder.common.sass import occupancy
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashladder.common import catalog, tuned
+from flashladder.common import catalog
 from flashladder.common.catalog import PTXAS_LEVEL, Version
 from flashladder.common.config import GpuDescription, KernelConfig, Value
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem import Problem
+from flashladder.common.run import tuned
 
 USUAL_PTXAS_LEVEL = 3  # where nothing is said
 

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from flashladder.common import sass
 from flashladder.common.config import GpuDescription
-from flashladder.common.statistics import Estimate, geometric_mean
+from flashladder.common.measure.statistics import Estimate, geometric_mean
 from flashladder.tuner import finalists, trial_log
 from flashladder.tuner.finalists import Final
 from flashladder.tuner.kernels import Kernel, Stock

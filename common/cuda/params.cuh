@@ -1,7 +1,7 @@
 // What the host hands to every kernel, and what every kernel tells the host.
 #pragma once
 
-// The one kernel argument. common/launch.py mirrors it with ctypes and checks its size against launch_info.
+// The one kernel argument. common/run/launch.py mirrors it with ctypes and checks its size against launch_info.
 // Tensors are (batch, seqlen, heads, head_dim), their last dimension contiguous; lse is (batch, heads, seqlen_q) fp32,
 // contiguous, or null. Strides are in elements.
 struct TensorStride {

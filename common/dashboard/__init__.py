@@ -1,6 +1,6 @@
 """Pictures and tables of what was measured, from the CSV logs alone.
 
-data      the logs as data frames, and what they come to      theme     colours, and figures as SVG
+data      the logs as data frames
 figures   the ladder, the roofline, the instruction mix, ...  page      the HTML page (page.html, page.css, page.js)
 readme    the README's table and chart
 """

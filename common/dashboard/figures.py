@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashladder.common.theme import colour, figure, pixels, tip
+from flashladder.common.report.theme import colour, figure, pixels, tip
 
 WIDTH = 860
 ROW = 26  # pixels of a rung's line
@@ -29,7 +29,7 @@ PIPES = {
 
 @figure
 def ladder(summary: pd.DataFrame) -> Figure:
-    """Every rung's rate and its ratio to official FlashAttention-2, of one GPU and dtype (rows of `data.summary`)."""
+    """Every rung's rate and its ratio to official FlashAttention-2, of one GPU and dtype (of `ladders.summary`)."""
     rungs = list(summary["version"].unique())
     height = ROW * len(rungs) + 94
     drawn = pixels(WIDTH, height)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from flashladder.common import catalog
-from flashladder.common.artifact import Artifact
 from flashladder.common.build import BuildRequest, build
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import ConfigError

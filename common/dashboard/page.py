@@ -9,14 +9,15 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from flashladder.common import theme
 from flashladder.common.dashboard import data, figures, references
 from flashladder.common.dashboard.data import Results
 from flashladder.common.dashboard.studies import pictures as optuna_pictures
 from flashladder.common.dashboard.view import view
-from flashladder.common.display import tflops
 from flashladder.common.experiments import figures as experiment_figures
 from flashladder.common.experiments.plan import EXPERIMENTS
+from flashladder.common.report import theme
+from flashladder.common.report.display import tflops
+from flashladder.common.results import ladders
 
 HERE = Path(__file__).parent
 LATEST_RUNS = 60  # shown
@@ -25,7 +26,7 @@ LARGE_STUDY = 50  # trials of a study that is shown unfolded
 
 
 def render(results: Results, summary: pd.DataFrame) -> str:
-    """The page; `summary` is data.summary of the results' ladders."""
+    """The page; `summary` is ladders.summary of the results' ladders."""
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     groups = summary.groupby(["gpu", "dtype"], sort=False) if len(summary) else ()
@@ -52,7 +53,7 @@ def _mix(gpu: str, counts: pd.DataFrame) -> dict[str, Any]:
     loops = counts.pivot_table(index="version", columns="kind", values="loop", aggfunc="sum", fill_value=0).sort_index()
     kinds = loops.sum().sort_values(ascending=False).index[:MOST_KINDS]
     rows = [{"version": version, "counts": [int(row[kind]) for kind in kinds]} for version, row in loops.iterrows()]
-    svg = theme.inline_svg(figures.mix(data.mix(counts), data.titles()), f"mix-{gpu}", f"Instruction mix, {gpu}")
+    svg = theme.inline_svg(figures.mix(data.mix(counts), ladders.titles()), f"mix-{gpu}", f"Instruction mix, {gpu}")
     return {"gpu": gpu, "svg": svg, "kinds": list(kinds), "rows": rows}
 
 

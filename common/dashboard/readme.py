@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from flashladder.common import markers, theme
-from flashladder.common.dashboard import data, figures
+from flashladder.common.dashboard import figures
 from flashladder.common.dashboard.view import registers, step
+from flashladder.common.report import markers, theme
+from flashladder.common.results import ladders
 
 MARKER = "ladder"
-CODE = tuple(Path(str(module.__file__)) for module in (theme, figures, data))  # that draws a chart
+CODE = tuple(Path(str(module.__file__)) for module in (theme, figures, ladders))  # that draws a chart
 NOTHING = (
     "Nothing has been measured yet: `python tools/ladder.py`, on a machine with a GPU, times every rung beside\n"
     "FlashAttention-2, and `python tools/dashboard.py` puts the table and the chart here."
@@ -51,7 +52,7 @@ def _first_dtype(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(lines: pd.DataFrame) -> str:
-    limits = data.Limits.of(lines["gpu"].iloc[0])
+    limits = ladders.Limits.of(lines["gpu"].iloc[0])
     return f"The ladder on {limits.title if limits else lines['gpu'].iloc[0]}, {lines['dtype'].iloc[0]}"
 
 
@@ -66,7 +67,7 @@ def _is_stale(chart: Path, gpu: str, folder: Path) -> bool:
 def _made_from(gpu: str, folder: Path) -> str:
     """A digest of what decides a chart: the log, the rungs' titles, and the code that draws it."""
     log = folder / f"ladder_{gpu}.csv"
-    digest = hashlib.sha256(repr(data.titles()).encode())
+    digest = hashlib.sha256(repr(ladders.titles()).encode())
     for file in (log, *CODE):
         digest.update(file.read_bytes())
     return f"made from {log.name}, {digest.hexdigest()[:16]}"
@@ -94,7 +95,7 @@ tuning. Made by tools/dashboard.py from [{folder.name}/{log.name}]({_relative(lo
 
 def _unmeasured(lines: pd.DataFrame) -> str:
     """A sentence on the rungs that are not in the log; empty where all are."""
-    left = {name: title for name, title in data.titles().items() if name not in set(lines["version"])}
+    left = {name: title for name, title in ladders.titles().items() if name not in set(lines["version"])}
     links = [f"[{name[:2]}](versions/{name}) ({title})" for name, title in left.items()]
     return f"Not measured yet: {', '.join(links)}." if links else ""
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from flashladder.common import catalog, markers
-from flashladder.common.baselines import BASELINES
+from flashladder.common import catalog
 from flashladder.common.catalog import Implementation
 from flashladder.common.config import parse_values
-from flashladder.common.cpu import CPU_BASELINES
-from flashladder.common.dashboard.data import means
 from flashladder.common.dashboard.view import remarks
 from flashladder.common.errors import ConfigError
+from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
+from flashladder.common.report import markers
+from flashladder.common.results.ladders import means
 
 MARKER = "measured"
 WIDTH = 120  # of lines in a README

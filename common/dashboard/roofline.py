@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from flashladder.common.dashboard.data import Limits
-from flashladder.common.theme import colour, figure, pixels, tip
+from flashladder.common.report.theme import colour, figure, pixels, tip
+from flashladder.common.results.ladders import Limits
 
 WIDTH, HEIGHT = 860, 430
 LINE = 16  # pixels that a label needs

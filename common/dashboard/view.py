@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flashladder.common import theme
 from flashladder.common.dashboard import figures
-from flashladder.common.dashboard.data import Limits
 from flashladder.common.dashboard.roofline import roofline
-from flashladder.common.records import spilled
+from flashladder.common.report import theme
+from flashladder.common.results.ladders import Limits
+from flashladder.common.results.records import spilled
 
 FULL_STRENGTH = 0.25  # a ratio so far from 1 (in logarithms) has the strongest colour of the heat map
 STRONGEST = 55  # per cent of that colour

@@ -10,7 +10,7 @@ from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.config import listing
 from flashladder.common.errors import ConfigError
-from flashladder.common.field import Entry
+from flashladder.common.measure.entrants import Entry
 from flashladder.common.paths import VERSIONS
 
 KERNELS = VERSIONS / "experiments"  # kernels that are no rungs

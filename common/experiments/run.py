@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flashladder.common import baselines, contest, execute, records
 from flashladder.common.catalog import Version
 from flashladder.common.console import progress, warn
 from flashladder.common.experiments import traffic
 from flashladder.common.experiments.plan import Experiment
-from flashladder.common.field import assemble
-from flashladder.common.measure import Settings
+from flashladder.common.measure import baselines, contest
+from flashladder.common.measure.entrants import assemble
+from flashladder.common.measure.timing import Settings
 from flashladder.common.problem import Expected, Problem, Tensors, expect, make_inputs, verify
-from flashladder.common.target import Target
+from flashladder.common.results import records
+from flashladder.common.run import execute
+from flashladder.common.run.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flashladder.common.artifact import Artifact
-    from flashladder.common.field import Field
-    from flashladder.common.records import Row
+    from flashladder.common.build.artifact import Artifact
+    from flashladder.common.measure.entrants import Field
+    from flashladder.common.results.records import Row
 
 NUM_HEADS, TOKENS, HEAD_DIM = 16, 16384, 128  # of the GPU's problems
 

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flashladder.common.build.toolchain import find_host_compiler
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
-from flashladder.common.toolchain import find_host_compiler
 
 ROWS, COLS, WARPS = 64, 128, 4  # of the tile that is shown, and of the CTA
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flashladder.common import catalog, evidence
+from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.pictures import layouts, loops
 from flashladder.common.pictures.device import Device, device
+from flashladder.common.report import evidence
 from flashladder.common.sass import read
 
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}  # what the machine code is shown for

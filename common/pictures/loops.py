@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flashladder.common import catalog, references, tiling
+from flashladder.common import catalog, references
 from flashladder.common.pictures.svg import CELL, COLOURS, MUTED, Svg
 from flashladder.common.problem import Problem
+from flashladder.common.references import tiling
 from flashladder.common.sass import Code, Instruction
 from flashladder.common.sass.opcodes import PIPES
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from flashladder.common.artifact import Artifact
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import GpuDescription
 from flashladder.common.sass.flow import Graph
 from flashladder.common.sass.instruction import Instruction, disassemble

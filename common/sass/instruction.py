@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from flashladder.common.build.toolchain import find_tool
 from flashladder.common.errors import ToolchainError
-from flashladder.common.toolchain import find_tool
 
 BYTES = 16  # of every instruction, on sm_70 and later
 NO_BARRIER = 7

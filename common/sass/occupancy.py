@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from flashladder.common.artifact import Artifact
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import GpuDescription
 from flashladder.common.errors import UnsupportedProblemError
 

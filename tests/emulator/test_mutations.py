@@ -14,8 +14,8 @@ from flashladder.common.emulator.codegen import without
 from flashladder.common.emulator.machine import compile_ptx
 from flashladder.common.emulator.mutate import synchronisations
 from flashladder.common.errors import EmulatorError
-from flashladder.common.launch import attention_params, grid
 from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run.launch import attention_params, grid
 
 ARCH = "sm_80"
 # The compiler repeats the loop over anchored blocks behind the second pass, which leaves none to it.

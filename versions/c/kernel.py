@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flashladder.common import cpu
+from flashladder.common import host
+from flashladder.common.build.library import build_library, find_c_compiler
+from flashladder.common.build.toolchain import version_text
 from flashladder.common.config import KernelConfig
-from flashladder.common.library import build_library, find_c_compiler
 from flashladder.common.problem import Problem, Tensors
 from flashladder.common.references import Prepared
-from flashladder.common.toolchain import version_text
 
 SOURCE = Path(__file__).parent / "attention.c"
 REALS = {"fp32": (torch.float32, "float"), "fp64": (torch.float64, "double")}
@@ -51,7 +51,7 @@ def attention(
     o = torch.empty(q.shape, dtype=dtype)
     lse = torch.empty(batch, heads, seqlen_q, dtype=dtype)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*inputs, o, lse)]
-    _library(accumulate).attention_forward(ctypes.byref(problem), cpu.threads(), *pointers)
+    _library(accumulate).attention_forward(ctypes.byref(problem), host.threads(), *pointers)
     return o, lse
 
 

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flashladder.common import tiling
-from flashladder.common.tiling import Hbm, Plan, precision, tiles
+from flashladder.common.references import tiling
+from flashladder.common.references.tiling import Hbm, Plan, precision, tiles
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, hbm: Hbm) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flashladder.common.artifact import ENTRY
+from flashladder.common.build.artifact import ENTRY
 from flashladder.common.errors import DeviceError, ToolchainError
 from flashladder.common.sass.opcodes import FILLER, kind_of
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flashladder.common.artifact import ENTRY, Artifact
+from flashladder.common.build.artifact import ENTRY, Artifact
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
 

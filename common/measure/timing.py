@@ -25,9 +25,9 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from flashladder.common.nvml import GpuState, Monitor
+from flashladder.common.measure.nvml import GpuState, Monitor
+from flashladder.common.measure.statistics import Estimate, Times, Verdict, paired_ratio, verdict
 from flashladder.common.problem import Check
-from flashladder.common.statistics import Estimate, Times, Verdict, paired_ratio, verdict
 
 Mode = Literal["hot", "cold", "sustained"]
 MODES: tuple[Mode, ...] = ("hot", "cold", "sustained")

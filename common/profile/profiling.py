@@ -11,23 +11,24 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flashladder.common import catalog, records
-from flashladder.common.agreement import Agreement, compare
-from flashladder.common.artifact import Artifact
+from flashladder.common import catalog
 from flashladder.common.build import build_one
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.errors import DeviceError
-from flashladder.common.execute import on_emulator, on_gpu
-from flashladder.common.gpu import require_gpu
-from flashladder.common.ncu import Profile, load, profile
 from flashladder.common.paths import results_dir
 from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.results import Log, Schema
+from flashladder.common.profile.agreement import Agreement, compare
+from flashladder.common.profile.ncu import Profile, load, profile
+from flashladder.common.results import records
+from flashladder.common.results.log import Log, Schema
+from flashladder.common.run.execute import on_emulator, on_gpu
+from flashladder.common.run.gpu import require_gpu
+from flashladder.common.run.target import Target
 from flashladder.common.sass.code import Code, read
 from flashladder.common.sass.opcodes import kinds
-from flashladder.common.target import Target
 
 JOB = "job.json"  # beside ncu's pages: what was launched
-_LAUNCHER = "import sys; from flashladder.common.profiling import launch; launch(sys.argv[1])"
+_LAUNCHER = "import sys; from flashladder.common.profile.profiling import launch; launch(sys.argv[1])"
 _WORDS = ("time", "commit", "device", "version", "config", "arch", "problem", "quantity", "opcode", "by")
 _SCHEMA = Schema({**dict.fromkeys(_WORDS, str), **dict.fromkeys(("measured", "predicted", "deviation"), float)})
 

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from flashladder.common import cpu
-from flashladder.common.artifact import Artifact
-from flashladder.common.baselines import BASELINES
+from flashladder.common import host
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.build.toolchain import toolchain
 from flashladder.common.config import parse_values
 from flashladder.common.errors import ConfigError, ToolchainError
+from flashladder.common.measure.baselines import BASELINES
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem import Check, Problem
-from flashladder.common.results import Cell, Log, PositiveFloat, Schema
-from flashladder.common.toolchain import toolchain
+from flashladder.common.results.log import Cell, Log, PositiveFloat, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flashladder.common.contest import Contest
     from flashladder.common.emulator import Report
-    from flashladder.common.measure import Measurement
+    from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.timing import Measurement
     from flashladder.common.references import Configured
 
 Row = dict[str, Cell]
@@ -180,7 +180,7 @@ def of_place(on_gpu: bool, elsewhere: str = "emulator") -> Row:
         "device": elsewhere,
     }
     if on_gpu:
-        from flashladder.common.nvml import Monitor
+        from flashladder.common.measure.nvml import Monitor
 
         device = torch.cuda.current_device()
         monitor = Monitor(device)
@@ -263,7 +263,7 @@ def of_contest(
     contest: Contest, run: str, kernels: Mapping[str, Artifact | Configured], on_gpu: bool = True
 ) -> dict[str, Row]:
     """A row for each contender, by its name; of those that were not timed, without figures."""
-    place = {"run": run} | of_place(on_gpu, cpu.title()) | of_problem(contest.problem)
+    place = {"run": run} | of_place(on_gpu, host.title()) | of_problem(contest.problem)
     measurement = contest.measurement
     timed = measurement.checks if measurement else {}
     rows = {}

@@ -14,16 +14,17 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common import catalog, markers
-from flashladder.common.artifact import Artifact
+from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.build.toolchain import toolchain, version_text
 from flashladder.common.catalog import Version
 from flashladder.common.config import GpuDescription, KernelConfig, load_gpu, spell
 from flashladder.common.paths import ROOT
+from flashladder.common.report import markers
 from flashladder.common.sass.code import Code, read
 from flashladder.common.sass.diff import comparable_configs
 from flashladder.common.sass.occupancy import occupancy
-from flashladder.common.toolchain import toolchain, version_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,8 +162,8 @@ def _counters(artifacts: Sequence[Artifact]) -> list[Row]:
 
 
 def _count(artifact: Artifact) -> dict[str, int]:
-    from flashladder.common.execute import on_emulator
     from flashladder.common.problem import Problem, make_inputs
+    from flashladder.common.run.execute import on_emulator
 
     config = artifact.config
     problem = Problem(num_heads=HEADS, seqlen_q=ROWS, head_dim=config.head_dim, dtype=config.dtype)
@@ -178,7 +179,7 @@ def _count(artifact: Artifact) -> dict[str, int]:
 
 def _measured(version: Version) -> list[str]:
     """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
-    from flashladder.common.dashboard.data import Limits
+    from flashladder.common.results.ladders import Limits
 
     tables, below = [], _below(version)
     for gpu, rows in _ladders().groupby("gpu", sort=False):
@@ -199,9 +200,9 @@ def _measured(version: Version) -> list[str]:
 @cache
 def _ladders() -> pd.DataFrame:
     """What results/ holds of the ladder, for all rungs."""
-    from flashladder.common.dashboard import data
+    from flashladder.common.results import ladders
 
-    return data.summary(data.Results.load(ROOT / "results").ladders)
+    return ladders.summary(ladders.read(ROOT / "results", []))
 
 
 def _predicted(version: Version) -> list[str]:

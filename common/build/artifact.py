@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from flashladder.common.build.cubin import code_digest
 from flashladder.common.config import KernelConfig
-from flashladder.common.cubin import code_digest
 from flashladder.common.errors import BuildError
 
 ENTRY = "attention_forward"

@@ -11,17 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from flashladder.common import catalog
+from flashladder.common.build.sources import own_line
 from flashladder.common.console import facts, table
-from flashladder.common.sources import own_line
 
 if TYPE_CHECKING:
-    from flashladder.common.artifact import Artifact
-    from flashladder.common.contest import Contest
+    from flashladder.common.build.artifact import Artifact
     from flashladder.common.emulator import Report
-    from flashladder.common.measure import Measurement
+    from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.statistics import Estimate
+    from flashladder.common.measure.timing import Measurement
     from flashladder.common.problem import Check, Problem
     from flashladder.common.references import Configured
-    from flashladder.common.statistics import Estimate
 
     Timed = Sequence[tuple[Problem, Measurement]]
 
@@ -61,7 +61,7 @@ def references() -> Table:
 
 def baselines() -> Table:
     """Every official kernel: its version here, or why it is missing and the line that installs it."""
-    from flashladder.common.baselines import BASELINES
+    from flashladder.common.measure.baselines import BASELINES
 
     made = table("Official kernels", "name", "kernel", "here", wrap=("here",))
     for baseline in BASELINES.values():
@@ -159,7 +159,7 @@ def traffic(report: Report) -> Table:
 
 def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] = MappingProxyType({})) -> Table:
     """Each contender's time and rate, and its ratio to the baseline."""
-    from flashladder.common.statistics import noise_floor
+    from flashladder.common.measure.statistics import noise_floor
 
     figures = ("us", "TFLOP/s", "SM MHz", "ratio", "95 % interval")
     title = f"Timed: {measurement.mode}, {measurement.rounds} rounds, noise {noise_floor(measurement.control):.1%}"
@@ -224,8 +224,8 @@ def _cell(measurement: Measurement, problem: Problem, name: str) -> Text:
 
 
 def _means(timed: Timed, what: str) -> Table:
-    from flashladder.common.measure import CONTROL
-    from flashladder.common.statistics import geometric_mean, harmonic_mean, verdict
+    from flashladder.common.measure.statistics import geometric_mean, harmonic_mean, verdict
+    from flashladder.common.measure.timing import CONTROL
 
     figures = ("TFLOP/s", "ratio", "95 % interval")
     title = f"{what}: harmonic mean of TFLOP/s, geometric mean of the ratios"

@@ -88,7 +88,7 @@ def grid(launch: LaunchInfo, params: bytes) -> tuple[int, int, int]:
     if not launch.params_bytes == len(params) == ctypes.sizeof(AttentionParams):
         raise BuildError(
             f"the kernel takes {launch.params_bytes} bytes of AttentionParams, the host packs {len(params)}: "
-            "make common/launch.py and common/cuda/params.cuh agree, then build again"
+            "make common/run/launch.py and common/cuda/params.cuh agree, then build again"
         )
     fields = AttentionParams.from_buffer_copy(params)
     for name in ("num_heads", "batch"):

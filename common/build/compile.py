@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, overload
 
-from flashladder.common import artifact as artifacts
-from flashladder.common.artifact import Artifact, LaunchInfo
+from flashladder.common.build import artifact as artifacts
+from flashladder.common.build.artifact import Artifact, LaunchInfo
+from flashladder.common.build.ninja import Progress, run_ninja, temporary_folder
+from flashladder.common.build.sources import Sources
+from flashladder.common.build.toolchain import Toolchain, toolchain
 from flashladder.common.catalog import Version
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError
-from flashladder.common.ninja import Progress, run_ninja, temporary_folder
 from flashladder.common.paths import CUDA_HEADERS, cache_dir
-from flashladder.common.sources import Sources
-from flashladder.common.toolchain import Toolchain, toolchain
 
 __all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
 

@@ -237,3 +237,12 @@ def _parse(name: str, cell: str, kind: type) -> Cell:
     except (KeyError, ValueError):
         raise ValueError(f"{name}={cell!r} is no {kind.__name__}") from None
     return value
+
+
+def read_all(folder: Path, pattern: str, schema: Schema, damaged: list[Damage]) -> dict[str, pd.DataFrame]:
+    """The logs of a folder that a pattern names, by what stands for its `*`; damaged rows are added to `damaged`."""
+    frames = {}
+    for path in sorted(folder.glob(pattern)):
+        frames[path.stem.removeprefix(pattern.partition("*")[0])], wrong = Log(path, schema).read()
+        damaged.extend(wrong)
+    return frames

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from flashladder.common import catalog, target, tuned
-from flashladder.common.artifact import Artifact
+from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Reference, Version
 from flashladder.common.config import GpuDescription, KernelConfig, Value, parse_values
 from flashladder.common.console import progress
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.references import Configured, device_for
+from flashladder.common.run import target, tuned
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
-    from flashladder.common.target import Target
+    from flashladder.common.run.target import Target
 
 Field: TypeAlias = "dict[Problem, dict[str, Artifact]]"  # the kernels of each problem, by the entries' labels
 

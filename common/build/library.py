@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from flashladder.common import cpu
+from flashladder.common import host
+from flashladder.common.build.ninja import run_ninja, temporary_folder
+from flashladder.common.build.toolchain import version_text
 from flashladder.common.errors import BuildError, ToolchainError
-from flashladder.common.ninja import run_ninja, temporary_folder
 from flashladder.common.paths import cache_dir
-from flashladder.common.toolchain import version_text
 
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 LIBRARIES = ("-lm",)
@@ -37,7 +37,7 @@ def build_library(source: Path, defines: Mapping[str, str]) -> Path:
     """The library that one self-contained source makes with these macros, from the cache or compiled now."""
     compiler = find_c_compiler()
     command = [str(compiler), *FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
-    decisive = (source.read_bytes(), command, version_text(compiler), cpu.identity())
+    decisive = (source.read_bytes(), command, version_text(compiler), host.identity())
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
     place = cache_dir() / "libraries" / f"{source.stem}-{key}"
     if not (place / FILE).exists():

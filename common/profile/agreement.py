@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flashladder.common.config import GpuDescription
 from flashladder.common.emulator import Report
 from flashladder.common.emulator.counters import NUM_BANKS, LineCount
-from flashladder.common.ncu import Profile
+from flashladder.common.profile.ncu import Profile
 from flashladder.common.sass.opcodes import FILLER
 from flashladder.common.sass.pipes import throughput, work
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flashladder.common.artifact import Artifact
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import GpuDescription, gpu_names, load_gpu
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.gpu import device_arch, require_gpu
+from flashladder.common.run.gpu import device_arch, require_gpu
 
 DEVICES = ("auto", "gpu", "emulator")
 DEFAULT_GPU = "h100"  # what the emulator stands for

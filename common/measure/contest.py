@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from flashladder.common import cpu
-from flashladder.common.artifact import Artifact
-from flashladder.common.baselines import Baseline
-from flashladder.common.execute import on_gpu
-from flashladder.common.gpu import faults_named
-from flashladder.common.measure import Contender, Measurement, Settings, measure
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.measure import cpu
+from flashladder.common.measure.baselines import Baseline
+from flashladder.common.measure.timing import Contender, Measurement, Settings, measure
 from flashladder.common.problem import Check, Expected, Problem, Tensors, expect, make_inputs, verify
 from flashladder.common.references import Configured, Prepared
+from flashladder.common.run.execute import on_gpu
+from flashladder.common.run.gpu import faults_named
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flashladder.common.artifact import Artifact
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.launch import attention_params, grid
 from flashladder.common.problem import Problem, Tensors
+from flashladder.common.run.launch import attention_params, grid
 
 if TYPE_CHECKING:
     from flashladder.common.emulator import Report
-    from flashladder.common.gpu import Launch
+    from flashladder.common.run.gpu import Launch
 
 OUTPUTS = {"o", "lse"}
 
 
 def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
     """What launches the kernel on these tensors, on torch's current stream; DeviceError without a GPU."""
-    from flashladder.common import gpu
+    from flashladder.common.run import gpu
 
     params = _params(artifact, problem, tensors)
     kernel = gpu.load(artifact)

@@ -6,15 +6,16 @@ from functools import lru_cache
 
 import torch
 
-from flashladder.common import catalog, target
-from flashladder.common.artifact import Artifact
+from flashladder.common import catalog
 from flashladder.common.build import build_one
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import listing
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.execute import on_emulator, on_gpu
-from flashladder.common.field import Entry
-from flashladder.common.launch import check_shapes
+from flashladder.common.measure.entrants import Entry
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
+from flashladder.common.run import target
+from flashladder.common.run.execute import on_emulator, on_gpu
+from flashladder.common.run.launch import check_shapes
 
 DEFAULT = "woven_general"  # the fastest that takes any attention
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

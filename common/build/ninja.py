@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from flashladder.common.build.toolchain import find_ninja
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
-from flashladder.common.toolchain import find_ninja
 
 STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
 

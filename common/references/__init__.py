@@ -18,8 +18,8 @@ import torch
 from flashladder.common.catalog import Reference
 from flashladder.common.config import KernelConfig, listing
 from flashladder.common.errors import DeviceError, ToolchainError
-from flashladder.common.gpu import require_gpu
 from flashladder.common.problem import Problem, Tensors
+from flashladder.common.run.gpu import require_gpu
 
 
 def _no_facts() -> Mapping[str, str]:

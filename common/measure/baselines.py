@@ -78,6 +78,17 @@ class Baseline:
         return import_module(self.module)
 
 
+class CpuBaseline(Baseline):
+    """What torch computes on the CPU."""
+
+    def missing(self) -> str | None:
+        return None
+
+    def refusal(self, problem: Problem) -> str | None:
+        reason = self.refuses(problem)
+        return f"{self.title} {reason}" if reason else None
+
+
 def _takes_square_causal(problem: Problem) -> str | None:
     """Its causal masks are aligned to the top left."""
     unequal = problem.causal and problem.seqlen_q != problem.seqlen_k
@@ -187,6 +198,18 @@ def _xformers(module: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
+def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> Run:
+    q, k, v = _heads_first(tensors)
+    grouped = problem.num_heads != problem.num_heads_k
+
+    def run() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=problem.causal, scale=problem.softmax_scale, enable_gqa=grouped
+        ).transpose(1, 2)
+
+    return run
+
+
 def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tensors.q.transpose(1, 2), tensors.k.transpose(1, 2), tensors.v.transpose(1, 2)
 
@@ -227,6 +250,10 @@ _ALL = (
     Baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),
 )
 BASELINES = {baseline.name: baseline for baseline in _ALL}
+
+_MATH = BASELINES["math"]
+SDPA = CpuBaseline("sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses)
+CPU_BASELINES = {"sdpa": SDPA, "math": CpuBaseline(**vars(_MATH))}
 
 
 def find(name: str, among: Mapping[str, Baseline] = BASELINES) -> Baseline:

@@ -1,0 +1,12 @@
+"""Version + config + arch -> artifact, behind a cache that is addressed by content.
+
+compile     kernels, many at once           artifact   what comes of one
+sources     a kernel and its headers        cubin      the ELF file that ptxas makes
+toolchain   finds nvcc and its companions   ninja      runs what is to be compiled
+library     C source -> shared library, for references on the CPU
+"""
+
+from flashladder.common.build.artifact import Artifact, LaunchInfo
+from flashladder.common.build.compile import BuildRequest, build, build_one
+
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]

@@ -1,0 +1,5 @@
+"""What people read: tables for the terminal, parts of READMEs, and the colours of all figures.
+
+display    tables and panels in the terminal          theme     colours, and figures as SVG
+evidence   what a rung changes, for its README        markers   the part of a README that a tool writes
+"""
