@@ -30,7 +30,7 @@ class EmulatorError(FlashLadderError):
 
 
 class VerificationError(FlashLadderError):
-    """A kernel's output differs from the reference by more than the tolerance."""
+    """A kernel's output differs from the exact answer by more than the tolerance."""
 
 
 class ResultsError(FlashLadderError):

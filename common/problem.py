@@ -16,8 +16,8 @@ from flashladder.common.errors import UnsupportedProblemError, VerificationError
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
-_FP64_LIMIT = 2**36  # FLOPs: larger references are computed in fp32 where there is a GPU
-_SCORES_LIMIT = 2**25  # elements of S held at a time by the reference
+_FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
+_SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 _TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
 
 
@@ -110,7 +110,8 @@ def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors
     One seed gives the same numbers in every layout and, up to 2^25 elements, on every device.
     """
     buffers = [
-        Buffer(views, torch.float32 if "lse" in views else DTYPES[problem.dtype], device) for views in _plan(problem)
+        Buffer(views, torch.float32 if "lse" in views else DTYPES[problem.dtype], device)
+        for views in _buffer_views(problem)
     ]
     views = {name: view for buffer in buffers for name, view in buffer.views.items()}
     inputs = [views[name] for name in "qkv"]
@@ -123,7 +124,7 @@ def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors
     return tensors
 
 
-def _plan(problem: Problem) -> list[dict[str, View]]:
+def _buffer_views(problem: Problem) -> list[dict[str, View]]:
     """What shares a buffer, and where in it."""
     p = problem
     q, k = (p.batch, p.seqlen_q, p.num_heads, p.head_dim), (p.batch, p.seqlen_k, p.num_heads_k, p.head_dim)
@@ -157,9 +158,9 @@ class Expected:
 
 
 def expect(problem: Problem, tensors: Tensors) -> Expected:
-    """The reference in fp64 (fp32 for large problems on a GPU), with FlashAttention's tolerance rule.
+    """The exact answer: in fp64 (fp32 for large problems on a GPU), with FlashAttention's tolerance rule.
 
-    An output may be twice as far from the reference as 16-bit torch is; lse as far as fp32 arithmetic goes.
+    An output may be twice as far from the exact answer as 16-bit torch is; lse as far as fp32 arithmetic goes.
     """
     large = tensors.q.is_cuda and problem.flops > _FP64_LIMIT
     exact, lse = attention(problem, tensors, torch.float32 if large else torch.float64)
@@ -236,7 +237,7 @@ class Check:
 
 
 def verify(expected: Expected, o: torch.Tensor, lse: torch.Tensor | None, buffers: tuple[Buffer, ...] = ()) -> Check:
-    """Compare an output with the reference, look for what was not written, and at the canaries of `buffers`."""
+    """Compare an output with the exact answer, look for what was not written, and at the canaries of `buffers`."""
     faults = [damage for buffer in buffers if (damage := buffer.damage())]
     max_error = _compare("o", o, expected.o, expected.tolerance, faults)
     lse_error = 0.0 if lse is None else _compare("lse", lse, expected.lse, expected.lse_tolerance, faults)

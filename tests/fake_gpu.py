@@ -14,7 +14,7 @@ from flashladder.common.run.execute import on_emulator
 NAME = "NVIDIA H100 80GB HBM3"
 
 
-class Clock:
+class FakeTimer:
     """Asks a launch for its time, instead of timing it."""
 
     def __init__(self, mode):
@@ -22,7 +22,7 @@ class Clock:
         self._random = random.Random(0)
 
     def plan(self, launch):
-        return timing.Plan(launch, launches=10, lead=1, hold_us=0)
+        return timing.SamplePlan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):
         time_us = getattr(plan.launch, "time_us", 100.0)
@@ -45,7 +45,7 @@ def install(monkeypatch):
     monkeypatch.setattr(target, "resolve", lambda device, gpu: here)
     monkeypatch.setattr(contest, "make_inputs", lambda task, device: problem.make_inputs(task, "cpu"))
     monkeypatch.setattr(contest, "on_gpu", _launch)
-    monkeypatch.setattr(timing, "_Clock", Clock)
+    monkeypatch.setattr(timing, "_GpuTimer", FakeTimer)
     fa2 = baselines.BASELINES["fa2"]
     monkeypatch.setitem(baselines.BASELINES, "fa2", baselines.Baseline(**{**vars(fa2), "bind": _attention}))
 

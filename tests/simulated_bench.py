@@ -40,10 +40,10 @@ class Simulated:
             from flashladder.common.errors import DeviceError
 
             raise DeviceError("there is no such GPU")
-        return Bench(self)
+        return SimulatedBench(self)
 
 
-class Bench:
+class SimulatedBench:
     def __init__(self, options):
         self._options = options
 
@@ -53,17 +53,17 @@ class Bench:
     def prepare(self, problem):
         pass
 
-    def compare(self, problems, entries, rounds):
-        for name, artifacts in entries.items():
+    def compare(self, problems, entrants, rounds):
+        for name, artifacts in entrants.items():
             self._misbehave(artifacts[0].config)
             if self._options.journal and rounds:
                 with Path(self._options.journal).open("a") as file:
                     file.write(f"{name} {time.time()} {os.getpid()}\n")
         time.sleep(self._options.seconds)
-        times = {name: time_us(artifacts[0].config) for name, artifacts in entries.items()}
+        times = {name: time_us(artifacts[0].config) for name, artifacts in entrants.items()}
         times |= {"fa2": BASELINE_US, "control": BASELINE_US}
-        rng = random.Random(f"{sorted(entries)} {rounds}")
-        noise = 20 * NOISE if any(self._is(a[0].config, "disturbed") for a in entries.values()) else NOISE
+        rng = random.Random(f"{sorted(entrants)} {rounds}")
+        noise = 20 * NOISE if any(self._is(a[0].config, "disturbed") for a in entrants.values()) else NOISE
         return Comparison("fa2", "control", tuple(_noisy(times, rng, rounds or ROUNDS, noise) for _ in problems))
 
     def _is(self, config, what):

@@ -5,7 +5,7 @@ import torch
 
 from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
-from flashladder.common.experiments import figures, plan, traffic
+from flashladder.common.experiments import figures, sweeps, traffic
 from flashladder.common.experiments import run as experiments
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
@@ -43,10 +43,10 @@ def test_the_two_orders_move_what_the_formulas_say(run, tmp_path):
     code, out, err = run("loop_order", "--seqlens", "128,256")
     assert code == 0, err
     frame = rows("loop_order")
-    assert list(frame["label"]) == [plan.FA1, plan.FA2] * 2
+    assert list(frame["label"]) == [sweeps.FA1, sweeps.FA2] * 2
     assert frame["passed"].all()
     for row in frame.itertuples():
-        formula = traffic.fa1 if row.label == plan.FA1 else traffic.fa2
+        formula = traffic.fa1 if row.label == sweeps.FA1 else traffic.fa2
         assert (row.global_bytes_read, row.global_bytes_written) == formula(row.seqlen_q, 128, 64)
     assert "counted by the emulator" in out
     assert pictures(tmp_path) == {"loop_order.svg", "loop_order_dark.svg"}
@@ -73,22 +73,22 @@ def test_what_is_kept_grows_with_the_length_and_in_the_textbook_with_its_square(
 
 
 def test_kernels_of_experiments_are_no_rungs():
-    kernel = catalog.find("fa1_order", plan.KERNELS)
+    kernel = catalog.find("fa1_order", sweeps.KERNELS)
     assert kernel.name not in {version.name for version in catalog.versions()}
-    assert [entry.version.name for entry in plan.find("loop_order").entries([])] == ["00_fa1_order", "01_base"]
+    assert [entrant.version.name for entrant in sweeps.find("loop_order").entrants([])] == ["00_fa1_order", "01_base"]
 
 
 # What is run
 
 
 def test_block_sizes_are_all_that_the_rung_takes():
-    entries = plan.find("blocks").entries([catalog.find("16")])
-    values = {tuple(entry.values.values()) for entry in entries}
+    entrants = sweeps.find("blocks").entrants([catalog.find("16")])
+    values = {tuple(entrant.values.values()) for entrant in entrants}
     assert (128, 64, 4) in values
     assert (64, 64, 8) not in values  # eight warps have less than 16 rows each
-    assert len(values) == len(entries) == len({entry.label for entry in entries})
-    plain = plan.find("blocks").entries([catalog.find("00")])
-    assert all(set(entry.values) == {"block_m", "block_n"} for entry in plain)
+    assert len(values) == len(entrants) == len({entrant.label for entrant in entrants})
+    plain = sweeps.find("blocks").entrants([catalog.find("00")])
+    assert all(set(entrant.values) == {"block_m", "block_n"} for entrant in plain)
 
 
 def test_types_on_the_emulator(run, tmp_path):
@@ -209,8 +209,8 @@ def test_a_damaged_row_is_named_and_left_in_place(run):
 
 
 def test_a_run_on_the_emulator_is_shown_though_a_gpu_was_there_before(run):
-    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": plan.FA1}] * 2)
-    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": plan.FA2}] * 2)
+    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": sweeps.FA1}] * 2)
+    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": sweeps.FA2}] * 2)
     _, out, _ = run("loop_order", "--seqlens", "128")
     assert "counted by the emulator" in out[: out.index("logged to")]
     assert "show what was measured on NVIDIA H100" in " ".join(out.split())

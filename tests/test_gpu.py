@@ -15,7 +15,7 @@ from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import hold
-from flashladder.common.measure.timing import Contender, Settings, measure
+from flashladder.common.measure.timing import Contender, TimingSettings, measure
 from flashladder.common.problem import LAYOUTS, Check, Problem, Tensors, expect, make_inputs, verify
 from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
@@ -260,7 +260,7 @@ def test_the_method_is_right(capsys):
         problem = Problem(batch=1, num_heads=33, seqlen_q=512, seqlen_k=seqlen_k)
         runs[name] = baselines.find("fa2").prepare(problem, make_inputs(problem, "cuda"))
     field = [Contender(name, run, lambda: RIGHT) for name, run in runs.items()]
-    results = [measure(field, Settings(rounds=20, seed=seed)) for seed in range(40)]
+    results = [measure(field, TimingSettings(rounds=20, seed=seed)) for seed in range(40)]
     verdicts = {name: [result.verdict(name) for result in results] for name in ("again", "slowed")}
     with capsys.disabled():
         ratios = {name: [round(result.ratio(name).value, 4) for result in results[:5]] for name in verdicts}
@@ -273,6 +273,6 @@ def test_the_method_is_right(capsys):
 def test_other_modes_agree_on_which_is_faster(mode):
     problem = Problem(batch=2, num_heads=16, seqlen_q=2048)
     artifacts = {name: compiled(catalog.find(name), problem) for name in ("01", "02")}
-    measurement = hold(problem, artifacts, [baselines.find("fa2")], Settings(mode, rounds=4)).measurement
+    measurement = hold(problem, artifacts, [baselines.find("fa2")], TimingSettings(mode, rounds=4)).measurement
     assert measurement.time_us("01") > 1.5 * measurement.time_us("02")
     assert measurement.clock_mhz("02")

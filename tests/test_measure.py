@@ -17,20 +17,20 @@ from flashladder.common.measure.statistics import (
     paired_ratio,
     verdict,
 )
-from flashladder.common.measure.timing import CONTROL, Contender, Measurement, Sample, Settings, measure
+from flashladder.common.measure.timing import CONTROL, Contender, Measurement, Sample, TimingSettings, measure
 from flashladder.common.problem import Check
 
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
 
 
-class FakeClock:
+class FakeTimer:
     """Asks the launch itself for its time."""
 
     def __init__(self, mode):
         self.mode = mode
 
     def plan(self, launch):
-        return timing.Plan(launch, launches=10, lead=1, hold_us=0)
+        return timing.SamplePlan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):
         return plan.launch(), GpuState(sm_mhz=1980)
@@ -40,8 +40,8 @@ class FakeClock:
 
 
 @pytest.fixture
-def fake_clock(monkeypatch):
-    monkeypatch.setattr(timing, "_Clock", FakeClock)
+def fake_timer(monkeypatch):
+    monkeypatch.setattr(timing, "_GpuTimer", FakeTimer)
 
 
 def contender(name, time_us, check=lambda: RIGHT):
@@ -61,19 +61,19 @@ def noisy_gpu(rng, noise):
 
 
 @pytest.mark.parametrize(("factor", "wanted"), [(1.0, "tied"), (1.01, "slower"), (0.99, "faster")])
-def test_forty_trials(fake_clock, factor, wanted):
+def test_forty_trials(fake_timer, factor, wanted):
     """A against A is tied, and one per cent is found, in at least 95 % of 40 trials."""
     verdicts = Counter()
     for trial in range(40):
         rng = random.Random(trial)
         gpu = noisy_gpu(rng, noise=0.003)
         field = [contender("fa2", lambda gpu=gpu: gpu(100.0)), contender("07", lambda gpu=gpu: gpu(100.0 * factor))]
-        verdicts[measure(field, Settings(rounds=24, seed=trial)).verdict("07")] += 1
+        verdicts[measure(field, TimingSettings(rounds=24, seed=trial)).verdict("07")] += 1
     assert verdicts[wanted] >= 38, verdicts
 
 
-def test_rounds_are_mirrored_and_shuffled(fake_clock):
-    result = measure([contender("fa2", 2.0), contender("07", 1.0)], Settings(rounds=10))
+def test_rounds_are_mirrored_and_shuffled(fake_timer):
+    result = measure([contender("fa2", 2.0), contender("07", 1.0)], TimingSettings(rounds=10))
     by_round = [[s.contender for s in result.samples if s.round == number] for number in range(10)]
     assert all(order == order[::-1] and sorted(order[:3]) == ["07", CONTROL, "fa2"] for order in by_round)
     assert len({tuple(order) for order in by_round}) > 2
@@ -82,21 +82,21 @@ def test_rounds_are_mirrored_and_shuffled(fake_clock):
     assert result.control == Estimate(1.0, 1.0, 1.0)
 
 
-def test_quiet_times_end_early_and_noisy_ones_at_the_budget(fake_clock):
+def test_quiet_times_end_early_and_noisy_ones_at_the_budget(fake_timer):
     quiet = measure([contender("fa2", 2.0), contender("07", 1.0)])
     assert quiet.rounds == timing.MIN_ROUNDS["hot"]
     rng = random.Random(0)
     field = [contender(name, lambda: rng.uniform(1, 2)) for name in ("fa2", "07")]
-    noisy = measure(field, Settings(budget_s=0.3))
+    noisy = measure(field, TimingSettings(budget_s=0.3))
     assert noisy.rounds > timing.MIN_ROUNDS["hot"]
 
 
-def test_a_very_slow_kernel_is_not_timed_for_ever(fake_clock, monkeypatch):
+def test_a_very_slow_kernel_is_not_timed_for_ever(fake_timer, monkeypatch):
     monkeypatch.setitem(timing.BUDGET_S, "hot", 0.0)
     assert measure([contender("fa2", 2.0), contender("00", 1e7)]).rounds == 2
 
 
-def test_a_wrong_output_gets_no_figure(fake_clock):
+def test_a_wrong_output_gets_no_figure(fake_timer):
     wrong = Check(1.0, 0.1, 0.0, 1.0, faults=("o[0, 0, 0, 0] is 1 instead of 0",))
     launched = []
     with pytest.raises(VerificationError, match=r"07, before it was timed, is wrong:\n  o\[0, 0, 0, 0\]"):
@@ -104,7 +104,7 @@ def test_a_wrong_output_gets_no_figure(fake_clock):
     assert not launched
     answers = iter([RIGHT, wrong])
     with pytest.raises(VerificationError, match="07, after it was timed, is wrong"):
-        measure([contender("fa2", 1.0), contender("07", 1.0, lambda: next(answers))], Settings(rounds=2))
+        measure([contender("fa2", 1.0), contender("07", 1.0, lambda: next(answers))], TimingSettings(rounds=2))
 
 
 def test_a_throttled_or_shared_gpu_is_said_so():

@@ -1,4 +1,4 @@
-"""Problems, their inputs and layouts, the reference, and that verification finds what is planted."""
+"""Problems, their inputs and layouts, the exact answer, and that verification finds what is planted."""
 
 import math
 

@@ -15,7 +15,7 @@ from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.problem import Problem, make_inputs
 from flashladder.common.run.execute import on_emulator
 from flashladder.common.sass import instruction, occupancy, read
-from flashladder.common.sass.diff import Comparison, align, changed, comparable_configs, normalised, source_diff
+from flashladder.common.sass.diff import RungPair, align, changed, comparable_configs, normalised, source_diff
 
 ARCHES = ("sm_80", "sm_90a")
 PAIRS = (("01", "02"), ("05", "06"), ("07", "08"), ("08", "09"), ("09", "10"), ("10", "11"))
@@ -40,7 +40,7 @@ def _built_at_once():
 
 @cache
 def pair(lower, upper, arch="sm_90a"):
-    return Comparison.of(find(lower), find(upper), arch)
+    return RungPair.of(find(lower), find(upper), arch)
 
 
 def code(name, arch="sm_90a", **overrides):

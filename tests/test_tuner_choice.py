@@ -1,4 +1,4 @@
-"""Which kernel is next, and which wins: searchers, finals, and replays of the search over recorded sweeps."""
+"""Which kernel is next, and which wins: strategies, finals, and replays of the search over recorded studies."""
 
 import random
 from types import SimpleNamespace
@@ -12,8 +12,8 @@ from flashladder.common.measure.statistics import Estimate
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tests.tuner_stock import make_predictions, make_stock
 from flashladder.tuner import finalists, replay, trial_log
-from flashladder.tuner.replay import Sweep
-from flashladder.tuner.searcher import Guided, InOrder
+from flashladder.tuner.replay import ExhaustiveStudy
+from flashladder.tuner.strategy import Guided, InOrder
 from flashladder.tuner.worker import Comparison
 
 
@@ -22,20 +22,20 @@ def stock(tmp_path):
     return make_stock(tmp_path / "artifacts")
 
 
-def measured(searcher, kernels, trials):
-    """The kernels that a searcher asks for, each told its ratio."""
+def measured(strategy, kernels, trials):
+    """The kernels that a strategy asks for, each told its ratio."""
     taken = {}
-    while len(taken) < trials and (kernel := searcher.propose(taken.keys())):
+    while len(taken) < trials and (kernel := strategy.propose(taken.keys())):
         assert kernel.code not in taken
         taken[kernel.code] = 100 / time_us(kernel.config)
-        searcher.tell(kernel, taken[kernel.code])
+        strategy.tell(kernel, taken[kernel.code])
     return taken
 
 
 def test_in_order(stock):
-    searcher = InOrder(stock.kernels[:3])
-    assert [searcher.propose(set()), searcher.propose({stock.kernels[0].code})] == list(stock.kernels[:2])
-    assert searcher.propose({kernel.code for kernel in stock.kernels[:3]}) is None
+    strategy = InOrder(stock.kernels[:3])
+    assert [strategy.propose(set()), strategy.propose({stock.kernels[0].code})] == list(stock.kernels[:2])
+    assert strategy.propose({kernel.code for kernel in stock.kernels[:3]}) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,19 +49,19 @@ def test_the_guided_search_finds_the_best_in_a_part_of_the_space(stock, seed):
 
 def test_the_guided_search_learns(stock):
     order = random.Random(1).sample(stock.kernels, len(stock.kernels))
-    searcher = Guided(order, stock.space.fields, seed=1)
-    ratios = list(measured(searcher, stock.kernels, 60).values())
+    strategy = Guided(order, stock.space.fields, seed=1)
+    ratios = list(measured(strategy, stock.kernels, 60).values())
     asked_for = ratios[8::2]  # the others are the order's
     assert np.mean(asked_for[-10:]) > np.mean(ratios[:8])
 
 
 def test_the_guided_search_proposes_every_kernel_in_the_end(stock):
     kernels = stock.kernels[:20]
-    searcher = Guided(kernels, stock.space.fields, seed=0)
+    strategy = Guided(kernels, stock.space.fields, seed=0)
     taken = set()
-    while kernel := searcher.propose(taken):
+    while kernel := strategy.propose(taken):
         taken.add(kernel.code)
-        searcher.tell(kernel, None if len(taken) % 3 == 0 else 1.0)
+        strategy.tell(kernel, None if len(taken) % 3 == 0 else 1.0)
     assert taken == {kernel.code for kernel in kernels}
 
 
@@ -130,7 +130,7 @@ def test_finalists_are_those_that_noise_may_have_put_below_the_best(stock):
 
 
 @pytest.fixture
-def sweep(stock, monkeypatch, tmp_path):
+def recorded(stock, monkeypatch, tmp_path):
     """The name of a study in which every kernel was measured, with a cost model that is often wrong."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     predicted = {
@@ -138,7 +138,7 @@ def sweep(stock, monkeypatch, tmp_path):
     }
     rows = [
         {
-            "study": "sweep",
+            "study": "recorded",
             "trial": number,
             "config": kernel.config.name,
             "code": kernel.code,
@@ -149,12 +149,12 @@ def sweep(stock, monkeypatch, tmp_path):
         }
         for number, kernel in enumerate(stock.kernels)
     ]
-    trial_log.replace(trial_log.path_of("sweep"), trial_log.SCHEMA, rows)
-    return "sweep"
+    trial_log.replace(trial_log.path_of("recorded"), trial_log.SCHEMA, rows)
+    return "recorded"
 
 
-def test_a_sweep_is_read_back(stock, sweep):
-    found = Sweep.load(sweep)
+def test_a_recorded_study_is_read_back(stock, recorded):
+    found = ExhaustiveStudy.load(recorded)
     assert found.num_configs == stock.num_configs
     assert {kernel.configs for kernel in found.kernels} == {kernel.configs for kernel in stock.kernels}
     predicted = [found.predicted_us[kernel.code] for kernel in found.kernels]
@@ -162,8 +162,8 @@ def test_a_sweep_is_read_back(stock, sweep):
     assert 0.5 < found.rank_correlation < 1
 
 
-def test_replays_are_as_good_as_they_are_said_to_be(stock, sweep):
-    found = Sweep.load(sweep)
+def test_replays_are_as_good_as_they_are_said_to_be(stock, recorded):
+    found = ExhaustiveStudy.load(recorded)
     replays = [replay.replay(found, seed, trials=40) for seed in range(3)]
     for each in replays:
         assert len(each.progress) == 40
@@ -174,14 +174,14 @@ def test_replays_are_as_good_as_they_are_said_to_be(stock, sweep):
     assert replay.replay(found, 0, trials=40) == replays[0]
 
 
-def test_the_tool_reports_every_seed(sweep, capsys):
-    assert console.run(replay.main, replay.parser(), ["sweep", "--seeds", "2"]) == 0
+def test_the_tool_reports_every_seed(recorded, capsys):
+    assert console.run(replay.main, replay.parser(), ["recorded", "--seeds", "2"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "528 configurations are 144 kernels" in out
     assert "Spearman's rank correlation with the predicted times: 0." in out
     assert out.count("of the best") == 2
 
 
-def test_a_study_that_is_not_there(sweep, capsys):
+def test_a_study_that_is_not_there(recorded, capsys):
     with pytest.raises(ResultsError, match=r"nothing\.csv has no measured trials"):
-        Sweep.load("nothing")
+        ExhaustiveStudy.load("nothing")

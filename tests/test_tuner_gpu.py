@@ -8,7 +8,7 @@ from flashladder.common.problem import Problem
 from flashladder.common.run import target, tuned
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tuner import job, search, trial_log
-from flashladder.tuner.kernels import compile_all
+from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
 
 pytestmark = [
@@ -51,7 +51,7 @@ def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, m
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     gpu = target.resolve("gpu", None).gpu
-    task = job.Job(space, gpu, job.Settings(exhaustive=True))
+    task = job.Job(space, gpu, job.SearchSettings(exhaustive=True))
     assert search.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS)) == 0
     frame, _ = trial_log.read(trial_log.path_of(task.study)).read()
     found = {row.config: row.verdict for row in frame.itertuples()}

@@ -43,7 +43,7 @@ def finished(ledger):
 def test_fifty_kills(places):
     """Kill the search or its worker 50 times: no finished trial is lost, none is measured twice."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["flashladder.tests.tuner_simulation", "flashladder.tuner.report"])
+    context.set_forkserver_preload(["flashladder.tests.tuner_simulation", "flashladder.tuner.show"])
     rng = random.Random(5)
     ledger = tuner_simulation.make_job(places).ledger()
     known = {}
@@ -67,7 +67,7 @@ def test_fifty_kills(places):
     assert tuner_simulation.simulate(str(places)) == 0
 
     assert known.items() <= finished(ledger).items()
-    stock = tuner_simulation.make_job(places).prepare().stock
+    stock = tuner_simulation.make_job(places).rank().stock
     valid = Counter(code_of(trial) for trial in ledger.valid())
     assert {verdict_of(trial) for trial in ledger.valid()} == {"measured", "wrong"}, "a kill is no kernel's fault"
     assert valid.keys() == {kernel.code for kernel in stock.kernels}

@@ -14,8 +14,8 @@ from flashladder.common.problem import Problem
 from flashladder.common.sass import throughput
 from flashladder.common.sass.instruction import NO_BARRIER
 from flashladder.tuner import model
-from flashladder.tuner.kernels import Kernel, Stock
-from flashladder.tuner.model import Loop, Workload, rank_correlation
+from flashladder.tuner.candidates import Candidate, Stock
+from flashladder.tuner.model import MainLoop, Workload, rank_correlation
 from flashladder.tuner.space import Space
 from flashladder.tuner.subcore import BARRIER_LATENCY, GLOBAL_LATENCY, LATENCY, Step, cycles
 
@@ -142,9 +142,9 @@ def test_conflicts_make_a_kernel_slower(artifacts):
 
 
 def test_a_loop_is_kept_in_the_cache(artifacts, monkeypatch):
-    loop = Loop.of(artifacts[0])
+    loop = MainLoop.of(artifacts[0])
     monkeypatch.setattr(model.sass, "read", lambda artifact: pytest.fail("disassembled again"))
-    assert Loop.of(artifacts[0]) == loop
+    assert MainLoop.of(artifacts[0]) == loop
     assert loop.warps == 4
     assert loop.blocks == pytest.approx(1)
 
@@ -174,6 +174,6 @@ def test_a_longer_problem_takes_longer():
         space = Space.of(version, (Problem(batch=4, num_heads=16, seqlen_q=seqlen),))
         space = dataclasses.replace(space, configs=(space.default,))
         artifacts = build([BuildRequest(version, space.full(space.default, space.problems[0]), H100.arch)])
-        stock = Stock(space, (Kernel("code", (space.default,), tuple(artifacts)),), {})
+        stock = Stock(space, (Candidate("code", (space.default,), tuple(artifacts)),), {})
         times.append(model.predict(stock, H100)["code"])
     assert times[1] == pytest.approx(16 * times[0], rel=0.2)

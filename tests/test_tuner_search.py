@@ -15,7 +15,7 @@ from flashladder.common.run import tuned
 from flashladder.tests.simulated_bench import Simulated, time_us
 from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log
-from flashladder.tuner.job import Job, Prepared, Settings
+from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.ledger import verdict_of
 from flashladder.tuner.worker import Comparison, Interrupted, Worker
 
@@ -34,18 +34,18 @@ class Setup:
     def __init__(self, tmp_path, every=8, bad=(), workers=1, patience=60.0, seconds=0.0, **settings):
         self.journal = tmp_path / "journal"
         self.stock = make_stock(tmp_path / "artifacts", every=every)
-        self.job = Job(self.stock.space, load_gpu("h100"), Settings(**settings))
+        self.job = Job(self.stock.space, load_gpu("h100"), SearchSettings(**settings))
         predicted_us = make_predictions(self.stock)
         ranked = sorted(self.stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*self.stock.seeds("h100"), *ranked]))
-        self.prepared = Prepared(self.stock, order, predicted_us)
+        self.ranking = Ranking(self.stock, order, predicted_us)
         bench = Simulated(str(self.journal), seconds, tuple(bad))
         self.workers = [Worker(bench, patience=patience) for _ in range(workers)]
 
     def tune(self):
         ledger = self.job.ledger()
         try:
-            final, self.effort = self.job.tune(self.prepared, self.workers, ledger)
+            final, self.effort = self.job.tune(self.ranking, self.workers, ledger)
             return final, ledger
         finally:
             for worker in self.workers:
@@ -171,7 +171,7 @@ def test_the_default_is_never_beaten_by_a_slower_one(tmp_path):
     best = min(setup.stock.kernels, key=lambda kernel: time_us(kernel.config))
     space = type(setup.stock.space)(**{**vars(setup.stock.space), "default": best.config})
     stock = type(setup.stock)(space, setup.stock.kernels, {})
-    setup.prepared = Prepared(stock, (best, *setup.prepared.order), setup.prepared.predicted_us)
+    setup.ranking = Ranking(stock, (best, *setup.ranking.order), setup.ranking.predicted_us)
     final, _ = setup.tune()
     assert final["winner"] == best.code
     standing = next(each for each in final["standings"] if each["code"] == best.code)
@@ -181,12 +181,12 @@ def test_the_default_is_never_beaten_by_a_slower_one(tmp_path):
 def test_a_finalist_that_fails_falls_out(tmp_path, capsys):
     setup = Setup(tmp_path, every=8)
     ledger = setup.job.ledger()
-    setup.job.tune(setup.prepared, setup.workers, ledger)
+    setup.job.tune(setup.ranking, setup.workers, ledger)
     first = ledger.final["winner"]
     ledger.conclude({**ledger.final, "trials": -1})
     name = next(kernel.config.name for kernel in setup.stock.kernels if kernel.code == first)
     worker = Worker(Simulated(bad=((name, "wrong"),)))
-    again, _ = setup.job.tune(setup.prepared, [worker], ledger)
+    again, _ = setup.job.tune(setup.ranking, [worker], ledger)
     worker.stop()
     assert first not in {standing["code"] for standing in again["standings"]}
     assert first in again["fallen"]

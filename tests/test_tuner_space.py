@@ -13,7 +13,7 @@ from flashladder.common.errors import BuildError, ConfigError, UnsupportedProble
 from flashladder.common.problem import Problem
 from flashladder.common.run import tuned
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
-from flashladder.tuner.kernels import compile_all
+from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
 
 H100 = load_gpu("h100")

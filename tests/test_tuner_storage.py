@@ -69,7 +69,7 @@ def test_two_machines_share_a_study_on_postgresql(database, tmp_path, monkeypatc
     assert [search.returncode for search in searches] == [0, 0], outputs
     valid = Counter(code_of(trial) for trial in with_study.valid())
     assert set(valid.values()) == {1}
-    assert valid.keys() == {kernel.code for kernel in _job(folders[0]).prepare().stock.kernels}
+    assert valid.keys() == {kernel.code for kernel in _job(folders[0]).rank().stock.kernels}
     owners = Counter(trial.user_attrs["owner"] for trial in with_study.valid())
     assert len(owners) >= 2, "both searches took part"
     for folder in folders:

@@ -131,7 +131,7 @@ def test_bad_input(run, arguments, message):
 
 
 def test_an_unusable_storage_is_named_before_anything_is_compiled(run, simulated, monkeypatch):
-    monkeypatch.setattr(job.Job, "prepare", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(job.Job, "rank", lambda *_: pytest.fail("compiled"))
     code, _, err = run("02", "--gpu", "h100", "--storage", "postgresql://me:secret@127.0.0.1:1/studies")
     assert code == console.EXIT_ERROR
     assert "postgresql://me:***@127.0.0.1:1/studies cannot be used" in err

@@ -14,7 +14,7 @@ from flashladder.common.run import tuned
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tests.tuner_stock import make_predictions, make_stock
 from flashladder.tuner import search
-from flashladder.tuner.job import Job, Prepared, Settings
+from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.worker import Worker
 
 STUDY = "simulated"
@@ -24,19 +24,19 @@ BAD = (("block_n=32,num_warps=8,q_fragments=8,k_fragments=8", "wrong"),)
 class SimulatedJob(Job):
     """Its kernels were never compiled."""
 
-    def prepare(self, on_progress=None):
+    def rank(self, on_progress=None):
         every = int(os.environ.get("EVERY", "1"))
         stock = make_stock(Path(os.environ["FLASHLADDER_RESULTS"]) / "artifacts", self.space, every)
         predicted_us = make_predictions(stock)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
-        return Prepared(stock, tuple(dict.fromkeys([*stock.seeds("h100"), *ranked])), predicted_us)
+        return Ranking(stock, tuple(dict.fromkeys([*stock.seeds("h100"), *ranked])), predicted_us)
 
 
 def make_job(folder, storage=None):
     os.environ["FLASHLADDER_RESULTS"] = str(folder)
     tuned.FOLDER = Path(folder) / "tuned"
     space = make_stock(Path(folder) / "artifacts").space
-    return SimulatedJob(space, load_gpu("h100"), Settings(study=STUDY, storage=storage, exhaustive=True))
+    return SimulatedJob(space, load_gpu("h100"), SearchSettings(study=STUDY, storage=storage, exhaustive=True))
 
 
 def simulate(folder, storage=None, workers=1, seconds=0.03):

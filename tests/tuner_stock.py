@@ -7,7 +7,7 @@ from flashladder.common import catalog
 from flashladder.common.build.artifact import Artifact, LaunchInfo
 from flashladder.common.problem import Problem
 from flashladder.tests.simulated_bench import time_us
-from flashladder.tuner.kernels import Kernel, Stock
+from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.space import Space
 
 PROBLEM = Problem(batch=1, num_heads=2, seqlen_q=256)
@@ -29,7 +29,7 @@ def make_stock(folder, space=None, every=1):
         if config not in alike[code]:
             alike[code].append(config)
     kernels = [
-        Kernel(code, tuple(configs), tuple(_artifact(folder, space.full(configs[0], p)) for p in space.problems))
+        Candidate(code, tuple(configs), tuple(_artifact(folder, space.full(configs[0], p)) for p in space.problems))
         for code, configs in list(alike.items())[::every]
     ]
     return Stock(space, tuple(kernels), {"spills more than 256 bytes a thread": 3})

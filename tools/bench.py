@@ -50,23 +50,23 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.kernels:
         parser().print_help()
         return EXIT_ERROR
-    entries = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
+    entrants = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
 
     from flashladder.common.measure import baselines, contest
-    from flashladder.common.measure.timing import Settings
+    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.results import records
 
     on_gpu = arguments.device == "gpu"
     names = arguments.baselines or (baselines.OFFICIAL if on_gpu else ",".join(baselines.CPU_BASELINES))
     among = baselines.BASELINES if on_gpu else baselines.CPU_BASELINES
     official = [baselines.find(name, among) for name in names.split(",")]
-    settings = Settings(arguments.mode, arguments.rounds, arguments.seed)
+    settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
     run, log = records.new_run(), records.bench(arguments.log)
     contests: list[Contest] = []
-    field, left_out = assemble_all(entries, options.shapes(arguments), arguments.device)
+    lineup, left_out = assemble_all(entrants, options.shapes(arguments), arguments.device)
     for reason in dict.fromkeys(left_out):
         warn(reason)
-    for problem, kernels in field.items():
+    for problem, kernels in lineup.items():
         result = contest.hold(problem, kernels, official, settings, "cuda" if on_gpu else "cpu")
         contests.append(result)
         for remark in result.remarks:

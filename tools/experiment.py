@@ -16,7 +16,7 @@ try:
     from flashladder.common import arguments as options
     from flashladder.common import catalog
     from flashladder.common.console import Parser, console, exit_with, table, warn
-    from flashladder.common.experiments import plan
+    from flashladder.common.experiments import sweeps
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/experiment.py`")
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from flashladder.common.experiments.plan import Experiment
+    from flashladder.common.experiments.sweeps import Experiment
     from flashladder.common.results.log import Log
 
 FIGURES = {  # columns of the log, what they are called on the console, and their unit there
@@ -46,7 +46,7 @@ def parser() -> Parser:
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
     made.add_argument(
-        "experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(plan.EXPERIMENTS)}; default: all"
+        "experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(sweeps.EXPERIMENTS)}; default: all"
     )
     made.add_argument("--list", action="store_true", help="say what each is")
     made.add_argument("--rungs", help="08,16 for example, instead of the experiment's own choice")
@@ -62,14 +62,14 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
         console.print(_overview())
         return 0
-    for experiment in [plan.find(name) for name in arguments.experiments] or plan.EXPERIMENTS.values():
+    for experiment in [sweeps.find(name) for name in arguments.experiments] or sweeps.EXPERIMENTS.values():
         _run(experiment, arguments)
     return 0
 
 
 def _overview() -> Table:
     made = table("Experiments", "name", "what its picture shows", wrap=("what its picture shows",))
-    for experiment in plan.EXPERIMENTS.values():
+    for experiment in sweeps.EXPERIMENTS.values():
         made.add_row(experiment.name, experiment.text)
     return made
 
@@ -79,7 +79,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     rungs = [catalog.find(name) for name in (arguments.rungs.split(",") if arguments.rungs else experiment.rungs)]
 
     from flashladder.common.experiments import run
-    from flashladder.common.measure.timing import Settings
+    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.results import records
     from flashladder.common.run import target
 
@@ -88,7 +88,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     if arguments.seqlens:
         lengths = tuple(options.lengths(arguments.seqlens))
     log = records.experiment(experiment.name)
-    for rows in run.rows(experiment, rungs, place, lengths, Settings(rounds=arguments.rounds)):
+    for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
         log.append(rows)
     _show(experiment, log)
 

@@ -25,7 +25,7 @@ try:
     from flashladder.common.config import Value, parse_values
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
     from flashladder.common.errors import ConfigError, DeviceError
-    from flashladder.common.measure.entrants import Entry, Field, assemble
+    from flashladder.common.measure.entrants import Entrant, Lineup, assemble
     from flashladder.common.report import display
     from flashladder.common.run import tuned
 except ImportError as error:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flashladder.common.build.artifact import Artifact
     from flashladder.common.measure.baselines import Baseline
     from flashladder.common.measure.contest import Contest
-    from flashladder.common.measure.timing import Settings
+    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.problem import Problem
     from flashladder.common.results.log import Log
     from flashladder.common.run.target import Target
@@ -70,7 +70,7 @@ def main(arguments: argparse.Namespace) -> int:
     fixed, lengths = parse_values(arguments.fixed), options.lengths(arguments.seqlens)
 
     from flashladder.common.measure import baselines
-    from flashladder.common.measure.timing import Settings
+    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.results import records
     from flashladder.common.run import target
 
@@ -79,12 +79,12 @@ def main(arguments: argparse.Namespace) -> int:
     log, run = records.ladder(_gpu_name(place)), records.new_run()
     problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens))
     gpu = place.gpu.name if place.gpu and not arguments.untuned else None  # whose winners are wanted
-    field, left_out = assemble(list(_entries(versions, fixed, place.arch, gpu)), problems, place)
+    lineup, left_out = assemble(list(_entrants(versions, fixed, place.arch, gpu)), problems, place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
-    missing = field if arguments.again else _missing(field, _done(log), official.version)
-    _say_what_is_done(field, missing)
-    settings = Settings(rounds=arguments.rounds, budget_s=arguments.budget / max(1, len(missing)))
+    missing = lineup if arguments.again else _missing(lineup, _done(log), official.version)
+    _say_what_is_done(lineup, missing)
+    settings = TimingSettings(rounds=arguments.rounds, budget_s=arguments.budget / max(1, len(missing)))
     contests = []
     for number, (problem, artifacts) in enumerate(missing.items(), start=1):
         console.print(f"{number} of {len(missing)}: {problem.name}, {len(artifacts)} kernels", soft_wrap=True)
@@ -104,9 +104,9 @@ def _problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int) -> Ite
             yield Problem(batch=batch, num_heads=NUM_HEADS, seqlen_q=seqlen, head_dim=HEAD_DIM, dtype=dtype)
 
 
-def _entries(
+def _entrants(
     versions: Iterable[Version], fixed: Mapping[str, Value], arch: str, gpu: str | None = None
-) -> Iterator[Entry]:
+) -> Iterator[Entrant]:
     """Each rung that the GPU can run, in its own configuration and, where it takes it, in the fixed one."""
     for version in versions:
         try:
@@ -114,10 +114,10 @@ def _entries(
         except ConfigError as error:
             warn(f"left out: {error}")
             continue
-        yield Entry(f"{version.number} {OWN}", version, {}, tuned_for=gpu)
+        yield Entrant(f"{version.number} {OWN}", version, {}, tuned_for=gpu)
         values = {name: value for name, value in fixed.items() if name in version.choices}
         if values.keys() >= TILE and _takes(version, values):
-            yield Entry(f"{version.number} {FIXED}", version, values)
+            yield Entrant(f"{version.number} {FIXED}", version, values)
 
 
 def _takes(version: Version, values: dict[str, Value]) -> bool:
@@ -149,21 +149,21 @@ def _done(log: Log) -> set[tuple[object, ...]]:
     return {(row.version[:2], *(getattr(row, name) for name in columns)) for row in timed.itertuples()}
 
 
-def _missing(field: Field, done: set[tuple[object, ...]], official: str) -> Field:
-    """What of the field is not done."""
+def _missing(lineup: Lineup, done: set[tuple[object, ...]], official: str) -> Lineup:
+    """What of the line-up is not done."""
     left = {
         problem: {
             label: artifact
             for label, artifact in artifacts.items()
             if _row_key(label, problem, artifact, official) not in done
         }
-        for problem, artifacts in field.items()
+        for problem, artifacts in lineup.items()
     }
     return {problem: artifacts for problem, artifacts in left.items() if artifacts}
 
 
-def _say_what_is_done(field: Field, missing: Field) -> None:
-    total, left = (sum(map(len, which.values())) for which in (field, missing))
+def _say_what_is_done(lineup: Lineup, missing: Lineup) -> None:
+    total, left = (sum(map(len, which.values())) for which in (lineup, missing))
     if left < total:
         console.print(f"{total - left} of {total} rows are there already; --again measures them once more")
 
@@ -172,7 +172,7 @@ def _measure(
     problem: Problem,
     artifacts: Mapping[str, Artifact],
     official: Baseline,
-    settings: Settings,
+    settings: TimingSettings,
     log: Log,
     run: str,
     gpu: str | None,

@@ -38,7 +38,7 @@ except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/profile.py`")
 
 if TYPE_CHECKING:
-    from flashladder.common.profile.profiling import Outcome
+    from flashladder.common.profile.profiling import ProfiledRung
 
 DEFAULTS = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU, and takes the emulator a few seconds
 GOOD, FAIR = 0.01, 0.05  # deviations up to them are green and yellow
@@ -64,13 +64,13 @@ def main(arguments: argparse.Namespace) -> int:
         parser().print_help()
         return EXIT_ERROR
     versions = [catalog.find(name) for name in arguments.versions] or list(catalog.versions())
-    outcomes = _outcomes(versions, arguments)
-    for shown in _details(outcomes[0]) if len(versions) == 1 else [_summary(outcomes)]:
+    rungs = _profiled(versions, arguments)
+    for shown in _details(rungs[0]) if len(versions) == 1 else [_summary(rungs)]:
         console.print(shown)
     return 0
 
 
-def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace) -> list[Outcome]:
+def _profiled(versions: Sequence[catalog.Version], arguments: argparse.Namespace) -> list[ProfiledRung]:
     """The rungs, profiled and logged one by one; of several, those that do not take the problem are left out."""
     from flashladder.common import build
     from flashladder.common.profile import profiling
@@ -78,7 +78,7 @@ def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace
 
     place = target.resolve("auto", arguments.gpu)
     problem = options.problem(arguments, **DEFAULTS)
-    outcomes = []
+    rungs = []
     for version in versions:
         try:
             config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
@@ -89,79 +89,77 @@ def _outcomes(versions: Sequence[catalog.Version], arguments: argparse.Namespace
             warn(str(error))
             continue
         with console.status(f"{version.name}: ncu and the emulator"):
-            outcomes.append(
-                profiling.run(build.build_one(version, config, place.arch), problem, place, arguments.pages)
-            )
+            rungs.append(profiling.run(build.build_one(version, config, place.arch), problem, place, arguments.pages))
         if not arguments.no_log:
-            path = profiling.log(outcomes[-1])
+            path = profiling.log(rungs[-1])
             console.print(f"[dim]{version.name} logged to {path}")
-    return outcomes
+    return rungs
 
 
-def _details(outcome: Outcome) -> list[Table]:
+def _details(rung: ProfiledRung) -> list[Table]:
     """One rung: what it took, how well it was predicted, where its warps wait."""
-    return [_facts(outcome), _agreements(outcome), _stalls(outcome), _hottest(outcome)]
+    return [_facts(rung), _agreements(rung), _stalls(rung), _hottest(rung)]
 
 
-def _facts(outcome: Outcome) -> Table:
-    artifact, problem = outcome.code.artifact, outcome.problem
-    rate = problem.flops / outcome.time_us / 1e6
-    traffic, least = outcome.dram_bytes / 1e6, outcome.least_dram_bytes / 1e6
+def _facts(rung: ProfiledRung) -> Table:
+    artifact, problem = rung.code.artifact, rung.problem
+    rate = problem.flops / rung.time_us / 1e6
+    traffic, least = rung.dram_bytes / 1e6, rung.least_dram_bytes / 1e6
     return facts(
         f"{artifact.version}, profiled",
         {
             "configuration": artifact.config.name.replace(",", ", "),
             "problem": problem.name.replace(",", ", "),
-            "time": f"{outcome.time_us:,.1f} us, {rate:,.0f} TFLOP/s, at the clocks that ncu sets",
+            "time": f"{rung.time_us:,.1f} us, {rate:,.0f} TFLOP/s, at the clocks that ncu sets",
             "memory traffic": f"{traffic:,.1f} MB; each tensor once is {least:,.1f} MB",
-            "instructions": f"{outcome.profile.total('executed'):,} executed by warps",
+            "instructions": f"{rung.profile.total('executed'):,} executed by warps",
         },
     )
 
 
-def _agreements(outcome: Outcome) -> Table:
+def _agreements(rung: ProfiledRung) -> Table:
     right = ("ncu", "predicted", "off by")
     made = table("Counted by ncu, and predicted", "figure", "of", *right, "by", right=right, wrap=("figure",))
-    for figure in outcome.agreements:
+    for figure in rung.agreements:
         spelled = "{:,.1f}" if figure.quantity.endswith("%") else "{:,.0f}"
         values = spelled.format(figure.measured), spelled.format(figure.predicted)
         made.add_row(figure.quantity, figure.opcode, *values, _deviation(figure.deviation), figure.by)
     return made
 
 
-def _stalls(outcome: Outcome) -> Table:
+def _stalls(rung: ProfiledRung) -> Table:
     made = table("What warps were found doing", "reason", "samples", "share", right=("samples", "share"))
-    for reason, samples in outcome.profile.stalls().items():
-        made.add_row(reason, f"{samples:,}", f"{samples / outcome.profile.samples:.1%}")
+    for reason, samples in rung.profile.stalls().items():
+        made.add_row(reason, f"{samples:,}", f"{samples / rung.profile.samples:.1%}")
     return made
 
 
-def _hottest(outcome: Outcome) -> Table:
+def _hottest(rung: ProfiledRung) -> Table:
     """The instructions at which warps were found most often."""
     right, wrap = ("address", "share"), ("instruction", "source")
     made = table("Where warps were found", *right, "reason", *wrap, right=right, wrap=wrap)
-    pairs = list(zip(outcome.code.instructions, outcome.profile.instructions, strict=False))
+    pairs = list(zip(rung.code.instructions, rung.profile.instructions, strict=False))
     for instruction, counted in sorted(pairs, key=lambda pair: -pair[1].samples)[:HOTTEST]:
-        share = f"{counted.samples / outcome.profile.samples:.1%}"
+        share = f"{counted.samples / rung.profile.samples:.1%}"
         reason = max(counted.stalls, key=lambda reason: counted.stalls[reason], default="")
         place = str(own_line(instruction.source)) if instruction.source else ""
         made.add_row(f"{instruction.address:x}", share, reason, instruction.text, place)
     return made
 
 
-def _summary(outcomes: Sequence[Outcome]) -> Table:
+def _summary(rungs: Sequence[ProfiledRung]) -> Table:
     """All rungs, a line each."""
     right = ("us", "tensor", "DRAM", "shared", "global", "executed", "pipes")
     title = "ncu's counters; then how far wavefronts, sectors, instructions and pipes are off at most"
     made = table(title, "rung", *right, right=right)
-    for outcome in outcomes:
-        tensor = outcome.agreement("busy %", "tensor") or outcome.agreement("busy %", "wgmma")
+    for rung in rungs:
+        tensor = rung.agreement("busy %", "tensor") or rung.agreement("busy %", "wgmma")
         made.add_row(
-            outcome.code.artifact.version[:2],
-            f"{outcome.time_us:,.1f}",
+            rung.code.artifact.version[:2],
+            f"{rung.time_us:,.1f}",
             f"{tensor.measured:.1f}%" if tensor else "",
-            f"{outcome.dram_bytes / 1e6:,.0f}MB",
-            *(_deviation(outcome.worst(quantity)) for quantity in QUANTITIES),
+            f"{rung.dram_bytes / 1e6:,.0f}MB",
+            *(_deviation(rung.worst(quantity)) for quantity in QUANTITIES),
         )
     return made
 

@@ -154,11 +154,11 @@ def _on_gpu(artifact: Artifact, problem: Problem, arguments: argparse.Namespace)
 def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argparse.Namespace, device: str) -> Outcome:
     """Beside the official kernel; on the CPU, beside what torch computes there."""
     from flashladder.common.measure import baselines, contest
-    from flashladder.common.measure.timing import Settings
+    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.results import records
 
     others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(baselines.CPU_BASELINES.values())
-    settings = None if arguments.no_measure else Settings(arguments.mode, arguments.rounds)
+    settings = None if arguments.no_measure else TimingSettings(arguments.mode, arguments.rounds)
     name = kernel.version
     result = contest.hold(problem, {name: kernel}, others, settings, device)
     for absent, reason in result.absent.items():

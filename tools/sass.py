@@ -22,7 +22,7 @@ try:
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with
     from flashladder.common.errors import ResultsError
     from flashladder.common.sass import Code, read, show
-    from flashladder.common.sass.diff import Comparison
+    from flashladder.common.sass.diff import RungPair
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/sass.py`")
 
@@ -67,7 +67,7 @@ def _inspect(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
 
 def _compare(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     lower, upper = (catalog.find(name) for name in arguments.diff)
-    pair = Comparison.of(lower, upper, gpu.arch, options.config_values(arguments.config))
+    pair = RungPair.of(lower, upper, gpu.arch, options.config_values(arguments.config))
     left, right = pair.left, pair.right
     console.print(show.compared(pair))
     console.print(show.source(lower, upper), end="\n\n")

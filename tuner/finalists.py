@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashladder.common.measure.statistics import Estimate, geometric_mean, verdict
-from flashladder.tuner.kernels import Kernel
+from flashladder.tuner.candidates import Candidate
 from flashladder.tuner.worker import Comparison
 
 LIMIT = 8  # finalists, the default and an earlier winner among them
@@ -20,7 +20,7 @@ LIMIT = 8  # finalists, the default and an earlier winner among them
 class Standing:
     """How a finalist did."""
 
-    kernel: Kernel
+    kernel: Candidate
     ratio: Estimate  # the baseline's time / the kernel's
     to_default: Estimate | None  # the default's time / the kernel's; None where the default does not run
 
@@ -29,12 +29,14 @@ class Standing:
 class Final:
     """The contest's end. Standings: the fastest first."""
 
-    winner: Kernel
+    winner: Candidate
     standings: tuple[Standing, ...]
     control: Estimate  # the baseline against itself
 
 
-def choose(results: Mapping[str, Estimate], kernels: Sequence[Kernel], always: Sequence[Kernel]) -> list[Kernel]:
+def choose(
+    results: Mapping[str, Estimate], kernels: Sequence[Candidate], always: Sequence[Candidate]
+) -> list[Candidate]:
     """The kernels, `always` first, whose measured ratio noise may have put below the best one's, the fastest first."""
     measured = sorted((kernel for kernel in kernels if kernel.code in results), key=lambda k: -results[k.code].value)
     if not measured:
@@ -45,14 +47,14 @@ def choose(results: Mapping[str, Estimate], kernels: Sequence[Kernel], always: S
     return list(dict.fromkeys([*first, *close]))[: max(LIMIT, len(first) + 1)]
 
 
-def decide(comparison: Comparison, finalists: Sequence[Kernel], default: Kernel | None) -> Final:
+def decide(comparison: Comparison, finalists: Sequence[Candidate], default: Candidate | None) -> Final:
     """The winner of finalists that were measured together; their order says who is preferred at a tie."""
     ratios = {k.code: geometric_mean(comparison.pairs(comparison.baseline, k.code)) for k in finalists}
     control = geometric_mean(comparison.pairs(comparison.baseline, comparison.control))
     ranking = sorted(finalists, key=lambda kernel: -ratios[kernel.code].value)
     leader = ranking[0]
 
-    def is_slower(kernel: Kernel) -> bool:
+    def is_slower(kernel: Candidate) -> bool:
         to_leader = geometric_mean(comparison.pairs(leader.code, kernel.code))
         return kernel != leader and verdict(to_leader, control) == "slower"
 
@@ -71,10 +73,10 @@ def decide(comparison: Comparison, finalists: Sequence[Kernel], default: Kernel 
     return Final(winner, tuple(standings), control)
 
 
-def by_preference(kernels: Sequence[Kernel], first: Sequence[Kernel]) -> list[Kernel]:
+def by_preference(kernels: Sequence[Candidate], first: Sequence[Candidate]) -> list[Candidate]:
     """Those in `first`, in its order; then by registers, shared memory, threads and name."""
 
-    def key(kernel: Kernel) -> tuple[object, ...]:
+    def key(kernel: Candidate) -> tuple[object, ...]:
         one = kernel.artifacts[0]
         place = first.index(kernel) if kernel in first else len(first)
         return place, one.registers, one.launch.shared_bytes, one.launch.num_threads, kernel.config.name

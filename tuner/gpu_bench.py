@@ -9,11 +9,11 @@ from flashladder.common.config import load_gpu
 from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import Arena
-from flashladder.common.measure.timing import CONTROL, Mode, Settings
+from flashladder.common.measure.timing import CONTROL, Mode, TimingSettings
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.common.run import target
-from flashladder.tuner.worker import Comparison, Entries
+from flashladder.tuner.worker import Comparison, Entrants
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class GpuBench:
             raise DeviceError(f"there is nothing to compare with: {arena.absent[self._official.name]}")
         self._arenas[problem] = arena
 
-    def compare(self, problems: Sequence[Problem], entries: Entries, rounds: int | None) -> Comparison:
+    def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison:
         times, notes = [], []
         for number, problem in enumerate(problems):
-            kernels = {name: artifacts[number] for name, artifacts in entries.items()}
-            contest = self._arenas[problem].hold(kernels, Settings(self._mode, rounds))
+            kernels = {name: artifacts[number] for name, artifacts in entrants.items()}
+            contest = self._arenas[problem].hold(kernels, TimingSettings(self._mode, rounds))
             for name, check in contest.checks.items():
                 check.require(name)
             if contest.measurement is None:

@@ -20,14 +20,14 @@ from flashladder.common.measure.timing import Mode
 from flashladder.common.paths import results_dir
 from flashladder.common.run import tuned
 from flashladder.common.run.gpu import require_gpu
-from flashladder.tuner import kernels, model
+from flashladder.tuner import candidates, model
+from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.gpu_bench import OnGpu
-from flashladder.tuner.kernels import Kernel, Stock
 from flashladder.tuner.ledger import Ledger
-from flashladder.tuner.searcher import Guided, InOrder, Searcher
 from flashladder.tuner.space import Space
 from flashladder.tuner.storage import default_url
-from flashladder.tuner.tuning import ROUNDS, Budget, Effort, Search
+from flashladder.tuner.strategy import Guided, InOrder, Strategy
+from flashladder.tuner.study_runner import ROUNDS, Budget, Effort, StudyRunner
 from flashladder.tuner.worker import Worker
 
 FEW = 20  # kernels that are all measured; of more, a part, and no fewer than these
@@ -35,13 +35,13 @@ PART = 0.15
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """How to search; None is what the tuner thinks best."""
 
     trials: int | None = None
     seconds: float = math.inf
     exhaustive: bool = False
-    spills: int = kernels.SPILLS
+    spills: int = candidates.SPILLS
     mode: Mode = "hot"
     rounds: int = ROUNDS
     seed: int = 0
@@ -50,11 +50,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Ranking:
     """A compiled space, its kernels in the order in which they should be measured."""
 
     stock: Stock
-    order: tuple[Kernel, ...]
+    order: tuple[Candidate, ...]
     predicted_us: dict[str, float]  # by code
 
 
@@ -64,7 +64,7 @@ class Job:
 
     space: Space
     gpu: GpuDescription
-    settings: Settings
+    settings: SearchSettings
 
     @property
     def study(self) -> str:
@@ -99,48 +99,46 @@ class Job:
             "baseline": f"{official.name} {official.version}",
         }
 
-    def prepare(self, on_progress: Progress | None = None) -> Prepared:
+    def rank(self, on_progress: Progress | None = None) -> Ranking:
         """Compile everything, and rank it."""
-        stock = kernels.compile_all(self.space, self.gpu, self.settings.spills, on_progress)
+        stock = candidates.compile_all(self.space, self.gpu, self.settings.spills, on_progress)
         predicted_us = model.predict(stock, self.gpu, on_progress)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
-        return Prepared(stock, order, predicted_us)
+        return Ranking(stock, order, predicted_us)
 
-    def budget(self, prepared: Prepared) -> Budget:
+    def budget(self, ranking: Ranking) -> Budget:
         """How much to measure."""
-        total = len(prepared.order)
+        total = len(ranking.order)
         trials = self.settings.trials or (total if total <= FEW else max(FEW, int(PART * total)))
         return Budget(total if self.settings.exhaustive else min(trials, total), self.settings.seconds)
 
-    def searcher(self, prepared: Prepared, budget: Budget) -> Searcher:
+    def strategy(self, ranking: Ranking, budget: Budget) -> Strategy:
         """What chooses among the kernels."""
-        if budget.trials >= len(prepared.order):
-            return InOrder(prepared.order)
-        return Guided(prepared.order, self.space.fields, self.settings.seed)
+        if budget.trials >= len(ranking.order):
+            return InOrder(ranking.order)
+        return Guided(ranking.order, self.space.fields, self.settings.seed)
 
-    def tune(
-        self, prepared: Prepared, workers: Sequence[Worker], ledger: Ledger
-    ) -> tuple[dict[str, Any] | None, Effort]:
+    def tune(self, ranking: Ranking, workers: Sequence[Worker], ledger: Ledger) -> tuple[dict[str, Any] | None, Effort]:
         """Search, hold the final, and save the winner. The final's record is None where every kernel failed."""
-        budget = self.budget(prepared)
+        budget = self.budget(ranking)
         with progress(f"{self.space.version.name}: kernels measured") as update:
-            search = Search(
-                prepared.stock,
-                prepared.predicted_us,
+            runner = StudyRunner(
+                ranking.stock,
+                ranking.predicted_us,
                 self.gpu,
                 ledger,
-                self.searcher(prepared, budget),
+                self.strategy(ranking, budget),
                 workers,
                 budget,
                 rounds=self.settings.rounds,
                 progress=update,
                 warn=warn,
             )
-            effort = search.run()
-            final = search.conclude()
+            effort = runner.run()
+            final = runner.conclude()
         if final:
-            self.save(prepared.stock, final)
+            self.save(ranking.stock, final)
         return final, effort
 
     def save(self, stock: Stock, final: dict[str, Any]) -> None:

@@ -23,8 +23,8 @@ from optuna.trial import FrozenTrial, TrialState
 from flashladder.common.config import Value
 from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.tuner.owner import is_gone, me
-from flashladder.tuner.searcher import distributions, quietly
 from flashladder.tuner.storage import HEARTBEAT_SECONDS, named, open_storage, without_password
+from flashladder.tuner.strategy import distributions, quietly
 
 LONGEST_TRIAL = 3600.0  # seconds; a claim that is older was given up, whatever its storage knows of heartbeats
 

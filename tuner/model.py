@@ -33,7 +33,7 @@ from flashladder.tuner.subcore import Step, cycles
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
-    from flashladder.tuner.kernels import Kernel, Stock
+    from flashladder.tuner.candidates import Candidate, Stock
     from flashladder.tuner.space import Space
 
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O
@@ -41,7 +41,7 @@ LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurati
 
 
 @dataclass(frozen=True)
-class Loop:
+class MainLoop:
     """A kernel's main loop, as far as the model looks at it."""
 
     steps: tuple[Step, ...]
@@ -49,7 +49,7 @@ class Loop:
     blocks: float  # of K and V that a CTA does in one pass
 
     @classmethod
-    def of(cls, artifact: Artifact) -> Loop:
+    def of(cls, artifact: Artifact) -> MainLoop:
         """Disassembles a kernel; the result is kept in the cache."""
         place = cache_dir() / "loops" / f"{artifact.key}-{_analysis()}.json"
         with suppress(OSError, ValueError, TypeError):
@@ -72,7 +72,7 @@ def _blocks_by_ffma(code: sass.Code) -> float:
 
 @cache
 def _analysis() -> str:
-    """A digest of what makes a Loop of a cubin: with other code, what the cache holds is of no use."""
+    """A digest of what makes a MainLoop of a cubin: with other code, what the cache holds is of no use."""
     files = [*sorted((ROOT / "common" / "sass").glob("*.py")), *(ROOT / "tuner" / name for name in _OWN)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
@@ -92,7 +92,7 @@ class Workload:
 
     def cycles(self) -> float:
         """The SM's time: whole waves, then the CTAs that are left."""
-        loop, resident = Loop.of(self.artifact), sass.occupancy(self.artifact, self.gpu).ctas
+        loop, resident = MainLoop.of(self.artifact), sass.occupancy(self.artifact, self.gpu).ctas
         waves, rest = divmod(self.ctas, resident)
         return sum(
             count * (SETUP_CYCLES + self.blocks / loop.blocks * self._pass(loop, together))
@@ -100,7 +100,7 @@ class Workload:
             if count and together
         )
 
-    def _pass(self, loop: Loop, ctas: int) -> float:
+    def _pass(self, loop: MainLoop, ctas: int) -> float:
         warps = max(1, loop.warps // SUB_CORES)
         return cycles(loop.steps, ctas, warps, sass.throughput(self.gpu), self.conflict_factor) if loop.steps else 0.0
 
@@ -120,7 +120,7 @@ def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str
 
 
 def workload(
-    kernel: Kernel, problem: Problem, artifact: Artifact, gpu: GpuDescription, factors: Mapping[object, float]
+    kernel: Candidate, problem: Problem, artifact: Artifact, gpu: GpuDescription, factors: Mapping[object, float]
 ) -> Workload:
     """The share of one SM in a problem."""
     tile = artifact.launch

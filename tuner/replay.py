@@ -1,9 +1,9 @@
 """How good is the search? Replay it, for many seeds, over a study in which every kernel was measured.
 
-python tuner/search.py 02 --gpu h100 --exhaustive      the sweep, on a GPU
+python tuner/search.py 02 --gpu h100 --exhaustive      the study, on a GPU
 python tuner/replay.py 02_swizzling-h100-bf16-d128-full --seeds 5
 
-A replay runs the tuner's own searcher and hands it the recorded ratios, so it needs no GPU. It measures no more than
+A replay runs the tuner's own strategy and hands it the recorded ratios, so it needs no GPU. It measures no more than
 15 % of the kernels, and is told nothing of the rung's default, which may be the best already. What it found is judged
 by the final's ratios, as far as kernels were in it: they are the more precise ones.
 """
@@ -23,9 +23,9 @@ try:
     from flashladder.common.results.log import Schema
     from flashladder.common.results.records import Row
     from flashladder.tuner import trial_log
-    from flashladder.tuner.kernels import Kernel
+    from flashladder.tuner.candidates import Candidate
     from flashladder.tuner.model import rank_correlation
-    from flashladder.tuner.searcher import Guided
+    from flashladder.tuner.strategy import Guided
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tuner/replay.py`")
 
@@ -37,7 +37,7 @@ SCHEMA = Schema(
         "kernels": int,
         "configurations": int,
         "measured": int,  # kernels
-        "found": float,  # the best ratio among them, as a part of the sweep's best
+        "found": float,  # the best ratio among them, as a part of the study's best
         "trials_to_1_percent": int,  # until the best so far was within 1 % of it
         "rank_correlation": float,  # Spearman's, of predicted and measured times
     }
@@ -45,17 +45,17 @@ SCHEMA = Schema(
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ExhaustiveStudy:
     """A study in which every kernel was measured: kernels in the order of their predicted times."""
 
     name: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Candidate, ...]
     ratios: dict[str, float]  # by code, of the trials
     truth: dict[str, float]  # of the final, or else of the trial
     predicted_us: dict[str, float]
 
     @classmethod
-    def load(cls, study: str) -> Sweep:
+    def load(cls, study: str) -> ExhaustiveStudy:
         """A study by its name, or by the path of its CSV. ResultsError where there is no such study."""
         path = Path(study) if study.endswith(".csv") else trial_log.path_of(study)
         log = trial_log.read(path)
@@ -67,7 +67,7 @@ class Sweep:
         found = []
         for row in measured.sort_values("trial").itertuples():
             names = [row.config, *filter(None, row.same_code.split(";"))]
-            found.append(Kernel(row.code, tuple(map(KernelConfig.parse, names)), ()))
+            found.append(Candidate(row.code, tuple(map(KernelConfig.parse, names)), ()))
         predicted_us = dict(zip(measured["code"], measured["predicted_us"], strict=True))
         found.sort(key=lambda kernel: predicted_us[kernel.code])
         final = measured["final_ratio"].fillna(measured["ratio"])
@@ -94,7 +94,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Replay:
-    """One replay: the best ratio so far after each trial, as a part of the sweep's best."""
+    """One replay: the best ratio so far after each trial, as a part of the study's best."""
 
     seed: int
     measured: tuple[str, ...]  # codes, one after the other
@@ -110,16 +110,16 @@ class Replay:
         return next((number for number, part in enumerate(self.progress, start=1) if part >= CLOSE), None)
 
 
-def replay(sweep: Sweep, seed: int, trials: int) -> Replay:
-    """Run the searcher over a sweep."""
-    searcher = Guided(sweep.kernels, sweep.fields, seed)
-    best, highest = max(sweep.truth.values()), 0.0
+def replay(recorded: ExhaustiveStudy, seed: int, trials: int) -> Replay:
+    """Run the strategy over a recorded study."""
+    strategy = Guided(recorded.kernels, recorded.fields, seed)
+    best, highest = max(recorded.truth.values()), 0.0
     progress: list[float] = []
     taken: dict[str, None] = {}
-    while len(taken) < trials and (kernel := searcher.propose(taken)):
+    while len(taken) < trials and (kernel := strategy.propose(taken)):
         taken[kernel.code] = None
-        searcher.tell(kernel, sweep.ratios[kernel.code])
-        highest = max(highest, sweep.truth[kernel.code])
+        strategy.tell(kernel, recorded.ratios[kernel.code])
+        highest = max(highest, recorded.truth[kernel.code])
         progress.append(highest / best)
     return Replay(seed, tuple(taken), tuple(progress))
 
@@ -138,35 +138,35 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     rows = []
     for study in arguments.studies:
-        sweep = Sweep.load(study)
-        trials = max(1, int(arguments.part * len(sweep.kernels)))
-        replays = [replay(sweep, seed, trials) for seed in range(arguments.seeds)]
-        show(sweep, replays)
-        rows += [_row(sweep, each) for each in replays]
+        recorded = ExhaustiveStudy.load(study)
+        trials = max(1, int(arguments.part * len(recorded.kernels)))
+        replays = [replay(recorded, seed, trials) for seed in range(arguments.seeds)]
+        show(recorded, replays)
+        rows += [_row(recorded, each) for each in replays]
     if arguments.out:
         trial_log.replace(arguments.out, SCHEMA, rows)
     return 0
 
 
-def _row(sweep: Sweep, each: Replay) -> Row:
+def _row(recorded: ExhaustiveStudy, each: Replay) -> Row:
     return {
-        "study": sweep.name,
+        "study": recorded.name,
         "seed": each.seed,
-        "kernels": len(sweep.kernels),
-        "configurations": sweep.num_configs,
+        "kernels": len(recorded.kernels),
+        "configurations": recorded.num_configs,
         "measured": len(each.progress),
         "found": each.found,
         "trials_to_1_percent": each.trials_to_close,
-        "rank_correlation": sweep.rank_correlation,
+        "rank_correlation": recorded.rank_correlation,
     }
 
 
-def show(sweep: Sweep, replays: Sequence[Replay]) -> None:
+def show(recorded: ExhaustiveStudy, replays: Sequence[Replay]) -> None:
     """The replays as a table."""
     title = (
-        f"{sweep.name}: {sweep.num_configs} configurations are {len(sweep.kernels)} kernels; the best has the ratio "
-        f"{max(sweep.truth.values()):.3f}. Spearman's rank correlation with the predicted times: "
-        f"{sweep.rank_correlation:.2f}"
+        f"{recorded.name}: {recorded.num_configs} configurations are {len(recorded.kernels)} kernels; the best has the "
+        f"ratio {max(recorded.truth.values()):.3f}. Spearman's rank correlation with the predicted times: "
+        f"{recorded.rank_correlation:.2f}"
     )
     figures = ("measured", "of the configurations", "of the kernels", "found", "within 1 % after")
     made = table(title, "seed", *figures, right=figures)
@@ -175,8 +175,8 @@ def show(sweep: Sweep, replays: Sequence[Replay]) -> None:
         made.add_row(
             str(each.seed),
             str(measured),
-            f"{measured / sweep.num_configs:.1%}",
-            f"{measured / len(sweep.kernels):.1%}",
+            f"{measured / recorded.num_configs:.1%}",
+            f"{measured / len(recorded.kernels):.1%}",
             f"{each.found:.4f} of the best",
             str(each.trials_to_close or "-"),
         )

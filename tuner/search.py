@@ -36,7 +36,7 @@ except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tuner/search.py`")
 
 if TYPE_CHECKING:
-    from flashladder.tuner.job import Job, Prepared
+    from flashladder.tuner.job import Job, Ranking
     from flashladder.tuner.worker import Worker
 
 POLL_SECONDS = 0.2
@@ -85,26 +85,26 @@ def main(arguments: argparse.Namespace) -> int:
 
 def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -> int:
     """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured."""
-    from flashladder.tuner import report
+    from flashladder.tuner import show
 
     ledgers = [] if offline else [each.ledger() for each in jobs]
     ahead = _Ahead(jobs)
     failed = False
     try:
         for number, each in enumerate(jobs):
-            prepared = ahead.wait_for(each)
-            console.print(report.stock(prepared.stock), markup=False, soft_wrap=True)
+            ranking = ahead.wait_for(each)
+            console.print(show.stock(ranking.stock), markup=False, soft_wrap=True)
             if offline:
-                report.offline(each, prepared)
+                show.offline(each, ranking)
                 continue
             ledger = ledgers[number]
             try:
-                final, effort = each.tune(prepared, workers, ledger)
+                final, effort = each.tune(ranking, workers, ledger)
             except KeyboardInterrupt:
-                report.interrupted(each, ledger)
+                show.interrupted(each, ledger)
                 raise
             failed |= final is None
-            report.final(each, ledger, final, effort)
+            show.final(each, ledger, final, effort)
     finally:
         ahead.stop()
         for worker in workers:
@@ -121,12 +121,12 @@ class _Ahead:
         self._pool = ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICE,))
         self._latest: tuple[int, int, str] = (0, 1, "")
         self._stopped = False
-        self._futures: dict[str, Future[Prepared]] = {
-            job.study: self._pool.submit(job.prepare, self._relay) for job in jobs
+        self._futures: dict[str, Future[Ranking]] = {
+            job.study: self._pool.submit(job.rank, self._relay) for job in jobs
         }
 
-    def wait_for(self, job: Job) -> Prepared:
-        """The prepared job; a progress bar shows what there is to wait for."""
+    def wait_for(self, job: Job) -> Ranking:
+        """The job's ranking; a progress bar shows what there is to wait for."""
         future = self._futures[job.study]
         with progress(f"{job.space.version.name}: compiled and ranked") as update:
             while not future.done():
@@ -147,20 +147,20 @@ class _Ahead:
 
 def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: argparse.Namespace) -> list[Job]:
     """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
-    from flashladder.tuner import job, kernels
+    from flashladder.tuner import candidates, job
     from flashladder.tuner.space import Space
-    from flashladder.tuner.tuning import ROUNDS
+    from flashladder.tuner.study_runner import ROUNDS
 
     problems = options.shapes(arguments)
     only = dict(_values(text) for text in arguments.only)
     jobs = []
     for version in versions:
         prefix = arguments.study
-        settings = job.Settings(
+        settings = job.SearchSettings(
             trials=arguments.trials,
             seconds=60 * arguments.minutes,
             exhaustive=arguments.exhaustive,
-            spills=kernels.SPILLS if arguments.spills is None else arguments.spills,
+            spills=candidates.SPILLS if arguments.spills is None else arguments.spills,
             mode=arguments.mode,
             rounds=arguments.rounds or ROUNDS,
             seed=arguments.seed,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashladder.common.sass import Instruction
+from flashladder.common.sass import SassInstruction
 from flashladder.common.sass.instruction import NO_BARRIER
 from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import Rate, work
@@ -37,7 +37,7 @@ class Step:
     pending: int  # of DEPBAR: copies that may still be under way
 
     @classmethod
-    def of(cls, instruction: Instruction) -> Step:
+    def of(cls, instruction: SassInstruction) -> Step:
         """The step of an instruction."""
         control = instruction.control
         last = instruction.operands[-1] if instruction.base == "DEPBAR" else ""

@@ -21,7 +21,7 @@ from flashladder.tuner.ledger import Ledger, code_of, outcome_of, verdict_of
 
 if TYPE_CHECKING:
     from flashladder.common.results.records import Row
-    from flashladder.tuner.kernels import Kernel
+    from flashladder.tuner.candidates import Candidate
 
 _RESOURCES = {
     "registers": int,
@@ -79,7 +79,7 @@ def write(ledger: Ledger) -> Path:
     return replace(path_of(ledger.name), SCHEMA, rows(ledger))
 
 
-def write_predictions(path: Path, version: str, ranked: Sequence[Kernel], predicted_us: Mapping[str, float]) -> Path:
+def write_predictions(path: Path, version: str, ranked: Sequence[Candidate], predicted_us: Mapping[str, float]) -> Path:
     """Write a ranking that nothing was measured for, the best first. ResultsError where that cannot be done."""
     return replace(
         path,

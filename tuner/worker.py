@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 5  # to measure a kernel, if the process is killed meanwhile
 START_SECONDS = 300.0  # for importing torch, taking the GPU and computing the exact answers
 
-Entries = Mapping[str, "Sequence[Artifact]"]  # by name, the artifacts for each problem
+Entrants = Mapping[str, "Sequence[Artifact]"]  # by name, the artifacts for each problem
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Bench(Protocol):
     def prepare(self, problem: Problem) -> None:
         """Make ready for a problem. A FlashLadderError ends the search."""
 
-    def compare(self, problems: Sequence[Problem], entries: Entries, rounds: int | None) -> Comparison:
+    def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison:
         """Verify and time kernels. VerificationError, DeviceError or RuntimeError where one of them is at fault."""
 
 
@@ -105,16 +105,16 @@ class Worker:
         self._stopped = False
         self.place: Row = {}
 
-    def compare(self, problems: Sequence[Problem], entries: Entries, rounds: int | None) -> Comparison | Quarantine:
+    def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison | Quarantine:
         """Measures in the process, which is started where there is none, and replaced after a quarantine.
 
         Raises FlashLadderError where the machine, not the kernel, is at fault; Interrupted when it was stopped.
         """
-        patience = self._patience * len(problems) * len(entries)
+        patience = self._patience * len(problems) * len(entrants)
         for _ in range(ATTEMPTS):
             try:
                 self._make_ready(problems)
-                answer = self._ask(("compare", problems, entries, rounds), patience)
+                answer = self._ask(("compare", problems, entrants, rounds), patience)
             except _Killed:
                 self._kill()
                 continue
@@ -133,9 +133,9 @@ class Worker:
         if self._stopped:
             raise Interrupted
         if not self._process:
-            self.place = self._expected(self._start())
+            self.place = self._required(self._start())
         for problem in problems:
-            self._expected(self._ask(("prepare", problem), START_SECONDS))
+            self._required(self._ask(("prepare", problem), START_SECONDS))
 
     def _start(self) -> Any:
         context = multiprocessing.get_context("forkserver")  # a process that has imported much, and done nothing
@@ -152,7 +152,7 @@ class Worker:
             raise Interrupted
         return self._receive(START_SECONDS)
 
-    def _expected(self, answer: Any) -> Any:
+    def _required(self, answer: Any) -> Any:
         if isinstance(answer, Quarantine):
             self._kill()
             raise DeviceError(f"the process that measures {answer.verdict} before it had a kernel: {answer.reason}")

@@ -11,7 +11,7 @@ from flashladder.common.build import build_one
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import listing
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.measure.entrants import Entry
+from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
 from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator, on_gpu
@@ -104,8 +104,8 @@ def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: floa
 def _artifact(version: str, problem: Problem, device: int | None) -> Artifact:
     """What runs on the device, which is current, or with None on the emulator: as tuned for it, or the default."""
     rung, place = catalog.find(version), target.resolve("emulator" if device is None else "gpu", None)
-    entry = Entry(version, rung, {}, tuned_for=place.gpu.name if place.gpu else None)
-    artifact = build_one(rung, entry.config(problem, place.gpu), place.arch)
+    entrant = Entrant(version, rung, {}, tuned_for=place.gpu.name if place.gpu else None)
+    artifact = build_one(rung, entrant.config(problem, place.gpu), place.arch)
     place.check(artifact)
     return artifact
 

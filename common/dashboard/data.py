@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flashladder.common.experiments.plan import EXPERIMENTS
+from flashladder.common.experiments.sweeps import EXPERIMENTS
 from flashladder.common.results import ladders
 from flashladder.common.results.log import Damage, Log, PositiveFloat, Schema, read_all
 from flashladder.common.results.records import BENCH, EXPERIMENT, RUNS, ConfigText

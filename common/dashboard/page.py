@@ -14,7 +14,7 @@ from flashladder.common.dashboard.data import Results
 from flashladder.common.dashboard.studies import pictures as optuna_pictures
 from flashladder.common.dashboard.view import view
 from flashladder.common.experiments import figures as experiment_figures
-from flashladder.common.experiments.plan import EXPERIMENTS
+from flashladder.common.experiments.sweeps import EXPERIMENTS
 from flashladder.common.report import theme
 from flashladder.common.report.display import tflops
 from flashladder.common.results import ladders

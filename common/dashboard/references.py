@@ -24,7 +24,7 @@ WIDTH = 120  # of lines in a README
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasuredTable:
     """What one run of the tool measured of one dtype, head_dim and mask."""
 
     title: str
@@ -40,7 +40,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", *lines, "", textwrap.fill(self.source, WIDTH)])
 
 
-def tables(rows: pd.DataFrame, name: str) -> list[Table]:
+def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
     """Of each device, dtype, head_dim and mask the latest run in which the implementation was timed."""
     timed = rows[rows["ratio"].notna()]
     mine = timed[timed["version"] == name]
@@ -57,7 +57,7 @@ def shown() -> list[Implementation]:
     return [*catalog.references(), *(rung for rung in catalog.versions() if rung.supports.causal)]
 
 
-def every_table(rows: pd.DataFrame) -> list[Table]:
+def every_table(rows: pd.DataFrame) -> list[MeasuredTable]:
     """Those of all of them, each once."""
     return list(dict.fromkeys(table for implementation in shown() for table in tables(rows, implementation.name)))
 
@@ -81,7 +81,7 @@ def _texts(rows: pd.DataFrame) -> dict[Path, str]:
     }
 
 
-def _table(rows: pd.DataFrame) -> Table:
+def _table(rows: pd.DataFrame) -> MeasuredTable:
     last = rows.iloc[-1]
     on_gpu = isinstance(last["driver"], str) and bool(last["driver"])
     unit, factor = ("TFLOP/s", 1) if on_gpu else ("GFLOP/s", 1000)
@@ -94,7 +94,7 @@ def _table(rows: pd.DataFrame) -> Table:
     mask = "causal" if last["causal"] else "full"
     official = _label(last["baseline"], "")
     title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
-    return Table(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows))
+    return MeasuredTable(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows))
 
 
 def _cell(row: Any, factor: int) -> str:

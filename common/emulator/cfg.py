@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from .errors import PtxSyntaxError, UninitialisedRegisterError
 from .ops import lookup
-from .ptx import Address, Instruction, Kernel, Not, Operand, Pair, Reg, Symbol, Vector
+from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, Vector
 
 
 def registers(operand: Operand) -> Iterator[Reg]:
@@ -46,7 +46,7 @@ def writes(instruction: Instruction) -> Iterator[Reg]:
 
 
 @dataclass
-class Block:
+class PtxBlock:
     """Instructions without a branch in their midst; `last` tells how control leaves it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Block:
         return [self.target] * (self.target >= 0) + [self.index + 1] * self.falls_through
 
 
-def build_blocks(kernel: Kernel) -> list[Block]:
+def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
     """Basic blocks in program order, with liveness. Every barrier ends a block, as a warp may have to wait there.
 
     Raises:
@@ -85,7 +85,7 @@ def build_blocks(kernel: Kernel) -> list[Block]:
     starts = sorted(start for start in leaders if start < len(program))
     block_at = {start: index for index, start in enumerate(starts)}
     blocks = [
-        Block(n, program[start:end])
+        PtxBlock(n, program[start:end])
         for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(program)], strict=True))
     ]
     for block in blocks:
@@ -104,7 +104,7 @@ def build_blocks(kernel: Kernel) -> list[Block]:
 
 
 def _liveness(
-    blocks: list[Block], used_by: Callable[[Instruction], Iterator[Reg]]
+    blocks: list[PtxBlock], used_by: Callable[[Instruction], Iterator[Reg]]
 ) -> tuple[list[set[Reg]], list[set[Reg]]]:
     """Registers whose values matter before and after each block."""
     uses: list[set[Reg]] = []
@@ -131,7 +131,7 @@ def _liveness(
     return before, after
 
 
-def _check_entry(kernel: Kernel, live: set[Reg]) -> None:
+def _check_entry(kernel: PtxKernel, live: set[Reg]) -> None:
     """A register that is live at the entry is used on some path on which nothing wrote it, not even under a guard."""
     for instruction in kernel.instructions if live else ():
         for reg in sources(instruction):

@@ -17,12 +17,12 @@ import numpy as np
 
 from . import arithmetic, fragments
 from .arrays import narrow
-from .cfg import Block, build_blocks, reads, writes
+from .cfg import PtxBlock, build_blocks, reads, writes
 from .errors import PtxSyntaxError, UninitialisedRegisterError
 from .gates import BarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
-from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Kernel, Not, Operand, Reg, Sink, Special, Symbol
+from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Not, Operand, PtxKernel, Reg, Sink, Special, Symbol
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
 
@@ -53,8 +53,8 @@ class Namespace:
 class Program:
     """A kernel as executable blocks; `slots` tells where in R a register lies."""
 
-    kernel: Kernel
-    blocks: list[Block]
+    kernel: PtxKernel
+    blocks: list[PtxBlock]
     slots: dict[Reg, int]
     namespace: Namespace
     functions: list[BlockFunction] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Program:
 class BlockEmitter:
     """Collects the Python lines of one block. The families of ops/ call its methods."""
 
-    def __init__(self, block: Block, slots: dict[Reg, int], namespace: Namespace) -> None:
+    def __init__(self, block: PtxBlock, slots: dict[Reg, int], namespace: Namespace) -> None:
         self.block, self.slots, self.namespace = block, slots, namespace
         self.lines: list[str] = []
         self.loads: list[str] = []
@@ -248,7 +248,7 @@ class BlockEmitter:
         return f"def block_{self.block.index}(w, R, m):\n" + "".join(f"    {line}\n" for line in body)
 
 
-def compile_kernel(kernel: Kernel) -> Program:
+def compile_kernel(kernel: PtxKernel) -> Program:
     """Generates and compiles the code of all blocks.
 
     Raises:
@@ -283,7 +283,7 @@ def without(program: Program, instruction: Instruction) -> Program:
     return replace(program, blocks=blocks, functions=functions)
 
 
-def _compile_blocks(program: Program, blocks: list[Block]) -> list[BlockFunction]:
+def _compile_blocks(program: Program, blocks: list[PtxBlock]) -> list[BlockFunction]:
     source = "\n".join(BlockEmitter(block, program.slots, program.namespace).emit() for block in blocks)
     functions = dict(program.namespace.values)
     exec(compile(source, f"<{program.kernel.name}>", "exec"), functions)

@@ -12,7 +12,7 @@ from .counters import Counters, Report, summarise
 from .errors import EmulatorError
 from .memory import GlobalMemory
 from .parse import parse
-from .ptx import Address, Kernel, Symbol, Variable
+from .ptx import Address, PtxKernel, Symbol, Variable
 from .scheduler import Chunk
 from .shared import WINDOW, PatternCache
 
@@ -47,7 +47,7 @@ class Machine:
         self.counters = Counters(len(program.blocks))
 
 
-def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], dict[str, int]]:
+def _place_variables(kernel: PtxKernel, memory: GlobalMemory) -> tuple[dict[str, int], dict[str, int]]:
     """The address of every variable in its own space, and the bytes that each space takes (shared: static)."""
     used = {
         part.name
@@ -77,7 +77,7 @@ def _place_variables(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, in
     return addresses, sizes
 
 
-def smallest_shared_access(kernel: Kernel) -> int:
+def smallest_shared_access(kernel: PtxKernel) -> int:
     """The race detector's word: 4 bytes, or the smallest element that the kernel moves to or from shared memory."""
     smallest = 4
     for instruction in kernel.instructions:

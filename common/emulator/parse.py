@@ -1,4 +1,4 @@
-"""PTX text to a Kernel (PTX ISA, "Syntax", "Directives"). Knows what nvcc emits, and raises at anything else."""
+"""PTX text to a PtxKernel (PTX ISA, "Syntax", "Directives"). Knows what nvcc emits, and raises at anything else."""
 
 import re
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from .ptx import (
     Address,
     Imm,
     Instruction,
-    Kernel,
     Not,
     Operand,
     Pair,
+    PtxKernel,
     Reg,
     Sink,
     SourceChain,
@@ -70,7 +70,7 @@ class _Scope:
         return self.labels.get(name) or (self.outer.find_label(name) if self.outer else None)
 
 
-def parse(text: str, entry: str | None = None) -> Kernel:
+def parse(text: str, entry: str | None = None) -> PtxKernel:
     """The kernel `entry` of a PTX module (the only one, if not named).
 
     Raises:
@@ -84,14 +84,14 @@ class _Parser:
         self.text = text
         self.files: dict[str, str] = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M))
         self.globals: dict[str, Variable] = {}
-        self.kernels: dict[str, Kernel] = {}
+        self.kernels: dict[str, PtxKernel] = {}
         self.target = ""
         self.line = 0
 
     def fail(self, message: str) -> PtxSyntaxError:
         return PtxSyntaxError(f"PTX line {self.line}: {message}")
 
-    def parse(self, entry: str | None) -> Kernel:
+    def parse(self, entry: str | None) -> PtxKernel:
         statements = self._statements()
         for statement in statements:
             if ".entry" in statement:
@@ -147,7 +147,7 @@ class _Parser:
         match = re.search(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", head)
         if not match:
             raise self.fail(f"unknown entry: {head}")
-        kernel = Kernel(match[1], variables=self.globals, target=self.target)
+        kernel = PtxKernel(match[1], variables=self.globals, target=self.target)
         for text in filter(None, (part.strip() for part in (match[2] or "").split(","))):
             param = _VARIABLE.match(text)
             if not param:
@@ -187,7 +187,7 @@ class _Parser:
 class _Body:
     """The statements between the braces of one entry."""
 
-    def __init__(self, parser: _Parser, kernel: Kernel) -> None:
+    def __init__(self, parser: _Parser, kernel: PtxKernel) -> None:
         self.parser, self.kernel = parser, kernel
         self.scope: _Scope | None = None
         self.num_scopes = 0

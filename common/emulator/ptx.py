@@ -133,7 +133,7 @@ class Variable:
 
 
 @dataclass
-class Kernel:
+class PtxKernel:
     """One entry function, ready for control-flow analysis."""
 
     name: str

@@ -1,5 +1,5 @@
 """The sweeps that readers of the field expect, each measured or counted, logged and drawn by tools/experiment.py.
 
-plan      what each experiment runs          run       on the GPU, or on the emulator in its place
+sweeps    what each experiment runs          run       on the GPU, or on the emulator in its place
 traffic   the papers' formulas               figures   the pictures
 """

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from flashladder.common.config import KernelConfig
 from flashladder.common.experiments import traffic
-from flashladder.common.experiments.plan import FA1, FA2
+from flashladder.common.experiments.sweeps import FA1, FA2
 from flashladder.common.report.theme import colour, figure, pixels, tip
 from flashladder.common.results.records import spilled
 

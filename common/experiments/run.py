@@ -10,10 +10,10 @@ import torch
 from flashladder.common.catalog import Version
 from flashladder.common.console import progress, warn
 from flashladder.common.experiments import traffic
-from flashladder.common.experiments.plan import Experiment
+from flashladder.common.experiments.sweeps import Experiment
 from flashladder.common.measure import baselines, contest
 from flashladder.common.measure.entrants import assemble
-from flashladder.common.measure.timing import Settings
+from flashladder.common.measure.timing import TimingSettings
 from flashladder.common.problem import Expected, Problem, Tensors, expect, make_inputs, verify
 from flashladder.common.results import records
 from flashladder.common.run import execute
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flashladder.common.build.artifact import Artifact
-    from flashladder.common.measure.entrants import Field
+    from flashladder.common.measure.entrants import Lineup
     from flashladder.common.results.records import Row
 
 NUM_HEADS, TOKENS, HEAD_DIM = 16, 16384, 128  # of the GPU's problems
 
 
 def rows(
-    experiment: Experiment, rungs: Sequence[Version], place: Target, lengths: Sequence[int], settings: Settings
+    experiment: Experiment, rungs: Sequence[Version], place: Target, lengths: Sequence[int], settings: TimingSettings
 ) -> Iterator[list[Row]]:
     """The rows of each problem as soon as it is done; what takes no part is said on the way."""
     run = records.new_run()
     problems = [_problem(place, length, dtype) for dtype in experiment.dtypes for length in lengths]
-    field, left_out = assemble(experiment.entries(rungs), problems, place)
+    lineup, left_out = assemble(experiment.entrants(rungs), problems, place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
-    found = _measured(experiment, field, settings, run) if place.on_gpu else _counted(experiment, field, run)
+    found = _measured(experiment, lineup, settings, run) if place.on_gpu else _counted(experiment, lineup, run)
     for by_label in found:
         yield [{**row, "label": label} for label, row in by_label.items()]
 
@@ -48,32 +48,32 @@ def _problem(place: Target, length: int, dtype: str) -> Problem:
     return Problem(batch=batch, num_heads=heads, seqlen_q=length, head_dim=HEAD_DIM, dtype=dtype)
 
 
-def _measured(experiment: Experiment, field: Field, settings: Settings, run: str) -> Iterator[dict[str, Row]]:
-    references = [baselines.find(name) for name in experiment.baselines]
-    for problem, artifacts in field.items():
-        result = contest.hold(problem, artifacts, references, settings)
+def _measured(experiment: Experiment, lineup: Lineup, settings: TimingSettings, run: str) -> Iterator[dict[str, Row]]:
+    others = [baselines.find(name) for name in experiment.baselines]
+    for problem, artifacts in lineup.items():
+        result = contest.hold(problem, artifacts, others, settings)
         for remark in result.remarks:
             warn(remark)
         for name, reason in result.absent.items():
             warn(f"no {name} at {problem.name}: {reason}")
         found = records.of_contest(result, run, artifacts)
         if experiment.memory:
-            for name, used in _memory(problem, artifacts, references).items():
+            for name, used in _memory(problem, artifacts, others).items():
                 found[name]["memory_bytes"] = used
         yield found
 
 
 def _memory(
-    problem: Problem, artifacts: Mapping[str, Artifact], references: Sequence[baselines.Baseline]
+    problem: Problem, artifacts: Mapping[str, Artifact], others: Sequence[baselines.Baseline]
 ) -> dict[str, int]:
     """Bytes of GPU memory that each takes beyond Q, K and V."""
     tensors = make_inputs(problem, "cuda")
     used = {}
     for label, artifact in artifacts.items():
         used[label] = tensors.o.nbytes + tensors.lse.nbytes + _allocated(execute.on_gpu(artifact, problem, tensors))
-    for reference in references:
-        if not (reference.missing() or reference.refusal(problem)):
-            used[reference.name] = _allocated(reference.prepare(problem, tensors))
+    for baseline in others:
+        if not (baseline.missing() or baseline.refusal(problem)):
+            used[baseline.name] = _allocated(baseline.prepare(problem, tensors))
     return used
 
 
@@ -88,10 +88,10 @@ def _allocated(launch: Callable[[], object]) -> int:
     return int(torch.cuda.max_memory_allocated() - before)
 
 
-def _counted(experiment: Experiment, field: Field, run: str) -> Iterator[dict[str, Row]]:
+def _counted(experiment: Experiment, lineup: Lineup, run: str) -> Iterator[dict[str, Row]]:
     with progress(experiment.title) as update:
-        total, done = sum(map(len, field.values())), 0
-        for problem, artifacts in field.items():
+        total, done = sum(map(len, lineup.values())), 0
+        for problem, artifacts in lineup.items():
             what = {"run": run} | records.of_place(on_gpu=False) | records.of_problem(problem)
             tensors = make_inputs(problem)
             expected = expect(problem, tensors)

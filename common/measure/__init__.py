@@ -1,7 +1,7 @@
 """Times kernels side by side, in the same rounds, and beside other people's.
 
 entrants     who takes part, compiled             contest      checks and measures them on one problem
-timing       rounds on the GPU                    cpu          the clock for what runs on the CPU
+timing       rounds on the GPU                    cpu_timer    the timer for what runs on the CPU
 nvml         clocks, power, temperature           statistics   estimates and intervals
 baselines    other people's attention kernels
 """

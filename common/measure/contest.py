@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from flashladder.common.build.artifact import Artifact
-from flashladder.common.measure import cpu
 from flashladder.common.measure.baselines import Baseline
-from flashladder.common.measure.timing import Contender, Measurement, Settings, measure
+from flashladder.common.measure.cpu_timer import CpuTimer
+from flashladder.common.measure.timing import Contender, Measurement, TimingSettings, measure
 from flashladder.common.problem import Check, Expected, Problem, Tensors, expect, make_inputs, verify
 from flashladder.common.references import Configured, Prepared
 from flashladder.common.run.execute import on_gpu
@@ -50,7 +50,7 @@ class Arena:
         present = [baseline for baseline in baselines if baseline.name not in self.absent]
         self._theirs = [_theirs(baseline, problem, self._tensors, self._expected) for baseline in present]
 
-    def hold(self, kernels: Mapping[str, Artifact | Configured], settings: Settings | None) -> Contest:
+    def hold(self, kernels: Mapping[str, Artifact | Configured], settings: TimingSettings | None) -> Contest:
         """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""
         ours = [_ours(name, kernel, self.problem, self._tensors, self._expected) for name, kernel in kernels.items()]
         checks = {kernel.name: kernel.check() for kernel in ours}
@@ -58,8 +58,8 @@ class Arena:
         right = [kernel for kernel in ours if checks[kernel.name].passed]
         if settings is None or not right:
             return Contest(self.problem, checks, self.absent, None, facts)
-        clock = cpu.Clock(settings.mode) if self._device == "cpu" else None
-        measurement = measure([*self._theirs, *right], settings, clock)
+        timer = CpuTimer(settings.mode) if self._device == "cpu" else None
+        measurement = measure([*self._theirs, *right], settings, timer)
         return Contest(self.problem, checks, self.absent, measurement, facts)
 
 
@@ -67,7 +67,7 @@ def hold(
     problem: Problem,
     kernels: Mapping[str, Artifact | Configured],
     baselines: Sequence[Baseline],
-    settings: Settings | None,
+    settings: TimingSettings | None,
     device: str = "cuda",
 ) -> Contest:
     """One contest in an arena of its own."""

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from flashladder.common.problem import Problem
     from flashladder.common.run.target import Target
 
-Field: TypeAlias = "dict[Problem, dict[str, Artifact]]"  # the kernels of each problem, by the entries' labels
+Lineup: TypeAlias = "dict[Problem, dict[str, Artifact]]"  # the kernels of each problem, by the entrants' labels
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entrant:
     """A rung in a configuration; fields that are not among the values follow the problem, or the rung's defaults."""
 
     label: str
@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class ReferenceEntry:
+class ReferenceEntrant:
     """The same of a reference, which compiles itself."""
 
     label: str
@@ -55,7 +55,7 @@ class ReferenceEntry:
         return Configured(self.reference, config)
 
 
-def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entry | ReferenceEntry:
+def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entrant | ReferenceEntrant:
     """'16', '16@block_m=128' or 'triton'; what stands after the @ goes before `values`. Device: gpu or cpu.
 
     Raises DeviceError, ToolchainError or ConfigError for what cannot run on that device of this machine.
@@ -65,52 +65,52 @@ def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entry | R
     suffix, values = f"@{own}" if own else "", values | parse_values(own)
     if isinstance(kernel, Version):
         target.resolve(device, None)
-        return Entry(kernel.number + suffix, kernel, values)
+        return Entrant(kernel.number + suffix, kernel, values)
     device_for(kernel, device)
-    return ReferenceEntry(kernel.name + suffix, kernel, values)
+    return ReferenceEntrant(kernel.name + suffix, kernel, values)
 
 
 def assemble_all(
-    entries: Sequence[Entry | ReferenceEntry], problems: Sequence[Problem], device: str
+    entrants: Sequence[Entrant | ReferenceEntrant], problems: Sequence[Problem], device: str
 ) -> tuple[dict[Problem, dict[str, Artifact | Configured]], list[str]]:
     """Rungs and references: for each problem those that take it; and why others take no part."""
-    ladder = [entry for entry in entries if isinstance(entry, Entry)]
+    ladder = [entrant for entrant in entrants if isinstance(entrant, Entrant)]
     rungs, left_out = assemble(ladder, problems, target.resolve(device, None)) if ladder else ({}, [])
-    field: dict[Problem, dict[str, Artifact | Configured]] = {}
+    lineup: dict[Problem, dict[str, Artifact | Configured]] = {}
     for problem in problems:
         kernels: dict[str, Artifact | Configured] = {**rungs.get(problem, {})}
-        for entry in entries:
-            if isinstance(entry, ReferenceEntry):
+        for entrant in entrants:
+            if isinstance(entrant, ReferenceEntrant):
                 try:
-                    kernels[entry.label] = entry.configured(problem)
+                    kernels[entrant.label] = entrant.configured(problem)
                 except UnsupportedProblemError as error:
                     left_out.append(f"left out: {error}")
         if kernels:
-            field[problem] = kernels
-    return field, left_out
+            lineup[problem] = kernels
+    return lineup, left_out
 
 
-def assemble(entries: Sequence[Entry], problems: Sequence[Problem], place: Target) -> tuple[Field, list[str]]:
-    """For each problem the entries that take it, all compiled at once; and why others take no part."""
+def assemble(entrants: Sequence[Entrant], problems: Sequence[Problem], place: Target) -> tuple[Lineup, list[str]]:
+    """For each problem the entrants that take it, all compiled at once; and why others take no part."""
     requests: dict[tuple[Problem, str], BuildRequest] = {}
     left_out = []
     for problem in problems:
-        for entry in entries:
+        for entrant in entrants:
             try:
-                config = entry.config(problem, place.gpu)
-                requests[problem, entry.label] = BuildRequest(entry.version, config, place.arch)
+                config = entrant.config(problem, place.gpu)
+                requests[problem, entrant.label] = BuildRequest(entrant.version, config, place.arch)
             except UnsupportedProblemError as error:
                 left_out.append(f"left out: {error}")
     distinct = list(dict.fromkeys(requests.values()))
     with progress("compiled") as update:
         built = dict(zip(distinct, build(distinct, update, on_error="return"), strict=True))
-    field: Field = {}
+    lineup: Lineup = {}
     for (problem, label), request in requests.items():
         try:
             if isinstance(artifact := built[request], BuildError):
                 raise artifact
             place.check(artifact)
-            field.setdefault(problem, {})[label] = artifact
+            lineup.setdefault(problem, {})[label] = artifact
         except (BuildError, UnsupportedProblemError) as error:
             left_out.append(f"left out: {error}")
-    return field, left_out
+    return lineup, left_out

@@ -43,7 +43,7 @@ CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little 
 
 @dataclass(frozen=True)
 class Contender:
-    """What is timed: a launch, and the check that it computes the right thing."""
+    """An entrant or a baseline on a problem's tensors: a launch, and the check that it computes the right thing."""
 
     name: str
     launch: Callable[[], object]
@@ -51,7 +51,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TimingSettings:
     """How to time. With `rounds`, exactly so many; otherwise as many as the intervals need and the budget allows."""
 
     mode: Mode = "hot"
@@ -131,7 +131,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplePlan:
     """One sample of a contender."""
 
     launch: Callable[[], object]
@@ -140,13 +140,13 @@ class Plan:
     hold_us: float  # until the queue has enough
 
 
-class Clock(Protocol):
+class Timer(Protocol):
     """Times launches on one device."""
 
-    def plan(self, launch: Callable[[], object]) -> Plan:
+    def plan(self, launch: Callable[[], object]) -> SamplePlan:
         """How a sample of this launch is to be taken."""
 
-    def sample(self, plan: Plan) -> tuple[float, GpuState]:
+    def sample(self, plan: SamplePlan) -> tuple[float, GpuState]:
         """Microseconds a launch, and the GPU's state while it ran."""
 
     def warnings(self) -> tuple[str, ...]:
@@ -154,26 +154,26 @@ class Clock(Protocol):
 
 
 def measure(
-    contenders: Sequence[Contender], settings: Settings = Settings(), clock: Clock | None = None
+    contenders: Sequence[Contender], settings: TimingSettings = TimingSettings(), timer: Timer | None = None
 ) -> Measurement:
-    """Time the contenders against the first of them, by a clock: without one, on the current GPU and stream.
+    """Time the contenders against the first of them, by a timer: without one, on the current GPU and stream.
 
     Outputs are checked before and after; VerificationError names a contender that is wrong, and there are no figures.
     """
     for contender in contenders:
         contender.check().require(f"{contender.name}, before it was timed,")
-    clock = clock or _Clock(settings.mode)
+    timer = timer or _GpuTimer(settings.mode)
     launches = {contender.name: contender.launch for contender in contenders} | {CONTROL: contenders[0].launch}
     with _no_garbage_collection():
-        plans = {name: clock.plan(launch) for name, launch in launches.items()}
-        samples = _rounds(clock, plans, contenders[0].name, settings)
+        plans = {name: timer.plan(launch) for name, launch in launches.items()}
+        samples = _rounds(timer, plans, contenders[0].name, settings)
     checks = {contender.name: contender.check() for contender in contenders}
     for name, check in checks.items():
         check.require(f"{name}, after it was timed,")
-    return Measurement(settings.mode, contenders[0].name, tuple(samples), checks, clock.warnings())
+    return Measurement(settings.mode, contenders[0].name, tuple(samples), checks, timer.warnings())
 
 
-def _rounds(clock: Clock, plans: dict[str, Plan], baseline: str, settings: Settings) -> list[Sample]:
+def _rounds(timer: Timer, plans: dict[str, SamplePlan], baseline: str, settings: TimingSettings) -> list[Sample]:
     """Rounds until there are enough; in each, every contender twice: in shuffled order, then in the reverse."""
     rng = random.Random(settings.seed)
     begin = time.perf_counter()
@@ -182,13 +182,13 @@ def _rounds(clock: Clock, plans: dict[str, Plan], baseline: str, settings: Setti
         number = len(samples) // (2 * len(plans))
         order = rng.sample(list(plans), len(plans))
         for name in order + order[::-1]:
-            samples.append(Sample(number, name, plans[name].launches, *clock.sample(plans[name])))
+            samples.append(Sample(number, name, plans[name].launches, *timer.sample(plans[name])))
         so_far = Measurement(settings.mode, baseline, tuple(samples), {})
         if _enough(so_far, settings, time.perf_counter() - begin):
             return samples
 
 
-def _enough(so_far: Measurement, settings: Settings, seconds: float) -> bool:
+def _enough(so_far: Measurement, settings: TimingSettings, seconds: float) -> bool:
     if settings.rounds:
         return so_far.rounds >= settings.rounds
     budget = settings.budget_s or BUDGET_S[settings.mode]
@@ -202,7 +202,7 @@ def _is_sharp(so_far: Measurement) -> bool:
     return all(ratio.high - ratio.low <= 2 * WANTED_HALF_WIDTH * ratio.value for ratio in ratios)
 
 
-class _Clock:
+class _GpuTimer:
     """Times launches on the current device, in one mode."""
 
     def __init__(self, mode: Mode) -> None:
@@ -214,7 +214,7 @@ class _Clock:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.empty(2 * l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
 
-    def plan(self, launch: Callable[[], object]) -> Plan:
+    def plan(self, launch: Callable[[], object]) -> SamplePlan:
         """How many launches make a sample, and how long the queue must be held for them."""
         gpu_us, host_us = self._estimate(launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
@@ -223,9 +223,9 @@ class _Clock:
         dry = max(0.0, 1.3 * host_us - gpu_us) * (lead + launches)
         if dry and self.mode == "sustained":
             self._warnings.append(f"a launch of {gpu_us:.0f} us takes the host {host_us:.0f} us: the GPU waits for it")
-        return Plan(launch, launches, lead, 100 + 2 * host_us + dry)
+        return SamplePlan(launch, launches, lead, 100 + 2 * host_us + dry)
 
-    def sample(self, plan: Plan) -> tuple[float, GpuState]:
+    def sample(self, plan: SamplePlan) -> tuple[float, GpuState]:
         """Microseconds a launch, and the GPU's state while it ran."""
         return self._cold(plan) if self.mode == "cold" else self._back_to_back(plan)
 
@@ -235,7 +235,7 @@ class _Clock:
         shared = [f"the GPU is shared with {others} other processes"] if others else []
         return (*shared, *self._warnings, *filter(None, [self._monitor.missing]))
 
-    def _back_to_back(self, plan: Plan) -> tuple[float, GpuState]:
+    def _back_to_back(self, plan: SamplePlan) -> tuple[float, GpuState]:
         (start, end) = self._events[0]
         self._hold(plan.hold_us)
         for _ in range(plan.lead):
@@ -248,7 +248,7 @@ class _Clock:
         end.synchronize()
         return start.elapsed_time(end) * 1e3 / plan.launches, state
 
-    def _cold(self, plan: Plan) -> tuple[float, GpuState]:
+    def _cold(self, plan: SamplePlan) -> tuple[float, GpuState]:
         events = self._events[: plan.launches]
         self._hold(plan.hold_us)
         for start, end in events:
@@ -272,7 +272,7 @@ class _Clock:
             launch()
         host_us = (time.perf_counter() - begin) / 3 * 1e6
         torch.cuda.synchronize()
-        gpu_us, _ = self._back_to_back(Plan(launch, launches=3, lead=1, hold_us=100 + 8 * host_us))
+        gpu_us, _ = self._back_to_back(SamplePlan(launch, launches=3, lead=1, hold_us=100 + 8 * host_us))
         return gpu_us, host_us
 
 

@@ -13,7 +13,7 @@ from flashladder.common import catalog, references
 from flashladder.common.pictures.svg import CELL, COLOURS, MUTED, Svg
 from flashladder.common.problem import Problem
 from flashladder.common.references import tiling
-from flashladder.common.sass import Code, Instruction
+from flashladder.common.sass import Code, SassInstruction
 from flashladder.common.sass.opcodes import PIPES
 
 BLOCK = 16  # rows of a tile in the pictures of loop orders
@@ -24,7 +24,7 @@ _BARS = (COLOURS[7], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[0])
 
 
 @dataclass(frozen=True)
-class _Watch(tiling.Mask):
+class _Watch(tiling.AttentionMask):
     """A mask that notes which tiles of S are computed, in order."""
 
     visits: list[tuple[int, int]] = field(default_factory=list)
@@ -194,7 +194,7 @@ def _runs(roles: Sequence[str], role: str, y: float) -> list[tuple[float, float,
     ]
 
 
-def _role(instruction: Instruction) -> str:
+def _role(instruction: SassInstruction) -> str:
     for role, (opcodes, _) in _ROLES.items():
         if instruction.base in opcodes:
             return role

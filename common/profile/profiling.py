@@ -34,7 +34,7 @@ _SCHEMA = Schema({**dict.fromkeys(_WORDS, str), **dict.fromkeys(("measured", "pr
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProfiledRung:
     """One profiled rung."""
 
     code: Code
@@ -71,7 +71,7 @@ class Outcome:
         return max((a.deviation for a in self.agreements if a.quantity == quantity), key=abs, default=0.0)
 
 
-def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None) -> Outcome:
+def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None) -> ProfiledRung:
     """Profiles a kernel, or takes ncu's pages of it from a folder, and meanwhile emulates it on the same problem.
 
     Raises DeviceError where there is neither a GPU nor pages, and ToolchainError without ncu.
@@ -85,7 +85,7 @@ def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         report = pool.submit(on_emulator, artifact, problem, make_inputs(problem), race=False)
         counted = counted or _count(artifact, problem, folder)
-        return Outcome(code, problem, counted, compare(counted, report.result(), place.gpu))
+        return ProfiledRung(code, problem, counted, compare(counted, report.result(), place.gpu))
 
 
 def launch(job: str) -> None:
@@ -100,17 +100,17 @@ def launch(job: str) -> None:
     torch.cuda.synchronize()
 
 
-def log(outcome: Outcome) -> Path:
+def log(rung: ProfiledRung) -> Path:
     """Adds a row for each figure to results/profile.csv, whose path it gives."""
     file = Log(results_dir() / "profile.csv", _SCHEMA)
     what = {
         "time": records.now().isoformat(timespec="seconds"),
         "commit": records.commit(),
-        "device": outcome.profile.device,
-        **_kernel(outcome.code.artifact),
-        "problem": outcome.problem.name,
+        "device": rung.profile.device,
+        **_kernel(rung.code.artifact),
+        "problem": rung.problem.name,
     }
-    file.append([{**what, **asdict(figure), "deviation": figure.deviation} for figure in outcome.agreements])
+    file.append([{**what, **asdict(figure), "deviation": figure.deviation} for figure in rung.agreements])
     return file.path
 
 

@@ -55,7 +55,7 @@ def tiles(length: int, size: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
-class Mask:
+class AttentionMask:
     """Which keys a query sees: all, or, causal, those up to its own place counted from the ends of Q and K."""
 
     causal: bool
@@ -79,7 +79,7 @@ class Plan:
     """What a tiled algorithm needs to know beside its matrices."""
 
     softmax_scale: float
-    mask: Mask
+    mask: AttentionMask
     block_m: int  # B_r in the papers: rows of a tile of Q
     block_n: int  # B_c: rows of a tile of K and V
 
@@ -117,7 +117,7 @@ def attention(
     heads_k = k.shape[2]
     plan = Plan(
         softmax_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        mask=Mask(causal, k.shape[1] - q.shape[1]),
+        mask=AttentionMask(causal, k.shape[1] - q.shape[1]),
         block_m=block_m,
         block_n=block_n,
     )

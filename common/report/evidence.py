@@ -37,10 +37,10 @@ KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configur
 MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
 PREDICTED = ("a100", "rtx3090", "rtx4090")  # for these, rungs with defaults of their own for small SMs are compared...
 PIPES = ("tensor", "shared", "issue", "fma", "alu", "mufu")
-REFERENCE, KEYS = "16", 64  # ... with this rung, by what so many keys take
+PREDICTED_AGAINST, KEYS = "16", 64  # ... with this rung, by what so many keys take
 
 Values = tuple[int, ...]  # before and after; of the lowest rung one value
-Row = tuple[str, list[Values]]  # a name, and values for each column
+TableRow = tuple[str, list[Values]]  # a name, and values for each column
 
 
 def requests(version: Version) -> list[BuildRequest]:
@@ -124,14 +124,14 @@ def _spelled(config: KernelConfig, name: str) -> str:
     return spell(config.as_dict()[name]) if name in config.fields else "(none)"
 
 
-def _figures(columns: Sequence[Sequence[Code]]) -> list[Row]:
+def _figures(columns: Sequence[Sequence[Code]]) -> list[TableRow]:
     """Lengths and resources, without those that are 0 everywhere."""
     figures = [[code.figures() for code in codes] for codes in columns]
     rows = [_row(name, name, figures) for name in figures[0][0]]
     return [row for row in rows if any(map(any, row[1]))]
 
 
-def _opcode_changes(columns: Sequence[Sequence[Code]]) -> list[Row]:
+def _opcode_changes(columns: Sequence[Sequence[Code]]) -> list[TableRow]:
     """The opcodes whose counts change most, in the main loop and outside of it."""
     in_loop = [[code.loop_counts for code in codes] for codes in columns]
     outside = [[code.counts - code.loop_counts for code in codes] for codes in columns]
@@ -141,21 +141,21 @@ def _opcode_changes(columns: Sequence[Sequence[Code]]) -> list[Row]:
     ]
 
 
-def _greatest_changes(name: str, columns: Sequence[Sequence[Counter[str]]]) -> list[Row]:
+def _greatest_changes(name: str, columns: Sequence[Sequence[Counter[str]]]) -> list[TableRow]:
     kinds = sorted({kind for counts in columns for count in counts for kind in count})
     rows = [_row(name.format(kind), kind, columns) for kind in kinds]
     return sorted((row for row in rows if _change(row) >= LEAST_CHANGE), key=_change, reverse=True)
 
 
-def _change(row: Row) -> int:
+def _change(row: TableRow) -> int:
     return max(abs(values[-1] - values[0]) for values in row[1])
 
 
-def _row(name: str, key: str, columns: Sequence[Sequence[Mapping[str, int]]]) -> Row:
+def _row(name: str, key: str, columns: Sequence[Sequence[Mapping[str, int]]]) -> TableRow:
     return name, [tuple(figures.get(key, 0) for figures in of_arch) for of_arch in columns]
 
 
-def _counters(artifacts: Sequence[Artifact]) -> list[Row]:
+def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
     """What the emulator counts of shared and global memory."""
     counted = [_count(artifact) for artifact in artifacts]
     return [_row(name, name, [counted]) for name in counted[0]]
@@ -212,7 +212,7 @@ def _predicted(version: Version) -> list[str]:
     from flashladder.common.problem import Problem
 
     gpus = [load_gpu(name) for name in PREDICTED]
-    rungs = (catalog.find(REFERENCE, version.directory.parent), version)
+    rungs = (catalog.find(PREDICTED_AGAINST, version.directory.parent), version)
     pairs = [(rung, gpu) for gpu in gpus for rung in rungs]
     built = build([BuildRequest(rung, rung.config_for(Problem(), gpu), gpu.arch) for rung, gpu in pairs])
     figures = [_for_gpu(read(artifact), gpu) for artifact, (_, gpu) in zip(built, pairs, strict=True)]
@@ -248,7 +248,7 @@ def _step(lower: Any, upper: Any) -> str:
     return f"{100 * (step - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Row]) -> str:
+def _table(title: str, columns: Iterable[str], rows: Iterable[TableRow]) -> str:
     """A table in Markdown; a value that does not change stands once."""
     head = [title, *columns]
     lines = [head, ["---", *("---:" for _ in head[1:])]]

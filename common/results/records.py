@@ -271,8 +271,8 @@ def of_contest(
         kernel = of_kernel(kernels[name]) if name in kernels else {"version": name}
         figures: Row = {}
         if measurement and name in timed:
-            reference = BASELINES.get(measurement.baseline)
-            figures = of_measurement(measurement, name, contest.problem, reference.version if reference else "")
+            baseline = BASELINES.get(measurement.baseline)
+            figures = of_measurement(measurement, name, contest.problem, baseline.version if baseline else "")
         rows[name] = place | kernel | of_check(check) | figures
     return rows
 

@@ -46,14 +46,14 @@ def device_arch(device: int | None = None) -> str:
 
 
 @cache
-def load(artifact: Artifact) -> Kernel:
+def load(artifact: Artifact) -> LoadedKernel:
     """The artifact's kernel, loaded once; DeviceError where there is no GPU or the driver refuses it."""
     require_gpu()
     torch.cuda.init()
-    return Kernel(artifact)
+    return LoadedKernel(artifact)
 
 
-class Kernel:
+class LoadedKernel:
     """A loaded cubin, until the process ends. It may be launched on any device that its arch suits."""
 
     def __init__(self, artifact: Artifact) -> None:

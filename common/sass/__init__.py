@@ -7,15 +7,15 @@ code          all of it for one artifact          diff        two kernels side b
 """
 
 from flashladder.common.sass.code import Code, count, read
-from flashladder.common.sass.instruction import Instruction, disassemble, parse
+from flashladder.common.sass.instruction import SassInstruction, disassemble, parse
 from flashladder.common.sass.occupancy import Occupancy, occupancy, occupancy_of
 from flashladder.common.sass.pipes import Bound, bounds, loads, throughput
 
 __all__ = [
     "Bound",
     "Code",
-    "Instruction",
     "Occupancy",
+    "SassInstruction",
     "bounds",
     "count",
     "disassemble",

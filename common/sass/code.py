@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import GpuDescription
 from flashladder.common.sass.flow import Graph
-from flashladder.common.sass.instruction import Instruction, disassemble
+from flashladder.common.sass.instruction import SassInstruction, disassemble
 from flashladder.common.sass.opcodes import histogram, mma
 from flashladder.common.sass.pipes import WARP, Bound, bounds, loads
 from flashladder.common.sass.registers import live_registers
@@ -21,14 +21,14 @@ class Code:
     """A disassembled kernel."""
 
     artifact: Artifact
-    instructions: tuple[Instruction, ...]  # of the kernel and the functions it calls
+    instructions: tuple[SassInstruction, ...]  # of the kernel and the functions it calls
 
     @cached_property
     def graph(self) -> Graph:
         return Graph.of(self.instructions)
 
     @cached_property
-    def loop(self) -> tuple[Instruction, ...]:
+    def loop(self) -> tuple[SassInstruction, ...]:
         """The main loop, over K and V (Graph.main_loop)."""
         return tuple(self.graph.main_loop())
 
@@ -101,7 +101,7 @@ class Code:
         }
 
     @cached_property
-    def usual_loop(self) -> tuple[Instruction, ...]:
+    def usual_loop(self) -> tuple[SassInstruction, ...]:
         """The main loop without what is seldom executed (Graph.usual_loop)."""
         return tuple(self.graph.usual_loop())
 
@@ -117,6 +117,6 @@ def read(artifact: Artifact) -> Code:
     return Code(artifact, tuple(disassemble(artifact.cubin)))
 
 
-def count(instructions: Iterable[Instruction], bases: Sequence[str]) -> int:
+def count(instructions: Iterable[SassInstruction], bases: Sequence[str]) -> int:
     """How many of the instructions have one of these opcodes and can execute."""
     return sum(instruction.base in bases and not instruction.is_filler for instruction in instructions)

@@ -14,7 +14,7 @@ from flashladder.common.catalog import PTXAS_LEVEL, Version
 from flashladder.common.config import KernelConfig, Value
 from flashladder.common.errors import ConfigError
 from flashladder.common.sass.code import Code, read
-from flashladder.common.sass.instruction import Instruction
+from flashladder.common.sass.instruction import SassInstruction
 
 _REGISTER = re.compile(r"\b(UR|R|UP|P|SB|B)\d+\b")
 _LABEL = re.compile(r"`\([^)]*\)")
@@ -24,13 +24,13 @@ _LABEL = re.compile(r"`\([^)]*\)")
 class Line:
     """A line of a side-by-side listing; None where one side has nothing left to put beside the other."""
 
-    left: Instruction | None
-    right: Instruction | None
+    left: SassInstruction | None
+    right: SassInstruction | None
     is_same: bool  # they differ at most in their registers
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RungPair:
     """Two rungs compiled so that they show their difference and nothing else."""
 
     lower: Version
@@ -39,7 +39,7 @@ class Comparison:
     right: Code
 
     @classmethod
-    def of(cls, lower: Version, upper: Version, arch: str, overrides: Mapping[str, Value] | None = None) -> Comparison:
+    def of(cls, lower: Version, upper: Version, arch: str, overrides: Mapping[str, Value] | None = None) -> RungPair:
         """Builds and disassembles both (comparable_configs)."""
         configs = comparable_configs(lower, upper, overrides)
         requests = [BuildRequest(*pair, arch) for pair in zip((lower, upper), configs, strict=True)]
@@ -66,12 +66,12 @@ def comparable_configs(
         return lower.config(**{name: value for name, value in given.items() if name in known}), config
 
 
-def normalised(instruction: Instruction) -> str:
+def normalised(instruction: SassInstruction) -> str:
     """The text of an instruction without the numbers of its registers and the names of its labels."""
     return _LABEL.sub("label", _REGISTER.sub(r"\1", instruction.text.replace(".reuse", "")))
 
 
-def align(left: Sequence[Instruction], right: Sequence[Instruction]) -> Iterator[Line]:
+def align(left: Sequence[SassInstruction], right: Sequence[SassInstruction]) -> Iterator[Line]:
     """Both listings from top to bottom, what is the same on one line, and what came instead beside what it replaced."""
     matcher = difflib.SequenceMatcher(None, [*map(normalised, left)], [*map(normalised, right)], autojunk=False)
     for tag, left_start, left_end, right_start, right_end in matcher.get_opcodes():

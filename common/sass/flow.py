@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashladder.common.sass.instruction import BYTES, Instruction
+from flashladder.common.sass.instruction import BYTES, SassInstruction
 from flashladder.common.sass.opcodes import mma_flops
 
 _COPIES = ("LDGSTS", "LDG", "UTMALDG", "UBLKCP")  # from global memory
@@ -13,10 +13,10 @@ _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")  # after which a warp does not go 
 
 
 @dataclass(frozen=True)
-class Block:
+class SassBlock:
     """Instructions that execute one after the other, and the indices of the blocks that may follow."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SassInstruction, ...]
     successors: tuple[int, ...]
 
 
@@ -36,10 +36,10 @@ class Loop:
 class Graph:
     """The control flow of a kernel; block 0 is its entry. Functions that it calls are not in it."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[SassBlock, ...]
 
     @classmethod
-    def of(cls, instructions: Sequence[Instruction]) -> Graph:
+    def of(cls, instructions: Sequence[SassInstruction]) -> Graph:
         """The graph of the code that is reached from the first instruction."""
         starts = {instructions[0].address}
         for instruction in instructions:
@@ -47,13 +47,13 @@ class Graph:
                 starts.add(instruction.target)
             if _is_jump(instruction) or instruction.base in _ENDS:
                 starts.add(instruction.address + BYTES)
-        runs: list[list[Instruction]] = []
+        runs: list[list[SassInstruction]] = []
         for instruction in instructions:
             if instruction.address in starts:
                 runs.append([])
             runs[-1].append(instruction)
         numbers = {run[0].address: number for number, run in enumerate(runs)}
-        blocks = [Block(tuple(run), _successors(run[-1], numbers)) for run in runs]
+        blocks = [SassBlock(tuple(run), _successors(run[-1], numbers)) for run in runs]
         return cls(_reachable(blocks))
 
     def loops(self) -> list[Loop]:
@@ -66,11 +66,11 @@ class Graph:
                     bodies.setdefault(head, {head}).update(self._reaching(tail, head))
         return [Loop(head, frozenset(body)) for head, body in sorted(bodies.items())]
 
-    def body(self, loop: Loop) -> list[Instruction]:
+    def body(self, loop: Loop) -> list[SassInstruction]:
         """The loop's instructions, by address; those of branches that are seldom taken are among them."""
         return [instruction for number in sorted(loop.blocks) for instruction in self.blocks[number].instructions]
 
-    def main_loop(self) -> list[Instruction]:
+    def main_loop(self) -> list[SassInstruction]:
         """The instructions of the loop over K and V; empty where there is no loop.
 
         It is the innermost loop with the most tensor-core work (without any: the most FFMA). Of equals, one that copies
@@ -79,7 +79,7 @@ class Graph:
         loop = self._main()
         return self.body(loop) if loop else []
 
-    def usual_loop(self) -> list[Instruction]:
+    def usual_loop(self) -> list[SassInstruction]:
         """The same without the branches around neither copies nor products: those rescale what seldom needs it, or hide
         what a mask seldom hides."""
         if (loop := self._main()) is None:
@@ -131,14 +131,14 @@ class Graph:
         return found
 
 
-def _is_jump(instruction: Instruction) -> bool:
+def _is_jump(instruction: SassInstruction) -> bool:
     """Whether control may go to the label in the instruction. The compiler also jumps with a CALL to a plain label."""
     if instruction.base == "CALL":
         return any("`(.L_" in operand for operand in instruction.operands)
     return instruction.base == "BRA"
 
 
-def _successors(last: Instruction, numbers: dict[int, int]) -> tuple[int, ...]:
+def _successors(last: SassInstruction, numbers: dict[int, int]) -> tuple[int, ...]:
     following = numbers.get(last.address + BYTES)
     goes_on = [] if following is None else [following]
     if _is_jump(last):
@@ -150,7 +150,7 @@ def _successors(last: Instruction, numbers: dict[int, int]) -> tuple[int, ...]:
     return tuple(goes_on)
 
 
-def _reachable(blocks: Sequence[Block]) -> tuple[Block, ...]:
+def _reachable(blocks: Sequence[SassBlock]) -> tuple[SassBlock, ...]:
     """The blocks that are reached from the first, renumbered."""
     seen, waiting = {0}, [0]
     while waiting:
@@ -160,10 +160,10 @@ def _reachable(blocks: Sequence[Block]) -> tuple[Block, ...]:
                 waiting.append(successor)
     numbers = {old: new for new, old in enumerate(sorted(seen))}
     return tuple(
-        Block(blocks[old].instructions, tuple(numbers[successor] for successor in blocks[old].successors))
+        SassBlock(blocks[old].instructions, tuple(numbers[successor] for successor in blocks[old].successors))
         for old in sorted(seen)
     )
 
 
-def _is_work(instruction: Instruction) -> bool:
+def _is_work(instruction: SassInstruction) -> bool:
     return instruction.base in (*_COPIES, "LDSM") or mma_flops(instruction.opcode) > 0

@@ -70,7 +70,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Instruction:
+class SassInstruction:
     """One machine instruction."""
 
     address: int
@@ -102,7 +102,7 @@ class Instruction:
         return f"{guard}{self.opcode} {', '.join(self.operands)}".rstrip()
 
 
-def disassemble(cubin: Path) -> list[Instruction]:
+def disassemble(cubin: Path) -> list[SassInstruction]:
     """The instructions of a cubin's kernel and of the functions that it calls, in order, without the final padding.
 
     Raises ToolchainError where nvdisasm is missing or refuses the file.
@@ -116,7 +116,7 @@ def disassemble(cubin: Path) -> list[Instruction]:
     return instructions
 
 
-def parse(listing: str) -> list[Instruction]:
+def parse(listing: str) -> list[SassInstruction]:
     """The instructions in what `nvdisasm -c -gi -hex` printed (-gi may be left out), without the final padding."""
     lines = list(_lines(listing))
     labels = dict(_labels(lines))
@@ -161,12 +161,12 @@ def _labels(lines: list[_Line | str]) -> Iterator[tuple[str, int]]:
             waiting.clear()
 
 
-def _instruction(line: _Line, labels: dict[str, int]) -> Instruction:
+def _instruction(line: _Line, labels: dict[str, int]) -> SassInstruction:
     match = _GUARD.match(line.text)
     guard, text = (match[1], match[2]) if match else ("", line.text)
     opcode, _, rest = text.partition(" ")
     target = _TARGET.search(rest)
-    return Instruction(
+    return SassInstruction(
         address=line.address,
         guard=guard,
         opcode=opcode,
@@ -177,7 +177,7 @@ def _instruction(line: _Line, labels: dict[str, int]) -> Instruction:
     )
 
 
-def _without_padding(instructions: list[Instruction]) -> list[Instruction]:
+def _without_padding(instructions: list[SassInstruction]) -> list[SassInstruction]:
     """Without the endless loop and the NOPs that follow the last function."""
     end = len(instructions)
     while end and instructions[end - 1].base == "NOP":

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from flashladder.common.sass.instruction import Instruction
+from flashladder.common.sass.instruction import SassInstruction
 
 # Kinds that one opcode divides into, by its first modifier: an IMAD is often no multiplication at all but a move, a
 # shift or an addition on the FMA pipe.
@@ -50,12 +50,12 @@ def kind_of(opcode: str) -> str:
     return base
 
 
-def kinds(instructions: Iterable[Instruction]) -> list[str]:
+def kinds(instructions: Iterable[SassInstruction]) -> list[str]:
     """The kind of each instruction."""
     return [FILLER if i.is_filler else kind_of(i.opcode) for i in instructions]
 
 
-def histogram(instructions: Iterable[Instruction]) -> Counter[str]:
+def histogram(instructions: Iterable[SassInstruction]) -> Counter[str]:
     """How often each kind is among the instructions."""
     return Counter(kinds(instructions))
 

@@ -16,7 +16,7 @@ import yaml
 from flashladder.common.config import GpuDescription, listing
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import CONFIGS
-from flashladder.common.sass.instruction import Instruction
+from flashladder.common.sass.instruction import SassInstruction
 from flashladder.common.sass.opcodes import access_width, bank_wavefronts, mma, pipe_of
 
 THROUGHPUT = CONFIGS / "throughput.yaml"
@@ -98,7 +98,7 @@ def bounds(loads: Mapping[str, float], gpu: GpuDescription) -> list[Bound]:
     return sorted(found, key=lambda bound: (-round(bound.cycles), bound.pipe not in ("tensor", "wgmma")))
 
 
-def loads(instructions: Iterable[Instruction], times: float = 1) -> dict[str, float]:
+def loads(instructions: Iterable[SassInstruction], times: float = 1) -> dict[str, float]:
     """What executing these instructions so many times asks of each pipe."""
     total: dict[str, float] = defaultdict(float)
     for instruction in instructions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from flashladder.common.sass.flow import Graph
-from flashladder.common.sass.instruction import Instruction
+from flashladder.common.sass.instruction import SassInstruction
 from flashladder.common.sass.opcodes import access_width, mma
 
 _REGISTER = re.compile(r"(?<![A-Z])R(\d+)(\.64)?")
@@ -35,14 +35,14 @@ def live_registers(graph: Graph) -> dict[int, int]:
     return counts
 
 
-def results_of(instruction: Instruction) -> set[int]:
+def results_of(instruction: SassInstruction) -> set[int]:
     """The registers that it writes."""
     result, _ = _parts(instruction)
     match = _REGISTER.match(result)
     return _span(match, _result_width(instruction)) if match else set()
 
 
-def operands_of(instruction: Instruction) -> set[int]:
+def operands_of(instruction: SassInstruction) -> set[int]:
     """The registers that it reads."""
     _, operands = _parts(instruction)
     read: set[int] = set()
@@ -53,7 +53,7 @@ def operands_of(instruction: Instruction) -> set[int]:
     return read
 
 
-def _parts(instruction: Instruction) -> tuple[str, list[str]]:
+def _parts(instruction: SassInstruction) -> tuple[str, list[str]]:
     """The result (empty where it is none or a predicate) and the operands; predicates are left out."""
     if instruction.is_filler:
         return "", []
@@ -68,7 +68,7 @@ def _span(match: re.Match[str], width: int) -> set[int]:
     return set(range(first, first + (2 if match[2] else width)))
 
 
-def _result_width(instruction: Instruction) -> int:
+def _result_width(instruction: SassInstruction) -> int:
     """32-bit registers of the result."""
     if operation := mma(instruction.opcode):
         return operation.result
@@ -79,7 +79,7 @@ def _result_width(instruction: Instruction) -> int:
     return access_width(instruction.opcode)
 
 
-def _operand_width(instruction: Instruction, position: int) -> int:
+def _operand_width(instruction: SassInstruction, position: int) -> int:
     """32-bit registers of an operand that is no address; `position` counts from the first after the result."""
     if operation := mma(instruction.opcode):
         if position == 0:
@@ -106,7 +106,7 @@ def _live_at_blocks(graph: Graph) -> tuple[list[set[int]], list[set[int]]]:
     return before, after
 
 
-def _reads_and_writes(instructions: tuple[Instruction, ...]) -> tuple[set[int], set[int]]:
+def _reads_and_writes(instructions: tuple[SassInstruction, ...]) -> tuple[set[int], set[int]]:
     """What a block reads before it writes it, and what it writes whatever happens."""
     reads: set[int] = set()
     writes: set[int] = set()

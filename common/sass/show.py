@@ -15,8 +15,8 @@ from flashladder.common.config import GpuDescription, KernelConfig, spell
 from flashladder.common.console import facts, table
 from flashladder.common.sass import diff
 from flashladder.common.sass.code import Code
-from flashladder.common.sass.diff import Comparison
-from flashladder.common.sass.instruction import Instruction, Position
+from flashladder.common.sass.diff import RungPair
+from flashladder.common.sass.instruction import Position, SassInstruction
 from flashladder.common.sass.occupancy import Occupancy, occupancy
 from flashladder.common.sass.opcodes import kinds, pipe_of
 from flashladder.common.sass.pipes import source_text
@@ -119,7 +119,7 @@ def lines(code: Code) -> Table:
     return made
 
 
-def listing(instructions: Iterable[Instruction], code: Code) -> Text:
+def listing(instructions: Iterable[SassInstruction], code: Code) -> Text:
     """Instructions with their control words, live registers and source lines."""
     text = Text(no_wrap=True)
     text.append(f"{'addr':>5}  {'control':23} live  {'instruction':{TEXT_WIDTH}}  source\n", "bold")
@@ -131,7 +131,7 @@ def listing(instructions: Iterable[Instruction], code: Code) -> Text:
     return text
 
 
-def compared(pair: Comparison) -> Table:
+def compared(pair: RungPair) -> Table:
     """Which two kernels are compared, and how their configurations differ."""
     left, right = pair.left.artifact.config, pair.right.artifact.config
     fields = dict.fromkeys((*left.fields, *right.fields))
@@ -174,7 +174,9 @@ def count_changes(title: str, before: Counter[str], after: Counter[str]) -> Tabl
     return made
 
 
-def side_by_side(title: str, left: Sequence[Instruction], right: Sequence[Instruction], context: int = 2) -> Table:
+def side_by_side(
+    title: str, left: Sequence[SassInstruction], right: Sequence[SassInstruction], context: int = 2
+) -> Table:
     """Two listings: - and + mark what one side alone has, | what differs; long equal stretches are left out."""
     made = table(title, "before", "", "after", wrap=("before", "after"))
     aligned = list(diff.align(left, right))
@@ -205,14 +207,14 @@ def _row(line: diff.Line) -> tuple[Text, Text, Text]:
     return _styled(line.left, "red"), Text(mark, "green" if mark == "+" else "red"), _styled(line.right, "green")
 
 
-def _styled(instruction: Instruction | None, style: str | None = None, width: int = 0) -> Text:
+def _styled(instruction: SassInstruction | None, style: str | None = None, width: int = 0) -> Text:
     if instruction is None:
         return Text("")
     chosen = PIPE_STYLES.get(pipe_of(instruction.opcode) or "", "") if style is None else style
     return Text(f"{instruction.text:{width}}", "dim" if instruction.is_filler else chosen)
 
 
-def _places(instruction: Instruction) -> str:
+def _places(instruction: SassInstruction) -> str:
     """The innermost and the outermost source line."""
     return " < ".join(str(place) for place in dict.fromkeys((*instruction.source[:1], *instruction.source[-1:])))
 
@@ -244,7 +246,7 @@ def _occupancy(found: Occupancy) -> str:
     return f"{found.ctas} CTAs ({found.warps} warps) an SM, limited by {by} (allowed: {allowed})"
 
 
-def _extent(loop: Sequence[Instruction]) -> str:
+def _extent(loop: Sequence[SassInstruction]) -> str:
     return f"0x{loop[0].address:x} to 0x{loop[-1].address:x}" if loop else "none"
 
 

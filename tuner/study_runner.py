@@ -15,10 +15,10 @@ from flashladder.common import sass
 from flashladder.common.config import GpuDescription
 from flashladder.common.measure.statistics import Estimate, geometric_mean
 from flashladder.tuner import finalists, trial_log
+from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.finalists import Final
-from flashladder.tuner.kernels import Kernel, Stock
 from flashladder.tuner.ledger import ABANDONED, MEASURED, Ledger, code_of, outcome_of, verdict_of
-from flashladder.tuner.searcher import Searcher
+from flashladder.tuner.strategy import Strategy
 from flashladder.tuner.worker import Comparison, Interrupted, Quarantine, Worker
 
 ROUNDS = 8  # of a trial: enough to tell finalists, which are measured again, from the others
@@ -49,7 +49,7 @@ class Effort:
         return f"kernels measured: {self.trials} in {self.seconds:.0f} s, {self.workers} at a time"
 
 
-class Search:
+class StudyRunner:
     """One study, as this process works on it."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Search:
         predicted_us: Mapping[str, float],
         gpu: GpuDescription,
         ledger: Ledger,
-        searcher: Searcher,
+        strategy: Strategy,
         workers: Sequence[Worker],
         budget: Budget,
         *,
@@ -71,14 +71,14 @@ class Search:
         self._predicted_us = predicted_us
         self._gpu = gpu
         self._ledger = ledger
-        self._searcher = searcher
+        self._strategy = strategy
         self._workers = workers
         self._budget = budget
         self._rounds = rounds
         self._progress = progress
         self._warn = warn
         self._lock = threading.Lock()
-        self._told: set[int] = set()  # numbers of trials that the searcher knows of
+        self._told: set[int] = set()  # numbers of trials that the strategy knows of
         self._ends = time.monotonic() + budget.seconds
         self._stopped = False
         self._log_due = 0.0
@@ -126,8 +126,8 @@ class Search:
         chosen = finalists.by_preference(finalists.choose(results, self._stock.kernels, seeds[:2]), seeds)
         fallen: dict[str, str] = {}
         while chosen:
-            entries = {kernel.code: kernel.artifacts for kernel in chosen}
-            answer = self._workers[0].compare(self._stock.space.problems, entries, None)
+            entrants = {kernel.code: kernel.artifacts for kernel in chosen}
+            answer = self._workers[0].compare(self._stock.space.problems, entrants, None)
             if isinstance(answer, Comparison):
                 default = self._stock.default if self._stock.default in chosen else None
                 decided = finalists.decide(answer, chosen, default)
@@ -160,17 +160,17 @@ class Search:
                 self._warn(f"quarantine: {kernel.config.name} {answer.verdict}: {answer.reason}")
             self._report()
 
-    def _measure(self, worker: Worker, kernel: Kernel) -> Comparison | Quarantine:
+    def _measure(self, worker: Worker, kernel: Candidate) -> Comparison | Quarantine:
         """Measure a kernel, and once more, for longer, where the first time was disturbed."""
-        problems, entries = self._stock.space.problems, {kernel.code: kernel.artifacts}
-        answer = worker.compare(problems, entries, self._rounds)
+        problems, entrants = self._stock.space.problems, {kernel.code: kernel.artifacts}
+        answer = worker.compare(problems, entrants, self._rounds)
         if isinstance(answer, Comparison):
             ratio = geometric_mean(answer.pairs(answer.baseline, kernel.code))
             if ratio.high - ratio.low > WIDE * ratio.value:
-                return worker.compare(problems, entries, AGAIN * self._rounds)
+                return worker.compare(problems, entrants, AGAIN * self._rounds)
         return answer
 
-    def _next(self) -> tuple[int, Kernel] | None:
+    def _next(self) -> tuple[int, Candidate] | None:
         """A claimed trial; None when there is nothing to do any more."""
         with self._lock:
             while True:
@@ -178,7 +178,7 @@ class Search:
                 self._tell()
                 taken = self._ledger.taken()
                 spent = len(taken & self._kernels.keys()) >= self._budget.trials or time.monotonic() > self._ends
-                kernel = None if spent or self._stopped else self._searcher.propose(taken)
+                kernel = None if spent or self._stopped else self._strategy.propose(taken)
                 if kernel is None:
                     return None
                 trial = self._ledger.claim(kernel.code, kernel.config.as_dict(), self._facts(kernel))
@@ -186,14 +186,14 @@ class Search:
                     return trial, kernel
 
     def _tell(self) -> None:
-        """Tell the searcher what this and other searches have found."""
+        """Tell the strategy what this and other searches have found."""
         for trial in self._ledger.valid():
             kernel = self._kernels.get(code_of(trial))
             if trial.state.is_finished() and trial.number not in self._told and kernel:
                 self._told.add(trial.number)
-                self._searcher.tell(kernel, trial.value if verdict_of(trial) == MEASURED else None)
+                self._strategy.tell(kernel, trial.value if verdict_of(trial) == MEASURED else None)
 
-    def _facts(self, kernel: Kernel) -> dict[str, Any]:
+    def _facts(self, kernel: Candidate) -> dict[str, Any]:
         """What is known of a kernel before it is measured."""
         artifact = kernel.artifacts[0]
         return {
@@ -234,7 +234,7 @@ class Search:
             total = min(self._budget.trials, len(self._kernels))
             self._progress(len(trials), total, f"best {best.value:.3f} {best.user_attrs['config']}" if best else "")
 
-    def _culprit(self, quarantine: Quarantine, chosen: Sequence[Kernel]) -> Kernel:
+    def _culprit(self, quarantine: Quarantine, chosen: Sequence[Candidate]) -> Candidate:
         """Who made the finalists' contest fail: whom the reason names, or else the one that is preferred least."""
         named = [kernel for kernel in chosen if kernel.code in quarantine.reason]
         culprit = (named or chosen)[-1]
@@ -242,7 +242,7 @@ class Search:
         return culprit
 
 
-def _outcome(answer: Comparison | Quarantine, kernel: Kernel) -> tuple[float | None, dict[str, Any]]:
+def _outcome(answer: Comparison | Quarantine, kernel: Candidate) -> tuple[float | None, dict[str, Any]]:
     """The ratio and the ledger's outcome of a trial."""
     if isinstance(answer, Quarantine):
         return None, {"verdict": answer.verdict, "reason": answer.reason}

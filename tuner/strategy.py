@@ -1,6 +1,6 @@
 """Which kernel to measure next: all of them in the order of their predicted times, or those that TPE asks for.
 
-A searcher only proposes. It keeps what it is told in memory; the study's storage is the ledger's business.
+A strategy only proposes. It keeps what it is told in memory; the study's storage is the ledger's business.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
 
 from flashladder.common.config import KernelConfig, Value
-from flashladder.tuner.kernels import Kernel
+from flashladder.tuner.candidates import Candidate
 
 STARTUP = 8  # kernels in the order of their predicted times before TPE has a say
 DRAWS = 32  # of TPE for a kernel that is not taken, before the one nearest to its last wish has to do
 
 
-class Searcher(Protocol):
+class Strategy(Protocol):
     """What proposes kernels."""
 
-    def propose(self, taken: Collection[str]) -> Kernel | None:
+    def propose(self, taken: Collection[str]) -> Candidate | None:
         """A kernel whose code is not taken; None when all are."""
 
-    def tell(self, kernel: Kernel, ratio: float | None) -> None:
+    def tell(self, kernel: Candidate, ratio: float | None) -> None:
         """What came of a kernel: its ratio to the baseline; None where it is in quarantine."""
 
 
 class InOrder:
     """Every kernel, in the given order."""
 
-    def __init__(self, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, kernels: Sequence[Candidate]) -> None:
         self._kernels = kernels
 
-    def propose(self, taken: Collection[str]) -> Kernel | None:
+    def propose(self, taken: Collection[str]) -> Candidate | None:
         return next((kernel for kernel in self._kernels if kernel.code not in taken), None)
 
-    def tell(self, kernel: Kernel, ratio: float | None) -> None:
+    def tell(self, kernel: Candidate, ratio: float | None) -> None:
         """Whatever it is, the order stays."""
 
 
@@ -47,7 +47,7 @@ class Guided:
     """In turns the first of the given order, and what TPE makes of the results so far."""
 
     def __init__(
-        self, kernels: Sequence[Kernel], fields: Mapping[str, Sequence[Value]], seed: int, startup: int = STARTUP
+        self, kernels: Sequence[Candidate], fields: Mapping[str, Sequence[Value]], seed: int, startup: int = STARTUP
     ) -> None:
         self._in_order = InOrder(kernels)
         self._kernels = kernels
@@ -57,7 +57,7 @@ class Guided:
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=False)
         self._study = quietly(lambda: optuna.create_study(direction="maximize", sampler=sampler))
 
-    def propose(self, taken: Collection[str]) -> Kernel | None:
+    def propose(self, taken: Collection[str]) -> Candidate | None:
         if len(taken) < self._startup or len(taken) % 2:
             return self._in_order.propose(taken)
         wish: dict[str, Value] = {}
@@ -71,7 +71,7 @@ class Guided:
         free = [kernel for kernel in self._kernels if kernel.code not in taken]
         return min(free, key=lambda kernel: _distance(kernel, wish), default=None)
 
-    def tell(self, kernel: Kernel, ratio: float | None) -> None:
+    def tell(self, kernel: Candidate, ratio: float | None) -> None:
         state = TrialState.PRUNED if ratio is None else TrialState.COMPLETE
         self._study.add_trial(
             optuna.create_trial(
@@ -97,6 +97,6 @@ def _values(config: KernelConfig) -> tuple[Value, ...]:
     return tuple(value for _, value in config.items)
 
 
-def _distance(kernel: Kernel, wish: Mapping[str, Value]) -> int:
+def _distance(kernel: Candidate, wish: Mapping[str, Value]) -> int:
     """The fields in which the kernel's nearest configuration differs from a wish."""
     return min(sum(config.as_dict()[name] != value for name, value in wish.items()) for config in kernel.configs)

@@ -9,27 +9,27 @@ from collections.abc import Callable
 from flashladder.common.errors import ConfigError
 from flashladder.common.host import threads
 from flashladder.common.measure.nvml import GpuState
-from flashladder.common.measure.timing import Plan
+from flashladder.common.measure.timing import SamplePlan
 
 SAMPLE_US = 20e3
 
 
-class Clock:
+class CpuTimer:
     """Times what runs on the CPU, for common/measure/timing.py."""
 
     def __init__(self, mode: str) -> None:
         if mode != "hot":
             raise ConfigError(f"--mode {mode} is for GPUs; on a CPU there is only hot")
 
-    def plan(self, launch: Callable[[], object]) -> Plan:
+    def plan(self, launch: Callable[[], object]) -> SamplePlan:
         """As many launches as make a sample long enough, after a warm-up."""
         launch()
         begin = time.perf_counter()
         launch()
         once_us = (time.perf_counter() - begin) * 1e6
-        return Plan(launch, launches=max(1, round(SAMPLE_US / once_us)), lead=0, hold_us=0)
+        return SamplePlan(launch, launches=max(1, round(SAMPLE_US / once_us)), lead=0, hold_us=0)
 
-    def sample(self, plan: Plan) -> tuple[float, GpuState]:
+    def sample(self, plan: SamplePlan) -> tuple[float, GpuState]:
         """Microseconds a launch."""
         begin = time.perf_counter()
         for _ in range(plan.launches):

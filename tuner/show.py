@@ -16,9 +16,9 @@ from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
 from flashladder.tuner.model import rank_correlation
 
 if TYPE_CHECKING:
-    from flashladder.tuner.job import Job, Prepared
-    from flashladder.tuner.kernels import Stock
-    from flashladder.tuner.tuning import Effort
+    from flashladder.tuner.candidates import Stock
+    from flashladder.tuner.job import Job, Ranking
+    from flashladder.tuner.study_runner import Effort
 
 SHOWN = 10  # kernels of a ranking that are printed; all are in its file
 
@@ -64,25 +64,25 @@ def interrupted(job: Job, ledger: Ledger) -> None:
     console.print(f"Nothing is lost: the same command goes on. {trial_log.path_of(ledger.name)}", soft_wrap=True)
 
 
-def offline(job: Job, prepared: Prepared) -> None:
+def offline(job: Job, ranking: Ranking) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
     path = trial_log.path_of(job.study).with_suffix(".predicted.csv")
     figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
     title = f"{job.space.version.name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured"
     made = table(title, "configuration", *figures, right=figures, wrap=("configuration",))
-    ranked = sorted(prepared.order, key=lambda kernel: prepared.predicted_us[kernel.code])
+    ranked = sorted(ranking.order, key=lambda kernel: ranking.predicted_us[kernel.code])
     for kernel in ranked[:SHOWN]:
         one = kernel.artifacts[0]
         made.add_row(
-            kernel.config.name.replace(",", ", ") + (" (default)" if kernel == prepared.stock.default else ""),
-            f"{prepared.predicted_us[kernel.code]:.0f}",
+            kernel.config.name.replace(",", ", ") + (" (default)" if kernel == ranking.stock.default else ""),
+            f"{ranking.predicted_us[kernel.code]:.0f}",
             str(one.registers),
             str(one.local_bytes),
             str(occupancy(one, job.gpu).ctas),
             str(len(kernel.configs)),
         )
     console.print(made)
-    trial_log.write_predictions(path, job.space.version.name, ranked, prepared.predicted_us)
+    trial_log.write_predictions(path, job.space.version.name, ranked, ranking.predicted_us)
     console.print(f"[dim]{path}", soft_wrap=True)
 
 

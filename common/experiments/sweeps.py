@@ -10,7 +10,7 @@ from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.config import listing
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.entrants import Entry
+from flashladder.common.measure.entrants import Entrant
 from flashladder.common.paths import VERSIONS
 
 KERNELS = VERSIONS / "experiments"  # kernels that are no rungs
@@ -26,7 +26,7 @@ class Experiment:
     name: str
     title: str
     text: str  # what its picture shows
-    entries: Callable[[Sequence[Version]], list[Entry]]  # of the chosen rungs
+    entrants: Callable[[Sequence[Version]], list[Entrant]]  # of the chosen rungs
     rungs: tuple[str, ...]  # chosen unless the user chooses others
     lengths: tuple[int, ...] = ()  # none: it is for the emulator alone
     emulated_lengths: tuple[int, ...] = (256,)
@@ -35,14 +35,14 @@ class Experiment:
     memory: bool = False  # whether memory is measured too
 
 
-def _own(rungs: Sequence[Version]) -> list[Entry]:
+def _own(rungs: Sequence[Version]) -> list[Entrant]:
     """Each rung in its default configuration."""
-    return [Entry(version.number, version, {}) for version in rungs]
+    return [Entrant(version.number, version, {}) for version in rungs]
 
 
-def _blocks(rungs: Sequence[Version]) -> list[Entry]:
+def _blocks(rungs: Sequence[Version]) -> list[Entrant]:
     """Each rung with every tile and number of warps that it takes, the other fields at their defaults."""
-    entries = []
+    entrants = []
     for version in rungs:
         swept = [name for name in BLOCKS if name in version.choices]
         for values in itertools.product(*(version.choices[name].values for name in swept)):
@@ -52,13 +52,13 @@ def _blocks(rungs: Sequence[Version]) -> list[Entry]:
             except ConfigError:
                 continue  # a combination that breaks a rule
             label = ",".join(f"{name}={value}" for name, value in chosen.items())
-            entries.append(Entry(f"{version.number}@{label}", version, chosen))
-    return entries
+            entrants.append(Entrant(f"{version.number}@{label}", version, chosen))
+    return entrants
 
 
-def _orders(_: Sequence[Version]) -> list[Entry]:
+def _orders(_: Sequence[Version]) -> list[Entrant]:
     """Both orders of the loops, in tiles of the same size."""
-    return [Entry(FA1, catalog.find("fa1_order", KERNELS), {}), Entry(FA2, catalog.find("01"), {})]
+    return [Entrant(FA1, catalog.find("fa1_order", KERNELS), {}), Entrant(FA2, catalog.find("01"), {})]
 
 
 _ALL = (

@@ -18,7 +18,7 @@ SPILLS = 256  # bytes of registers that a thread may spill: beyond a quarter of 
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Candidate:
     """One piece of machine code, and all configurations that compile to it; the first stands for them.
 
     Artifacts: one for each problem, in the space's order, of the first configuration.
@@ -38,7 +38,7 @@ class Stock:
     """What compiling a space gave."""
 
     space: Space
-    kernels: tuple[Kernel, ...]  # that are worth measuring, the default's first
+    kernels: tuple[Candidate, ...]  # that are worth measuring, the default's first
     left_out: Mapping[str, int]  # reasons, with how many configurations they cost
 
     @property
@@ -47,15 +47,15 @@ class Stock:
         return sum(len(kernel.configs) for kernel in self.kernels)
 
     @property
-    def default(self) -> Kernel | None:
+    def default(self) -> Candidate | None:
         """The kernel of the rung's default configuration, unless it does not run on the GPU."""
         return self.of(self.space.default)
 
-    def of(self, config: KernelConfig) -> Kernel | None:
+    def of(self, config: KernelConfig) -> Candidate | None:
         """The kernel that a configuration compiles to, if it is worth measuring."""
         return next((kernel for kernel in self.kernels if config in kernel.configs), None)
 
-    def seeds(self, gpu: str) -> list[Kernel]:
+    def seeds(self, gpu: str) -> list[Candidate]:
         """The kernels of the space's seeds."""
         found = [self.of(config) for config in self.space.seeds(gpu)]
         return list(dict.fromkeys(kernel for kernel in found if kernel))
@@ -89,7 +89,7 @@ def compile_all(space: Space, gpu: GpuDescription, spills: int = SPILLS, progres
             continue
         artifacts[config] = found
         alike[_code(found)].append(config)
-    kernels = [Kernel(code, tuple(same), tuple(artifacts[same[0]])) for code, same in alike.items()]
+    kernels = [Candidate(code, tuple(same), tuple(artifacts[same[0]])) for code, same in alike.items()]
     if not kernels:
         raise ConfigError(f"{space.version.name} has no kernel for {gpu.name}: {_why(left_out, built.values())}")
     return Stock(space, tuple(kernels), dict(left_out))
