@@ -1,5 +1,6 @@
 // Where things lie: threads in a CTA, elements in shared memory, lanes in a fragment.
 #pragma once
+#include <stdint.h>
 
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
@@ -57,3 +58,19 @@ struct SwizzledPanels {
 // the same columns of row l / 4 + 8 in c[2] and c[3].
 __device__ inline int accumulator_row() { return lane_index() / 4; }
 __device__ inline int accumulator_col() { return lane_index() % 4 * 2; }
+
+// `count` tiles in shared memory, used in turn: one is read while the next is filled.
+template <int count, int tile_bytes>
+struct TileRing {
+    int tile = 0;  // that is read
+
+    // Bytes from there to the next.
+    __device__ int to_next() const { return tile + 1 < count ? tile_bytes : (1 - count) * tile_bytes; }
+
+    // Goes on by one: the addresses of who reads, and of who fills the tile behind.
+    __device__ void turn(uint32_t &reader, uint32_t &writer) {
+        reader += to_next();
+        tile = tile + 1 < count ? tile + 1 : 0;
+        writer += to_next();
+    }
+};

@@ -2,90 +2,95 @@
 #pragma once
 #include "softmax.cuh"
 
-// Raises m only when a score passes it by 2^8 or more: until then P and l are larger than 1, which floating point does
-// not mind, and O needs no rescaling. One vote a warp and block, no shuffles. (FlashAttention-4's conditional rescaling.)
-// With a `bias`, m is kept that much above the maximum it stands for.
-template <int rows, int bias = 0>
-struct LazySoftmax : OnlineSoftmax<rows> {
-    static constexpr float tolerance = 8.0f;  // log2
+// A softmax whose m may lie below the row's maximum, so that P may be larger than 1. Then the largest P is no power of two
+// any more: it is rounded when it becomes an operand of P V, and equal ones are all rounded alike. So there are two sums.
+// O is divided by `w`, the sum of P as rounded. The tensor cores take it, as P times a column of ones, so that the weights
+// of a row add up to one. The log-sum-exp needs `l`, the sum of P before it is rounded.
+template <class T, int rows>
+struct WeighedSoftmax : OnlineSoftmax<rows> {
+    float w;                      // of one row: four lanes share up to four rows, and each keeps the w of its own
+    Accumulator<rows, 8> block_w;  // of the block at hand; all columns are alike
 
+    template <int head_dim>
+    __device__ void clear(Accumulator<rows, head_dim> &o) {
+        OnlineSoftmax<rows>::clear();
+        w = 0.0f;
+        o.clear();
+    }
+
+    // Adds k-step `step` of P to the weights; the block's last step closes the block.
+    template <int cols>
+    __device__ void weigh(const HeldA<rows, cols> &p, int step) {
+        const uint32_t ones = pack<T>(1.0f, 1.0f);
+        if (step == 0) block_w.clear();
+#pragma unroll
+        for (int b = 0; b < rows / 16; ++b) mma_m16n8k16<T>(block_w.block[b][0], p.at(step, b), ones, ones);
+        if (step == cols / 16 - 1) w += own([&](int b, int h) { return block_w.block[b][0][2 * h]; });
+    }
+    // The same for a whole block.
+    template <int cols>
+    __device__ void weigh(const HeldA<rows, cols> &p) {
+#pragma unroll
+        for (int step = 0; step < cols / 16; ++step) weigh(p, step);
+    }
+
+    // O /= w, with one reciprocal a row. A row that has seen no key becomes 0, whatever is in V.
+    template <int head_dim>
+    __device__ void finish(Accumulator<rows, head_dim> &o) {
+        this->each_row([&](int b, int h) {
+            this->l[b][h] = quad_sum(this->l[b][h]);
+            const float sum = __shfl_sync(0xffffffff, w, owner(b, h), 4), factor = 1.0f / sum;
+            this->template each_element<head_dim>(o, b, h, [&](float &x) { x = sum == 0.0f ? 0.0f : x * factor; });
+        });
+    }
+
+  protected:
+    // Which of the four lanes keeps the w of row (b, h).
+    __device__ static constexpr int owner(int b, int h) { return 2 * b + h; }
+
+    // The value for the lane's own row.
+    template <class Value>
+    __device__ static float own(Value value) {
+        static_assert(rows <= 32, "no more rows than lanes that share them");
+        const bool odd = lane_index() & 1, upper = lane_index() & 2;
+        const float low = odd ? value(0, 1) : value(0, 0);
+        if constexpr (rows == 16)
+            return low;
+        else
+            return upper ? (odd ? value(1, 1) : value(1, 0)) : low;
+    }
+
+    // Sets m of one row to `highest`, and brings what was summed before down to it.
+    template <int head_dim>
+    __device__ void raise(float highest, Accumulator<rows, head_dim> &o, int b, int h) {
+        rescale_row(o, b, h, exp2_approx(this->m[b][h] - highest));
+        this->m[b][h] = highest;
+    }
+    template <int head_dim>
+    __device__ void rescale_row(Accumulator<rows, head_dim> &o, int b, int h, float factor) {
+        this->l[b][h] *= factor;
+        if (lane_index() % 4 == owner(b, h)) w *= factor;
+        this->scale_row(o, b, h, factor);
+    }
+};
+
+// How far a score may pass m, in log2, before m is raised. P stays below 2^15: fp16 ends at 2^16.
+constexpr float tolerance = 15.0f;
+
+// Raises m only when a score has passed it by the tolerance; until then O needs no rescaling. One vote a warp and block,
+// no shuffles. (FlashAttention-4's conditional rescaling.)
+template <class T, int rows>
+struct LazySoftmax : WeighedSoftmax<T, rows> {
     template <int cols, int head_dim>
     __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
         float highest[rows / 16][2];
         bool passed = false;
         this->each_row([&](int b, int h) {
-            highest[b][h] = this->lane_max(s, b, h) * this->unit + bias;
+            highest[b][h] = this->lane_max(s, b, h) * this->unit;
             passed |= highest[b][h] > this->m[b][h] + tolerance;
         });
         if (__any_sync(0xffffffff, passed))
             this->each_row([&](int b, int h) { this->raise(fmaxf(this->m[b][h], quad_max(highest[b][h])), o, b, h); });
         this->exponentiate(s);
-    }
-};
-
-// What P may grow to. P = 2^(S - m) is rounded to T, so it must stay within T's range: fp16 ends at 2^16, so there m is
-// kept `bias` above the maximum it stands for; what that costs at the other end is lost in the rounding of O.
-template <class T>
-struct Range;
-template <>
-struct Range<__nv_bfloat16> {
-    static constexpr int bias = 0;
-    static constexpr float large = 0x1p40f;   // sums from here on move the anchor
-    static constexpr float lost = 0x1p100f;   // sums from here on may have met a P or an O past the range
-};
-template <>
-struct Range<__half> {
-    static constexpr int bias = 10;
-    static constexpr float large = 0x1p8f;
-    static constexpr float lost = 0x1p15f;
-};
-
-// Looks for no maximum at all where `add` takes the scores: m is an anchor, left there by `update`, which only keeps the
-// exponentials within range. Whether it still does, the sums l tell. When a block brings scores so far above all before
-// that a P may have overflowed, the row is `lost`, and the caller computes the tile again with every block updated.
-template <class T, int rows>
-struct AnchoredSoftmax : LazySoftmax<rows, Range<T>::bias> {
-    using Limit = Range<T>;
-
-    // S becomes P, and nothing else has to be known: the tensor cores go on in its wake.
-    template <int cols>
-    __device__ void add(Accumulator<rows, cols> &s) {
-        this->exponentiate(s);
-    }
-
-    // The same bit by bit: part `part` of `parts` of chunk `step`, columns 16 * step ... of S, becomes an operand of P V.
-    template <int cols>
-    __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int step, int part, int parts) {
-        constexpr int pairs = rows / 4;  // of a lane's elements in a chunk
-#pragma unroll
-        for (int pair = part * pairs / parts; pair < (part + 1) * pairs / parts; ++pair) {
-            const int b = pair / 4, i = pair % 4, h = i % 2;
-            const float(&block)[4] = s.block[b][step * 2 + i / 2];
-            const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
-            const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
-            this->l[b][h] += left;
-            this->l[b][h] += right;
-            p.block[step][b][i] = pack<T>(left, right);
-        }
-    }
-
-    // After a block's P V: moves the anchor where a sum has grown large; past all use where something may be lost.
-    template <int head_dim>
-    __device__ void settle(Accumulator<rows, head_dim> &o) {
-        float largest = 0.0f;
-        this->each_row([&](int b, int h) { largest = fmaxf(largest, this->l[b][h]); });
-        if (!__any_sync(0xffffffff, !(largest < Limit::large))) return;
-        this->each_row([&](int b, int h) {
-            const float sum = quad_max(this->l[b][h]);
-            const float up = sum < Limit::lost ? fmaxf(__log2f(sum) + Limit::bias, 0.0f) : NAN;
-            this->raise(this->m[b][h] + up, o, b, h);
-        });
-    }
-
-    // Whether a row of this lane has been lost, after the last block.
-    __device__ bool lost() const {
-        bool any = false;
-        this->each_row([&](int b, int h) { any |= !(this->l[b][h] < INFINITY); });
-        return any;
     }
 };

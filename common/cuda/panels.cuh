@@ -58,37 +58,39 @@ struct PanelCopier {
 };
 
 // Copies blocks of K and V as StageCopier does, from the last to the first and each from its last rows to its first, but
-// by panels, and with any row strides: one pointer into each tensor runs backwards through it. V's tile lies `to_v` bytes
-// behind K's.
+// by panels, and with any row strides: one pointer into each tensor runs backwards through it.
 template <class Tile, int num_warps, class T>
 struct PanelStageCopier {
     using Whole = PanelCopier<Tile, num_warps, T>;
     static constexpr int rows_per_step = Whole::rows_per_step, steps = Tile::rows / rows_per_step;
 
-    uint32_t to;
-    int to_v;
+    uint32_t to_k, to_v;  // where the next block is to lie
     const char *k, *v;
     int k_step, v_step;  // bytes: in 64 bits they would take two registers each, and many more instructions
 
-    __device__ void start(T *shared, int to_v_, long long k_row_stride, long long v_row_stride) {
-        to = shared_address(shared + Tile::offset(Whole::row(), Whole::col()));
-        to_v = to_v_;
+    __device__ void start(T *shared_k, T *shared_v, long long k_row_stride, long long v_row_stride) {
+        to_k = shared_address(shared_k + Tile::offset(Whole::row(), Whole::col()));
+        to_v = shared_address(shared_v + Tile::offset(Whole::row(), Whole::col()));
         k_step = static_cast<int>(rows_per_step * sizeof(T) * k_row_stride);  // the host takes no stride that does not fit
         v_step = static_cast<int>(rows_per_step * sizeof(T) * v_row_stride);
     }
     // Copies block `block`, of which the first `rows` are there, to so many bytes from where the next block is to lie.
-    __device__ void copy_last(const T *k_, const T *v_, int block, int rows, int k_shift, int v_shift) {
-        copy_first_rows(to + k_shift, k, k_, k_step, block, rows);
-        copy_first_rows(to + to_v + v_shift, v, v_, v_step, block, rows);
+    __device__ void copy_block(const T *k_, const T *v_, int block, int rows, int k_shift, int v_shift) {
+        copy_first_rows(to_k + k_shift, k, k_, k_step, block, rows);
+        copy_first_rows(to_v + v_shift, v, v_, v_step, block, rows);
     }
     // Piece `piece` of the next block, one of `pieces`.
     template <int pieces>
     __device__ void copy(int piece) {
         constexpr int count = steps / pieces;
-        copy_steps<count>(to, piece, k, k_step);
-        copy_steps<count>(to + to_v, piece, v, v_step);
-        // Here, not as offsets from where the loop began, which the compiler would keep in registers of their own.
-        asm volatile("" : "+l"(k), "+l"(v));
+        copy_steps<count>(to_k, piece, k, k_step);
+        copy_steps<count>(to_v, piece, v, v_step);
+        keep_in_place(k, v);
+    }
+    // The same, woven into `count` steps of something else, of which this is step t.
+    template <int pieces>
+    __device__ void copy_part(int t, int count) {
+        if (t % (count / pieces) == 0) copy<pieces>(t / (count / pieces));
     }
 
   private:

@@ -117,3 +117,21 @@ __device__ inline void store_global_16_no_allocate(void *global, uint4 value) {
                  "r"(value.z), "r"(value.w)
                  : "memory");
 }
+
+// Keeps the compiler from working two pointers out anew from where a loop began, which would take registers of their own.
+template <class T>
+__device__ inline void keep_in_place(const T *&a, const T *&b) {
+    asm volatile("" : "+l"(a), "+l"(b));
+}
+
+// Whether any thread of the CTA says so. The vote tells the compiler that the answer is one for the whole warp, which it
+// does not know of what the barrier returns.
+__device__ inline bool any_of_cta(bool condition) { return __any_sync(0xffffffff, __syncthreads_or(condition)); }
+
+// blockIdx, read anew each time: the compiler does not keep what it was in registers.
+__device__ inline uint3 cta_index() {
+    uint3 cta;
+    asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
+                 : "=r"(cta.x), "=r"(cta.y), "=r"(cta.z));
+    return cta;
+}

@@ -2,19 +2,10 @@
 #pragma once
 #include "layout.cuh"
 #include "params.cuh"
-
-// blockIdx, read anew each time: the compiler does not keep what it was in registers.
-__device__ inline uint3 cta_index() {
-    uint3 cta;
-    asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
-                 : "=r"(cta.x), "=r"(cta.y), "=r"(cta.z));
-    return cta;
-}
+#include "ptx.cuh"
 
 // warp_index(), and known to the compiler to be one number for the whole warp: branches on it are the whole warp's.
 __device__ inline int uniform_warp_index() { return __shfl_sync(0xffffffff, warp_index(), 0); }
-// Whether any thread of the CTA says so; also such a number, which what the barrier returns is not.
-__device__ inline bool any_of_cta(bool condition) { return __any_sync(0xffffffff, __syncthreads_or(condition)); }
 
 // One CTA computes block_m rows of one head's output, or as many as are left. Consecutive query heads share a head of K
 // and V.

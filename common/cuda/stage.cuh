@@ -5,7 +5,7 @@
 
 // Takes the blocks from the last to the first and each from its last rows to its first, 16 bytes a lane, so that one
 // pointer into each tensor runs backwards through it. A thread's rows are a multiple of 8 apart and so have the same
-// swizzle: one address in shared memory, and constants from there. V's tile lies `to_v` bytes behind K's.
+// swizzle: one address in shared memory, and constants from there.
 template <class Tile, int num_warps, class T>
 struct StageCopier {
     static constexpr int chunk = 16 / sizeof(T);
@@ -14,29 +14,34 @@ struct StageCopier {
     static constexpr int steps = Tile::rows / rows_per_step;
     static_assert(rows_per_step % 8 == 0 && Tile::rows % rows_per_step == 0, "whole steps, of whole swizzle patterns");
 
-    uint32_t to;
-    int to_v = Tile::size * sizeof(T);
+    uint32_t to_k, to_v;  // where the next block is to lie
     const T *k, *v;
     long long row_stride;
 
-    __device__ void start(T *shared, long long row_stride_) {
-        to = shared_address(shared + Tile::offset(row(), col()));
+    __device__ void start(T *shared_k, T *shared_v, long long row_stride_) {
+        to_k = shared_address(shared_k + Tile::offset(row(), col()));
+        to_v = shared_address(shared_v + Tile::offset(row(), col()));
         row_stride = row_stride_;
     }
-    // Makes `block` the next to be copied.
-    __device__ void rewind(const T *k_, const T *v_, int block) {
+    // Copies block `block` whole, to so many bytes from where the next block is to lie; the one before it is then the next.
+    __device__ void copy_block(const T *k_, const T *v_, int block, int k_shift, int v_shift) {
         const long long offset = ((block + 1LL) * Tile::rows - rows_per_step + row()) * row_stride + col();
         k = k_ + offset;
         v = v_ + offset;
+        copy<1>(0, k_shift, v_shift);
     }
-    // Piece `piece` of the next block, one of `pieces`; the tiles lie so many bytes from where they are to lie next.
+    // Piece `piece` of the next block, one of `pieces`.
     template <int pieces>
     __device__ void copy(int piece, int k_shift = 0, int v_shift = 0) {
         constexpr int count = steps / pieces;
-        copy_rows<count>(to + k_shift, piece, k);
-        copy_rows<count>(to + to_v + v_shift, piece, v);
-        // Here, not as offsets from where the loop began, which the compiler would keep in registers of their own.
-        asm volatile("" : "+l"(k), "+l"(v));
+        copy_rows<count>(to_k + k_shift, piece, k);
+        copy_rows<count>(to_v + v_shift, piece, v);
+        keep_in_place(k, v);
+    }
+    // The same, woven into `count` steps of something else, of which this is step t.
+    template <int pieces>
+    __device__ void copy_part(int t, int count) {
+        if (t % (count / pieces) == 0) copy<pieces>(t / (count / pieces));
     }
 
   private:

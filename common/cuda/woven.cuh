@@ -5,7 +5,7 @@
 // K or, transposed on its way, V as the B operand of a product: a ring of 16 x 16 blocks. Block t, counted along n and
 // then along k, is loaded `ahead` blocks before its mmas.
 template <int n, int k, int ahead, bool transposed, class Reader>
-struct Ring {
+struct FragmentRing {
     static constexpr int per_step = n / 16;  // blocks of one k-step
     static constexpr int count = per_step * (k / 16);
     static constexpr int slots = ahead + 1;
@@ -40,7 +40,7 @@ struct Ring {
 // C += A B, block after block of B; after the mmas of block t comes weave(t). The first fragments of A and B have been
 // fetched before; the others of A are, half a k-step ahead.
 template <class T, int rows, int cols, class A, int k, int ahead, bool transposed, class Reader, class Weave>
-__device__ inline void woven_gemm(Accumulator<rows, cols> &c, A &a, Ring<cols, k, ahead, transposed, Reader> &b,
+__device__ inline void woven_gemm(Accumulator<rows, cols> &c, A &a, FragmentRing<cols, k, ahead, transposed, Reader> &b,
                                   Weave weave) {
     constexpr int per_step = cols / 16;
 #pragma unroll

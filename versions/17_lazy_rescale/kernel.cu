@@ -48,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     v_operand.reader.start(shared_v);
 
     Accumulator<warp_rows, head_dim> o;
-    LazySoftmax<warp_rows> softmax{params.softmax_scale * log2_e};
-    o.clear();
+    LazySoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
+    softmax.clear(o);
 
     auto attend = [&](int j, auto is_first) {
         cp_async_wait<0>();
@@ -77,12 +77,13 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
+        softmax.weigh(p);
         gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
     };
     attend(last, std::true_type{});
     for (int j = last - 1; j >= 0; --j) attend(j, std::false_type{});
 
-    softmax.finish_by_reciprocal(o);
+    softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.

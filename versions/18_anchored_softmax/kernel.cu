@@ -1,9 +1,9 @@
 // Rung 17 with no maximum on the way: the exponentials are anchored to the first block's, and the sums tell whether
 // that still holds. Where it does not, the CTA computes its tile again with every maximum.
+#include "anchored_softmax.cuh"
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
-#include "lazy_softmax.cuh"
 #include "load.cuh"
 #include "store.cuh"
 
@@ -18,7 +18,9 @@ constexpr int buffers = double_buffer ? 2 : 1;
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 
-FLASHLADDER_LAUNCH(num_threads, (QTile::size + 2 * KVTile::size) * sizeof(dtype), block_m, block_n);
+constexpr int loss_at = (QTile::size + 2 * KVTile::size) * sizeof(dtype);
+
+FLASHLADDER_LAUNCH(num_threads, loss_at + sizeof(Loss), block_m, block_n);
 
 extern "C" __global__ void __launch_bounds__(num_threads)
     attention_forward(const __grid_constant__ AttentionParams params) {
@@ -26,6 +28,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
     dtype *shared_v = shared_k + KVTile::size;
+    Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
+    loss.clear();
 
     const QueryBlock<dtype, block_m> block{params};
     const int warp_row = warp_index() * warp_rows;
@@ -49,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     Accumulator<warp_rows, head_dim> o;
     AnchoredSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
 
-    // Block j; with its maxima, or anchored to those before.
+    // Block j; with its maxima, or anchored to those before. True when the CTA is to stop.
     auto attend = [&](int j, auto is_anchored) {
         cp_async_wait<0>();
         __syncthreads();  // K is there for every warp, and every warp has read the previous V
@@ -63,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
         cp_async_wait<0>();
         __syncthreads();  // V is there for every warp, and every warp has read K
+        bool stop = loss.known(j + 1);
         if (j > 0) {
             k_copier.copy(j - 1);
             cp_async_commit();
@@ -76,23 +81,21 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
+        softmax.weigh(p);
         gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
-        if constexpr (decltype(is_anchored)::value) softmax.settle(o);
+        if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+        return stop;
     };
-    // All blocks, from the last; those before block `anchored` have no maxima. True when that lost something.
-    auto attend_all = [&](int anchored) {
-        k_copier.copy(last);
+    // All blocks from block `from`, which has its maxima.
+    auto attend_all = [&](int from, bool anew) {
+        k_copier.copy(from);
         cp_async_commit();
-        o.clear();
-        softmax.clear();
-        int j = last;
-        for (; j >= anchored; --j) attend(j, std::false_type{});
-        for (; j >= 0; --j) attend(j, std::true_type{});
-        return softmax.lost();
+        softmax.clear(o);
+        return attend_down<dtype>(from, from - 1, anew, last, softmax, loss, attend);
     };
-    if (__syncthreads_or(attend_all(last))) attend_all(0);
+    attend_and_again(last, attend_all);
 
-    softmax.finish_by_reciprocal(o);
+    softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.

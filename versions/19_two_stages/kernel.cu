@@ -1,8 +1,8 @@
 // Rung 18 with two stages of K and V: a block travels while the one before is computed, and one barrier a block is left.
+#include "anchored_softmax.cuh"
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
-#include "lazy_softmax.cuh"
 #include "load.cuh"
 #include "store.cuh"
 
@@ -20,7 +20,9 @@ using KVTile = SwizzledPanels<block_n, head_dim>;
 constexpr int stage_size = 2 * KVTile::size;  // K and V
 constexpr int stage_bytes = stage_size * sizeof(dtype);
 
-FLASHLADDER_LAUNCH(num_threads, QTile::size * sizeof(dtype) + 2 * stage_bytes, block_m, block_n);
+constexpr int loss_at = QTile::size * sizeof(dtype) + 2 * stage_bytes;
+
+FLASHLADDER_LAUNCH(num_threads, loss_at + sizeof(Loss), block_m, block_n);
 
 extern "C" __global__ void __launch_bounds__(num_threads)
     attention_forward(const __grid_constant__ AttentionParams params) {
@@ -28,6 +30,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
     dtype *shared_v = shared_k + KVTile::size;
+    Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
+    loss.clear();
 
     const QueryBlock<dtype, block_m> block{params};
     const int warp_row = warp_index() * warp_rows;
@@ -53,10 +57,11 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
     int to_other_stage = stage_bytes;
 
-    // Block j; with its maxima, or anchored to those before.
+    // Block j; with its maxima, or anchored to those before. True when the CTA is to stop.
     auto attend = [&](int j, auto is_anchored) {
         cp_async_wait<0>();
         __syncthreads();  // K and V are there for every warp, and every warp has read the other stage
+        bool stop = loss.known(j + 1);
         if (j > 0) {
             k_copier.copy(j - 1, to_other_stage);
             v_copier.copy(j - 1, to_other_stage);
@@ -76,28 +81,26 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
+        softmax.weigh(p);
         gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
-        if constexpr (decltype(is_anchored)::value) softmax.settle(o);
+        if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
 
         for (uint32_t *stage : {&k_copier.to, &v_copier.to, &k_operand.reader.base, &v_operand.reader.base})
             *stage += to_other_stage;
         to_other_stage = -to_other_stage;
+        return stop;
     };
-    // All blocks, from the last; those before block `anchored` have no maxima. True when that lost something.
-    auto attend_all = [&](int anchored) {
-        k_copier.copy(last);
-        v_copier.copy(last);
+    // All blocks from block `from`, which has its maxima.
+    auto attend_all = [&](int from, bool anew) {
+        k_copier.copy(from);
+        v_copier.copy(from);
         cp_async_commit();
-        o.clear();
-        softmax.clear();
-        int j = last;
-        for (; j >= anchored; --j) attend(j, std::false_type{});
-        for (; j >= 0; --j) attend(j, std::true_type{});
-        return softmax.lost();
+        softmax.clear(o);
+        return attend_down<dtype>(from, from - 1, anew, last, softmax, loss, attend);
     };
-    if (__syncthreads_or(attend_all(last))) attend_all(0);
+    attend_and_again(last, attend_all);
 
-    softmax.finish_by_reciprocal(o);
+    softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.

@@ -1,8 +1,8 @@
 // Rung 21 with the barrier amid P V, where every warp has other work left: with a third tile of V, what a barrier sets
 // free and what it brings are both for later, and the first fragments of the next product are fetched before this one ends.
+#include "anchored_softmax.cuh"
 #include "block.cuh"
 #include "config.cuh"
-#include "lazy_softmax.cuh"
 #include "load.cuh"
 #include "stage.cuh"
 #include "store.cuh"
@@ -20,9 +20,9 @@ using KVTile = SwizzledPanels<block_n, head_dim>;
 
 constexpr int k_stages = 2, v_stages = 3;
 constexpr int tile_bytes = KVTile::size * sizeof(dtype);
-constexpr int blocks_a_piece = block_n / 16 * (head_dim / 16) / copy_pieces;  // blocks of K as mmas take them
+constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes;
 
-FLASHLADDER_LAUNCH(num_threads, QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes, block_m, block_n);
+FLASHLADDER_LAUNCH(num_threads, loss_at + sizeof(Loss), block_m, block_n);
 
 extern "C" __global__ void __launch_bounds__(num_threads)
     attention_forward(const __grid_constant__ AttentionParams params) {
@@ -30,6 +30,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
     dtype *shared_v = shared_k + k_stages * KVTile::size;
+    Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
+    loss.clear();
 
     const QueryBlock<dtype, block_m> block{params};
     const int warp_row = warp_index() * warp_rows;
@@ -37,88 +39,83 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     copy_tile<QTile, num_warps>(shared_q, block.q(), row_stride);
     cp_async_commit();
     StageCopier<KVTile, num_warps, dtype> copier;
-    copier.start(shared_k + KVTile::size, row_stride);
-    copier.to_v = k_stages * tile_bytes;  // K's second tile to V's second
+    copier.start(shared_k + KVTile::size, shared_v + KVTile::size, row_stride);
     const int last = params.seqlen_k / block_n - 1;
     cp_async_wait<0>();
     __syncthreads();  // Q is there for every warp
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
-    Ring<block_n, head_dim, blocks_ahead, false, HoistedReader<KVTile, dtype, ByRow>> k_operand;
-    Ring<head_dim, block_n, blocks_ahead, true, HoistedReader<KVTile, dtype>> v_operand;
+    FragmentRing<block_n, head_dim, blocks_ahead, false, HoistedReader<KVTile, dtype, ByRow>> k_operand;
+    FragmentRing<head_dim, block_n, blocks_ahead, true, HoistedReader<KVTile, dtype>> v_operand;
     q_operand.start(shared_q, warp_row);
     k_operand.reader.start(shared_k);
     v_operand.reader.start(shared_v);
+    TileRing<k_stages, tile_bytes> k_tiles;
+    TileRing<v_stages, tile_bytes> v_tiles;
 
     Accumulator<warp_rows, head_dim> o;
     AnchoredSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
 
-    int k_step = tile_bytes, v_stage = 0;  // to K's other tile; where V is
-    auto v_step = [&](int stage) { return stage + 1 < v_stages ? tile_bytes : (1 - v_stages) * tile_bytes; };
+    constexpr int chunks = block_n / 16, per_chunk = v_operand.per_step;  // chunks of 16 keys; blocks of V that one enters
+    constexpr int early = k_operand.per_step - 1;  // so many blocks of K are left when the first chunk of S is finished
 
-    // From this block of K on, the last k-step has finished the first chunk of S.
-    constexpr int early = k_operand.count - k_operand.per_step + 1;
-
-    // Block j; with its maxima, or anchored to those before.
+    // Block j; with its maxima, or anchored to those before. True when the CTA is to stop.
     auto attend = [&](int j, auto is_anchored) {
         constexpr bool anchored = decltype(is_anchored)::value;
+        bool stop = false;
 
-        // S = Q K^T, while block j - 1 is copied. O += P V, each chunk of P made while the one before is multiplied; the
-        // first while Q K^T ends: P = 2^(unit * S - m).
         Accumulator<warp_rows, block_n> s;
         HeldA<warp_rows, block_n> p;
+
+        // S = Q K^T, with the copies of block j - 1 woven in, and the first chunk of P = 2^(unit * S - m)
         s.clear();
         woven_gemm<dtype>(s, q_operand, k_operand, [&](int t) {
-            if (j > 0 && t % blocks_a_piece == 0) copier.copy<copy_pieces>(t / blocks_a_piece);
-            if (anchored && t >= early) softmax.add_part(s, p, 0, t - early, k_operand.count - early);
+            if (j > 0) copier.copy_part<copy_pieces>(t, k_operand.count);
+            const int part = t - (k_operand.count - early);
+            if (anchored && part >= 0) softmax.add_part(s, p, 0, part, early);
             if (t == k_operand.count - 2) v_operand.fetch();
         });
         cp_async_commit();
-        k_operand.reader.base += k_step;
+        k_tiles.turn(k_operand.reader.base, copier.to_k);
         if (!anchored) {
             softmax.update(s, o);
             p = round_to_operand<dtype>(s);
         }
+
+        // O += P V, chunk after chunk, with the next chunk of P woven in
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
-            const int chunk = t / v_operand.per_step + 1;
-            if (anchored && chunk < block_n / 16)
-                softmax.add_part(s, p, chunk, t % v_operand.per_step, v_operand.per_step);
+            const int chunk = t / per_chunk, part = t % per_chunk;
+            if (part == 0) softmax.weigh(p, chunk);
+            if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk);
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();
                 __syncthreads();  // block j - 1 is there for every warp, and none needs K of j or V of j + 1 any more
+                stop = loss.known(j + 1);
             }
             if (t == v_operand.count - 2 && j > 0) {
                 q_operand.fetch(0);
                 k_operand.fetch();
             }
         });
-        if (anchored) softmax.settle(o);
+        if (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
 
-        v_operand.reader.base += v_step(v_stage);
-        v_stage = v_stage + 1 < v_stages ? v_stage + 1 : 0;
-        copier.to -= k_step;
-        copier.to_v += k_step + v_step(v_stage);
-        k_step = -k_step;
+        v_tiles.turn(v_operand.reader.base, copier.to_v);
+        return stop;
     };
-    // All blocks, from the last; those before block `anchored` have no maxima. True when that lost something.
-    auto attend_all = [&](int anchored) {
-        copier.rewind(block.k(), block.v(), last);
-        copier.copy<1>(0, -k_step, -v_step(v_stage));
+    // All blocks from block `from`, which has its maxima.
+    auto attend_all = [&](int from, bool anew) {
+        copier.copy_block(block.k(), block.v(), from, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
+        softmax.clear(o);
         cp_async_wait<0>();
-        __syncthreads();  // the last block is there for every warp
+        __syncthreads();  // the block is there for every warp
         q_operand.fetch(0);
         k_operand.fetch();
-        o.clear();
-        softmax.clear();
-        int j = last;
-        for (; j >= anchored; --j) attend(j, std::false_type{});
-        for (; j >= 0; --j) attend(j, std::true_type{});
-        return softmax.lost();
+        return attend_down<dtype>(from, from - 1, anew, last, softmax, loss, attend);
     };
-    if (__syncthreads_or(attend_all(last))) attend_all(0);
+    attend_and_again(last, attend_all);
 
-    softmax.finish_by_reciprocal(o);
+    softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.

@@ -22,7 +22,9 @@ using KVTile = SwizzledPanels<block_n, head_dim>;
 constexpr int stage_size = 2 * KVTile::size;  // K and V
 constexpr int stage_bytes = stage_size * sizeof(dtype);
 
-FLASHLADDER_LAUNCH(num_threads, QTile::size * sizeof(dtype) + 2 * stage_bytes, block_m, block_n);
+constexpr int loss_at = QTile::size * sizeof(dtype) + 2 * stage_bytes;
+
+FLASHLADDER_LAUNCH(num_threads, loss_at + sizeof(Loss), block_m, block_n);
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     attention_forward(const __grid_constant__ AttentionParams params) {
@@ -30,6 +32,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
     dtype *shared_v = shared_k + KVTile::size;
+    Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
+    loss.clear();
 
     const Assignment<dtype, block_m, head_dim, causal> work{params};
     const Mask<causal> mask{params};
@@ -37,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const int first_row = work.first_row() + warp_row;  // of the warp
 
     const int blocks = mask.template blocks<block_n>(work.first_row() + work.rows());
-    int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
+    const int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
 
     PanelCopier<QTile, num_warps, dtype> q_copier;
     q_copier.start(shared_q, work.q(), params.q_stride.row);
@@ -46,17 +50,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     PanelCopier<KVTile, num_warps, dtype> k_copier, v_copier;
     k_copier.start(shared_k, work.k(), params.k_stride.row);
     v_copier.start(shared_v, work.v(), params.v_stride.row);
-    // Only the last block may be cut by the end of K and V.
-    auto copy_last = [&] {
-        const int last = blocks - 1, keys = params.seqlen_k - last * block_n;
-        if (blocks > 0) {
-            k_copier.copy_rows(last, keys);
-            v_copier.copy_rows(last, keys);
-        }
-        cp_async_commit();
-    };
-    copy_last();
-    cp_async_wait<1>();
+    cp_async_wait<0>();
     __syncthreads();  // Q is there for every warp
 
     QOperand<warp_rows, head_dim, q_fragments, HoistedReader<QTile, dtype>, buffers> q_operand;
@@ -71,25 +65,26 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     int to_other_stage = stage_bytes;
 
-    // Block j; masked and with its maxima, or plain and anchored to those before.
-    auto attend = [&](int j, auto is_plain) {
-        constexpr bool plain = decltype(is_plain)::value;
+    // Block j; with its mask and maxima, or anchored to those before. True when the CTA is to stop.
+    auto attend = [&](int j, auto is_anchored) {
+        constexpr bool anchored = decltype(is_anchored)::value;
         cp_async_wait<0>();
         __syncthreads();  // K and V are there for every warp, and every warp has read the other stage
+        bool stop = loss.known(j + 1);
         if (j > 0) {
             k_copier.copy(j - 1, to_other_stage);
             v_copier.copy(j - 1, to_other_stage);
             cp_async_commit();
         }
 
-        if (plain || j * block_n < mask.keys(first_row + warp_rows - 1)) {
+        if (anchored || j * block_n < mask.keys(first_row + warp_rows - 1)) {
             // S = Q K^T
             Accumulator<warp_rows, block_n> s;
             s.clear();
             gemm<dtype, head_dim, double_buffer, Serpentine>(s, q_operand, k_operand);
 
             // P = 2^(unit * S - m)
-            if constexpr (plain) {
+            if constexpr (anchored) {
                 softmax.add(s);
             } else {
                 mask.hide(s, first_row, j * block_n);
@@ -98,28 +93,27 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
             // O += P V
             auto p = round_to_operand<dtype>(s);
+            softmax.weigh(p);
             gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
-            if constexpr (plain) softmax.settle(o);
+            if constexpr (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
         }
 
         for (uint32_t *stage : {&k_copier.to, &v_copier.to, &k_operand.reader.base, &v_operand.reader.base})
             *stage += to_other_stage;
         to_other_stage = -to_other_stage;
+        return stop;
     };
-    // All blocks, from the last; true when something was lost.
-    auto attend_all = [&] {
-        o.clear();
-        softmax.clear();
-        int j = blocks - 1;
-        for (; j >= plain_blocks; --j) attend(j, std::false_type{});
-        for (; j >= 0; --j) attend(j, std::true_type{});
-        return softmax.lost();
+    // All blocks from block `from`. Only the last one may be cut by the end of K and V.
+    auto attend_all = [&](int from, bool anew) {
+        if (from >= 0) {
+            k_copier.copy_rows(from, params.seqlen_k - from * block_n);
+            v_copier.copy_rows(from, params.seqlen_k - from * block_n);
+        }
+        cp_async_commit();
+        softmax.clear(o);
+        return attend_down<dtype>(from, plain_blocks - 1, anew, blocks - 1, softmax, loss, attend);
     };
-    // A second time with all blocks' maxima, whose rows only a NaN of the input can still spoil.
-    while (__syncthreads_or(attend_all()) && plain_blocks > 0) {
-        plain_blocks = 0;
-        copy_last();
-    }
+    attend_and_again(blocks - 1, attend_all);
 
     softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);

@@ -9,6 +9,8 @@
 #include "store.cuh"
 #include "woven.cuh"
 
+#include <type_traits>
+
 using namespace config;
 
 constexpr int num_threads = num_warps * 32;
@@ -19,10 +21,11 @@ using KVTile = SwizzledPanels<block_n, head_dim>;
 
 constexpr int k_stages = 2, v_stages = 3;
 constexpr int tile_bytes = KVTile::size * sizeof(dtype);
-constexpr int blocks_a_piece = block_n / 16 * (head_dim / 16) / copy_pieces;  // blocks of K as mmas take them
 constexpr int part_bytes = KVTile::step(edge_n, 0) * sizeof(dtype);
 
-FLASHLADDER_LAUNCH(num_threads, QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes, block_m, block_n);
+constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes;
+
+FLASHLADDER_LAUNCH(num_threads, loss_at + sizeof(Loss), block_m, block_n);
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     attention_forward(const __grid_constant__ AttentionParams params) {
@@ -30,6 +33,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
     dtype *shared_v = shared_k + k_stages * KVTile::size;
+
+    Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
+    loss.clear();
 
     // Worked out where it is needed, so that the main loop keeps nothing of it.
     using Work = Assignment<dtype, block_m, head_dim, causal>;
@@ -43,27 +49,19 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         q_copier.copy_rows(0, work.rows());
     }
     PanelStageCopier<KVTile, num_warps, dtype> copier;
-    copier.start(shared_k + KVTile::size, k_stages * tile_bytes, params.k_stride.row, params.v_stride.row);
+    copier.start(shared_k + KVTile::size, shared_v + KVTile::size, params.k_stride.row, params.v_stride.row);
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
-    Ring<block_n, head_dim, blocks_ahead, false, HoistedReader<KVTile, dtype, ByRow>> k_operand;
-    Ring<head_dim, block_n, blocks_ahead, true, HoistedReader<KVTile, dtype>> v_operand;
+    FragmentRing<block_n, head_dim, blocks_ahead, false, HoistedReader<KVTile, dtype, ByRow>> k_operand;
+    FragmentRing<head_dim, block_n, blocks_ahead, true, HoistedReader<KVTile, dtype>> v_operand;
     q_operand.start(shared_q, warp_row);
     k_operand.reader.start(shared_k);
     v_operand.reader.start(shared_v);
+    TileRing<k_stages, tile_bytes> k_tiles;
+    TileRing<v_stages, tile_bytes> v_tiles;
 
     Accumulator<warp_rows, head_dim> o;
     MaskedSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
-
-    int k_step = tile_bytes, v_stage = 0;  // to K's other tile; where V is
-    auto v_step = [&](int stage) { return stage + 1 < v_stages ? tile_bytes : (1 - v_stages) * tile_bytes; };
-    auto next_stage = [&] {
-        v_operand.reader.base += v_step(v_stage);
-        v_stage = v_stage + 1 < v_stages ? v_stage + 1 : 0;
-        copier.to -= k_step;
-        copier.to_v += k_step + v_step(v_stage);
-        k_step = -k_step;
-    };
 
     // Block j, which a mask or an end may cut, part after part from its last keys; for the warp's rows from first_row on.
     auto attend_edge = [&](int j, int first_row) {
@@ -82,67 +80,81 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o);
             auto p = round_to_operand<dtype>(s);
+            softmax.weigh(p);
             gemm<dtype, edge_n, false, Serpentine>(o, p, v);
         }
-        k_operand.reader.base += k_step;
-        next_stage();
+        k_tiles.turn(k_operand.reader.base, copier.to_k);
+        v_tiles.turn(v_operand.reader.base, copier.to_v);
     };
 
-    // From this block of K on, the last k-step has finished the first chunk of S.
-    constexpr int early = k_operand.count - (k_operand.per_step > 1 ? k_operand.per_step - 1 : 1);
+    constexpr int chunks = block_n / 16, per_chunk = v_operand.per_step;  // chunks of 16 keys; blocks of V that one enters
+    // So many blocks of K are left when the first chunk of S is finished.
+    constexpr int early = k_operand.per_step > 1 ? k_operand.per_step - 1 : 1;
 
-    // Block j, of which every row sees all and for which it has an anchor.
-    auto attend = [&](int j) {
-        // S = Q K^T, while block j - 1 is copied. O += P V, each chunk of P made while the one before is multiplied; the
-        // first while Q K^T ends: P = 2^(unit * S - m).
+    // Block j, of which every row sees all; with its maxima, or anchored to those before. True when the CTA is to stop.
+    auto attend = [&](int j, auto is_anchored) {
+        constexpr bool anchored = decltype(is_anchored)::value;
+        bool stop = false;
         Accumulator<warp_rows, block_n> s;
         HeldA<warp_rows, block_n> p;
+
+        // S = Q K^T, with the copies of block j - 1 woven in, and the first chunk of P = 2^(unit * S - m)
         s.clear();
         woven_gemm<dtype>(s, q_operand, k_operand, [&](int t) {
-            if (j > 0 && t % blocks_a_piece == 0) copier.template copy<copy_pieces>(t / blocks_a_piece);
-            if (t >= early) softmax.add_part(s, p, 0, t - early, k_operand.count - early);
+            if (j > 0) copier.template copy_part<copy_pieces>(t, k_operand.count);
+            const int part = t - (k_operand.count - early);
+            if (anchored && part >= 0) softmax.add_part(s, p, 0, part, early);
             if (t == k_operand.count - 2) v_operand.fetch();
         });
         cp_async_commit();
-        k_operand.reader.base += k_step;
+        k_tiles.turn(k_operand.reader.base, copier.to_k);
+        if (!anchored) {
+            softmax.update(s, o);
+            p = round_to_operand<dtype>(s);
+        }
+
+        // O += P V, chunk after chunk, with the next chunk of P woven in
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
-            const int chunk = t / v_operand.per_step + 1;
-            if (chunk < block_n / 16) softmax.add_part(s, p, chunk, t % v_operand.per_step, v_operand.per_step);
+            const int chunk = t / per_chunk, part = t % per_chunk;
+            if (part == 0) softmax.weigh(p, chunk);
+            if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk);
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();
                 __syncthreads();  // block j - 1 is there for every warp, and none needs K of j or V of j + 1 any more
+                if (anchored) stop = loss.known(j + 1);
             }
             if (t == v_operand.count - 2 && j > 0) {
                 q_operand.fetch(0);
                 k_operand.fetch();
             }
         });
-        softmax.settle(o);
-        next_stage();
+        v_tiles.turn(v_operand.reader.base, copier.to_v);
+        if (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+        return stop;
     };
 
-    // All blocks, from the last; true when something was lost, which without plain blocks is nothing.
-    auto attend_all = [&](bool any_plain) {
+    // All blocks from block `from`, first those at the edge.
+    const int last = [&] {
         const Work work{params, cta_index()};
-        const int blocks = mask.template blocks<block_n>(work.first_row() + work.rows());
-        const int plain_blocks = any_plain ? mask.template plain_blocks<block_n>(work.first_row()) : 0;
-        const int last = max(blocks - 1, 0);
-        copier.copy_last(work.k(), work.v(), last, params.seqlen_k - last * block_n, -k_step, -v_step(v_stage));
+        return mask.template blocks<block_n>(work.first_row() + work.rows()) - 1;
+    }();
+    auto attend_all = [&](int from, bool anew) {
+        const Work work{params, cta_index()};
+        const int first = max(from, 0);  // no row may see any key
+        copier.copy_block(work.k(), work.v(), first, params.seqlen_k - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
-        o.clear();
-        softmax.clear();
-        int j = blocks - 1;
+        softmax.clear(o);
+        const int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
+        int j = from;
         for (; j >= plain_blocks; --j) attend_edge(j, work.first_row() + warp_row);
         cp_async_wait<0>();
         __syncthreads();  // the first plain block is there for every warp
-        if (j >= 0) {
-            q_operand.fetch(0);
-            k_operand.fetch();
-            for (; j >= 0; --j) attend(j);
-        }
-        return any_plain && softmax.lost();
+        if (j < 0) return -1;
+        q_operand.fetch(0);
+        k_operand.fetch();
+        return attend_down<dtype>(j, j, anew, last, softmax, loss, attend);
     };
-    for (bool any_plain = true; any_of_cta(attend_all(any_plain)); any_plain = false) {}
+    attend_and_again(last, attend_all);
 
     softmax.finish(o);
     const Work work{params, cta_index()};

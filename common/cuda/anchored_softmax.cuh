@@ -1,0 +1,114 @@
+// An online softmax that looks for no maximum while it need not.
+#pragma once
+#include <type_traits>
+
+#include "lazy_softmax.cuh"
+
+// What the 16-bit type of P holds. bf16 has the exponents of fp32: scores may pass their anchor by far. fp16 ends at 2^16.
+template <class T>
+constexpr bool is_wide = false;
+template <>
+constexpr bool is_wide<__nv_bfloat16> = true;
+
+// In shared memory: whether a warp has lost a row. A warp tells of block j after it, and all know after the barrier amid
+// block j - 1. By then a quick warp may tell of block j - 1: hence two words, for even and for odd blocks.
+struct Loss {
+    int of_block[2];
+
+    // Before the first barrier.
+    __device__ void clear() {
+        if (threadIdx.x < 2) of_block[threadIdx.x] = 0;
+    }
+    __device__ void tell(int block) { atomicOr(&of_block[block % 2], 1); }
+    __device__ bool known(int block) const { return of_block[block % 2] != 0; }
+};
+
+// Softmax needs some m that keeps 2^(S - m) within range, not the maximum: an anchor. Where T is wide, blocks after the
+// first may be taken without a look at their scores. After such a block, `settle` looks at the sums. It moves an anchor
+// whose row has grown large. A row that has jumped too far is lost: its P has left the range, and nothing that came before
+// has any weight beside it. Then the CTA begins anew with the block that brought the jump, and from there on it looks for
+// the maxima (`update`).
+template <class T, int rows>
+struct AnchoredSoftmax : LazySoftmax<T, rows> {
+    static constexpr float large = 0x1p16f;  // sums from here on move the anchor
+    static constexpr float far = 0x1p42f;    // beside sums from here on, sums below `large` have no weight, to 2^-26
+
+    // Part `part` of `parts` of chunk `chunk`, columns 16 * chunk ... of S, becomes an operand of P V.
+    template <int cols>
+    __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int chunk, int part, int parts) {
+        constexpr int pairs = rows / 4;  // of a lane's elements in a chunk
+#pragma unroll
+        for (int pair = part * pairs / parts; pair < (part + 1) * pairs / parts; ++pair) {
+            const int b = pair / 4, i = pair % 4, h = i % 2;
+            const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
+            const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
+            const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
+            this->l[b][h] += left;
+            this->l[b][h] += right;
+            p.block[chunk][b][i] = pack<T>(left, right);
+        }
+    }
+    // A whole block, in place.
+    template <int cols>
+    __device__ void add(Accumulator<rows, cols> &s) {
+        this->exponentiate(s);
+    }
+
+    // After a block's P V: moves the anchors where a sum has grown large. `stop` is what the CTA knew before (see Loss);
+    // `loss` is told of a lost row. True when the CTA is to stop.
+    template <int head_dim, class Loss>
+    __device__ bool settle(Accumulator<rows, head_dim> &o, bool stop, Loss loss) {
+        int largest = 0;  // the bits of a float, which positive floats are ordered by
+        this->each_row([&](int b, int h) { largest = max(largest, __float_as_int(this->l[b][h])); });
+        if (!__any_sync(0xffffffff, stop || largest >= __float_as_int(large))) return false;
+        bool lost = false;
+        this->each_row([&](int b, int h) {
+            const float sum = quad_max(this->l[b][h]);
+            const float up = sum < far ? fmaxf(__log2f(sum), 0.0f) : 0.0f;
+            this->raise(this->m[b][h] + up, o, b, h);
+            this->template each_element<head_dim>(o, b, h, [&](float x) { lost |= !(fabsf(x) < INFINITY); });
+            lost |= !(sum < far);
+        });
+        if (lost) loss();
+        return __any_sync(0xffffffff, stop);
+    }
+
+    // Whether all rows of the lane have been lost to a jump.
+    __device__ bool all_lost() const {
+        bool all = true;
+        this->each_row([&](int b, int h) { all &= quad_max(this->l[b][h]) >= far; });
+        return all;
+    }
+};
+
+// Blocks from block `from` down to 0: attend(j, whether it is anchored). Those from `first_anchored` on are anchored, if
+// the softmax can be, and if they are not done anew. Returns the block to begin anew with, or -1; `last` where rows that
+// have not been lost would lose what they have.
+template <class T, class Softmax, class Attend>
+__device__ inline int attend_down(int from, int first_anchored, bool anew, int last, const Softmax &softmax,
+                                  const Loss &loss, Attend attend) {
+    const bool anchors = is_wide<T> && !anew;
+    int j = from;
+    for (; j > (anchors ? first_anchored : -1); --j) attend(j, std::false_type{});
+    if constexpr (is_wide<T>) {
+        if (!anchors) return -1;
+        bool stop = false;
+        for (; j >= 0 && !stop; --j) stop = attend(j, std::true_type{});
+        cp_async_wait<0>();
+        __syncthreads();  // every warp has told of its last block, and no copy is under way
+        if (!__any_sync(0xffffffff, loss.known(0) || loss.known(1))) return -1;
+        return any_of_cta(!softmax.all_lost()) ? last : j + 1 + stop;
+    }
+    return -1;
+}
+
+// attend_all(from, anew) returns as attend_down does.
+template <class AttendAll>
+__device__ inline void attend_and_again(int last, AttendAll attend_all) {
+    int from = last;
+    bool anew = false;
+    do {
+        from = attend_all(from, anew);
+        anew = true;
+    } while (from >= 0);
+}
