@@ -3,9 +3,9 @@
 #include "layout.cuh"
 #include "ptx.cuh"
 
-// Takes the blocks from the last to the first and each from its last rows to its first, 16 bytes a lane, so that one
-// pointer into each tensor runs backwards through it. A thread's rows are a multiple of 8 apart and so have the same
-// swizzle: one address in shared memory, and constants from there. V's tile lies `to_v` bytes behind K's.
+// Takes the blocks from the last to the first, and each block from its last rows to its first, 16 bytes per lane. So
+// one pointer into each tensor runs backwards through it. A thread's rows are a multiple of 8 apart and have the same
+// swizzle: one address in shared memory, and constants from there. The tile of V lies `to_v` bytes behind that of K.
 template <class Tile, int num_warps, class T>
 struct StageCopier {
     static constexpr int chunk = 16 / sizeof(T);
@@ -29,13 +29,15 @@ struct StageCopier {
         k = k_ + offset;
         v = v_ + offset;
     }
-    // Piece `piece` of the next block, one of `pieces`; the tiles lie so many bytes from where they are to lie next.
+    // Copies piece number `piece` of the next block, which has `pieces` of them. K and V go to `k_shift` and `v_shift`
+    // bytes behind the places that `to` and `to_v` say.
     template <int pieces>
     __device__ void copy(int piece, int k_shift = 0, int v_shift = 0) {
         constexpr int count = steps / pieces;
         copy_rows<count>(to + k_shift, piece, k);
         copy_rows<count>(to + to_v + v_shift, piece, v);
-        // Here, not as offsets from where the loop began, which the compiler would keep in registers of their own.
+        // Makes the compiler move the pointers here. It would else keep offsets from the start of the loop, in further
+        // registers.
         asm volatile("" : "+l"(k), "+l"(v));
     }
 
