@@ -64,7 +64,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class SmallSm:
-    """What a GPU has for defaults whose SMs have less shared memory than `below` bytes: fields by head_dim."""
+    """The defaults for a GPU whose SMs have less than `below` bytes of shared memory: fields by head_dim."""
 
     below: int
     defaults: Mapping[int, Mapping[str, Value]]

@@ -95,14 +95,12 @@ def test_a_readme_is_begun_kept_and_found_out_of_date(upper):
     readme = upper.directory / "README.md"
     assert not evidence.is_current(upper)
     assert evidence.write(upper)
-    beginning = "# 08 Tiny\n\nNothing but a copy.\n\n## Evidence\n\n<!-- evidence:begin -->\n07_tiny → 08_tinier"
-    assert readme.read_text().startswith(beginning)
+    assert readme.read_text().startswith(f"# 08 Tiny\n\nNothing but a copy.\n\n## {evidence.PARTS[0]}\n")
+    assert f"## {evidence.PARTS[3]}\n\n<!-- evidence:begin -->\n07_tiny → 08_tinier" in readme.read_text()
     assert evidence.is_current(upper)
     assert not evidence.write(upper)
 
-    readme.write_text(
-        readme.read_text().replace("## Evidence", "By hand.\n\n## Evidence").replace("80 → 10", "80 → 11")
-    )
+    readme.write_text(readme.read_text().replace("## Tried", "By hand.\n\n## Tried").replace("80 → 10", "80 → 11"))
     assert evidence.is_current(upper) is False
     assert evidence.write(upper)
     assert "By hand." in readme.read_text()

@@ -1,6 +1,6 @@
 """The evidence in the READMEs of the rungs: what each changes against the one below. No GPU needed.
 
-python tools/evidence.py            brings every README up to date
+python tools/evidence.py            brings every README up to date, and versions/SPILLS.md
 python tools/evidence.py 08 09      those of two rungs
 python tools/evidence.py --check    changes nothing, and fails where a README is out of date
 """
@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 try:
     from flashladder.common import catalog
     from flashladder.common.build import build
     from flashladder.common.catalog import Version
     from flashladder.common.console import Parser, console, exit_with, progress, warn
-    from flashladder.common.report import evidence
+    from flashladder.common.report import evidence, spills
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/evidence.py`")
 
 EXIT_STALE = 1
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document with a part that this tool writes."""
+
+    name: str
+    argument: str  # of this tool, for this page alone
+    write: Callable[[], bool]
+    is_current: Callable[[], bool | None]
 
 
 def parser() -> Parser:
@@ -32,26 +45,36 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     versions = [catalog.find(name) for name in arguments.versions] or list(catalog.versions())
+    pages = [_page(version) for version in versions]
+    requests = [request for version in versions for request in evidence.requests(version)]
+    if not arguments.versions:
+        pages.append(Page(spills.PAGE.name, "", spills.write, spills.is_current))
+        requests += spills.requests()
     with progress("kernels compiled") as update:
-        build([request for version in versions for request in evidence.requests(version)], update)
-    return _check(versions) if arguments.check else _write(versions)
+        build(requests, update)
+    return _check(pages) if arguments.check else _write(pages)
 
 
-def _write(versions: list[Version]) -> int:
-    for version in versions:
-        changed = evidence.write(version)
-        console.print(f"{version.name}/README.md", "brought up to date" if changed else "[dim]is up to date")
+def _page(version: Version) -> Page:
+    calls = partial(evidence.write, version), partial(evidence.is_current, version)
+    return Page(f"{version.name}/README.md", version.number, *calls)
+
+
+def _write(pages: list[Page]) -> int:
+    for page in pages:
+        console.print(page.name, "brought up to date" if page.write() else "[dim]is up to date")
     return 0
 
 
-def _check(versions: list[Version]) -> int:
-    states = {version.name: evidence.is_current(version) for version in versions}
-    for name, is_current in states.items():
+def _check(pages: list[Page]) -> int:
+    states = {page: page.is_current() for page in pages}
+    for page, is_current in states.items():
         if is_current is None:
-            warn(f"{name}/README.md was made with another compiler than {evidence.compiler()}, so it was not checked")
+            warn(f"{page.name} was made with another compiler than {evidence.compiler()}, so it was not checked")
         elif not is_current:
-            console.print(f"{name}/README.md is out of date; `python tools/evidence.py {name[:2]}` mends it")
-    stale = [name for name, is_current in states.items() if is_current is False]
+            mends = f"python tools/evidence.py {page.argument}".strip()
+            console.print(f"{page.name} is out of date; `{mends}` mends it")
+    stale = [page for page, is_current in states.items() if is_current is False]
     console.print(f"{len(stale)} of {len(states)} READMEs are out of date")
     return EXIT_STALE if stale else 0
 

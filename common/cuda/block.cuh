@@ -1,4 +1,4 @@
-// Which part of the problem a CTA has, and where it lies in global memory.
+// Which part of the problem a CTA computes, and where that part lies in global memory.
 #pragma once
 #include "layout.cuh"
 #include "params.cuh"

@@ -1,4 +1,5 @@
-// Products of tiles, one warp's share: C += A B, k in steps of 16, operands in registers or streamed from shared memory.
+// One warp's share of a product of tiles: C += A B, in steps of 16 along k. Operands are held in registers, or streamed
+// from shared memory.
 #pragma once
 #include "load.cuh"
 
@@ -28,16 +29,16 @@ struct HeldA {
     __device__ const uint32_t (&at(int step, int m) const)[4] { return block[step][m]; }
 };
 
-// The part of an operand that is in registers while it streams from shared memory: `count` blocks of 16 x 16 a k-step.
-// `fragments` counts the blocks of 8 along k that one load brings, 0 being all of them; `buffers` is 2 where a load is
-// to arrive while the one before is still in use.
+// The part of an operand that is in registers while the operand streams from shared memory. A k-step has `count` blocks
+// of 16 x 16. One load brings `fragments` blocks of 8 along k; 0 means all of them. `buffers` is 2 if a load may arrive
+// while the one before is still in use.
 template <int count, int k, int fragments, int buffers>
 struct Stream {
     static constexpr int steps = fragments == 0 ? k / 16 : fragments / 2;
     static constexpr int slots = steps * 16 < k ? steps * buffers : steps;
     uint32_t block[slots][count][4];
 
-    // Loads the k-steps from `step` on, if `step` is the first that a load brings.
+    // Loads `steps` k-steps from `step` on, if a load begins with this step.
     template <class Load>
     __device__ void fetch(int step, Load load) {
         if (step % steps != 0) return;
@@ -48,7 +49,7 @@ struct Stream {
     }
 };
 
-// Q as the A operand of Q K^T, streamed...
+// Q as the A operand of Q K^T, streamed.
 template <int rows, int k, int fragments, class Reader, int buffers = 1>
 struct QOperand {
     Reader reader;
@@ -64,7 +65,7 @@ struct QOperand {
     __device__ const uint32_t (&at(int step, int m) const)[4] { return stream.block[step % stream.slots][m]; }
 };
 
-// ... or, with no fragments a step, read once before the loop over K and V and held.
+// With 0 fragments, Q is read once, before the loop over K and V, and held.
 template <int rows, int k, class Reader, int buffers>
 struct QOperand<rows, k, 0, Reader, buffers> : HeldA<rows, k> {
     template <class T>
@@ -78,7 +79,7 @@ struct QOperand<rows, k, 0, Reader, buffers> : HeldA<rows, k> {
     }
 };
 
-// K as the B operand of Q K^T: the tile's rows are columns of S, so blocks are read as they lie.
+// K as the B operand of Q K^T. The tile's rows are the columns of S, so blocks are read as they lie.
 template <int n, int k, int fragments, class Reader, int buffers = 1>
 struct KOperand {
     Reader reader;
@@ -87,13 +88,13 @@ struct KOperand {
     __device__ void fetch(int step) {
         stream.fetch(step, [&](uint32_t(&block)[4], int n_, int k_) { ldmatrix_x4(block, reader.address(n_, k_)); });
     }
-    // Half `half` along k of the 16 x 8 operand for columns 8 * n8 ...
+    // The 16 x 8 operand for the columns from 8 * n8 on; of its two halves along k, number `half`.
     __device__ uint32_t at(int step, int n8, int half) const {
         return stream.block[step % stream.slots][n8 / 2][Reader::Lanes::block(n8 % 2, half)];
     }
 };
 
-// V as the B operand of P V: the tile's rows are k, so blocks are transposed on their way.
+// V as the B operand of P V. The tile's rows run along k, so blocks are transposed on their way.
 template <int n, int k, int fragments, class Reader, int buffers = 1>
 struct VOperand {
     Reader reader;
@@ -107,7 +108,7 @@ struct VOperand {
     }
 };
 
-// The order of one k-step's mmas. An order visits every (m, n) of blocks_m x blocks_n once.
+// The order of the mmas in one k-step. It visits every (m, n) of blocks_m x blocks_n once.
 struct RowsFirst {
     template <int blocks_m, int blocks_n, class Mma>
     __device__ static void visit(Mma mma) {
@@ -117,7 +118,7 @@ struct RowsFirst {
             for (int n = 0; n < blocks_n; ++n) mma(m, n);
     }
 };
-// Column by column, down one and up the next: every mma shares an operand with the one before it.
+// Column by column, down one and up the next. Every mma shares an operand with the one before it.
 struct Serpentine {
     template <int blocks_m, int blocks_n, class Mma>
     __device__ static void visit(Mma mma) {
@@ -128,7 +129,7 @@ struct Serpentine {
     }
 };
 
-// C += A B. With `ahead`, operands are fetched a step before they are used.
+// C += A B. With `ahead`, operands are fetched one k-step before they are used.
 template <class T, int k, bool ahead = false, class Order = RowsFirst, int rows, int cols, class A, class B>
 __device__ inline void gemm(Accumulator<rows, cols> &c, A &a, B &b) {
 #pragma unroll

@@ -5,8 +5,8 @@
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 
-// A tile in shared memory as it is in global memory. Rows of 128 16-bit elements are 256 bytes apart, a multiple of
-// the 128 bytes that the 32 banks hold: 16 bytes of one column, taken from 8 rows, all lie in the same four banks.
+// A tile in shared memory, in the order of global memory. Rows of 128 16-bit elements are 256 bytes apart. That is a
+// multiple of 128 bytes, after which the 32 banks repeat. So the same 16 bytes of 8 rows lie in the same four banks.
 template <int rows_, int cols_>
 struct RowMajor {
     static constexpr int rows = rows_;
@@ -18,7 +18,7 @@ struct RowMajor {
     __device__ static constexpr int offset(int row, int col) { return row * cols + col; }
 };
 
-// The same tile with the 16-byte chunks of each row permuted: chunk c of row r lies where chunk c ^ (r % 8) would.
+// The same tile with the 16-byte chunks of each row permuted. Chunk c of row r lies where chunk c ^ (r % 8) would lie.
 //
 //     row 0:  0 1 2 3 4 5 6 7        8 rows of one column now lie in 8 different
 //     row 1:  1 0 3 2 5 4 7 6        groups of four banks, whichever column it is:
@@ -33,13 +33,13 @@ struct Swizzled {
 
     __device__ static constexpr int offset(int row, int col) { return row * cols + (col ^ row % 8 * 8); }
 
-    // How far apart two elements lie whose rows differ by a multiple of 8 and columns by a multiple of 64: the swizzle
-    // is the same for both.
+    // How far apart two elements lie whose rows differ by `row`, a multiple of 8, and whose columns differ by `col`, a
+    // multiple of 64. The swizzle is the same for both.
     __device__ static constexpr int step(int row, int col) { return row * cols + col; }
 };
 
 // The tile cut into panels of 64 columns, each swizzled as above: [cols / 64][rows][64]. The step from one panel to the
-// next is a constant, whatever the number of columns; of the last panel some columns may be left empty.
+// next is a constant, whatever the number of columns. Some columns of the last panel may stay empty.
 template <int rows_, int cols_>
 struct SwizzledPanels {
     static constexpr int rows = rows_;
@@ -54,8 +54,8 @@ struct SwizzledPanels {
     __device__ static constexpr int step(int row, int col) { return row * 64 + col / 64 * rows * 64; }
 };
 
-// An mma accumulator of 16 x 8 floats: lane l holds row l / 4, columns 2 * (l % 4) and the next, in c[0] and c[1], and
-// the same columns of row l / 4 + 8 in c[2] and c[3].
+// An mma accumulator of 16 x 8 floats. Lane l holds row l / 4, columns 2 * (l % 4) and the next, in c[0] and c[1]. It
+// holds the same columns of row l / 4 + 8 in c[2] and c[3].
 __device__ inline int accumulator_row() { return lane_index() / 4; }
 __device__ inline int accumulator_col() { return lane_index() % 4 * 2; }
 

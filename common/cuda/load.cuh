@@ -20,9 +20,9 @@ __device__ inline void copy_tile_by_warps(T *shared, const T *global, long long 
         cp_async_16(shared_address(shared + Tile::offset(row + step, col)), from + step * row_stride);
 }
 
-// The same with the rows dealt to the whole CTA in turn. A thread's rows are a multiple of 8 apart, so that all have
-// the same swizzle: one address in shared memory, and constants from there. `start` works out the thread's addresses;
-// `copy` takes the tile that lies `block` tiles down from where `start` was pointed, to `shift` bytes from there.
+// The same, with the rows dealt to the whole CTA in turn. A thread's rows are then a multiple of 8 apart, so all have
+// the same swizzle: one address in shared memory, and constants from there. `start` works out the thread's addresses.
+// `copy` copies tile number `block`, counted from the address that `start` got, to `shift` bytes behind its place.
 template <class Tile, int num_warps, class T>
 struct TileCopier {
     static constexpr int chunk = 16 / sizeof(T);
@@ -31,7 +31,7 @@ struct TileCopier {
     static_assert(rows_per_step % 8 == 0 && Tile::rows % rows_per_step == 0, "whole steps, of whole swizzle patterns");
 
     uint32_t to;
-    const T *tile;  // the same for all threads; what is a thread's own is `offset`, in 32 bits
+    const T *tile;  // the same for all threads; `offset` is the thread's own part, in 32 bits
     uint32_t offset;
     long long row_stride;
 
@@ -57,13 +57,14 @@ __device__ inline void copy_tile(T *shared, const T *global, long long row_strid
     copier.copy(0);
 }
 
-// Which lane points at which of the 16 x 16 elements that one ldmatrix.x4 reads, and so the order of its 8 x 8 blocks.
+// One ldmatrix.x4 reads 16 x 16 elements, as four 8 x 8 blocks. These types say which lane points at which row, and so
+// in which order the blocks arrive. An mma takes its B operand from two neighbouring registers.
 //
-//     ByColumn:  0 2    an A operand as mma wants it, and, transposed, two B operands (0, 1) and (2, 3);
-//                1 3    not transposed, the two B operands are (0, 2) and (1, 3)
+//     ByColumn:  0 2    An A operand, as mma wants it. Transposed: two B operands, (0, 1) and (2, 3).
+//                1 3    Not transposed, the B operands are (0, 2) and (1, 3), which needs moves.
 //
-//     ByRow:     0 1    not transposed, two B operands (0, 1) and (2, 3): each in two registers in a row, as HMMA
-//                2 3    takes them, where ByColumn needs moves
+//     ByRow:     0 1    Not transposed: two B operands, (0, 1) and (2, 3), without moves.
+//                2 3
 struct ByColumn {
     __device__ static int row() { return lane_index() % 16; }
     __device__ static int col() { return lane_index() / 16 * 8; }
@@ -75,7 +76,7 @@ struct ByRow {
     __device__ static constexpr int block(int row_half, int col_half) { return 2 * row_half + col_half; }
 };
 
-// Reads 16 x 16 blocks of a tile in shared memory; every address is worked out where it is used.
+// Reads 16 x 16 blocks of a tile in shared memory. Every address is worked out where it is used.
 template <class Tile, class T, class Lanes_ = ByColumn>
 struct BlockReader {
     using Lanes = Lanes_;
@@ -87,9 +88,9 @@ struct BlockReader {
     }
 };
 
-// The same with one address worked out for the whole tile. A column a multiple of 16 on lies where the swizzle puts it,
-// and a swizzle is an exclusive or: so the column's position among 64 is combined with the address by one more, which
-// the compiler keeps for all rows; from there, rows and panels of 64 columns are constants.
+// The same, with one address worked out for the whole tile. The swizzle is an exclusive or. So a column that is a
+// multiple of 16 further on is reached by one more exclusive or, with the column's position among 64. The compiler
+// keeps these four addresses for all rows. From there, rows and panels of 64 columns are constants.
 template <class Tile, class T, class Lanes_ = ByColumn>
 struct HoistedReader {
     using Lanes = Lanes_;

@@ -1,12 +1,12 @@
-// Tiles of panels to and from global memory, with any row stride and up to a last row.
+// Copies tiles of panels to and from global memory, with any row stride. Rows may end in the middle of a tile.
 #pragma once
 #include "layout.cuh"
 #include "ptx.cuh"
 
-// Copies a tile by panels of 64 columns, 16 bytes a lane, 8 lanes a row. A thread has the same 8 columns of every panel,
-// and rows that are a multiple of 8 apart: one address in shared memory, and one multiplication a row in global memory.
-// `start` works out what is the thread's own; `copy` takes the tile that lies `block` tiles down from where `start` was
-// pointed, to `shift` bytes from there.
+// Copies a tile by panels of 64 columns, 16 bytes per lane, 8 lanes per row. A thread has the same 8 columns of every
+// panel, and rows that are a multiple of 8 apart. This takes one address in shared memory, and one multiplication per
+// row in global memory. `start` works out the thread's own part. `copy` copies tile number `block`, counted from the
+// address that `start` got, to `shift` bytes behind its place.
 template <class Tile, int num_warps, class T>
 struct PanelCopier {
     static constexpr int rows_per_step = num_warps * 4;
@@ -14,18 +14,18 @@ struct PanelCopier {
 
     uint32_t to;
     const char *from;
-    int row_bytes;  // the host takes no row stride that does not fit
+    int row_bytes;  // the host refuses a row stride that does not fit
 
     __device__ void start(T *shared, const T *global, long long row_stride) {
         to = shared_address(shared + Tile::offset(row(), col()));
         from = reinterpret_cast<const char *>(global + col());
         row_bytes = static_cast<int>(row_stride * sizeof(T));
     }
-    // A block that is whole.
+    // A block with all its rows.
     __device__ void copy(int block, int shift = 0) const {
         each_chunk(block, shift, [](uint32_t shared, const char *global, int) { cp_async_16(shared, global); });
     }
-    // A block of which only the first `rows` are there; zeros take the place of the others.
+    // A block of which only the first `rows` rows exist. Zeros take the place of the others.
     __device__ void copy_rows(int block, int rows, int shift = 0) const {
         each_chunk(block, shift, [&](uint32_t shared, const char *global, int step) {
             cp_async_16_or_zeros(shared, global, row() + step < rows);
@@ -57,8 +57,9 @@ struct PanelCopier {
     }
 };
 
-// Copies blocks of K and V as StageCopier does, from the last to the first and each from its last rows to its first, but
-// by panels, and with any row strides: one pointer into each tensor runs backwards through it.
+// Copies blocks of K and V as StageCopier does: from the last to the first, and each block from its last rows to its
+// first. So one pointer into each tensor runs backwards through it. Unlike StageCopier it copies by panels, and takes
+// any row strides.
 template <class Tile, int num_warps, class T>
 struct PanelStageCopier {
     using Whole = PanelCopier<Tile, num_warps, T>;
@@ -66,7 +67,7 @@ struct PanelStageCopier {
 
     uint32_t to_k, to_v;  // where the next block is to lie
     const char *k, *v;
-    int k_step, v_step;  // bytes: in 64 bits they would take two registers each, and many more instructions
+    int k_step, v_step;  // bytes; 64 bits would take two registers each, and many more instructions
 
     __device__ void start(T *shared_k, T *shared_v, long long k_row_stride, long long v_row_stride) {
         to_k = shared_address(shared_k + Tile::offset(Whole::row(), Whole::col()));
@@ -79,7 +80,7 @@ struct PanelStageCopier {
         copy_first_rows(to_k + k_shift, k, k_, k_step, block, rows);
         copy_first_rows(to_v + v_shift, v, v_, v_step, block, rows);
     }
-    // Piece `piece` of the next block, one of `pieces`.
+    // Copies piece number `piece` of the next block, which has `pieces` of them.
     template <int pieces>
     __device__ void copy(int piece) {
         constexpr int count = steps / pieces;
@@ -116,7 +117,7 @@ struct PanelStageCopier {
     }
 };
 
-// Copies a warp's rows of a tile from shared to global memory, as far as they lie before row `end` of the tile.
+// Copies a warp's rows of a tile from shared to global memory, but only those before row `end` of the tile.
 template <class Tile, int rows, class Store, class T>
 __device__ inline void store_rows_before(int end, T *global, long long row_stride, const T *shared, int first_row) {
     const int col = lane_index() % 8 * 8;

@@ -1,4 +1,4 @@
-// What the host hands to every kernel, and what every kernel tells the host.
+// What the host passes to every kernel, and what every kernel tells the host.
 #pragma once
 
 // The one kernel argument. common/run/launch.py mirrors it with ctypes and checks its size against launch_info.
@@ -28,7 +28,7 @@ struct AttentionParams {
     float softmax_scale;
 };
 
-// Declares what the host must know to launch the kernel, once, in the kernel; the build reads it back from the PTX.
+// Declares what the host must know to launch the kernel. The build reads it from the PTX, so the kernel alone says it.
 // The grid is (ceil(seqlen_q / block_m), num_heads, batch).
 #define FLASHLADDER_LAUNCH(num_threads, shared_bytes, block_m, block_n)                                              \
     extern "C" __constant__ const unsigned launch_info[] = {num_threads, shared_bytes, block_m, block_n,             \

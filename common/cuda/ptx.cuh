@@ -1,4 +1,4 @@
-// One function an instruction, and nothing clever. Names follow the PTX ISA.
+// One function per instruction, and nothing clever. Names follow the PTX ISA.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -13,7 +13,7 @@ __device__ inline void cp_async_16(uint32_t shared, const void *global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// The same, or 16 zero bytes where nothing is to be read: then `global` need not be an address that can be.
+// The same, or 16 zero bytes if not `readable`. Nothing is read then, so `global` may be any address.
 __device__ inline void cp_async_16_or_zeros(uint32_t shared, const void *global, bool readable) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                  "r"(readable ? 16 : 0)
@@ -23,13 +23,13 @@ __device__ inline void cp_async_16_or_zeros(uint32_t shared, const void *global,
 // Closes the group of copies that this thread has started.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` of this thread's groups are still under way.
+// Waits until at most `pending` of this thread's latest groups are still under way.
 template <int pending>
 __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Loads four 8 x 8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8, and receives
+// Loads four 8 x 8 blocks of 16-bit elements. Lane l gives the address of row l % 8 of block l / 8. It receives the
 // elements (l / 4, 2 * (l % 4)) and (l / 4, 2 * (l % 4) + 1) of every block.
 __device__ inline void ldmatrix_x4(uint32_t (&block)[4], uint32_t shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -38,7 +38,7 @@ __device__ inline void ldmatrix_x4(uint32_t (&block)[4], uint32_t shared) {
                  : "memory");
 }
 
-// The same, every block transposed on its way.
+// The same; every block is transposed on its way.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&block)[4], uint32_t shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(block[0]), "=r"(block[1]), "=r"(block[2]), "=r"(block[3])
@@ -111,7 +111,7 @@ __device__ inline void store_global_16(void *global, uint4 value) {
                  : "memory");
 }
 
-// Stores 16 bytes that need no place in L1.
+// Stores 16 bytes without taking a place in L1.
 __device__ inline void store_global_16_no_allocate(void *global, uint4 value) {
     asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y),
                  "r"(value.z), "r"(value.w)

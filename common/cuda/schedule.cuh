@@ -1,22 +1,24 @@
-// Which rows of which head a CTA computes, and where they lie in global memory.
+// Which rows of which head a CTA computes, and where these lie in global memory.
 #pragma once
 #include "layout.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 
-// warp_index(), and known to the compiler to be one number for the whole warp: branches on it are the whole warp's.
+// warp_index(), in a form in which the compiler knows that it is the same in all lanes of a warp. A branch on it is
+// then one branch for the whole warp.
 __device__ inline int uniform_warp_index() { return __shfl_sync(0xffffffff, warp_index(), 0); }
 
 // One CTA computes block_m rows of one head's output, or as many as are left. Consecutive query heads share a head of K
 // and V.
 //
-// Without a mask the grid's own order is as good as any. A causal mask makes later rows dearer: CTAs start with the
-// dearest block of every head and end with the cheapest, so that all SMs end together. Where K and V of all heads are
-// larger than a share of the L2 cache, heads are taken a section at a time.
+// Without a mask the grid's own order is as good as any other. With a causal mask later rows see more keys and take
+// longer. CTAs then start with the longest block of every head and end with the shortest, so that all SMs end together.
+// If K and V of all heads are larger than `l2_share`, the heads are taken in sections that fit, but of at least one
+// head of K and V.
 template <class T, int block_m, int head_dim, bool causal>
 struct Assignment {
     static constexpr unsigned l2_share = 32 << 20;                        // bytes
-    static constexpr unsigned l2_keys = l2_share / (2 * head_dim * sizeof(T));  // rows of K and V that fit it
+    static constexpr unsigned l2_keys = l2_share / (2 * head_dim * sizeof(T));  // rows of K and V that fit into it
 
     const AttentionParams &params;
     int block, head, batch;

@@ -17,7 +17,7 @@ __device__ inline void store_to_shared(T *shared, int first_row, const Accumulat
             }
 }
 
-// The same, the swizzle worked out once: it concerns the column's position among 64, eight blocks of 8.
+// The same, with the swizzle worked out once. It depends on the column's position among 64 alone: eight blocks of 8.
 template <class Tile, class T, int rows, int cols>
 __device__ inline void store_to_shared_hoisted(T *shared, int first_row, const Accumulator<rows, cols> &c) {
     uint32_t base[8];
@@ -35,7 +35,7 @@ __device__ inline void store_to_shared_hoisted(T *shared, int first_row, const A
                                pack<T>(c.block[m][n][2 * h], c.block[m][n][2 * h + 1]));
 }
 
-// How 16 bytes go to global memory: as usual, or without a place in L1, where nobody will look for them.
+// How 16 bytes go to global memory: as usual, or without taking a place in L1, as nobody on this SM reads them again.
 struct StoreDefault {
     __device__ static void store(void *global, uint4 value) { store_global_16(global, value); }
 };

@@ -1,9 +1,9 @@
-// Products of tiles with other work woven in between their mmas.
+// Products of tiles, with other work woven in between their mmas.
 #pragma once
 #include "gemm.cuh"
 
-// K or, transposed on its way, V as the B operand of a product: a ring of 16 x 16 blocks. Block t, counted along n and
-// then along k, is loaded `ahead` blocks before its mmas.
+// The B operand of a product, as a ring of 16 x 16 blocks: K, or V, which is transposed on its way. Blocks are counted
+// along n, and then along k. Block t is loaded `ahead` blocks before its mmas.
 template <int n, int k, int ahead, bool transposed, class Reader>
 struct FragmentRing {
     static constexpr int per_step = n / 16;  // blocks of one k-step
@@ -17,11 +17,11 @@ struct FragmentRing {
 #pragma unroll
         for (int t = 0; t < ahead; ++t) load(t);
     }
-    // When the mmas of block t begin.
+    // To be called when the mmas of block t begin.
     __device__ void advance(int t) {
         if (t + ahead < count) load(t + ahead);
     }
-    // Half `half` along k of the 16 x 8 operand for columns 8 * n8 ... of block t.
+    // The 16 x 8 operand for the columns from 8 * n8 on of block t; of its two halves along k, number `half`.
     __device__ uint32_t at(int t, int n8, int half) const {
         using Lanes = typename Reader::Lanes;
         return block[t % slots][transposed ? Lanes::block(half, n8) : Lanes::block(n8, half)];
@@ -37,8 +37,8 @@ struct FragmentRing {
     }
 };
 
-// C += A B, block after block of B; after the mmas of block t comes weave(t). The first fragments of A and B have been
-// fetched before; the others of A are, half a k-step ahead.
+// C += A B, block after block of B. After the mmas of block t it calls weave(t). The caller has fetched the first
+// fragments of A and B. Further fragments of A are fetched here, half a k-step ahead.
 template <class T, int rows, int cols, class A, int k, int ahead, bool transposed, class Reader, class Weave>
 __device__ inline void woven_gemm(Accumulator<rows, cols> &c, A &a, FragmentRing<cols, k, ahead, transposed, Reader> &b,
                                   Weave weave) {

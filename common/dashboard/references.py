@@ -1,5 +1,7 @@
-"""What the ladder's one problem does not show, as tools/bench.py timed it into results/references.csv: the references
-beside the rungs, and rungs that take any attention. Tables for their READMEs and for the page."""
+"""Tables of results/references.csv, for READMEs and for the page.
+
+tools/bench.py writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
+"""
 
 from __future__ import annotations
 

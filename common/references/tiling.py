@@ -129,7 +129,7 @@ def attention(
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps q, k, v, o and lse for the way back, and neither S nor P."""
+    """Keeps q, k, v, o and lse for the backward pass. It keeps neither S nor P."""
 
     @staticmethod
     def forward(ctx, q, k, v, algorithm, plan, hbm):  # type: ignore[no-untyped-def]

@@ -2,4 +2,5 @@
 
 display    tables and panels in the terminal          theme     colours, and figures as SVG
 evidence   what a rung changes, for its README        markers   the part of a README that a tool writes
+spills     the page on register spills
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MARKER = "evidence"
+PARTS = (  # of a rung's page, in this order; the tables end the fourth
+    "What the rung below wastes",
+    "The idea",
+    "Where to look",
+    "Expected, measured, why",
+    "Tried and dropped",
+)
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
 HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
@@ -56,19 +63,25 @@ def write(version: Version) -> bool:
     """Brings a rung's README up to date, beginning one where there is none; whether that changed it."""
     path = _readme(version)
     if not path.exists():
-        heading = f"# {version.number} {version.title}\n\n{version.idea}\n\n## Evidence\n"
-        path.write_text(f"{heading}\n<!-- {MARKER}:begin -->\n<!-- {MARKER}:end -->\n")
+        *parts, last = [f"## {part}" for part in PARTS]
+        marks = f"<!-- {MARKER}:begin -->\n<!-- {MARKER}:end -->"
+        paragraphs = [f"# {version.number} {version.title}", version.idea, *parts, marks, last]
+        path.write_text("\n\n".join(paragraphs) + "\n")
     return markers.replace(path, MARKER, text(version))
 
 
 def is_current(version: Version) -> bool | None:
     """Whether a rung's README says what its code is now; None where another compiler made what it says."""
     path = _readme(version)
-    written = markers.between(path, MARKER) if path.exists() else ""
+    return says(markers.between(path, MARKER) if path.exists() else "", lambda: text(version))
+
+
+def says(written: str, current: Callable[[], str]) -> bool | None:
+    """Whether a tool's text is what the tool would write now; None where another compiler made it."""
     made_with = re.search(r"ptxas (\d[\d.]*\d)", written)
     if made_with and made_with[1] != compiler():
         return None
-    return written == text(version)
+    return written == current()
 
 
 @cache

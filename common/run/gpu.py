@@ -133,7 +133,7 @@ class LoadedKernel:
 
 
 class Named(Protocol):
-    """An artifact, or whatever else is a configured kernel."""
+    """A configured kernel: an artifact, or a reference with its configuration."""
 
     @property
     def version(self) -> str: ...

@@ -1,6 +1,6 @@
-"""The configurations that measured best, one file a GPU: configs/tuned/<gpu>.yaml, written by the tuner.
+"""The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
-A winner holds for a rung, a dtype, a head_dim and a mask; with it stand the figures that made it one.
+A winner belongs to a rung, a dtype, a head_dim and a mask. The figures that it won with stand beside it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 // FlashAttention in its plainest form: tiles of K and V in shared memory, an online softmax, no tensor cores.
 //
-//     O = softmax(scale * Q K^T) V, one head at a time, never holding more of S = Q K^T than block_n columns
+//     O = softmax(scale * Q K^T) V, for one head at a time
 //
-// Four neighbouring lanes (a quad) share one row of Q: each holds every fourth 8-column chunk of q and of o, so that a
-// dot product is a sum of its own chunks, then of the quad's four lanes. Any sequence lengths.
+// Of S = Q K^T it never holds more than block_n columns. Four neighbouring lanes (a quad) share one row of Q. Each
+// holds every fourth 8-column chunk of q and of o. A dot product is first summed over a lane's own chunks, then over
+// the four lanes. It takes any sequence lengths.
 #include "config.cuh"
 #include "params.cuh"
 
@@ -18,7 +19,7 @@ constexpr float log2_e = 1.4426950408889634f;
 static_assert(block_m % 8 == 0, "a warp holds 8 rows");
 FLASHLADDER_LAUNCH(num_threads, 2 * block_n * head_dim * sizeof(dtype), block_m, block_n);
 
-// The column of the lane's i-th element: chunks are dealt to the quad in turn.
+// The column of the lane's i-th element. Chunks are dealt to the quad in turn.
 __device__ constexpr int column(int i, int lane) { return (i / chunk * quad + lane) * chunk + i % chunk; }
 
 // One lane's share of a row, as floats.
@@ -32,7 +33,7 @@ __device__ void load_row(float (&row)[lane_cols], const dtype *source, int lane)
     }
 }
 
-// Copies rows of K or V to shared memory; rows past the end become zeros, so that what is masked is finite.
+// Copies rows of K or V to shared memory. Rows past the end become zeros, so that masked values are finite.
 __device__ void load_tile(dtype *shared, const dtype *global, long long row_stride, int rows) {
     constexpr int chunks_per_row = head_dim / chunk;
     for (int i = threadIdx.x; i < block_n * chunks_per_row; i += num_threads) {
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
             block_max = fmaxf(block_max, s[n]);
         }
 
-        // bring what was summed so far down to the new maximum
+        // bring l and o, the sums so far, down to the new maximum
         const float rescale = exp2f(m - block_max);
         m = block_max;
         l *= rescale;

@@ -1,4 +1,5 @@
-// FlashAttention-2's forward pass on Ampere's tensor cores, straightforward: copy a block of K and V, wait, compute.
+// FlashAttention-2's forward pass on Ampere's tensor cores, written straightforwardly: copy a block of K and V, wait,
+// compute.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     v_operand.reader.start(shared_v);
 
     Accumulator<warp_rows, head_dim> o;
-    OnlineSoftmax<warp_rows> softmax{1.0f};  // S is brought to log2 units before
+    OnlineSoftmax<warp_rows> softmax{1.0f};  // its unit is 1: S is scaled to log2 units before
     o.clear();
     softmax.clear();
 

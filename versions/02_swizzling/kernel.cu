@@ -1,4 +1,4 @@
-// Rung 01 with the tiles in shared memory swizzled: no bank conflicts.
+// Rung 01 with swizzled tiles in shared memory, so without bank conflicts.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     v_operand.reader.start(shared_v);
 
     Accumulator<warp_rows, head_dim> o;
-    OnlineSoftmax<warp_rows> softmax{1.0f};  // S is brought to log2 units before
+    OnlineSoftmax<warp_rows> softmax{1.0f};  // its unit is 1: S is scaled to log2 units before
     o.clear();
     softmax.clear();
 

@@ -1,4 +1,4 @@
-// Rung 02 with every copy of K and V started as early as its buffer is free: V(j) before S, K(j + 1) before P V.
+// Rung 02 with every copy of K and V started as soon as its buffer is free: V(j) before S, K(j + 1) before P V.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     v_operand.reader.start(shared_v);
 
     Accumulator<warp_rows, head_dim> o;
-    OnlineSoftmax<warp_rows> softmax{1.0f};  // S is brought to log2 units before
+    OnlineSoftmax<warp_rows> softmax{1.0f};  // its unit is 1: S is scaled to log2 units before
     o.clear();
     softmax.clear();
 

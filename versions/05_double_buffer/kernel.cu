@@ -1,4 +1,4 @@
-// Rung 04 with fragments double-buffered: the next k-step's ldmatrix is issued before this step's mma.
+// Rung 04 with double-buffered fragments: the ldmatrix of the next k-step is issued before the mmas of the current one.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     v_operand.reader.start(shared_v);
 
     Accumulator<warp_rows, head_dim> o;
-    OnlineSoftmax<warp_rows> softmax{1.0f};  // S is brought to log2 units before
+    OnlineSoftmax<warp_rows> softmax{1.0f};  // its unit is 1: S is scaled to log2 units before
     o.clear();
     softmax.clear();
 

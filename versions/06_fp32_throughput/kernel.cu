@@ -1,4 +1,5 @@
-// Rung 05 with the scale of S folded into the exponential: 2^(S * c - m) is one FFMA where scaling and subtracting were two.
+// Rung 05 with the scale of S inside the exponential: S * c - m is one FFMA, where rung 05 multiplies and then
+// subtracts.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

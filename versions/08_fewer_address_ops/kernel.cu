@@ -1,4 +1,4 @@
-// Rung 07 with less address arithmetic: copies step down the tile by constants, and a swizzle is worked out once.
+// Rung 07 with less address arithmetic: copies step down the tile by constants, and each swizzle is worked out once.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

@@ -1,4 +1,5 @@
-// Rung 08 with fewer moves: K's fragments arrive as the register pairs that HMMA takes, and mmas share operands.
+// Rung 08 with fewer moves: fragments of K arrive as the register pairs that an mma takes, and neighbouring mmas share
+// an operand.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

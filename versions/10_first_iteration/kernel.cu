@@ -1,4 +1,4 @@
-// Rung 09 with the first block of K and V peeled off the loop: no maximum to raise, no O to rescale, zeros folded.
+// Rung 09 with the first block of K and V taken out of the loop: it has no maximum to raise and no O to rescale.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

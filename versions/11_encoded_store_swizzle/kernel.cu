@@ -1,4 +1,4 @@
-// Rung 10 with the swizzle of O's way through shared memory worked out once, as rung 08 did for Q, K and V.
+// Rung 10 with the swizzled addresses of O in shared memory worked out once, as rung 08 does for Q, K and V.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

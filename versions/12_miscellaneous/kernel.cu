@@ -1,4 +1,4 @@
-// Rung 11 with O multiplied by 1 / l, one reciprocal a row.
+// Rung 11 with O multiplied by 1 / l, one reciprocal per row.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

@@ -1,4 +1,4 @@
-// Rung 13 with O stored past L1, where nobody will look for it.
+// Rung 13 with O stored without a place in L1, as nothing on this SM reads it again.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

@@ -1,4 +1,4 @@
-// Rung 14 with tiles in shared memory cut into panels of 64 columns of d_head.
+// Rung 14 with the tiles in shared memory cut into panels of 64 columns.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

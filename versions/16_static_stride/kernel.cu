@@ -1,4 +1,4 @@
-// Rung 15 with the row stride of Q, K, V and O known when it is compiled; the host checks it before every launch.
+// Rung 15 with the row stride of Q, K, V and O known at compile time. The host checks it before every launch.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

@@ -1,0 +1,94 @@
+"""What the pages of versions/ promise a reader: five parts, links that lead somewhere, names and figures that exist."""
+
+import re
+from functools import cache
+
+import pytest
+
+from flashladder.common.catalog import versions
+from flashladder.common.paths import VERSIONS
+from flashladder.common.report import evidence, markers, spills
+
+PAGES = sorted(VERSIONS.glob("**/*.md"))
+RUNGS = [version for version in versions() if version.number < "17"]  # the others' pages follow with their kernels
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+MADE = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
+FIGURE = re.compile(r"(?<![\w.,])(?:[+-]?\d+\.\d %|\d\.\d{3}|\d{1,3}(?:,\d{3})+)(?![\d,]*\d)")
+DATE = re.compile(r"20\d\d-\d\d-\d\d")
+
+of_each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+
+
+def prose(path):
+    """What people wrote of a page, without what tools write into it."""
+    return MADE.sub("", path.read_text())
+
+
+def parts(path):
+    """The parts of a page, by their headings."""
+    _, *found = re.split(r"^## (.*)\n", prose(path), flags=re.MULTILINE)
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+@cache
+def anchors(path):
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def made_by_tools():
+    return "".join(made[0] for page in PAGES for made in MADE.finditer(page.read_text()))
+
+
+@of_each_rung
+def test_a_page_has_five_parts(rung):
+    page = rung.directory / "README.md"
+    beginning, _, _ = page.read_text().partition("\n## ")
+    assert " ".join(beginning.split()) == f"# {rung.number} {rung.title} {rung.idea}"
+    found = parts(page)
+    assert tuple(found) == evidence.PARTS
+    assert all(text.strip() for text in found.values())
+    fourth = page.read_text().index(f"## {evidence.PARTS[3]}")
+    assert fourth < page.read_text().index(f"<!-- {evidence.MARKER}:begin") < page.read_text().index("## Tried")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(VERSIONS).as_posix())
+def test_links_lead_somewhere(page):
+    for path, anchor in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@of_each_rung
+def test_names_in_where_to_look_are_in_the_files_linked_there(rung):
+    page = rung.directory / "README.md"
+    part = parts(page)["Where to look"]
+    files = [(page.parent / path).resolve() for path, _ in LINK.findall(part)]
+    known = " ".join(path.read_text() for path in files if path.suffix != ".md")
+    names = re.findall(r"`([^`]+)`", re.sub(r"\[[^\]]*\]\([^)]*\)", "", part))
+    assert names
+    assert [name for name in names if name not in known and not name.startswith("python ")] == []
+
+
+@of_each_rung
+def test_a_figure_comes_from_a_tool_or_says_when_it_was_measured(rung):
+    for paragraph in re.split(r"\n\n|\n(?=- )", prose(rung.directory / "README.md")):
+        if not DATE.search(paragraph):
+            typed = [figure for figure in FIGURE.findall(paragraph) if figure not in made_by_tools()]
+            assert typed == [], paragraph
+
+
+def test_the_path_names_every_rung_as_its_page_does():
+    named = re.findall(r"\[(\d\d) ([^\]]*)\]\((\w+)/README\.md\)", (VERSIONS / "README.md").read_text())
+    assert [version for version in named if version[0] < "20"] == [
+        (version.number, version.title, version.name) for version in versions() if version.number < "20"
+    ]
+
+
+def test_the_page_on_spills_says_what_the_tuner_measured():
+    """Of the machine code too, `tools/evidence.py --check` finds out: it takes a minute."""
+    assert spills.measured() in markers.between(spills.PAGE, spills.MARKER)
+    assert [rung.number for rung in spills.rungs()] == [f"{number:02}" for number in range(9, 17)]
