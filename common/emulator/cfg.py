@@ -75,7 +75,8 @@ class Block:
 
 
 def build_blocks(kernel: Kernel) -> list[Block]:
-    """Basic blocks in program order, with liveness and post-dominators. Every barrier ends a block, as a warp may have to wait there.
+    """Basic blocks in program order, with liveness and post-dominators. Every barrier ends a block, as a warp may have
+    to wait there.
 
     Raises:
         UnsupportedInstructionError: an instruction that no family knows.

@@ -127,6 +127,8 @@ class BlockEmitter:
 
     def _immediate_bits(self, operand: Imm, code: str) -> int:
         size = np.dtype(code).itemsize
+        if code == "?":
+            return int(operand.value != 0)
         if code[0] != "f":
             if operand.float_bits not in (0, 8 * size):
                 raise PtxSyntaxError(

@@ -30,7 +30,7 @@ class Chunk:
         self.shared = SharedMemory(len(cta_ids), machine.patterns)
         self.gates: dict[int, Gate] = {}
         num_warps, num_words = -(-machine.num_threads // 32), -(-machine.shared_bytes // machine.granule)
-        self.race = RaceDetector(self, num_warps, num_words) if machine.race else None
+        self.race = RaceDetector(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
 
     # -- names
