@@ -145,8 +145,10 @@ def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _fma_exact(a: float, b: float, c: float) -> float:
-    if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c) and a and b):
+    if not (math.isfinite(a) and math.isfinite(b) and a and b):
         return a * b + c
+    if not math.isfinite(c):
+        return c
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     try:
         return float(exact)
@@ -157,10 +159,10 @@ def _fma_exact(a: float, b: float, c: float) -> float:
 def fma_directed(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
     """a * b + c rounded to f4 towards zero (rz), down (rm) or up (rp); the product of f4 is exact in f8."""
     product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    result = _directed(*_sum_and_error(product, c), mode)
+    total, error = _sum_and_error(product, c)
     if mode == "rm":  # a sum of opposites is -0
-        result = np.where((product == -c) & (np.signbit(product) != np.signbit(c)), np.float32(-0.0), result)
-    return result
+        total = np.where((total == 0) & (np.signbit(product) != np.signbit(c)), -0.0, total)
+    return _directed(total, error, mode)
 
 
 def round_directed(x: np.ndarray, mode: str) -> np.ndarray:
