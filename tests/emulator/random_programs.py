@@ -14,24 +14,10 @@ DECLARATIONS = ".shared .align 16 .b8 buffer[8192]; .global .align 16 .b8 scratc
 SLOT, COUNTERS = 32, 4096  # bytes of shared and global memory that belong to a thread; where shared counters begin
 SORTED = sorted(INSTRUCTIONS)
 FAMILIES = [list(group) for _, group in itertools.groupby(SORTED, key=lambda each: each[0].split(".")[0])]
-MEMORY_ACCESSES = [
-    form.split()
-    for form in [
-        "b8 a 1",
-        " s8 a 1",
-        " u16 h 2",
-        " s16 a 2",
-        " b32 a 4",
-        " f32 f 4",
-        " b64 l 8",
-        " f64 d 8",
-        " b32 x 4",
-        " v2.b32 a 8",
-        " v2.f32 f 8",
-        "\n    v2.u64 l 16",
-        " v4.b32 a 16",
-    ]
-]
+MEMORY_ACCESSES = [  # type, pool, bytes
+    ("b8", "a", 1), ("s8", "a", 1), ("u16", "h", 2), ("s16", "a", 2), ("b32", "a", 4), ("f32", "f", 4), ("b64", "l", 8),
+    ("f64", "d", 8), ("b32", "x", 4), ("v2.b32", "a", 8), ("v2.f32", "f", 8), ("v2.u64", "l", 16), ("v4.b32", "a", 16),
+]  # fmt: skip
 ATOMICS = [
     *["add.f32"] * 3, "add.u32", "min.s32", "max.u32", "and.b32", "or.b32", "xor.b32", "exch.b32", "cas.b32", "inc.u32",
     "dec.u32", "add.u64", "max.s64", "exch.b64",
@@ -170,7 +156,7 @@ class Writer:
     def memory(self, context):
         opcode, pool, size = self.pick(MEMORY_ACCESSES)
         space, base = self.pick([(".shared", "own"), (".global", "place"), ("", "place")])
-        place = f"[{base}+{int(size) * int(self.random.integers(1 if pool in FLOATS_OF_POOL else SLOT // int(size)))}]"
+        place = f"[{base}+{size * int(self.random.integers(1 if pool in FLOATS_OF_POOL else SLOT // size))}]"
         count = int(opcode[1]) if opcode[0] == "v" else 1
         sources = [self.register(pool) for _ in range(count)]
         targets = [f"{pool}{n}" for n in self.random.permutation(POOLS[pool][1])[:count]]

@@ -136,8 +136,8 @@ def tie(kind, random):
 
 
 def inputs_of(count, random):
-    """Values of all registers, one a thread. In some lanes the first three of each float pool are a tie for fma; in some
-    all are infinities or zeros, of either sign; in some all are one number, of either sign."""
+    """Values of all registers, one a thread. In some lanes the first three of each float pool are a tie for fma; in
+    some all are infinities or zeros, of either sign; in some all are one number, of either sign."""
     inputs = {name: values_of(name[0], count, random) for name in NAMES}
     for pool, kind in FLOATS_OF_POOL.items():
         names = [name for name in NAMES if name[0] == pool]

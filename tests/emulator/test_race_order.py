@@ -102,10 +102,8 @@ START = """
 """
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.lists(st.tuples(steps, st.sampled_from([None, None, 0, 1])), max_size=10))
-def test_races_are_reported_where_there_are_any_and_nowhere_else(program):
-    """Steps of both CTAs, or of one alone."""
+def check(program):
+    """Runs steps of both CTAs, or of one alone, and compares the detector's verdict with the definition's."""
     body = "".join(in_one_cta(number, cta, code_of(number, step)) for number, (step, cta) in enumerate(program))
     try:
         run_lanes(
@@ -119,3 +117,23 @@ def test_races_are_reported_where_there_are_any_and_nowhere_else(program):
     expected = any(has_race([step for step, cta in program if cta in (None, own)]) for own in (0, 1))
     event(f"race: {expected}")
     assert found == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(steps, st.sampled_from([None, None, 0, 1])), max_size=10))
+def test_races_are_reported_where_there_are_any_and_nowhere_else(program):
+    check(program)
+
+
+lanes = st.sampled_from([0, 1, 2, 17])
+steps_of_lanes = st.one_of(
+    st.tuples(st.sampled_from(["load", "store", "store", "add"]), st.just(0), lanes),
+    st.tuples(st.sampled_from(["load_by_warp", "matrix", "sync_warp", "sync_halves"]), st.just(0), st.just(0)),
+    st.tuples(st.just("sync_lanes"), st.integers(0, 1), st.just(0)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(steps_of_lanes, st.sampled_from([None, None, 0, 1])), min_size=2, max_size=7))
+def test_races_among_the_lanes_of_a_warp(program):
+    check(program)
