@@ -179,6 +179,8 @@ class WarpAccess:
         """atom and red, one lane after the other in CTA and lane order; the old values."""
         if space == "generic":
             space, address = self._resolve(index, address, mask)
+        if (space, name, code) == ("global", "add", "f4"):
+            name = "add.ftz"  # of f32 the hardware flushes subnormals there, but not in shared memory (PTX ISA, "atom")
         size, shape = np.dtype(code).itemsize, (len(self.chunk.cta_ids), 32)
         if space == "shared":
             groups = self._groups(index, address, size, mask)

@@ -3,27 +3,39 @@
 Names of types are numpy's: u4 is an array of uint32. bf16 values are held as their upper 16 bits (u2).
 """
 
+import math
+from fractions import Fraction
+
 import numpy as np
 
 __all__ = [
-    "bf16_pack", "bf16_round",
+    "bf16_pack",
+    "bf16_round",
     "bf16_widen",
     "bit_extract_s",
     "bit_extract_u",
     "bit_find",
     "bit_insert",
     "bit_reverse",
-    "clamp_int", "divide_int",
+    "clamp_int",
+    "divide_approximately",
+    "divide_int",
+    "f16_round",
     "float_to_int",
     "flush",
     "fma_directed",
     "fma_f32",
     "fma_f64",
+    "fma_odd",
     "funnel",
     "halves_of",
     "join_halves",
     "leading_zeros",
     "lop3",
+    "max_nan",
+    "max_number",
+    "min_nan",
+    "min_number",
     "mul_hi",
     "mul_wide",
     "permute_bytes",
@@ -31,12 +43,13 @@ __all__ = [
     "round_directed",
     "round_to",
     "saturate",
-    "set_nan",
     "shift_left",
     "shift_right",
-]  # fmt: skip
+]
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+_HUGE_DIVISOR = np.float32(2.0**126)
+_BELOW_TIES = np.uint64((1 << 28) - 1)
 _CANONICAL_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
@@ -53,31 +66,102 @@ def saturate(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, np.fmin(x, x.dtype.type(1)), x.dtype.type(0))
 
 
-def set_nan(x: np.ndarray, *sources: np.ndarray) -> np.ndarray:
-    """min.NaN and max.NaN: NaN wherever a source is NaN."""
-    for source in sources:
-        x = np.where(np.isnan(source), x.dtype.type(np.nan), x)
-    return x
+def min_number(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """min: -0 is less than +0, and a number wins over NaN."""
+    return _with_signed_zeros(np.fmin(a, b), a, b, np.bitwise_or)
+
+
+def max_number(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """max: +0 is more than -0, and a number wins over NaN."""
+    return _with_signed_zeros(np.fmax(a, b), a, b, np.bitwise_and)
+
+
+def min_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """min.NaN: the canonical NaN if either is NaN."""
+    return _with_canonical_nan(_with_signed_zeros(np.minimum(a, b), a, b, np.bitwise_or))
+
+
+def max_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """max.NaN. With b = 0 it is .relu, which CUDA's cuda_fp16.hpp gives in these terms (__hfma_relu)."""
+    return _with_canonical_nan(_with_signed_zeros(np.maximum(a, b), a, b, np.bitwise_and))
+
+
+def _with_signed_zeros(result: np.ndarray, a: np.ndarray, b: np.ndarray, combine: np.ufunc) -> np.ndarray:
+    """Of two zeros, the one whose sign bit is that of both combined; numpy leaves open which zero it takes."""
+    if result.all():
+        return result
+    bits = f"u{result.itemsize}"
+    return np.where((a == 0) & (b == 0), combine(a.view(bits), b.view(bits)).view(result.dtype), result)
+
+
+def _with_canonical_nan(x: np.ndarray) -> np.ndarray:
+    nan = np.isnan(x)
+    return np.where(nan, _CANONICAL_NAN, x) if nan.any() else x
+
+
+def divide_approximately(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """div.approx: a * (1 / b), in which 1 / b is taken for zero where |b| lies between 2**126 and infinity."""
+    huge = (np.abs(b) > _HUGE_DIVISOR) & np.isfinite(b)
+    quotient = a / b
+    return np.where(huge, a * np.copysign(np.float32(0), b), quotient) if huge.any() else quotient
 
 
 def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c rounded once to f4, but for ties that the f8 sum has already rounded (below 1 in 2**29)."""
+    """a * b + c rounded once to f4."""
     wide = np.float64
-    return (a.astype(wide) * b.astype(wide) + c.astype(wide)).astype(np.float32)
+    total = a.astype(wide) * b.astype(wide) + c.astype(wide)
+    # Only a sum that lies on a tie of f4, where at least its 28 last bits are zero, may have been rounded to it.
+    if (total.view(np.uint64) & _BELOW_TIES).all():
+        return total.astype(np.float32)
+    return _fma_wide(a, b, c).astype(np.float32)
+
+
+def fma_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of halves, as f4 rounded to odd: to round that to a half is to round the exact sum."""
+    wide = _fma_wide(a, b, c)
+    short = round_directed(wide, "rz")
+    return (short.view(np.uint32) | (short != wide)).view(np.float32)
+
+
+def _fma_wide(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of f4, as f8 rounded to odd: an inexact result has its last bit set and so is no tie of a shorter type
+    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008)."""
+    total, error = _sum_and_error(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
+    is_even = (total.view(np.uint64) & np.uint64(1)) == 0
+    up, down = is_even & (error > 0), is_even & (error < 0)
+    return np.where(up, np.nextafter(total, np.inf), np.where(down, np.nextafter(total, -np.inf), total))
+
+
+def _sum_and_error(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The f8 sum and what it lost (Knuth's TwoSum)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c in extended precision, rounded to f8."""
-    wide = np.longdouble
-    return (a.astype(wide) * b.astype(wide) + c.astype(wide)).astype(np.float64)
+    """a * b + c rounded once to f8, one element after the other."""
+    return np.asarray(np.frompyfunc(_fma_exact, 3, 1)(a, b, c), np.float64)
+
+
+def _fma_exact(a: float, b: float, c: float) -> float:
+    if not (math.isfinite(a) and math.isfinite(b) and a and b):
+        return a * b + c
+    if not math.isfinite(c):
+        return c
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
 
 
 def fma_directed(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
     """a * b + c rounded to f4 towards zero (rz), down (rm) or up (rp); the product of f4 is exact in f8."""
     product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    total = product + c
-    part = total - product
-    error = (product - (total - part)) + (c - part)  # what the f8 sum lost
+    total, error = _sum_and_error(product, c)
+    if mode == "rm":  # a sum of opposites is -0
+        total = np.where((total == 0) & (np.signbit(product) != np.signbit(c)), -0.0, total)
     return _directed(total, error, mode)
 
 
@@ -96,6 +180,13 @@ def _directed(x: np.ndarray, error: np.ndarray, mode: str) -> np.ndarray:
         down, up = above & (nearest > 0), below & (nearest < 0)
     infinity = np.float32(np.inf)
     return np.where(down, np.nextafter(nearest, -infinity), np.where(up, np.nextafter(nearest, infinity), nearest))
+
+
+def f16_round(x: np.ndarray) -> np.ndarray:
+    """A number to f16 (u2), round to nearest even; NaN becomes 0x7fff."""
+    rounded = x.astype(np.float16).view(np.uint16)
+    nan = np.isnan(x)
+    return np.where(nan, np.uint16(0x7FFF), rounded) if nan.any() else rounded
 
 
 def bf16_round(x: np.ndarray) -> np.ndarray:
@@ -131,12 +222,17 @@ def round_to(x: np.ndarray, mode: str) -> np.ndarray:
 
 
 def float_to_int(x: np.ndarray, mode: str, dtype: np.dtype) -> np.ndarray:
-    """cvt from float to integer: rounds, clamps to the range, NaN becomes 0 (as of sm_20 for 32 bits)."""
+    """cvt from float to integer: rounds and clamps to the range. NaN becomes 0, but where f64 or 64 bits take part the
+    integer with only its top bit set."""
     info = np.iinfo(dtype)
-    rounded = _ROUNDINGS[mode](np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+    nan = np.isnan(x)
+    rounded = _ROUNDINGS[mode](np.where(nan, 0.0, x.astype(np.float64)))
     inside = np.clip(rounded, float(info.min), float(info.max))
     too_big = inside >= float(info.max)  # 2**63 - 1 is no f8
-    return np.where(too_big, dtype.type(info.max), np.where(too_big, 0, inside).astype(dtype))
+    result = np.where(too_big, dtype.type(info.max), np.where(too_big, 0, inside).astype(dtype))
+    if x.itemsize == 8 or dtype.itemsize == 8:
+        result = np.where(nan, np.array(1 << info.bits - 1, f"u{dtype.itemsize}").view(dtype), result)
+    return result
 
 
 # -- integers

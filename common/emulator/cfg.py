@@ -54,6 +54,7 @@ class PtxBlock:
         falls_through: control can go on to the next block.
         ending: what its last instruction does to control, see ops.registry.Op.
         live_in, live_out: registers whose values matter before and after.
+        post_dominators: the other blocks that lanes which stand here are sure to come to before they leave.
     """
 
     index: int
@@ -63,6 +64,7 @@ class PtxBlock:
     ending: str = ""
     live_in: set[Reg] = field(default_factory=set)
     live_out: set[Reg] = field(default_factory=set)
+    post_dominators: frozenset[int] = frozenset()
 
     @property
     def last(self) -> Instruction:
@@ -73,7 +75,8 @@ class PtxBlock:
 
 
 def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
-    """Basic blocks in program order, with liveness. Every barrier ends a block, as a warp may have to wait there.
+    """Basic blocks in program order, with liveness and post-dominators. Every barrier ends a block, as a warp may have
+    to wait there.
 
     Raises:
         UnsupportedInstructionError: an instruction that no family knows.
@@ -99,6 +102,8 @@ def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
         raise PtxSyntaxError(f"control runs past the end of {kernel.name}")
     for block, live_in, live_out in zip(blocks, *_liveness(blocks, reads), strict=True):
         block.live_in, block.live_out = live_in, live_out
+    for block, post_dominators in zip(blocks, _post_dominators(blocks), strict=True):
+        block.post_dominators = post_dominators
     _check_entry(kernel, _liveness(blocks, sources)[0][0])
     return blocks
 
@@ -129,6 +134,21 @@ def _liveness(
             if live != before[n]:
                 before[n], changed = live, True
     return before, after
+
+
+def _post_dominators(blocks: list[PtxBlock]) -> list[frozenset[int]]:
+    """The blocks, besides itself, that every way from each block to an exit leads through."""
+    found = [frozenset(range(len(blocks)))] * len(blocks)
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            ways = [found[successor] for successor in block.successors()]
+            new = frozenset({block.index}).union(frozenset.intersection(*ways) if ways else ())
+            if new != found[block.index]:
+                found[block.index], changed = new, True
+    # Blocks of an endless loop come to each other; none of them is the later one. That also takes each out of its own.
+    return [frozenset(n for n in found[index] if index not in found[n]) for index in range(len(blocks))]
 
 
 def _check_entry(kernel: PtxKernel, live: set[Reg]) -> None:

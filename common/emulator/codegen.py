@@ -18,7 +18,7 @@ import numpy as np
 from . import arithmetic, fragments
 from .arrays import narrow
 from .cfg import PtxBlock, build_blocks, reads, writes
-from .errors import PtxSyntaxError, UninitialisedRegisterError
+from .errors import PtxSyntaxError
 from .gates import BarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
@@ -127,6 +127,8 @@ class BlockEmitter:
 
     def _immediate_bits(self, operand: Imm, code: str) -> int:
         size = np.dtype(code).itemsize
+        if code == "?":
+            return int(operand.value != 0)
         if code[0] != "f":
             if operand.float_bits not in (0, 8 * size):
                 raise PtxSyntaxError(
@@ -264,18 +266,11 @@ def compile_kernel(kernel: PtxKernel) -> Program:
     return program
 
 
-def without(program: Program, instruction: Instruction) -> Program:
-    """The same program less one instruction that writes no register.
-
-    Raises:
-        UninitialisedRegisterError: it does write a register, which would now be read unwritten.
-    """
-    if any(writes(instruction)):
-        raise UninitialisedRegisterError(
-            f"registers are read that only this instruction writes, {instruction.described()}"
-        )
+def substitute(program: Program, instruction: Instruction, substitutes: list[Instruction]) -> Program:
+    """The same program with others in place of one instruction; they write what it writes, and do not end a block."""
     old = next(block for block in program.blocks if instruction in block.instructions)
-    kept = [other for other in old.instructions if other is not instruction]
+    at = old.instructions.index(instruction)
+    kept = [*old.instructions[:at], *substitutes, *old.instructions[at + 1 :]]
     new = replace(old, instructions=kept, ending="" if instruction is old.last else old.ending)
     blocks, functions = list(program.blocks), list(program.functions)
     blocks[old.index] = new

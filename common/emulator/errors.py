@@ -24,7 +24,7 @@ class RaceError(EmulatorError):
 
 
 class ConvergenceError(EmulatorError):
-    """A warp-wide instruction that some of its lanes do not execute."""
+    """A warp-wide instruction that some of its lanes do not execute, or whose member mask is wrong."""
 
 
 class DeadlockError(EmulatorError):

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from .arithmetic import flush
 from .arrays import ALL_LANES
 
 _REDUCTIONS = {
@@ -16,8 +17,8 @@ _REDUCTIONS = {
 }
 
 
-def shuffle(mode: str, value: np.ndarray, lane: np.ndarray, clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """shfl.sync: each lane's value from another lane, and whether that lane lies in its segment.
+def shuffle_sources(mode: str, lane: np.ndarray, clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """shfl.sync: the lane that each lane reads, itself where that lies outside its segment; and where it does not.
 
     `clamp` packs the segment mask (bits 8-12) and the bound (bits 0-4), as PTX says.
     """
@@ -34,11 +35,15 @@ def shuffle(mode: str, value: np.ndarray, lane: np.ndarray, clamp: np.ndarray) -
     else:
         source = lowest | (lane & ~segment)
         inside = source <= highest
-    source = np.where(inside, source, own)
+    return np.where(inside, source, own), inside
+
+
+def shuffle(value: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """shfl.sync: each lane's value from the lane that `source` (rows, 32) names."""
     value = np.broadcast_to(value, (value.shape[0], 32))
     if source.shape[0] == 1:
-        return value.take(source[0], axis=1), inside
-    return np.take_along_axis(np.broadcast_to(value, (source.shape[0], 32)), source, axis=1), inside
+        return value.take(source[0], axis=1)
+    return np.take_along_axis(np.broadcast_to(value, (source.shape[0], 32)), source, axis=1)
 
 
 def vote(mode: str, predicate: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -75,4 +80,6 @@ def atomic_function(name: str, old: Any, values: list[Any]) -> Any:
         return old.dtype.type(0) if old >= value else old + old.dtype.type(1)
     if name == "dec":
         return value if old == 0 or old > value else old - old.dtype.type(1)
+    if name == "add.ftz":
+        return flush(flush(old) + flush(value))
     return _REDUCTIONS[name](old, value)

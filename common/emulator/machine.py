@@ -12,7 +12,7 @@ from .counters import Counters, Report, summarise
 from .errors import EmulatorError
 from .memory import GlobalMemory
 from .parse import parse
-from .ptx import Address, PtxKernel, Symbol, Variable
+from .ptx import Address, Imm, PtxKernel, Symbol, Variable
 from .scheduler import Chunk
 from .shared import WINDOW, PatternCache
 
@@ -43,6 +43,7 @@ class Machine:
         if len(params) != sizes["param"]:
             raise EmulatorError(f"{program.kernel.name} takes {sizes['param']} bytes of parameters, not {len(params)}")
         self.granule = smallest_shared_access(program.kernel)
+        self.syncs_lanes = synchronises_lanes(program.kernel)
         self.patterns = PatternCache(self.shared_bytes, self.granule)
         self.counters = Counters(len(program.blocks))
 
@@ -85,6 +86,12 @@ def smallest_shared_access(kernel: PtxKernel) -> int:
         if root in ("ld", "st") and not {"global", "param", "const", "local"} & set(words):
             smallest = min(smallest, int(words[-1][1:]) // 8)
     return smallest
+
+
+def synchronises_lanes(kernel: PtxKernel) -> bool:
+    """Whether a bar.warp.sync may name a part of its warp; the race detector then keeps an order of lanes too."""
+    masks = [i.operands[0] for i in kernel.instructions if i.opcode == "bar.warp.sync"]
+    return any(not isinstance(mask, Imm) or mask.value % (1 << 32) != 0xFFFFFFFF for mask in masks)
 
 
 def run(

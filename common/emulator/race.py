@@ -5,6 +5,9 @@ of warp u that warp w is ordered after. Every word of shared memory remembers it
 warp, each as one stamp {epoch, instruction, thread}. An access races with an earlier one of an epoch that its warp
 does not know of; within a warp, bar.warp.sync orders epochs, and only a thread's own accesses need no order.
 
+Where a kernel synchronises part of a warp, lanes have an order of their own, on top: `lane_known[w][l][m]` is the last
+epoch of lane m of warp w that lane l is ordered after, and the last read of each lane is remembered besides.
+
 A copy in flight is a write whose epoch is still to come: nobody may touch its words. It gets the epoch in which its
 issuer waits for it. Words never written carry a later epoch still, so that the one comparison finds all three faults.
 
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .arrays import has_lanes
 from .errors import MemoryAccessError, RaceError
 from .shared import AccessPattern
 
@@ -30,6 +34,9 @@ _THREAD_MASK, _KIND_MASK, _INSTRUCTION_MASK = (1 << 12) - 1, 3, (1 << 24) - 1
 # By one thread, by all lanes of a warp together (ldmatrix), by several lanes apart.
 _PLAIN, _COLLECTIVE, _SEVERAL = 0, 1, 2
 _IN_FLIGHT, _NEVER = 1 << 21, 1 << 22
+
+# What has a row for each CTA.
+_STATE = ("_writes", "_reads", "_atomics", "_clock", "_known", "_safe", "_lane_known", "_lane_reads", "_lane_atomics")
 
 Rows = np.ndarray | None  # CTAs of the chunk; None: all
 Where = slice | np.ndarray  # the rows of the state that belong to them
@@ -59,7 +66,7 @@ class RaceDetector:
     Reads do not race with each other, nor do atomic operations: of both, the last of each warp is remembered.
     """
 
-    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int) -> None:
+    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool) -> None:
         self._chunk, self._num_warps = chunk, num_warps
         self._writes = np.full((1, num_words), _NEVER << _EPOCH, np.int64)
         self._reads = np.zeros((1, num_warps, num_words), np.int64)
@@ -69,12 +76,15 @@ class RaceDetector:
         # Stamps below these are of epochs that a warp knows of, of whichever warp they are.
         self._safe = np.full((1, num_warps), 1 << _EPOCH, np.int64)
         self._barriers: dict[int, np.ndarray] = {}
+        self._lane_known = np.zeros((1, num_warps, 32, 32), np.int64) if by_lanes else None
+        self._lane_reads = np.zeros((1, num_warps, 32, num_words), np.int64) if by_lanes else None
+        self._lane_atomics = np.zeros_like(self._lane_reads) if by_lanes else None
 
     def _part(self, rows: Rows) -> None:
         """Gives each CTA its own row of the state as soon as some CTAs do what others do not."""
         count = len(self._chunk.cta_ids)
         if rows is not None and len(self._clock) < count:
-            for name in ("_writes", "_reads", "_atomics", "_clock", "_known", "_safe"):
+            for name in _STATE:
                 if (state := getattr(self, name)) is not None:
                     setattr(self, name, np.repeat(state, count, axis=0))
             self._barriers = {number: np.repeat(clock, count, axis=0) for number, clock in self._barriers.items()}
@@ -86,6 +96,18 @@ class RaceDetector:
         self._part(rows)
         where = _where(rows)
         self._known[where, warp, warp] = self._clock[where, warp]
+        self._clock[where, warp] += 1
+
+    def sync_lanes(self, warp: int, lanes: np.ndarray) -> None:
+        """These lanes, (1 or CTAs, 32), alone see each other's earlier accesses, and what each of them has seen."""
+        assert self._lane_known is not None
+        rows = None if len(lanes) == 1 else np.nonzero(has_lanes(lanes))[0]
+        self._part(rows)
+        where = _where(rows)
+        known, lanes = self._lane_known[where, warp], lanes if rows is None else lanes[rows]
+        together = np.where(lanes[:, :, None], known, 0).max(axis=1)
+        together = np.where(lanes, self._clock[where, warp][:, None], together)
+        self._lane_known[where, warp] = np.where(lanes[:, :, None], together[:, None], known)
         self._clock[where, warp] += 1
 
     def arrive(self, barrier: int, warp: int, rows: Rows) -> None:
@@ -117,7 +139,7 @@ class RaceDetector:
         """A load."""
         self._part(access.rows)
         self._check_against(access, atomics=True)
-        self._note(self._reads, access)
+        self._note(self._reads, self._lane_reads, access)
 
     def write(self, access: Access) -> None:
         """A store."""
@@ -131,7 +153,7 @@ class RaceDetector:
         if self._atomics is None:
             self._atomics = np.zeros_like(self._reads)
         self._check_against(access, reads=True)
-        self._note(self._atomics, access)
+        self._note(self._atomics, self._lane_atomics, access)
 
     def issue_copy(self, access: Access) -> None:
         """The start of asynchronous copies."""
@@ -151,14 +173,17 @@ class RaceDetector:
         stamps = self._writes[where].take(words, axis=1)
         if _reaches(stamps, safe):
             self._check_writer(access, stamps)
-        for wanted, table, did in ((reads, self._reads, "read it"), (atomics, self._atomics, "updated it")):
+        for wanted, table, by_lane, did in (
+            (reads, self._reads, self._lane_reads, "read it"),
+            (atomics, self._atomics, self._lane_atomics, "updated it"),
+        ):
             if wanted and table is not None:
                 stamps = table[where].take(words, axis=2)
                 if _reaches(stamps, safe):
-                    self._check_others(access, stamps, did)
+                    self._check_others(access, stamps, by_lane, did)
 
-    def _note(self, table: np.ndarray, access: Access) -> None:
-        """Notes the last access of this warp in the table of reads or of atomics."""
+    def _note(self, table: np.ndarray, by_lane: np.ndarray | None, access: Access) -> None:
+        """Notes the last access of this warp in the table of reads or of atomics, and of its lanes in the other."""
         where, words, warp = _where(access.rows), access.pattern.words, access.warp.index
         now = (self._clock[where, warp] << _EPOCH)[:, None] | access.index << _INSTRUCTION
         own = table[:, warp]
@@ -169,6 +194,9 @@ class RaceDetector:
         others = (before >> _EPOCH == now >> _EPOCH) & (before & _THREAD_MASK != access.threads)
         kind = np.where(others | access.pattern.repeated, _SEVERAL << _KIND, 0)
         _put(own, where, words, now | access.threads | kind)
+        if by_lane is not None:
+            own = by_lane[:, warp].reshape(len(by_lane), -1)
+            _put(own, where, access.pattern.word_lanes * by_lane.shape[-1] + words, now | access.threads)
 
     def _stamp(self, access: Access, epoch: int | None = None) -> None:
         """Notes the last write of the words, in the warp's present epoch if none is named."""
@@ -187,24 +215,52 @@ class RaceDetector:
             row, word = (int(n) for n in np.argwhere(never)[0])
             place, who = self._place(access, row, word), self._who(access, word)
             raise MemoryAccessError(f"read of shared memory that nobody has written yet: {place}\n  {who}")
-        known = np.take_along_axis(self._known[_where(access.rows), access.warp.index], thread >> 5, axis=1)
+        where, warp = _where(access.rows), access.warp.index
+        known = np.take_along_axis(self._known[where, warp], thread >> 5, axis=1)
+        if self._lane_known is not None:
+            by_lane = np.take_along_axis(self._known_to_lanes(access), (thread & 31)[:, None], axis=1)[:, 0]
+            known = np.where(thread >> 5 == warp, np.maximum(known, by_lane), known)
         by_others = (thread != access.threads) | (epoch == _IN_FLIGHT) | access.collective
         bad = (epoch > known) & ~never & by_others
         if bad.any():
             row, word = (int(n) for n in np.argwhere(bad)[0])
             raise self._race(access, row, word, int(stamps[row, word]), "wrote it")
 
-    def _check_others(self, access: Access, stamps: np.ndarray, did: str) -> None:
+    def _known_to_lanes(self, access: Access) -> np.ndarray:
+        """The last epoch of each lane of its own warp that an access is ordered after, (rows, 32, words)."""
+        assert self._lane_known is not None
+        known = self._lane_known[_where(access.rows), access.warp.index]
+        if access.collective:  # all lanes access, but a lane's own accesses need no order
+            others = np.where(np.eye(32, dtype=bool), _NEVER, known).min(axis=1)
+            return np.repeat(others[:, :, None], len(access.pattern.words), axis=2)
+        return known[:, access.pattern.word_lanes].transpose(0, 2, 1)
+
+    def _check_others(self, access: Access, stamps: np.ndarray, by_lane: np.ndarray | None, did: str) -> None:
         """Raises if one of the words' last accesses (stamps (rows, warps, words)) is not ordered before this one."""
         warp = access.warp.index
         bad = stamps >> _EPOCH > self._known[_where(access.rows), warp][:, :, None]
-        own = stamps[:, warp]
-        kind = own >> _KIND & _KIND_MASK
-        by_others = (kind == _SEVERAL) | (own & _THREAD_MASK != access.threads) | access.collective
-        bad[:, warp] &= (kind != _COLLECTIVE) & by_others
+        if by_lane is None:
+            own = stamps[:, warp]
+            kind = own >> _KIND & _KIND_MASK
+            by_others = (kind == _SEVERAL) | (own & _THREAD_MASK != access.threads) | access.collective
+            bad[:, warp] &= (kind != _COLLECTIVE) & by_others
+        else:
+            bad[:, warp] = False
+            self._check_lanes(access, by_lane, did)
         if bad.any():
             row, other, word = (int(n) for n in np.argwhere(bad)[0])
             raise self._race(access, row, word, int(stamps[row, other, word]), did, other)
+
+    def _check_lanes(self, access: Access, by_lane: np.ndarray, did: str) -> None:
+        """The same for the last accesses of each lane of the access's own warp."""
+        where, warp = _where(access.rows), access.warp.index
+        stamps = by_lane[where, warp].take(access.pattern.words, axis=2)
+        known = np.maximum(self._known[where, warp, warp][:, None, None], self._known_to_lanes(access))
+        by_others = access.collective | (np.arange(32)[:, None] != access.pattern.word_lanes)
+        bad = (stamps >> _EPOCH > known) & by_others
+        if bad.any():
+            row, lane, word = (int(n) for n in np.argwhere(bad)[0])
+            raise self._race(access, row, word, int(stamps[row, lane, word]), did, warp)
 
     def check_agreement(self, access: Access, differs: np.ndarray) -> None:
         """Raises if lanes of one store put different values into one word: `differs` (CTAs, lanes) lost theirs."""

@@ -1,7 +1,9 @@
 """Runs a chunk of CTAs: one warp at a time, each up to a gate where it has to wait; then the gates that can, open.
 
-A warp whose lanes (or CTAs) take different ways keeps, for every block, the mask of the lanes that stand before it, and
-always runs the lowest block first: lanes that branched apart meet again where their ways join.
+A warp whose lanes (or CTAs) take different ways keeps, for every block, the mask of the lanes that stand before it.
+Lanes wait at a block for those that are sure to come there too: lanes that branched apart meet again at the branch's
+immediate post-dominator (Fung et al., MICRO 2007), wherever the compiler has put that block. PTX leaves the places to
+the compiler ("Divergence of Threads in Control Constructs"). Among blocks that wait for no other the lowest runs first.
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ class Chunk:
         self.shared = SharedMemory(len(cta_ids), machine.patterns)
         self.gates: dict[int, Gate] = {}
         num_warps, num_words = -(-machine.num_threads // 32), -(-machine.shared_bytes // machine.granule)
-        self.race = RaceDetector(self, num_warps, num_words) if machine.race else None
+        self.race = RaceDetector(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
 
     # -- names
@@ -106,7 +108,7 @@ class Chunk:
         """Runs a warp until all its lanes wait or have left."""
         program, ready = self.program, warp.ready
         while ready:
-            index = min(ready)
+            index = self._next(ready)
             mask = ready.pop(index)
             block = program.blocks[index]
             warp.executed += len(block.instructions)
@@ -125,6 +127,13 @@ class Chunk:
                 self._arrive(warp, mask, result, index)
             else:
                 _send(warp, index + 1, mask)
+
+    def _next(self, ready: dict[int, Mask]) -> int:
+        """The lowest of the blocks before which lanes stand, but for those that other lanes are yet to come to."""
+        if len(ready) == 1:
+            return next(iter(ready))
+        to_come = frozenset().union(*(self.program.blocks[index].post_dominators for index in ready))
+        return min(index for index in ready if index not in to_come)
 
     def _active_ctas(self, mask: np.ndarray) -> int:
         active = int(has_lanes(mask).sum())

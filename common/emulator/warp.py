@@ -1,5 +1,6 @@
 """One warp index across all CTAs of a chunk: its registers, and what the generated code asks of it."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,8 @@ from .errors import ConvergenceError, EmulatorError
 if TYPE_CHECKING:
     from .scheduler import Chunk
 
-_EVERY_LANE = np.full((1, 1), 0xFFFFFFFF, np.uint32)
+_FULL = 0xFFFFFFFF
+_EVERY_LANE = np.ones((1, 32), bool)
 
 
 class Warp:
@@ -78,14 +80,33 @@ class Warp:
     def converged(self, index: int, mask: Mask) -> None:
         """Checks that the warps which execute an .aligned instruction do so with all their lanes."""
         if mask is not None:
-            self._check_members(index, _EVERY_LANE, mask)
+            self.require(index, _EVERY_LANE, mask, "a warp-wide instruction")
 
-    def _check_members(self, index: int, members: Array, mask: Mask) -> np.ndarray:
-        """The member lanes of a .sync instruction, (1 or CTAs, 32), after checking that they are all here."""
-        wanted = members.astype(np.int64) >> ALL_LANES & 1 == 1
-        if mask is not None:
-            self.require(index, wanted, mask, "a warp-wide instruction")
-        return wanted
+    def _groups(self, index: int, members: Array, mask: Mask) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The lanes that execute a .sync instruction for one member mask, (1 or CTAs, 32), and the lanes that this mask
+        names and that have not left; for every mask that lanes come with.
+
+        Raises ConvergenceError if a member is elsewhere, or a lane is no member itself: PTX says that is undefined.
+        """
+        if mask is None and members.size == 1 and members[0, 0] == _FULL:
+            return [(_EVERY_LANE, _EVERY_LANE)]
+        shape = np.broadcast_shapes(members.shape, (1, 32) if mask is None else mask.shape, (1, 32))
+        active = np.broadcast_to(True if mask is None else mask, shape)
+        groups = []
+        for value in np.unique(np.broadcast_to(members, shape)[active]).tolist():
+            here = active & (members == value)
+            named = value >> ALL_LANES[None] & 1 == 1
+            self._forbid(index, here & ~named, f"this lane executes it, but its mask {value:#x} does not name it")
+            expected = named if self.live is None else named & self.live
+            self.require(index, expected, here, "a warp-wide instruction")
+            groups.append((here, expected))
+        return groups
+
+    def _forbid(self, index: int, wrong: np.ndarray, reason: str) -> None:
+        """Raises at the first lane of (rows, 32) that is wrong."""
+        if wrong.any():
+            row, lane = (int(n) for n in np.argwhere(wrong)[0])
+            raise ConvergenceError(f"{reason}\n  {self.at(index, row, lane)}")
 
     def require(self, index: int, wanted: np.ndarray, mask: np.ndarray, what: str) -> None:
         """Raises if lanes that `what` needs, (1 or CTAs, 32), are not here in a CTA where others are."""
@@ -102,22 +123,41 @@ class Warp:
         self, index: int, mode: str, value: Array, lane: Array, clamp: Array, members: Array, mask: Mask
     ) -> tuple[Array, Array]:
         """shfl.sync: the values, and whether their lanes lie within the segment."""
-        self._check_members(index, members, mask)
-        return exchange.shuffle(mode, value, lane, clamp)
+        source, inside = exchange.shuffle_sources(mode, lane, clamp)
+        for here, expected in self._groups(index, members, mask):
+            if not expected.all():
+                read, expected = np.broadcast_arrays(source, expected)
+                unnamed = here & ~np.take_along_axis(expected, read, axis=1)
+                self._forbid(index, unnamed, "this lane reads one that its mask does not name, or that has left")
+        return exchange.shuffle(value, source), inside
 
     def vote(self, index: int, mode: str, predicate: Array, members: Array, mask: Mask) -> Array:
         """vote.sync."""
-        return exchange.vote(mode, predicate, self._check_members(index, members, mask))
+        return self._by_group(index, members, mask, lambda group: exchange.vote(mode, predicate, group))
 
     def reduce(self, index: int, name: str, value: Array, members: Array, mask: Mask) -> Array:
         """redux.sync."""
-        return exchange.reduce(name, value, self._check_members(index, members, mask))
+        return self._by_group(index, members, mask, lambda group: exchange.reduce(name, value, group))
+
+    def _by_group(self, index: int, members: Array, mask: Mask, function: Callable[[np.ndarray], Array]) -> Array:
+        """What a function of the participating lanes gives to each lane."""
+        groups = self._groups(index, members, mask)
+        if not groups:  # no lane passes the guard
+            return function(_EVERY_LANE)
+        result = function(groups[0][1])
+        for here, group in groups[1:]:
+            result = np.where(here, function(group), result)
+        return result
 
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""
-        self._check_members(index, members, mask)
-        if self.chunk.race and (mask is None or mask.any()):
-            self.chunk.race.sync_warp(self.index, self.chunk.rows(mask))
+        for here, _ in self._groups(index, members, mask):
+            if self.chunk.race:
+                live = _EVERY_LANE if self.live is None else self.live
+                if (live & ~here & has_lanes(here)[:, None]).any():
+                    self.chunk.race.sync_lanes(self.index, here)
+                else:
+                    self.chunk.race.sync_warp(self.index, self.chunk.rows(here))
 
     def active_mask(self, mask: Mask) -> Array:
         """activemask."""

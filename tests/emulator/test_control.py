@@ -1,4 +1,4 @@
-"""Divergence, exchanges within a warp, barriers, deadlocks, endless loops."""
+"""Divergence, barriers, deadlocks, endless loops."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import run_lanes
 
+from flashladder.common import catalog
+from flashladder.common.build import build_one
 from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from flashladder.common.errors import EmulatorError
+from flashladder.common.execute import on_emulator
+from flashladder.common.problem import Problem, make_inputs
 
 LANES = 32
 
@@ -81,6 +85,40 @@ def test_lanes_meet_again_where_their_ways_join():
     assert report.instructions["shfl.sync.bfly.b32"] == 1
 
 
+JOIN_BEFORE_A_WAY = """
+    setp.lt.u32 p, a, 11; @p bra aside; bra.uni join;
+join: {together} ret;
+aside: add.u32 x, x, 100; bra.uni join;
+"""
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"),
+    [("shfl.sync.bfly.b32 d, x, 31, 31, -1; st.global.b32 [at], d;", lambda a: (31 - a) + 100 * (a > 20)),
+     ("bar.sync 0; add.u32 d, x, 1; st.global.b32 [at], d;", lambda a: a + 1 + 100 * (a < 11))],
+)  # fmt: skip
+def test_lanes_wait_at_a_join_that_stands_before_one_of_the_ways_to_it(together, expected):
+    a = np.arange(LANES, dtype=np.uint32)
+    start = "mov.u32 x, a; ld.param.u64 at, [pointer_d]; mad.wide.u32 at, a, 4, at; mov.u32 d, 0;"
+    outputs, report = run_lanes(
+        start + JOIN_BEFORE_A_WAY.format(together=together), {"a": a}, {"d": "u4"},
+        registers=".reg .pred p; .reg .b32 x; .reg .b64 at;",
+    )  # fmt: skip
+    assert (outputs["d"] == expected(a)).all()
+    assert report.instructions[together.split()[0]] == 1
+
+
+def test_lanes_meet_in_a_kernel_that_goes_far_apart():
+    """Rung 23 with a NaN among its scores: some lanes then leave a loop whose join the compiler puts before it."""
+    version = catalog.find("23")
+    problem = Problem(seqlen_q=64, seqlen_k=192, head_dim=96)
+    tensors = make_inputs(problem)
+    tensors.q[0, 3, 0, 5] = tensors.k[0, 70, 0, 5] = float("nan")
+    on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors)
+    seen = tensors.o[0, :, 0].isnan().all(dim=1)
+    assert seen.all()  # every row sees the key that is NaN
+
+
 def test_partial_last_warp():
     a = np.arange(40, dtype=np.uint32)
     outputs, report = run_lanes("bar.sync 0; add.u32 d, a, 1;", {"a": a}, {"d": "u4"}, num_threads=40)
@@ -98,84 +136,6 @@ def test_special_registers():
     expected = [thread, 64, np.repeat([0, 1], 64), 2, lane, thread // 32, 0, (1 << lane) - 1]
     for n, values in enumerate(expected):
         assert (found[f"d{n}"] == values).all(), names[n]
-
-
-# -- exchanges
-
-
-def shuffled(mode, values, lane_operands, clamp):
-    """shfl.sync as the PTX ISA's pseudocode has it."""
-    results, inside = [], []
-    for lane in range(32):
-        operand, bound, segment = lane_operands[lane] & 31, clamp & 31, clamp >> 8 & 31
-        highest = (lane & segment) | (bound & ~segment)
-        lowest = lane & segment
-        source = {
-            "up": lane - operand,
-            "down": lane + operand,
-            "bfly": lane ^ operand,
-            "idx": lowest | (operand & ~segment & 31),
-        }[mode]
-        valid = source >= highest if mode == "up" else source <= highest
-        results.append(values[source if valid else lane])
-        inside.append(valid)
-    return results, inside
-
-
-@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_shuffle(mode, data):
-    width = data.draw(st.sampled_from([32, 16, 8, 4]), label="width")
-    clamp = (32 - width) << 8 | (0 if mode == "up" else 31)
-    values = np.random.default_rng(0).integers(0, 1 << 32, LANES, np.uint32)
-    if data.draw(st.booleans(), label="alike"):
-        lanes = [data.draw(st.integers(0, 31))] * 32
-    else:
-        lanes = data.draw(st.lists(st.integers(0, 31), min_size=32, max_size=32))
-    code = f"shfl.sync.{mode}.b32 d|p, a, b, {clamp}, -1;"
-    outputs, _ = run_lanes(code, {"a": values, "b": np.array(lanes, np.uint32)}, {"d": "u4", "p": "?"})
-    results, inside = shuffled(mode, values.tolist(), lanes, clamp)
-    assert outputs["d"].tolist() == results
-    assert outputs["p"].tolist() == inside
-
-
-def test_votes_and_reductions():
-    a = np.random.default_rng(1).integers(0, 1 << 32, LANES, np.uint32)
-    members = 0x0000FFFF
-    code = """
-        setp.lt.u32 p, a, 0x80000000;
-        mov.u32 lane, %laneid; setp.ge.u32 q, lane, 16; @q bra upper;
-        vote.sync.ballot.b32 d, p, 0xffff; vote.sync.any.pred s, p, 0xffff; vote.sync.all.pred u, p, 0xffff;
-        redux.sync.add.u32 e, a, 0xffff; redux.sync.max.s32 f, a, 0xffff; activemask.b32 g;
-        bra.uni end;
-    upper:
-        vote.sync.ballot.b32 d, p, 0xffff0000; vote.sync.any.pred s, p, 0xffff0000; vote.sync.all.pred u, p, 0xffff0000;
-        redux.sync.add.u32 e, a, 0xffff0000; redux.sync.max.s32 f, a, 0xffff0000; activemask.b32 g;
-    end:
-    """
-    outputs, _ = run_lanes(
-        code, {"a": a}, {"d": "u4", "e": "u4", "f": "u4", "g": "u4", "s": "?", "u": "?"},
-        registers=".reg .pred p, q; .reg .b32 lane;",
-    )  # fmt: skip
-    for half, mask in ((slice(0, 16), members), (slice(16, 32), members << 16)):
-        small = a[half] < 0x80000000
-        ballot = sum(int(bit) << (n + half.start) for n, bit in enumerate(small))
-        assert (outputs["d"][half] == ballot).all()
-        assert (outputs["s"][half] == small.any()).all()
-        assert (outputs["u"][half] == small.all()).all()
-        assert (outputs["e"][half] == a[half].sum(dtype=np.uint32)).all()
-        assert (outputs["f"][half] == a[half].view(np.int32).max().view(np.uint32)).all()
-        assert (outputs["g"][half] == mask).all()
-
-
-def test_a_shuffle_that_names_absent_lanes():
-    a = np.arange(LANES, dtype=np.uint32)
-    code = "mov.u32 d, 0; setp.lt.u32 p, a, 20; @p bra end; shfl.sync.bfly.b32 d, a, 1, 31, -1; end:"
-    with pytest.raises(
-        ConvergenceError, match=r"lanes \[0, 1, .*19\] should take part.*\n.*CTA \(0, 0, 0\), warp 0, .*`shfl"
-    ):
-        run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p;")
 
 
 # -- barriers

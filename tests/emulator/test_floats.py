@@ -85,6 +85,21 @@ def test_f32_instruction(opcode, data):
         assert same(outputs["result"], function(*inputs.values()))
 
 
+@pytest.mark.parametrize(
+    ("b", "expected"),
+    [(2.0**126, 2.0**-126), (1.5 * 2.0**126, 0.0), (-(2.0**127), -0.0), (np.inf, 0.0), (2.0, 0.5)],
+)
+def test_approximate_division_by_what_has_no_reciprocal(b, expected):
+    """PTX ISA, "div": for 2**126 < |b| < 2**128, infinity / b is NaN and all else is zero."""
+    b = np.full(LANES, b, np.float32)
+    one, infinite = np.ones(LANES, np.float32), np.full(LANES, np.inf, np.float32)
+    code = "div.approx.f32 d, a, b; div.approx.f32 e, i, b; div.full.f32 f, a, b;"
+    outputs, _ = run_lanes(code, {"a": one, "b": b, "i": infinite}, {"d": "f4", "e": "f4", "f": "f4"})
+    assert same(outputs["d"], np.full(LANES, expected, np.float32))
+    assert np.isnan(outputs["e"]).all() == (abs(b[0]) > 2.0**126)
+    assert same(outputs["f"], one / b)
+
+
 @pytest.mark.parametrize("name", ["min", "max"])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
@@ -182,7 +197,7 @@ def test_float_to_integer_clamps(rounding, type_name, a):
     outputs, _ = run_lanes(code, {"a": a}, {"d": f"u{width // 8}"})
     for x, result in zip(a.tolist(), outputs["d"].tolist(), strict=True):
         if np.isnan(x):
-            expected = 0
+            expected = 1 << 63 if width == 64 else 0
         elif np.isinf(x):
             expected = high if x > 0 else low
         else:

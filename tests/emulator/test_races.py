@@ -143,6 +143,7 @@ FIRST_WARP = "setp.lt.u32 p, tid, 32;"
         (STORE + OTHER_LANE + LOAD, "no __syncwarp lies between"),
         (STORE + "bar.warp.sync -1;" + LOAD + OTHER_LANE + STORE, "no __syncwarp lies between"),
         (STORE + OTHER_LANE + STORE, "no __syncwarp lies between"),
+        (STORE + "setp.lt.u32 p, tid, 2; @p bar.warp.sync 3;" + OTHER_LANE + LOAD, "warp 0, lane 2 reads"),
         (STORE + "bar.warp.sync -1;" + OTHER_WARP + LOAD, "no barrier orders the two"),  # a warp's sync is not enough
         ("st.shared.b32 [buffer], tid;", "lanes of one store write different values to it"),
         ("mov.u32 x, 1; atom.shared.add.u32 y, [addr], x;" + OTHER_WARP + LOAD, "no barrier orders the two"),

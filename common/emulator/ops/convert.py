@@ -28,20 +28,17 @@ def float_to_integer(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 
 @op(rf"cvt\.rn\.(?P<d>f16|f32|f64)\.(?P<s>{_INT})")
 def integer_to_float(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    source = e.read(i.operands[1], m["s"])
-    _write_float(e, i, m["d"], f"{source}.astype({NUMPY_TYPES[m['d']]})")
+    _write_float(e, i, m, e.read(i.operands[1], m["s"]))
 
 
 @op(r"cvt\.(?P<r>r[nzmp]i)(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<d>f16|f32|f64)\.(?P<s>f16|f32|f64)")
 def round_to_integral(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    result = f"round_to({_read_float(e, i, m)}, {m['r']!r})"
-    _write_float(e, i, m["d"], f"saturate({result})" if m["sat"] else result)
+    _write_float(e, i, m, f"round_to({_read_float(e, i, m)}, {m['r']!r})")
 
 
 @op(r"cvt(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<d>f16|f32|f64)\.(?P<s>f16|f32|f64)")
 def float_to_float(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    result = f"{_read_float(e, i, m)}.astype({NUMPY_TYPES[m['d']]})"
-    _write_float(e, i, m["d"], f"saturate({result})" if m["sat"] else result)
+    _write_float(e, i, m, _read_float(e, i, m))
 
 
 @op(r"cvt\.(?P<mode>rz|rm|rp)\.f32\.(?P<s>f64)")
@@ -59,7 +56,8 @@ def f32_to_half(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """The packed form puts its first source into the upper half."""
     sources = [e.read(operand, "f32") for operand in i.operands[1:]]
     if m["relu"]:
-        sources = [f"np.fmax({source}, f4.type(0))" for source in sources]
+        zero = e.namespace.constant(0, "f4")
+        sources = [f"max_nan({source}, {zero})" for source in sources]
     if m["packed"] and m["d"] == "bf16":
         e.write(i.operands[0], f"bf16_pack({sources[0]}, {sources[1]})", "b32")
         return
@@ -74,14 +72,18 @@ def _read_float(e: "BlockEmitter", i: Instruction, m: Match) -> str:
     if m["s"] == "f16":
         return widen("f16", e.read(i.operands[1], "b16"))
     source = e.read(i.operands[1], m["s"])
-    return f"flush({source})" if m.groupdict().get("ftz") else source
+    return f"flush({source})" if m["ftz"] and m["s"] == "f32" else source
 
 
-def _write_float(e: "BlockEmitter", i: Instruction, type: str, value: str) -> None:
-    if type == "f16":
-        e.write(i.operands[0], f"({value}).astype(f2).view(u2)", "b16")
-    else:
-        e.write(i.operands[0], f"({value}).astype({NUMPY_TYPES[type]})", type)
+def _write_float(e: "BlockEmitter", i: Instruction, m: Match, value: str) -> None:
+    modifiers = m.groupdict()
+    if modifiers.get("sat"):
+        value = f"saturate({value})"
+    if m["d"] == "f16":
+        e.write(i.operands[0], round_half("f16", value), "b16")
+        return
+    value = f"({value}).astype({NUMPY_TYPES[m['d']]})"
+    e.write(i.operands[0], f"flush({value})" if modifiers.get("ftz") and m["d"] == "f32" else value, m["d"])
 
 
 @op(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|const|local)\.u64")

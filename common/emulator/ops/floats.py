@@ -30,9 +30,12 @@ def _flushed(m: Match, result: str, *sources: str) -> str:
 
 @alu(rf"(?P<f>add|sub|mul|fma|mad)\.(?P<mode>rz|rm|rp){_FTZ}{_SAT}\.(?P<t>f32)")
 def directed(m: Match, *sources: str) -> str:
-    one, negative_zero = "f4.type(1)", "f4.type(-0.0)"
-    forms = {"add": f"{{}}, {one}, {{}}", "sub": f"{{}}, {one}, -{{}}", "mul": f"{{}}, {{}}, {negative_zero}"}
-    return _flushed(m, f"fma_directed({forms.get(m['f'], '{}, {}, {}')}, {m['mode']!r})", *sources)
+    forms = {
+        "add": "fma_directed({}, f4.type(1), {}, MODE)",
+        "sub": "fma_directed({}, f4.type(1), -{}, MODE)",
+        "mul": "round_directed({}.astype(f8) * {}, MODE)",
+    }
+    return _flushed(m, forms.get(m["f"], "fma_directed({}, {}, {}, MODE)").replace("MODE", repr(m["mode"])), *sources)
 
 
 @alu(rf"(add|sub|mul)(?:\.rn)?{_FTZ}{_SAT}\.(?P<t>f32)")
@@ -55,9 +58,9 @@ def fma_f64(m: Match, a: str, b: str, c: str) -> str:
     return f"fma_f64({a}, {b}, {c})"
 
 
-@alu(rf"div\.(?:rn|approx|full){_FTZ}\.(?P<t>f32)")
+@alu(rf"div\.(rn|approx|full){_FTZ}\.(?P<t>f32)")
 def divide(m: Match, a: str, b: str) -> str:
-    return _flushed(m, "{} / {}", a, b)
+    return _flushed(m, "divide_approximately({}, {})" if m[1] == "approx" else "{} / {}", a, b)
 
 
 @alu(r"div\.rn\.(?P<t>f64)")
@@ -87,13 +90,12 @@ def reciprocal_f64(m: Match, a: str) -> str:
 
 @alu(rf"(min|max){_FTZ}(?P<nan>\.NaN)?\.(?P<t>f32)")
 def min_max(m: Match, a: str, b: str) -> str:
-    """Without .NaN, the operand that is not a NaN wins."""
-    return _flushed(m, f"np.{m[1]}imum({{}}, {{}})" if m["nan"] else f"np.f{m[1]}({{}}, {{}})", a, b)
+    return _flushed(m, f"{m[1]}_{'nan' if m['nan'] else 'number'}({{}}, {{}})", a, b)
 
 
 @alu(r"(min|max)\.(?P<t>f64)")
 def min_max_f64(m: Match, a: str, b: str) -> str:
-    return f"np.f{m[1]}({a}, {b})"
+    return f"{m[1]}_number({a}, {b})"
 
 
 @alu(rf"(abs|neg){_FTZ}\.(?P<t>f32)")

@@ -1,6 +1,6 @@
 """Arithmetic on f16, bf16 and their packed pairs (PTX ISA, "Half Precision Floating-Point Instructions").
 
-Each is computed in a wider type and rounded once: f32 for one operation, f64 for fma.
+Each is computed in f32 and rounded once: a sum or product of halves is exact there, or far enough from a tie.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def widen(kind: str, half: str) -> str:
 
 def round_half(kind: str, value: str) -> str:
     """16 bits (u2) of f4."""
-    return f"bf16_round({value})" if kind == "bf16" else f"({value}).astype(f2).view(u2)"
+    return f"{kind}_round({value})"
 
 
 def _per_half(e: "BlockEmitter", i: Instruction, m: Match, result: Callable[..., str]) -> None:
@@ -48,16 +48,17 @@ def arithmetic(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 
 @op(rf"fma\.rn(?P<relu>\.relu)?\.{_TYPE}")
 def fma(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    zero = e.namespace.constant(0, "f4")
+
     def result(a: str, b: str, c: str) -> str:
-        return f"np.maximum(fma_f32({a}, {b}, {c}), f4.type(0))" if m["relu"] else f"fma_f32({a}, {b}, {c})"
+        return f"max_nan(fma_odd({a}, {b}, {c}), {zero})" if m["relu"] else f"fma_odd({a}, {b}, {c})"
 
     _per_half(e, i, m, result)
 
 
 @op(rf"(min|max)(?P<nan>\.NaN)?\.{_TYPE}")
 def min_max(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    name = f"np.{m[1]}imum" if m["nan"] else f"np.f{m[1]}"
-    _per_half(e, i, m, lambda a, b: f"{name}({a}, {b})")
+    _per_half(e, i, m, lambda a, b: f"{m[1]}_{'nan' if m['nan'] else 'number'}({a}, {b})")
 
 
 @op(rf"(abs|neg)\.{_TYPE}")
@@ -65,6 +66,11 @@ def abs_neg(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     _per_half(e, i, m, lambda a: f"np.abs({a})" if m[1] == "abs" else f"-{a}")
 
 
-@op(rf"(ex2|tanh)\.approx(?:\.ftz)?\.{_TYPE}")
-def approximate(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    _per_half(e, i, m, lambda a: f"np.{'exp2' if m[1] == 'ex2' else 'tanh'}({a})")
+@op(rf"ex2\.approx(?P<ftz>\.ftz(?=\.bf16))?\.{_TYPE}")
+def exponential(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    _per_half(e, i, m, lambda a: f"flush(np.exp2(flush({a})))" if m["ftz"] else f"np.exp2({a})")
+
+
+@op(rf"tanh\.approx\.{_TYPE}")
+def tanh(e: "BlockEmitter", i: Instruction, m: Match) -> None:
+    _per_half(e, i, m, lambda a: f"np.tanh({a})")

@@ -63,8 +63,8 @@ def emit_pending(e: "BlockEmitter", pending: list[PendingMma]) -> set[str]:
     zero, computed = e.namespace.constant(0, "f4"), set()
     for product in _stack_rows(_chain(_side_by_side(pending), e.needed_names())):
         a, b, c, d = (_flat(part) for part in (product.a, product.b, product.c, product.d))
-        accumulators = "None" if set(c) == {zero} else f"({', '.join(c)})"
-        result = f"multiply({product.type!r}, {len(product.a)}, ({', '.join(a)}), ({', '.join(b)}), {accumulators})"
+        accumulators = "None" if set(c) == {zero} else f"[{', '.join(c)}]"
+        result = f"multiply({product.type!r}, {len(product.a)}, [{', '.join(a)}], [{', '.join(b)}], {accumulators})"
         e.line(f"{', '.join(d)} = {result}")
         computed.update(d)
     return computed

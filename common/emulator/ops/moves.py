@@ -74,7 +74,7 @@ def select_by_sign(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 
 @op(
     r"setp\.(?P<c>eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)(?:\.(?P<bool>and|or|xor))?"
-    r"(?P<ftz>\.ftz)?\.(?P<t>[bus](?:16|32|64)|f16|bf16|f32|f64)"
+    r"(?P<ftz>\.ftz(?=\.f32))?\.(?P<t>[bus](?:16|32|64)|f16|bf16|f32|f64)"
 )
 def set_predicate(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     if m["t"] in ("f16", "bf16"):
@@ -110,7 +110,7 @@ def _comparison(name: str, a: str, b: str, is_float: bool) -> str:
     return f"{a} {_COMPARE[name]} {b}"
 
 
-@op(r"set\.(?P<c>eq|ne|lt|le|gt|ge)(?P<ftz>\.ftz)?\.(?P<d>u32|s32|f32)\.(?P<t>[us](?:16|32|64)|f32|f64)")
+@op(r"set\.(?P<c>eq|ne|lt|le|gt|ge)(?P<ftz>\.ftz(?=\.\w+\.f32))?\.(?P<d>u32|s32|f32)\.(?P<t>[us](?:16|32|64)|f32|f64)")
 def set_value(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     a, b = _flushed(e, i, m)
     result = _comparison(m["c"], a, b, is_float=m["t"][0] == "f")
