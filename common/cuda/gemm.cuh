@@ -129,9 +129,15 @@ struct Serpentine {
     }
 };
 
-// C += A B. With `ahead`, operands are fetched one k-step before they are used.
-template <class T, int k, bool ahead = false, class Order = RowsFirst, int rows, int cols, class A, class B>
-__device__ inline void gemm(Accumulator<rows, cols> &c, A &a, B &b) {
+// Nothing more to do in a k-step.
+struct Nothing {
+    __device__ void operator()(int) const {}
+};
+
+// C += A B. With `ahead`, operands are fetched one k-step before they are used. `also(step)` comes first in each k-step.
+template <class T, int k, bool ahead = false, class Order = RowsFirst, int rows, int cols, class A, class B,
+          class Also = Nothing>
+__device__ inline void gemm(Accumulator<rows, cols> &c, A &a, B &b, Also also = {}) {
 #pragma unroll
     for (int step = 0; step < k / 16; ++step) {
         if (!ahead || step == 0) {
@@ -142,6 +148,7 @@ __device__ inline void gemm(Accumulator<rows, cols> &c, A &a, B &b) {
             a.fetch(step + 1);
             b.fetch(step + 1);
         }
+        also(step);
         Order::template visit<rows / 16, cols / 8>([&](int m, int n) {
             mma_m16n8k16<T>(c.block[m][n], a.at(step, m), b.at(step, n, 0), b.at(step, n, 1));
         });

@@ -27,12 +27,6 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
         for (int b = 0; b < rows / 16; ++b) mma_m16n8k16<T>(block_w.block[b][0], p.at(step, b), ones, ones);
         if (step == cols / 16 - 1) w += own([&](int b, int h) { return block_w.block[b][0][2 * h]; });
     }
-    // The same for a whole block.
-    template <int cols>
-    __device__ void weigh(const HeldA<rows, cols> &p) {
-#pragma unroll
-        for (int step = 0; step < cols / 16; ++step) weigh(p, step);
-    }
 
     // O /= w, with one reciprocal a row. A row that has seen no key becomes 0, whatever is in V.
     template <int head_dim>

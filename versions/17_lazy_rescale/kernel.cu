@@ -77,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
-        softmax.weigh(p);
-        gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
+        gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand, [&](int step) { softmax.weigh(p, step); });
     };
     attend(last, std::true_type{});
     for (int j = last - 1; j >= 0; --j) attend(j, std::false_type{});

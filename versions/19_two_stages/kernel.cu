@@ -81,8 +81,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
-        softmax.weigh(p);
-        gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
+        gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand, [&](int step) { softmax.weigh(p, step); });
         if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
 
         for (uint32_t *stage : {&k_copier.to, &v_copier.to, &k_operand.reader.base, &v_operand.reader.base})

@@ -80,8 +80,9 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         // O += P V
         auto p = round_to_operand<dtype>(s);
         v_operand.fetch();
-        softmax.weigh(p);
-        woven_gemm<dtype>(o, p, v_operand, [](int) {});
+        woven_gemm<dtype>(o, p, v_operand, [&](int t) {
+            if (t % v_operand.per_step == 0) softmax.weigh(p, t / v_operand.per_step);
+        });
         if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
 
         k_tiles.turn(k_operand.reader.base, copier.to_k);

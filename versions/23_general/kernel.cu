@@ -93,8 +93,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
             // O += P V
             auto p = round_to_operand<dtype>(s);
-            softmax.weigh(p);
-            gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand);
+            gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand, [&](int step) { softmax.weigh(p, step); });
             if constexpr (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
         }
 

@@ -80,8 +80,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o);
             auto p = round_to_operand<dtype>(s);
-            softmax.weigh(p);
-            gemm<dtype, edge_n, false, Serpentine>(o, p, v);
+            gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) { softmax.weigh(p, step); });
         }
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         v_tiles.turn(v_operand.reader.base, copier.to_v);
