@@ -10,20 +10,25 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, console
-from flashladder.common.accuracy import deviation, study, timing, view, yardstick
+from flashladder.common.accuracy import deviation, page, study, timing, view, yardstick
 from flashladder.common.build.compile import build_one
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.families import FAMILIES
 from flashladder.common.families.sketch import Sketch, heads_first
 from flashladder.common.measure.entrants import Entry
+from flashladder.common.paths import ROOT
 from flashladder.common.problem import DTYPES, Problem, allocate, attention, make_inputs
+from flashladder.common.report import markers
 from flashladder.common.results import records
+from flashladder.common.results.log import Log
 from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator
 from flashladder.tests import fake_gpu
 from flashladder.tools import accuracy
 
 SMALL = {"seqlen_q": 128, "seqlen_k": 512}
+SCALES = ("tiny_scale", "huge_scale")
+ONE_LAUNCH = tuple(name for name in FAMILIES if name not in SCALES)  # a softmax_scale is the launch's
 RUNGS = ("16", "17", "18", "22", "23", "24")
 
 
@@ -144,6 +149,7 @@ def test_every_planted_error_is_found():
     assert judged(lse=lambda lse: lse * math.nan) == ("lse",)
 
     def off_by_two(o):
+        o = o.clone()
         o[0, 5, 0, 3] *= 1 + 4 * half_ulp
         return o
 
@@ -180,32 +186,42 @@ def missed_bars(rung, dtype, **options):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_rungs_meet_every_bar(rung, dtype):
-    assert missed_bars(rung, dtype) == {}
+    assert missed_bars(rung, dtype, families=ONE_LAUNCH) == {}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_textbook_meets_every_bar(dtype):
-    assert missed_bars("00", dtype, lengths=(256,)) == {}
+    assert missed_bars("00", dtype, families=ONE_LAUNCH, lengths=(192,)) == {}
 
 
-def test_a_row_of_which_one_key_has_nearly_all_weight():
-    """fp16, 4096 keys 10.47 nats below the last, where V is 0: O is what the small ones weigh together."""
-    problem = Problem(seqlen_q=128, seqlen_k=4096, dtype="fp16")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_fastest_meets_the_bars_of_other_scales(dtype):
+    assert missed_bars("24", dtype, families=SCALES, lengths=(256,)) == {}
+
+
+def lone_top(seqlen_k):
+    """fp16: all keys but the last 10.47 nats below it, and V 1 there, 0 at the last. O is what the small ones weigh."""
+    problem = Problem(seqlen_q=128, seqlen_k=seqlen_k, dtype="fp16")
     tensors = allocate(problem)
     sketch = Sketch(tensors.q, tensors.k, problem.softmax_scale, torch.Generator())
     sketch.add(-10.47, (sketch.behind > 0).float())
     for tensor, made in ((tensors.q, sketch.q), (tensors.k, sketch.k), (tensors.v, (sketch.behind > 0)[None, :, None])):
         heads_first(tensor).copy_(made)
-    for rung in ("18", "24"):
-        version = catalog.find(rung)
-        on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
-        assert tensors.o.min() == pytest.approx(0.1042, rel=2e-3), rung
-        assert tensors.o.max() == pytest.approx(0.1042, rel=2e-3), rung
+    weight = (seqlen_k - 1) * math.exp(-10.47)
+    return problem, tensors, weight / (1 + weight)
+
+
+@pytest.mark.parametrize("rung", ["18", "24"])
+def test_many_small_weights_count(rung):
+    problem, tensors, expected = lone_top(1024)
+    version = catalog.find(rung)
+    on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
+    assert (tensors.o / expected - 1).abs().max() < 2e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", ["18", "24"])
-@settings(max_examples=4, deadline=None, phases=[Phase.generate])  # to make an example smaller takes minutes
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])  # to make an example smaller takes minutes
 @given(data=st.data())
 def test_any_steps_along_the_keys(rung, dtype, data):
     """Scores that stay for some keys and then jump, up or down, by another height in every sequence of a batch."""
@@ -245,9 +261,7 @@ def test_a_family_that_slows_a_kernel_is_found(monkeypatch):
         return run
 
     monkeypatch.setattr(timing, "on_gpu", launch)
-    monkeypatch.setattr(
-        timing, "make_inputs", lambda problem, _: make_inputs(replace(problem, seqlen_q=64, seqlen_k=64))
-    )
+    monkeypatch.setattr(timing, "_tensors", lambda problem: make_inputs(replace(problem, seqlen_q=64, seqlen_k=64)))
     families = ("normal", "sinks", "leaping", "equal_keys")
     asked = study.Study([Entry("16", catalog.find("16"), {})], target.resolve("gpu", None), (), families, ("bf16",))
     (rows,) = timing.rows(asked, lambda version, dtype, family: family == "equal_keys")
@@ -337,12 +351,18 @@ def test_the_page_shows_the_latest_of_a_gpu(run, tmp_path):
     on_gpu.loc[ours & (on_gpu["family"] == "normal"), ["verdict", "missed", "rms_error"]] = ("missed", "rms", 0.5)
     records.accuracy().append(on_gpu.where(on_gpu.notna(), None).to_dict("records"))
     assert run("--page")[0] == 0
-    page = (tmp_path / "accuracy.md").read_text()
-    assert "| 16 Static global stride | bf16 | 1 of 2 | normal | 128 |" in page
-    assert "- 16 Static global stride, bf16, normal: rms with 128 keys" in page
-    assert f"Measured on {fake_gpu.NAME}" in page
+    text = (tmp_path / "accuracy.md").read_text()
+    assert "| 16 Static global stride | bf16 | 1 of 2 | normal | 128 |" in text
+    assert "- 16 Static global stride, bf16, normal: rms with 128 keys" in text
+    assert f"Measured on {fake_gpu.NAME}" in text
     assert {path.name for path in tmp_path.glob("*.svg")} == {"accuracy_bf16.svg", "accuracy_bf16_dark.svg"}
     assert "ours, beyond a bar" in (tmp_path / "accuracy_bf16.svg").read_text()
+
+
+def test_the_committed_page_shows_the_committed_log():
+    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
+    written = ROOT / "results" / "accuracy.md"
+    assert markers.between(written, page.MARKER) == page.text(written, view.latest(frame))
 
 
 def test_the_last_row_counts():

@@ -98,9 +98,10 @@ def _study(arguments: argparse.Namespace) -> Study:
     from flashladder.common.run import target
 
     place = target.resolve(arguments.device, arguments.gpu)
+    tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
     official = [baselines.find(name) for name in arguments.baselines.split(",")] if place.on_gpu else []
     return Study(
-        entries=[Entry(version.number, version, {}) for version in _rungs(arguments.rungs, place.arch)],
+        entries=[Entry(version.number, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
         place=place,
         baselines=official,
         families=_chosen("family", arguments.families, FAMILIES),

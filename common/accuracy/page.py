@@ -32,11 +32,11 @@ def text(page: Path, rows: pd.DataFrame) -> str:
         return NOTHING
     pictures = [_shown(page, of_dtype) for _, of_dtype in rows.groupby("dtype")]
     beyond = [f"- {line}" for line in view.missed(rows)]
-    last = rows.iloc[-1]
+    judged = rows[~rows["timed"]]
+    last, lengths = judged.iloc[-1], ", ".join(f"{keys:,}" for keys in sorted(judged["seqlen_k"].unique()))
     source = (
-        f"Measured on {last['device']}, driver {last['driver']}, torch {last['torch']}, {last['time'][:10]}; "
-        f"{last['seqlen_q'] if not last['timed'] else 'few'} rows of queries, "
-        f"{', '.join(f'{keys:,}' for keys in sorted(rows[~rows['timed']]['seqlen_k'].unique()))} keys. "
+        f"Measured on {last['device']}, driver {last['driver']}, torch {last['torch']}, {last['time'][:10]};\n"
+        f"{last['num_heads']} heads of {last['seqlen_q']} queries, {lengths} keys.\n"
         "Made by tools/accuracy.py from [accuracy.csv](accuracy.csv)."
     )
     listed = "\n".join(["Beyond a bar:", "", *beyond]) if beyond else "No rung is beyond a bar."
