@@ -10,9 +10,7 @@ from flashladder.common.accuracy import figures, view
 from flashladder.common.report import markers, theme
 
 MARKER = "accuracy"
-NOTHING = (
-    "Nothing has been measured yet: `python tools/accuracy.py`, on a machine with a GPU, measures and writes it here."
-)
+NOTHING = "Nothing has been measured yet: `python tools/accuracy.py`, on a machine with a GPU, fills this page."
 
 
 def write(page: Path, frame: pd.DataFrame) -> list[Path]:
