@@ -15,7 +15,7 @@ from flashladder.common.build.compile import build_one
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.families import FAMILIES
 from flashladder.common.families.sketch import Sketch, heads_first
-from flashladder.common.measure.entrants import Entry
+from flashladder.common.measure.entrants import Entrant
 from flashladder.common.paths import ROOT
 from flashladder.common.problem import DTYPES, Problem, allocate, attention, make_inputs
 from flashladder.common.report import markers
@@ -176,8 +176,8 @@ def test_the_yardstick_is_attention():
 
 
 def missed_bars(rung, dtype, **options):
-    entries = [Entry(rung, catalog.find(rung), {})]
-    asked = study.Study(entries, target.resolve("emulator", None), dtypes=(dtype,), **options)
+    entrants = [Entrant(rung, catalog.find(rung), {})]
+    asked = study.Study(entrants, target.resolve("emulator", None), dtypes=(dtype,), **options)
     found = [row for rows in study.rows(asked) for row in rows]
     assert sum(row["verdict"] != study.YARDSTICK for row in found) == len(asked.families)
     return {row["family"]: row["missed"] for row in found if row["verdict"] == study.MISSED}
@@ -263,7 +263,7 @@ def test_a_family_that_slows_a_kernel_is_found(monkeypatch):
     monkeypatch.setattr(timing, "on_gpu", launch)
     monkeypatch.setattr(timing, "_tensors", lambda problem: make_inputs(replace(problem, seqlen_q=64, seqlen_k=64)))
     families = ("normal", "sinks", "leaping", "equal_keys")
-    asked = study.Study([Entry("16", catalog.find("16"), {})], target.resolve("gpu", None), (), families, ("bf16",))
+    asked = study.Study([Entrant("16", catalog.find("16"), {})], target.resolve("gpu", None), (), families, ("bf16",))
     (rows,) = timing.rows(asked, lambda version, dtype, family: family == "equal_keys")
     verdicts = {row["family"]: (row["verdict"], row["missed"]) for row in rows}
     assert verdicts == {"sinks": (study.MET, ""), "leaping": (study.MISSED, "time")}

@@ -7,7 +7,7 @@ from flashladder.common import catalog
 from flashladder.common.accuracy import study
 from flashladder.common.build.compile import build_one
 from flashladder.common.measure import baselines
-from flashladder.common.measure.entrants import Entry
+from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, make_inputs
 from flashladder.common.run import gpu, target
 from flashladder.common.run.execute import on_gpu
@@ -30,7 +30,7 @@ def missed_bars(version, dtype, **options):
     official = [baselines.find(baselines.OFFICIAL)]
     place = target.resolve("gpu", None)
     version.check_arch(place.arch)
-    asked = study.Study([Entry(version.number, version, {})], place, official, dtypes=(dtype,), **options)
+    asked = study.Study([Entrant(version.number, version, {})], place, official, dtypes=(dtype,), **options)
     found = [row for rows in study.rows(asked) for row in rows]
     ours = [row for row in found if row["version"] == version.name]
     assert len(ours) == len(asked.families) * len(asked.lengths)

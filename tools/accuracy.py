@@ -23,7 +23,7 @@ try:
     from flashladder.common.config import listing
     from flashladder.common.console import Parser, console, exit_with, table, warn
     from flashladder.common.errors import ConfigError
-    from flashladder.common.measure.entrants import Entry
+    from flashladder.common.measure.entrants import Entrant
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/accuracy.py`")
 
@@ -101,7 +101,7 @@ def _study(arguments: argparse.Namespace) -> Study:
     tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
     official = [baselines.find(name) for name in arguments.baselines.split(",")] if place.on_gpu else []
     return Study(
-        entries=[Entry(version.number, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
+        entrants=[Entrant(version.number, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
         place=place,
         baselines=official,
         families=_chosen("family", arguments.families, FAMILIES),

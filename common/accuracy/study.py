@@ -18,7 +18,7 @@ from flashladder.common.accuracy.deviation import Bars, Deviation, Exact, bars, 
 from flashladder.common.console import progress, warn
 from flashladder.common.families import FAMILIES
 from flashladder.common.measure.baselines import OFFICIAL, Baseline
-from flashladder.common.measure.entrants import Entry, assemble
+from flashladder.common.measure.entrants import Entrant, assemble
 from flashladder.common.problem import DTYPES, Problem, Tensors, allocate, draw
 from flashladder.common.results import records
 from flashladder.common.run.execute import on_emulator, on_gpu
@@ -39,7 +39,7 @@ Run = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]  # gives O and LSE
 class Study:
     """What is run: kernels, on every family with each dtype and number of keys."""
 
-    entries: Sequence[Entry]
+    entrants: Sequence[Entrant]
     place: Target
     baselines: Sequence[Baseline] = ()
     families: Sequence[str] = tuple(FAMILIES)
@@ -101,7 +101,7 @@ class _Subject:
 def rows(study: Study) -> Iterator[list[Row]]:
     """The rows of each batch as soon as it is done; what takes no part is said on the way."""
     run, stacks = records.new_run(), study.stacks()
-    field, left_out = assemble(study.entries, [stack.problem for stack in stacks], study.place)
+    lineup, left_out = assemble(study.entrants, [stack.problem for stack in stacks], study.place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
     absent: dict[str, str] = {}
@@ -109,7 +109,7 @@ def rows(study: Study) -> Iterator[list[Row]]:
         for done, stack in enumerate(stacks):
             update(done, len(stacks), f"{stack.problem.dtype}, {stack.problem.seqlen_k} keys")
             place = {"run": run} | records.of_place(study.place.on_gpu)
-            found = _rows(study, stack, field.get(stack.problem, {}), absent)
+            found = _rows(study, stack, lineup.get(stack.problem, {}), absent)
             yield [place | row for row in found]
     for name, reason in absent.items():
         warn(f"without {name}: {reason}")

@@ -10,7 +10,7 @@ from flashladder.common.accuracy.study import MET, MISSED, Study
 from flashladder.common.console import progress
 from flashladder.common.families import NORMAL
 from flashladder.common.measure.entrants import assemble
-from flashladder.common.measure.timing import Contender, Settings, measure
+from flashladder.common.measure.timing import Contender, TimingSettings, measure
 from flashladder.common.problem import Check, Problem, Tensors, allocate, draw
 from flashladder.common.results import records
 from flashladder.common.run.execute import on_gpu
@@ -29,10 +29,10 @@ def rows(study: Study, wrong: Wrong) -> Iterator[list[Row]]:
     """The rows of each kernel as soon as it is timed, but for the families where its output is wrong."""
     run = records.new_run()
     plain = {dtype: Problem(num_heads=HEADS, seqlen_q=ROWS, dtype=dtype, seed=study.seed) for dtype in study.dtypes}
-    field, _ = assemble(study.entries, list(plain.values()), study.place)
-    total, done = sum(map(len, field.values())), 0
+    lineup, _ = assemble(study.entrants, list(plain.values()), study.place)
+    total, done = sum(map(len, lineup.values())), 0
     with progress("kernels timed") as update:
-        for normal, kernels in field.items():
+        for normal, kernels in lineup.items():
             inputs = dict(_inputs(normal, study.families))
             for label, artifact in kernels.items():
                 update(done, total, f"{label}, {normal.dtype}")
@@ -60,7 +60,7 @@ def _tensors(problem: Problem) -> Tensors:
 
 def _timed(artifact: Artifact, inputs: Mapping[str, tuple[Problem, Tensors]]) -> Iterator[Row]:
     contenders = [_contender(artifact, family, *given) for family, given in inputs.items()]
-    measured = measure(contenders, Settings(rounds=ROUNDS))
+    measured = measure(contenders, TimingSettings(rounds=ROUNDS))
     for family in [family for family in inputs if family != NORMAL]:
         ratio = measured.ratio(family)
         is_met = ratio.value >= LEAST_TIME_RATIO
