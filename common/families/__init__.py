@@ -22,7 +22,7 @@ from flashladder.common.families.sketch import Sketch, heads_first
 NORMAL = "normal"
 _FIRST = 128  # keys that every kernel takes before the others: whole blocks, whatever block_n is
 _LARGEST = {torch.bfloat16: 2.0**100, torch.float16: 2.0**14}  # of V, with room for what a family multiplies it by
-_STEPS = [power + side for power in range(1, 41) for side in (-0.05, 0.05)]  # log2, beside each power of two
+_POWERS = 40  # of two, up to which scores jump: beyond all that P may grow to
 _LN2 = math.log(2)
 
 
@@ -258,9 +258,11 @@ def huge_values(sketch: Sketch) -> None:
 # Jumps over what was before, in log2: just below and just above each power of two from 2^1 to 2^40
 
 
-def _steps(numbers: torch.Tensor) -> torch.Tensor:
-    """A step for each number: neighbours have steps far apart, and 80 in a row have all."""
-    return torch.tensor(_STEPS, device=numbers.device)[numbers * 37 % len(_STEPS)]
+def _steps(sketch: Sketch, numbers: torch.Tensor) -> torch.Tensor:
+    """A step for each number, 0.02 to 0.08 beside a power: neighbours are far apart, and 80 in a row have all."""
+    number = numbers * 37 % (2 * _POWERS)
+    beside = 0.02 + 0.06 * sketch.uniform(*numbers.shape)
+    return 1 + number // 2 + torch.where(number % 2 == 0, -beside, beside)
 
 
 def _jump(sketch: Sketch, steps: torch.Tensor, keys: torch.Tensor) -> None:
@@ -272,33 +274,37 @@ def _jump(sketch: Sketch, steps: torch.Tensor, keys: torch.Tensor) -> None:
 @_family()
 def jump_rows(sketch: Sketch) -> None:
     """Behind the last 128 keys, each row jumps by a step of its own."""
-    _jump(sketch, _steps(sketch.row), sketch.behind >= _FIRST)
+    _jump(sketch, _steps(sketch, sketch.row), sketch.behind >= _FIRST)
 
 
 @_family()
 def jump_warps(sketch: Sketch) -> None:
     """Behind the last 128 keys, all rows of a warp jump by the same step."""
-    _jump(sketch, _steps(sketch.row // 16), sketch.behind >= _FIRST)
+    _jump(sketch, _steps(sketch, sketch.row // 16), sketch.behind >= _FIRST)
 
 
 @_family()
 def jump_lone_row(sketch: Sketch) -> None:
     """One row in 16 jumps; what it does to its neighbours must leave them right."""
     lone = sketch.row % 16 == 5
-    _jump(sketch, torch.where(lone, _steps(sketch.row // 16), torch.zeros_like(sketch.row)), sketch.behind >= _FIRST)
+    _jump(
+        sketch,
+        torch.where(lone, _steps(sketch, sketch.row // 16), torch.zeros_like(sketch.row)),
+        sketch.behind >= _FIRST,
+    )
 
 
 @_family()
 def jump_key(sketch: Sketch) -> None:
     """One key jumps, in the middle of others that stay."""
-    _jump(sketch, _steps(sketch.row), sketch.key == len(sketch.key) // 2 - 3)
+    _jump(sketch, _steps(sketch, sketch.row), sketch.key == len(sketch.key) // 2 - 3)
 
 
 @_family()
 def jump_in_turn(sketch: Sketch) -> None:
     """Each key in turn jumps, for one row: by a step for each digit that it matches."""
     sketch.match(_LN2)
-    sketch.q *= _steps(sketch.row)[..., None]
+    sketch.q *= _steps(sketch, sketch.row)[..., None]
 
 
 @_family()
@@ -310,4 +316,4 @@ def climbing(sketch: Sketch) -> None:
 @_family()
 def leaping(sketch: Sketch) -> None:
     """Every 128 keys scores leap by a step, four times."""
-    sketch.add(_steps(sketch.row) * _LN2, (sketch.behind // _FIRST).clamp(max=4))
+    sketch.add(_steps(sketch, sketch.row) * _LN2, (sketch.behind // _FIRST).clamp(max=4))
