@@ -12,6 +12,7 @@ results       the CSV logs, and what they come to
 profile       Nsight Compute's counters beside the emulator's and the machine code's
 report        tables for the terminal and for READMEs, and the colours of all figures
 experiments   the sweeps
+accuracy      errors and times over families of inputs, against bars
 pictures      drawings of what the code does
 dashboard     pages and charts of what was measured
 attention     attention as a function of torch tensors

@@ -59,6 +59,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--causal", action="store_true", help="each row sees no later key, aligned to the bottom right")
     group.add_argument("--softmax-scale", type=float, metavar="X", help="default: 1/sqrt(head_dim)")
     group.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    group.add_argument("--family", metavar="NAME", help="of inputs: plateau_4 for example (default: normal)")
     group.add_argument("--layout", default="bshd", help="bshd, bhsd, padded or qkv: how the tensors lie in memory")
 
 
@@ -75,6 +76,7 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
     group.add_argument("--head-dim", type=int, default=128)
     group.add_argument("--dtype", choices=_DTYPES, default="bf16")
     group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--family", default="normal", metavar="NAME", help="of inputs (default: normal)")
 
 
 def add_timing(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +120,7 @@ def problem(arguments: argparse.Namespace, **defaults: int | str) -> Problem:
         "head_dim": arguments.head_dim,
         "dtype": arguments.dtype,
         "softmax_scale": arguments.softmax_scale,
+        "family": arguments.family,
     }
     chosen = defaults | {name: value for name, value in given.items() if value is not None}
     return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout)
@@ -137,6 +140,7 @@ def shapes(arguments: argparse.Namespace) -> list[Problem]:
             dtype=arguments.dtype,
             causal=causal,
             seed=arguments.seed,
+            family=arguments.family,
         )
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for seqlen in lengths(arguments.seqlens)

@@ -12,18 +12,21 @@ import torch
 
 from flashladder.common.buffers import Buffer, View, contiguous, poison, unwritten
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
+from flashladder.common.families import FAMILIES, NORMAL
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
 _FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
 _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
+_SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
 _TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention call. Left at None: num_heads_k = num_heads, seqlen_k = seqlen_q, softmax_scale = 1/sqrt(head_dim).
+    """One attention call. Left at None: num_heads_k = num_heads, seqlen_k = seqlen_q, softmax_scale = 1/sqrt(head_dim),
+    or what the family of inputs wants.
 
     Causal masks are aligned to the bottom right: query i sees the keys j <= i + seqlen_k - seqlen_q.
     Raises UnsupportedProblemError for values that are no attention problem.
@@ -40,11 +43,17 @@ class Problem:
     softmax_scale: float = None  # type: ignore[assignment]
     seed: int = 0
     layout: str = "bshd"
+    family: str = NORMAL  # of inputs: one of FAMILIES
 
     def __post_init__(self) -> None:
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
             self._require_positive(name)
-        defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "softmax_scale": self.head_dim**-0.5}
+        for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("family", FAMILIES)):
+            if getattr(self, name) not in known:
+                raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
+        scale_of = FAMILIES[self.family].softmax_scale
+        scale = scale_of(DTYPES[self.dtype]) if scale_of else self.head_dim**-0.5
+        defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "softmax_scale": scale}
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -52,14 +61,15 @@ class Problem:
             self._require_positive(name)
         if not 0 < self.softmax_scale < math.inf:  # kernels take a row's maximum before they scale
             raise UnsupportedProblemError(f"softmax_scale={self.softmax_scale}: must be a positive, finite number")
+        if not _SCALES[0] <= self.softmax_scale <= _SCALES[1]:
+            low, high = (f"{limit:.2g}" for limit in _SCALES)
+            raise UnsupportedProblemError(
+                f"softmax_scale={self.softmax_scale}: kernels hold it in fp32, which takes {low} to {high}"
+            )
         if self.num_heads % self.num_heads_k:
             raise UnsupportedProblemError(
                 f"num_heads={self.num_heads} must be a multiple of num_heads_k={self.num_heads_k}"
             )
-        if self.dtype not in DTYPES:
-            raise UnsupportedProblemError(f"dtype={self.dtype}: must be one of {', '.join(DTYPES)}")
-        if self.layout not in LAYOUTS:
-            raise UnsupportedProblemError(f"layout={self.layout}: must be one of {', '.join(LAYOUTS)}")
         if self.layout == "qkv" and self.seqlen_q != self.seqlen_k:
             raise UnsupportedProblemError(
                 f"layout=qkv packs q, k and v row by row: seqlen_q={self.seqlen_q} must equal seqlen_k={self.seqlen_k}"
@@ -105,23 +115,34 @@ class Tensors:
 
 
 def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
-    """Standard normal q, k and v for the problem's seed, in its layout, and poisoned outputs, all in guarded memory.
+    """q, k and v of the problem's family for its seed, in its layout, and poisoned outputs, all in guarded memory.
 
     One seed gives the same numbers in every layout and, up to 2^25 elements, on every device.
     """
+    tensors = allocate(problem, device)
+    large = sum(tensor.numel() for tensor in (tensors.q, tensors.k, tensors.v)) > _CPU_DRAW_LIMIT
+    draw(problem, tensors.q, tensors.k, tensors.v, device if large else "cpu")
+    return tensors
+
+
+def allocate(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
+    """The same with inputs that are still to be drawn."""
     buffers = [
         Buffer(views, torch.float32 if "lse" in views else DTYPES[problem.dtype], device)
         for views in _buffer_views(problem)
     ]
     views = {name: view for buffer in buffers for name, view in buffer.views.items()}
-    inputs = [views[name] for name in "qkv"]
-    draw_on = device if sum(tensor.numel() for tensor in inputs) > _CPU_DRAW_LIMIT else "cpu"
-    generator = torch.Generator(device=draw_on).manual_seed(problem.seed)
-    for tensor in inputs:
-        tensor.copy_(torch.randn(tensor.shape, generator=generator, device=draw_on))
     tensors = Tensors(**views, buffers=tuple(buffers))
     tensors.poison()
     return tensors
+
+
+def draw(
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device: torch.device | str = "cpu"
+) -> None:
+    """Fills q, k and v with the inputs of the problem, whose numbers are drawn on the device."""
+    generator = torch.Generator(device=device).manual_seed(problem.seed)
+    FAMILIES[problem.family].draw(q, k, v, problem.softmax_scale, generator)
 
 
 def _buffer_views(problem: Problem) -> list[dict[str, View]]:

@@ -22,7 +22,8 @@ def test_torch_takes_the_arguments(on_hopper, name, causal):
     """Meta tensors go through the operator's schema and shapes, and compute nothing."""
     problem = Problem(batch=2, num_heads=4, seqlen_q=64, causal=causal, softmax_scale=0.3)
     output = baselines.find(name).prepare(problem, make_inputs(problem, "meta"))()
-    assert output.shape == (2, 64, 4, 128)
+    assert output.o.shape == (2, 64, 4, 128)
+    assert output.lse is None if name == "math" else output.lse.shape == (2, 4, 64)
 
 
 @pytest.mark.parametrize(

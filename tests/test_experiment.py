@@ -107,7 +107,7 @@ def test_lengths_on_a_gpu_have_times_and_memory(run, tmp_path, monkeypatch):
     fake_gpu.install(monkeypatch)
     monkeypatch.setattr(experiments, "make_inputs", lambda task, device: fake_gpu.problem.make_inputs(task, "cpu"))
     monkeypatch.setattr(experiments.execute, "on_gpu", lambda artifact, task, tensors: lambda: None)
-    monkeypatch.setattr(experiments, "_allocated", lambda launch: out.nbytes if (out := launch()) is not None else 0)
+    monkeypatch.setattr(experiments, "_allocated", lambda launch: out.o.nbytes if (out := launch()) is not None else 0)
     monkeypatch.setattr(experiments, "NUM_HEADS", 1)
     monkeypatch.setattr(experiments, "TOKENS", 256)
     code, out, err = run("seqlens", "--rungs", "02", "--seqlens", "128,256", "--rounds", "4")

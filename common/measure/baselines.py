@@ -1,7 +1,7 @@
 """Other people's attention kernels behind one interface, to measure against.
 
 "Official" is FlashAttention-2 as torch ships it. A baseline runs on the same tensors as our kernels, and computes the
-log-sum-exp too. What is not installed is named with the line that installs it.
+log-sum-exp too, which is given where it costs nothing. What is not installed is named with the line that installs it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +18,17 @@ from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.problem import Problem, Tensors
 
 OFFICIAL = "fa2"
-Run = Callable[[], torch.Tensor]  # runs the kernel once, and returns its output, (batch, seqlen, heads, head_dim)
 _SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
+
+
+class Output(NamedTuple):
+    """O, (batch, seqlen_q, num_heads, head_dim), and LSE, (batch, num_heads, seqlen_q), where the library gives it."""
+
+    o: torch.Tensor
+    lse: torch.Tensor | None = None
+
+
+Run = Callable[[], Output]  # runs the kernel once
 
 
 def _takes_anything(_: Problem) -> str | None:
@@ -114,8 +124,9 @@ def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> Run:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
     causal, scale = problem.causal, problem.softmax_scale
 
-    def run() -> torch.Tensor:
-        return kernel(q, k, v, 0.0, causal, False, scale=scale)[0].transpose(1, 2)
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, 0.0, causal, False, scale=scale)
+        return Output(o.transpose(1, 2), lse)
 
     return run
 
@@ -125,8 +136,9 @@ def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> Run:
     kernel = torch.ops.aten._scaled_dot_product_cudnn_attention.default
     causal, scale = problem.causal, problem.softmax_scale
 
-    def run() -> torch.Tensor:
-        return kernel(q, k, v, None, True, 0.0, causal, False, scale=scale)[0].transpose(1, 2)
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, None, True, 0.0, causal, False, scale=scale)
+        return Output(o.transpose(1, 2), lse.reshape(q.shape[:3]))
 
     return run
 
@@ -136,20 +148,22 @@ def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> Run:
     kernel = torch.ops.aten._scaled_dot_product_attention_math.default
     options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
 
-    def run() -> torch.Tensor:
-        return kernel(q, k, v, None, 0.0, problem.causal, None, **options)[0].transpose(1, 2)
+    def run() -> Output:
+        return Output(kernel(q, k, v, None, 0.0, problem.causal, None, **options)[0].transpose(1, 2))
 
     return run
 
 
 def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> Run:
-    """flash_attn_func of FlashAttention 2 to 4: they differ in whether the output comes alone."""
+    """flash_attn_func of FlashAttention 2 and 3: early releases of 3 give LSE unasked."""
     q, k, v = tensors.q, tensors.k, tensors.v
     options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    if "return_attn_probs" in signature(module.flash_attn_func).parameters:
+        options["return_attn_probs"] = True  # gives LSE; without dropout no probabilities are made
 
-    def run() -> torch.Tensor:
-        out = module.flash_attn_func(q, k, v, **options)
-        return out[0] if isinstance(out, tuple) else out
+    def run() -> Output:
+        o, lse, *_ = module.flash_attn_func(q, k, v, **options)
+        return Output(o, lse)
 
     return run
 
@@ -158,8 +172,9 @@ def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> Run:
     q, k, v = tensors.q, tensors.k, tensors.v
     options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal, "return_lse": True}
 
-    def run() -> torch.Tensor:
-        return module.flash_attn_func(q, k, v, **options)[0]
+    def run() -> Output:
+        o, lse, *_ = module.flash_attn_func(q, k, v, **options)
+        return Output(o, lse)
 
     return run
 
@@ -181,8 +196,8 @@ def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> Run:
         kv_data_type=k.dtype,
     )
 
-    def run() -> torch.Tensor:
-        return wrapper.run(q, k, v, return_lse=True)[0].view(tensors.q.shape)
+    def run() -> Output:
+        return Output(wrapper.run(q, k, v, return_lse=True)[0].view(tensors.q.shape))  # its LSE is in log2
 
     return run
 
@@ -190,10 +205,11 @@ def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> Run:
 def _xformers(module: Any, problem: Problem, tensors: Tensors) -> Run:
     bias = module.fmha.attn_bias.LowerTriangularFromBottomRightMask() if problem.causal else None
 
-    def run() -> torch.Tensor:
-        return module.fmha.memory_efficient_attention_forward_requires_grad(
+    def run() -> Output:
+        o, lse = module.fmha.memory_efficient_attention_forward_requires_grad(
             tensors.q, tensors.k, tensors.v, attn_bias=bias, scale=problem.softmax_scale
-        )[0]
+        )
+        return Output(o, lse[..., : problem.seqlen_q])  # it comes padded
 
     return run
 
@@ -202,10 +218,11 @@ def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> Run:
     q, k, v = _heads_first(tensors)
     grouped = problem.num_heads != problem.num_heads_k
 
-    def run() -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
+    def run() -> Output:
+        o = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=problem.causal, scale=problem.softmax_scale, enable_gqa=grouped
-        ).transpose(1, 2)
+        )
+        return Output(o.transpose(1, 2))
 
     return run
 

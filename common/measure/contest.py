@@ -95,4 +95,4 @@ def _ours(
 
 def _theirs(baseline: Baseline, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
     run = baseline.prepare(problem, tensors)
-    return Contender(baseline.name, run, lambda: verify(expected, run(), None))
+    return Contender(baseline.name, run, lambda: verify(expected, run().o, None))

@@ -75,6 +75,7 @@ _PROBLEM = {
     "softmax_scale": float,
     "seed": int,
     "layout": str,
+    "family": str,  # of inputs; empty in older rows, which are normal
 }
 _CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 _RESOURCES = {
@@ -118,6 +119,33 @@ BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOUR
 # Kind: own or fixed, as tools/ladder.py says. Chosen_by, of an own one: tuner, or default as in all rows without it.
 LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str})
 EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
+# A row has errors, as common/accuracy/deviation.py says, with the bars they are held against; or it has times.
+ACCURACY = Schema(
+    {
+        "run": str,
+        **_PLACE,
+        **_KERNEL,
+        **_PROBLEM,
+        "yardstick": str,  # whose errors the bars come from
+        "verdict": str,  # yardstick, met or missed
+        "missed": str,  # which bars
+        "mean_error": float,
+        "mean_stderr": float,
+        "rms_error": float,
+        "max_error": float,
+        "max_ulps": float,
+        "lse_error": float,
+        "mean_bar": float,
+        "rms_bar": float,
+        "max_ulps_bar": float,
+        "lse_bar": float,
+        "time_us": PositiveFloat,
+        "normal_us": PositiveFloat,  # on normal inputs, in the same rounds
+        "time_ratio": PositiveFloat,  # normal_us / time_us
+        "time_ratio_low": PositiveFloat,
+        "time_ratio_high": PositiveFloat,
+    }
+)
 SAMPLES = Schema(
     {
         "run": str,
@@ -153,6 +181,11 @@ def ladder(gpu: str) -> Log:
 def experiment(name: str) -> Log:
     """The runs of one experiment of tools/experiment.py."""
     return Log(results_dir() / "experiments" / f"{name}.csv", EXPERIMENT)
+
+
+def accuracy() -> Log:
+    """Errors and times of kernels over families of inputs, as tools/accuracy.py finds them."""
+    return Log(results_dir() / "accuracy.csv", ACCURACY)
 
 
 def samples(run: str) -> Log:
@@ -193,17 +226,20 @@ def of_place(on_gpu: bool, elsewhere: str = "emulator") -> Row:
     return row
 
 
-def of_artifact(artifact: Artifact) -> Row:
-    """The kernel, its configuration, and what the compiler said."""
-    resources: Row = {name: getattr(artifact, name) for name in _RESOURCES if name != "shared_bytes"}
+def of_code(artifact: Artifact) -> Row:
+    """Which kernel it is."""
     return {
         "version": artifact.version,
         "config": artifact.config.name,
         "arch": artifact.arch,
         "code": artifact.code,
-        **resources,
-        "shared_bytes": artifact.launch.shared_bytes,
     }
+
+
+def of_artifact(artifact: Artifact) -> Row:
+    """The same, and what the compiler said."""
+    resources: Row = {name: getattr(artifact, name) for name in _RESOURCES if name != "shared_bytes"}
+    return {**of_code(artifact), **resources, "shared_bytes": artifact.launch.shared_bytes}
 
 
 def spilled(row: Any) -> int:

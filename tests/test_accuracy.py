@@ -1,0 +1,376 @@
+"""Families of inputs, and what they say of the rungs: on the emulator beside a plain FlashAttention-2."""
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from flashladder.common import catalog, console
+from flashladder.common.accuracy import deviation, page, study, timing, view, yardstick
+from flashladder.common.build.compile import build_one
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.families import FAMILIES
+from flashladder.common.families.sketch import Sketch, heads_first
+from flashladder.common.measure.entrants import Entrant
+from flashladder.common.paths import ROOT
+from flashladder.common.problem import DTYPES, Problem, allocate, attention, make_inputs
+from flashladder.common.report import markers
+from flashladder.common.results import records
+from flashladder.common.results.log import Log
+from flashladder.common.run import target
+from flashladder.common.run.execute import on_emulator
+from flashladder.tests import fake_gpu
+from flashladder.tools import accuracy
+
+SMALL = {"seqlen_q": 128, "seqlen_k": 512}
+SCALES = ("tiny_scale", "huge_scale")
+ONE_LAUNCH = tuple(name for name in FAMILIES if name not in SCALES)  # a softmax_scale is the launch's
+RUNGS = ("16", "17", "18", "22", "23", "24")
+
+
+def scores_of(problem, tensors):
+    """In nats, (heads, rows, keys)."""
+    q, k = heads_first(tensors.q).double(), heads_first(tensors.k).double()
+    return problem.softmax_scale * q @ k.repeat_interleave(len(q) // len(k), 0).transpose(1, 2)
+
+
+def drawn(family, **options):
+    problem = Problem(**(SMALL | options), family=family)
+    return problem, make_inputs(problem)
+
+
+# Families
+
+
+def test_normal_inputs_are_what_they_were():
+    problem = Problem(batch=2, num_heads=4, num_heads_k=2, seqlen_q=20, head_dim=16, seed=7)
+    generator = torch.Generator().manual_seed(7)
+    tensors = make_inputs(problem)
+    for tensor in (tensors.q, tensors.k, tensors.v):
+        assert torch.equal(tensor, torch.randn(tensor.shape, generator=generator).bfloat16())
+    assert "family" not in problem.name
+    assert replace(problem, family="sinks").name.endswith(",family=sinks")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_suits_every_shape(family, dtype):
+    for options in ({"head_dim": 64, "num_heads": 4, "num_heads_k": 2}, {"seqlen_k": 40}, {"layout": "padded"}):
+        problem, tensors = drawn(family, dtype=dtype, **options)
+        for tensor in (tensors.q, tensors.k, tensors.v):
+            assert tensor.isfinite().all()
+        assert not any(buffer.damage() for buffer in tensors.buffers)
+        exact = deviation.exact(problem, tensors)
+        assert exact.o.abs().max() < torch.finfo(DTYPES[dtype]).max
+
+
+def test_a_family_that_is_none_is_refused():
+    with pytest.raises(UnsupportedProblemError, match="family=plateau: must be one of normal, normal_3"):
+        Problem(family="plateau")
+
+
+@pytest.mark.parametrize("scale", [1e-46, 1e-39, 2e38, 1e39])
+def test_a_scale_that_fp32_does_not_hold_is_refused(scale):
+    with pytest.raises(UnsupportedProblemError, match=r"kernels hold it in fp32, which takes 1\.2e-38 to 1\.7e"):
+        Problem(softmax_scale=scale)
+    Problem(softmax_scale=1.2e-38)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_are_as_designed(dtype):
+    scores = scores_of(*drawn("plateau_4", dtype=dtype))
+    assert scores[..., -64:].abs().max() == 0
+    assert (scores[..., :-64] - 4.5).abs().max() < 0.031
+    jumps = scores_of(*drawn("jump_rows", dtype=dtype))[0, :, 0] / math.log(2)
+    below, above = jumps[:80].sort().values.reshape(40, 2).T - torch.arange(1, 41)
+    assert (-below).min() > 0.01
+    assert (-below).max() < 0.09
+    assert above.min() > 0.01
+    assert above.max() < 0.09
+    for family in ("tiny_scale", "huge_scale", "normal_10"):
+        sigma = 10 if family == "normal_10" else 1
+        assert scores_of(*drawn(family, dtype=dtype)).std() == pytest.approx(sigma, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["one_hot", "huge_scores"])
+def test_one_hot_rows_are_rows_of_v(family, dtype):
+    problem, tensors = drawn(family, dtype=dtype)
+    o, _ = attention(problem, tensors, torch.float64)
+    chosen = scores_of(problem, tensors)[0].argmax(-1)
+    assert torch.equal(o[0, :, 0].to(DTYPES[dtype]), tensors.v[0, chosen, 0])
+    assert len(chosen.unique()) == len(chosen)
+
+
+def test_each_pair_has_its_turn():
+    """With as many heads as a tile has columns, every row of a tile meets every column."""
+    problem, tensors = drawn("maximum_in_turn", seqlen_q=128, seqlen_k=128, num_heads=128, num_heads_k=1)
+    chosen = scores_of(problem, tensors).argmax(-1)
+    assert len({(row, int(key)) for of_head in chosen for row, key in enumerate(of_head)}) == 128 * 128
+
+
+def test_a_family_is_the_same_alone_and_in_a_stack():
+    place = target.resolve("emulator", None)
+    stacks = study.Study([], place, families=("normal", "sinks", "tiny_scale"), dtypes=("fp16",)).stacks()
+    assert [[part.family for part in stack.parts] for stack in stacks] == [["normal", "sinks"], ["tiny_scale"]]
+    for stack in stacks:
+        tensors = stack.tensors("cpu")
+        for i, part in enumerate(stack.parts):
+            alone = make_inputs(part)
+            for name in "qkv":
+                assert torch.equal(getattr(tensors, name)[i], getattr(alone, name)[0])
+
+
+# Errors and bars
+
+
+def judged(o=lambda exact: exact, lse=lambda exact: exact, family="normal_3", dtype="bf16"):
+    """What is missed by an output made from the exact one, with the yardstick's bars."""
+    problem, tensors = drawn(family, dtype=dtype)
+    truth = deviation.exact(problem, tensors)
+    theirs = deviation.compare(truth, *yardstick.run(problem, tensors))
+    ours = deviation.compare(truth, o(truth.o).to(DTYPES[dtype]), lse(truth.lse).float())
+    return deviation.bars(truth, theirs, dtype, FAMILIES[family].one_hot).missed(ours)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rounded_answer_meets_every_bar(dtype):
+    for family in FAMILIES:
+        assert judged(family=family, dtype=dtype) == (), family
+
+
+def test_every_planted_error_is_found():
+    half_ulp = 2.0**-8
+    assert judged(o=lambda o: o * (1 - half_ulp / 8)) == ("mean",)
+    assert judged(o=lambda o: o * (1 + half_ulp * torch.randn(o.shape))) == ("rms",)
+    assert judged(lse=lambda lse: lse + 2e-5) == ("lse",)
+    assert judged(o=lambda o: o * math.inf)[:2] == ("rms", "mean")
+    assert judged(lse=lambda lse: lse * math.nan) == ("lse",)
+
+    def off_by_two(o):
+        o = o.clone()
+        o[0, 5, 0, 3] *= 1 + 4 * half_ulp
+        return o
+
+    assert judged(o=off_by_two, family="one_hot") == ("ulps",)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-6e4, 6e4, width=16), st.sampled_from(list(DTYPES.values())))
+def test_an_ulp_is_the_way_to_the_next_number(number, dtype):
+    x = torch.tensor([number], dtype=dtype)
+    beyond = torch.nextafter(x.abs(), torch.tensor(math.inf, dtype=dtype))
+    assert deviation._ulp(x.double(), dtype).item() == (beyond.double() - x.abs().double()).item()
+
+
+def test_the_yardstick_is_attention():
+    problem, tensors = drawn("falling_steeply", num_heads=2, num_heads_k=1, seqlen_k=100)
+    o, lse = yardstick.run(problem, tensors)
+    exact, exact_lse = attention(problem, tensors, torch.float64)
+    torch.testing.assert_close(o.double(), exact, rtol=0.01, atol=0)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-6, atol=1e-5)
+
+
+# The rungs
+
+
+def missed_bars(rung, dtype, **options):
+    entrants = [Entrant(rung, catalog.find(rung), {})]
+    asked = study.Study(entrants, target.resolve("emulator", None), dtypes=(dtype,), **options)
+    found = [row for rows in study.rows(asked) for row in rows]
+    assert sum(row["verdict"] != study.YARDSTICK for row in found) == len(asked.families)
+    return {row["family"]: row["missed"] for row in found if row["verdict"] == study.MISSED}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_rungs_meet_every_bar(rung, dtype):
+    assert missed_bars(rung, dtype, families=ONE_LAUNCH) == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_textbook_meets_every_bar(dtype):
+    assert missed_bars("00", dtype, families=ONE_LAUNCH, lengths=(192,)) == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_fastest_meets_the_bars_of_other_scales(dtype):
+    assert missed_bars("24", dtype, families=SCALES, lengths=(256,)) == {}
+
+
+def lone_top(seqlen_k):
+    """fp16: all keys but the last 10.47 nats below it, and V 1 there, 0 at the last. O is what the small ones weigh."""
+    problem = Problem(seqlen_q=128, seqlen_k=seqlen_k, dtype="fp16")
+    tensors = allocate(problem)
+    sketch = Sketch(tensors.q, tensors.k, problem.softmax_scale, torch.Generator())
+    sketch.add(-10.47, (sketch.behind > 0).float())
+    for tensor, made in ((tensors.q, sketch.q), (tensors.k, sketch.k), (tensors.v, (sketch.behind > 0)[None, :, None])):
+        heads_first(tensor).copy_(made)
+    weight = (seqlen_k - 1) * math.exp(-10.47)
+    return problem, tensors, weight / (1 + weight)
+
+
+@pytest.mark.parametrize("rung", ["18", "24"])
+def test_many_small_weights_count(rung):
+    problem, tensors, expected = lone_top(1024)
+    version = catalog.find(rung)
+    on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
+    assert (tensors.o / expected - 1).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", ["18", "24"])
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])  # to make an example smaller takes minutes
+@given(data=st.data())
+def test_any_steps_along_the_keys(rung, dtype, data):
+    """Scores that stay for some keys and then jump, up or down, by another height in every sequence of a batch."""
+    sequences, keys = 8, 384
+    problem = Problem(batch=sequences, seqlen_q=128, seqlen_k=keys, dtype=dtype)
+    tensors = make_inputs(problem)
+    for i in range(sequences):
+        cuts = data.draw(st.lists(st.integers(1, keys - 1), max_size=5, unique=True).map(sorted))
+        jumps = data.draw(st.lists(st.floats(-45, 45), min_size=len(cuts), max_size=len(cuts)))
+        inputs = [x[i : i + 1] for x in (tensors.q, tensors.k, tensors.v)]
+        sketch = Sketch(inputs[0], inputs[1], problem.softmax_scale, torch.Generator().manual_seed(i))
+        heights = sum((sketch.key >= cut) * jump for cut, jump in zip(cuts, jumps, strict=True)) + 0 * sketch.key
+        sketch.add(sketch.near(1), heights.float() * math.log(2))
+        for tensor, made in zip(inputs, (sketch.q, sketch.k, sketch.v), strict=True):
+            heads_first(tensor).copy_(made)
+    version = catalog.find(rung)
+    on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
+    truths, (o, lse) = deviation.exact(problem, tensors).sequences(), yardstick.run(problem, tensors)
+    for i, truth in enumerate(truths):
+        theirs, ours = (
+            deviation.compare(truth, x[i : i + 1], y[i : i + 1]) for x, y in ((o, lse), (tensors.o, tensors.lse))
+        )
+        assert deviation.bars(truth, theirs, dtype, False).missed(ours) == (), (theirs, ours)
+
+
+# Times, on a stand-in for a GPU
+
+
+def test_a_family_that_slows_a_kernel_is_found(monkeypatch):
+    fake_gpu.install(monkeypatch)
+
+    def launch(artifact, problem, tensors):
+        def run():
+            tensors.o.fill_(1)
+
+        run.time_us = {"leaping": 120.0, "sinks": 105.0}.get(problem.family, 100.0)
+        return run
+
+    monkeypatch.setattr(timing, "on_gpu", launch)
+    monkeypatch.setattr(timing, "_tensors", lambda problem: make_inputs(replace(problem, seqlen_q=64, seqlen_k=64)))
+    families = ("normal", "sinks", "leaping", "equal_keys")
+    asked = study.Study([Entrant("16", catalog.find("16"), {})], target.resolve("gpu", None), (), families, ("bf16",))
+    (rows,) = timing.rows(asked, lambda version, dtype, family: family == "equal_keys")
+    verdicts = {row["family"]: (row["verdict"], row["missed"]) for row in rows}
+    assert verdicts == {"sinks": (study.MET, ""), "leaping": (study.MISSED, "time")}
+    assert rows[0]["time_ratio"] == pytest.approx(1 / 1.05, rel=0.01)
+
+
+# The tool
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Calls the tool as a person does; gives its exit code, output and errors."""
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+
+    def call(*arguments):
+        code = console.run(accuracy.main, accuracy.parser(), [*arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+QUICK = ("16", "--device", "emulator", "--families", "normal,plateau_2", "--dtypes", "bf16", "--seqlens", "128")
+
+
+def test_a_study_is_shown_and_logged(run):
+    code, out, err = run(*QUICK)
+    assert code == 0, err
+    assert "2 of 2" in out
+    frame, damaged = records.accuracy().read()
+    assert damaged == []
+    assert list(frame["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2
+    assert list(frame["family"]) == ["normal", "plateau_2"] * 2
+    assert frame["rms_error"].between(1e-5, 4e-3).all()
+
+
+def test_a_missed_bar_is_said_and_fails(run, monkeypatch):
+    monkeypatch.setattr(deviation, "LSE_FLOOR", -1.0)
+    code, out, _ = run(*QUICK)
+    assert code == accuracy.EXIT_MISSED
+    assert "beyond a bar: 16 Static global stride, bf16, plateau_2: lse with 128 keys" in out
+
+
+def test_a_damaged_log_is_named_and_kept(run, tmp_path):
+    run(*QUICK)
+    log = tmp_path / "accuracy.csv"
+    log.write_text(log.read_text() + "not,a,row\n")
+    code, _, err = run(*QUICK)
+    assert code == 0
+    assert "accuracy.csv:6: 3 cells under" in err
+    assert len(records.accuracy().read()[0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--families", "plateau"), "no family plateau; there are normal, normal_3"),
+        (("--dtypes", "fp8"), "no dtype fp8; there are bf16"),
+        (("--device", "cpu"), "a rung is a CUDA kernel"),
+        (("99",), "99"),
+    ],
+)
+def test_what_cannot_be_studied_is_refused(run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == console.EXIT_ERROR
+    assert message in err
+
+
+def test_the_families_are_listed(run):
+    code, out, _ = run("--list")
+    assert code == 0
+    assert all(name in out for name in FAMILIES)
+
+
+# The page
+
+
+def test_the_page_shows_the_latest_of_a_gpu(run, tmp_path):
+    run(*QUICK)
+    assert run("--page")[0] == 0
+    assert "Nothing has been measured yet" in (tmp_path / "accuracy.md").read_text()
+    frame, _ = records.accuracy().read()
+    on_gpu = frame.replace({"device": {"emulator": fake_gpu.NAME}, "version": {"plain": "fa2"}}).astype(object)
+    ours = on_gpu["version"] == "16_static_stride"
+    on_gpu.loc[ours & (on_gpu["family"] == "normal"), ["verdict", "missed", "rms_error"]] = ("missed", "rms", 0.5)
+    records.accuracy().append(on_gpu.where(on_gpu.notna(), None).to_dict("records"))
+    assert run("--page")[0] == 0
+    text = (tmp_path / "accuracy.md").read_text()
+    assert "| 16 Static global stride | bf16 | 1 of 2 | normal | 128 |" in text
+    assert "- 16 Static global stride, bf16, normal: rms with 128 keys" in text
+    assert f"Measured on {fake_gpu.NAME}" in text
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"accuracy_bf16.svg", "accuracy_bf16_dark.svg"}
+    assert "ours, beyond a bar" in (tmp_path / "accuracy_bf16.svg").read_text()
+
+
+def test_the_committed_page_shows_the_committed_log():
+    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
+    written = ROOT / "results" / "accuracy.md"
+    assert markers.between(written, page.MARKER) == page.text(written, view.latest(frame))
+
+
+def test_the_last_row_counts():
+    frame = pd.DataFrame(columns=[*records.ACCURACY.columns])
+    row = {"device": "G", "version": "16_static_stride", "dtype": "bf16", "family": "normal", "seqlen_k": 128}
+    for verdict in (study.MISSED, study.MET):
+        frame = pd.concat([frame, pd.DataFrame([row | {"verdict": verdict, "rms_error": 0.1, "rms_bar": 1.0}])])
+    assert list(view.latest(frame.reset_index(drop=True))["verdict"]) == [study.MET]

@@ -1,0 +1,70 @@
+"""The rungs on a GPU over families of inputs and long rows, beside FlashAttention-2; see test_accuracy.py."""
+
+import pytest
+import torch
+
+from flashladder.common import catalog
+from flashladder.common.accuracy import study
+from flashladder.common.build.compile import build_one
+from flashladder.common.measure import baselines
+from flashladder.common.measure.entrants import Entrant
+from flashladder.common.problem import DTYPES, Problem, make_inputs
+from flashladder.common.run import gpu, target
+from flashladder.common.run.execute import on_gpu
+from flashladder.tests.test_accuracy import lone_top
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU on this machine"),
+]
+
+RUNGS = [version for version in catalog.versions() if version.number >= "16"]
+
+
+@pytest.fixture(params=RUNGS, ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+def missed_bars(version, dtype, **options):
+    official = [baselines.find(baselines.OFFICIAL)]
+    place = target.resolve("gpu", None)
+    version.check_arch(place.arch)
+    asked = study.Study([Entrant(version.number, version, {})], place, official, dtypes=(dtype,), **options)
+    found = [row for rows in study.rows(asked) for row in rows]
+    ours = [row for row in found if row["version"] == version.name]
+    assert len(ours) == len(asked.families) * len(asked.lengths)
+    assert {row["yardstick"] for row in ours} == {baselines.OFFICIAL}
+    return {(row["family"], row["seqlen_k"]): row["missed"] for row in ours if row["verdict"] == study.MISSED}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_family(version, dtype):
+    assert missed_bars(version, dtype, lengths=(128, 512, 4096), rows=256, heads=2) == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plateaus_of_many_keys(version, dtype):
+    families = ("equal_keys", "plateau_2", "plateau_3", "plateau_4", "plateau_below", "lone_top")
+    assert missed_bars(version, dtype, families=families, lengths=(16384, 131072)) == {}
+
+
+def test_many_small_weights_count(version):
+    problem, tensors, expected = lone_top(4096)
+    assert expected == pytest.approx(0.1042, rel=1e-3)
+    on_device = make_inputs(problem, "cuda")
+    for name in "qkv":
+        getattr(on_device, name).copy_(getattr(tensors, name))
+    on_gpu(build_one(version, version.config_for(problem), gpu.device_arch()), problem, on_device)()
+    assert (on_device.o / expected - 1).abs().max() < 2e-3
+
+
+def test_every_baseline_gives_its_lse():
+    """What gives one gives the right one, in natural logarithms."""
+    problem = Problem(batch=2, num_heads=4, seqlen_q=256, seqlen_k=512, family="sinks")
+    tensors = make_inputs(problem, "cuda")
+    exact = study.exact(problem, tensors)
+    for baseline in baselines.BASELINES.values():
+        if not (baseline.missing() or baseline.refusal(problem)):
+            _, lse = baseline.prepare(problem, tensors)()
+            assert lse is None or (lse - exact.lse).abs().max() < 1e-4, baseline.name
