@@ -111,8 +111,13 @@ def test_a_throttled_or_shared_gpu_is_said_so():
     cool, capped = GpuState(sm_mhz=1980), GpuState(sm_mhz=1600, slowdowns=("power cap",))
     samples = tuple(Sample(0, name, 1, 1.0, state) for name, state in zip("abba", [cool] * 3 + [capped], strict=True))
     result = Measurement("hot", "a", samples, {}, warnings=("the GPU is shared with 2 other processes",))
-    assert result.notes() == ["power cap in 25% of samples", "the GPU is shared with 2 other processes"]
+    assert result.notes() == [
+        "power cap in 25% of samples",
+        "b ran at 1980 MHz, a at 1790",
+        "the GPU is shared with 2 other processes",
+    ]
     assert result.clock_mhz("a") == 1790
+    assert Measurement("sustained", "a", samples, {}).notes() == ["power cap in 25% of samples"]
 
 
 def test_ratio_ignores_drift_and_the_odd_disturbance():

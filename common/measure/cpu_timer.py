@@ -9,6 +9,7 @@ from collections.abc import Callable
 from flashladder.common.errors import ConfigError
 from flashladder.common.host import threads
 from flashladder.common.measure.nvml import GpuState
+from flashladder.common.measure.spot import Queue
 from flashladder.common.measure.timing import SamplePlan
 
 SAMPLE_US = 20e3
@@ -35,6 +36,15 @@ class CpuTimer:
         for _ in range(plan.launches):
             plan.launch()
         return (time.perf_counter() - begin) * 1e6 / plan.launches, GpuState()
+
+    def once(self, launch: Callable[[], object], before: Queue, after: Queue) -> float:
+        """Microseconds of a single launch, between what prepares it and what looks at it."""
+        before()
+        begin = time.perf_counter()
+        launch()
+        microseconds = (time.perf_counter() - begin) * 1e6
+        after()
+        return microseconds
 
     def warnings(self) -> tuple[str, ...]:
         """What else kept the CPU busy."""
