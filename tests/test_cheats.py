@@ -315,7 +315,7 @@ def test_spot_checks_come_at_any_time(monkeypatch):
     for us, count in ((10.0, spot.COUNT), (2 * spot.SLOW_US, spot.COUNT_OF_SLOW)):
         places = set()
         for seed in range(3):
-            clock, taken = Clock(us), []
+            timer, taken = Timer(us), []
             checks = spot.SpotChecks("ours", honest(PROBLEM, ring.tensors), ring.stage, seed)
             with contextlib.suppress(VerificationError):
                 for number in range(20):

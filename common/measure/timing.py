@@ -30,7 +30,7 @@ from flashladder.common.errors import VerificationError
 from flashladder.common.measure.l2 import SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
-from flashladder.common.measure.statistics import Estimate, Times, Verdict, paired_ratio, verdict
+from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
 from flashladder.common.problem import Check
 
 Mode = Literal["hot", "cold", "sustained"]
@@ -46,6 +46,7 @@ CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little 
 LONGER_HOLDS = (1, 8, 64)  # where the host did not get there in time
 SPOT_HOLD_US = 500  # for what is queued around a call that is spot-checked
 CLOCK_BAND = 0.02  # of a clock beside the baseline's
+LOUD = 0.05  # noise that a reader must know of
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class TimingSettings:
 
 @dataclass(frozen=True)
 class Sample:
-    """The time of one launch, in microseconds: the mean over `launches` of them (cold: their median)."""
+    """The time of one launch, in microseconds: the mean of `launches` (cold: their median; CPU: the least)."""
 
     round: int
     contender: str
@@ -130,7 +131,9 @@ class Measurement:
         """What a reader of the figures must know of the GPU: slowdowns, other users, what was not recorded."""
         counts = Counter(word for sample in self.samples for word in sample.state.slowdowns)
         slowed = [f"{word} in {count / len(self.samples):.0%} of samples" for word, count in counts.items()]
-        return [*slowed, *self._other_clocks(), *self.warnings]
+        noise = noise_floor(self.control) if CONTROL in self.names else 0
+        noisy = [f"the same kernel differs from itself by {noise:.0%} here"] if noise > LOUD else []
+        return [*slowed, *self._other_clocks(), *noisy, *self.warnings]
 
     def _other_clocks(self) -> Iterator[str]:
         """Whose times compare clocks too. Sustained, each has the clock that its power allows."""
