@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from flashladder.common.paths import mixed_checkouts
+
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it once; interpreted even where there is a GPU
 os.environ.pop("COLUMNS", None)  # tables as wide as in a pipe
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small here, and pytest's workers take the cores
@@ -19,6 +21,8 @@ DOOR = "FLASHLADDER_TESTS_DOOR"  # names the lock that the workers of one run sh
 
 
 def pytest_configure(config):
+    if mixed := mixed_checkouts(Path(__file__)):
+        pytest.exit(mixed, returncode=2)
     if DOOR not in os.environ:  # a worker has it from the run that began it
         folder = tempfile.TemporaryDirectory(prefix="flashladder-tests-")
         os.environ[DOOR] = str(Path(folder.name, "door"))
