@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from rich import box
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flashladder.common.errors import FlashLadderError
+from flashladder.common.paths import mixed_checkouts
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
 LINE_SECONDS = 20.0  # from one line of progress to the next there
@@ -60,7 +62,12 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
 
 
 def exit_with(main: Callable[[argparse.Namespace], int], parser: Parser) -> None:
-    """Run as a program."""
+    """Run as a program, of this checkout."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program and (mixed := mixed_checkouts(Path(program))):
+        errors.print("[bold red]error:[/]", end=" ")
+        errors.print(mixed, markup=False, soft_wrap=True)
+        sys.exit(EXIT_ERROR)
     sys.exit(run(main, parser))
 
 

@@ -1,12 +1,27 @@
 """Where things are. Every other file asks here."""
 
 import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ROOT / "versions"
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
+
+
+def mixed_checkouts(file: Path) -> str | None:
+    """What is wrong where a file of tools/, tuner/ or tests/ is not of this checkout; None where it is, or of none.
+
+    A copied checkout brings an environment that still knows the original.
+    """
+    root = file.resolve().parents[1]
+    if root == ROOT or not (root / "common" / "paths.py").exists():
+        return None
+    return (
+        f"{file} would run the code of another checkout, {ROOT}, which {sys.executable} knows as flashladder: run "
+        f"`make venv` in {root}, or set PYTHONPATH to a folder in which `flashladder` is a link to it"
+    )
 
 
 def cache_dir() -> Path:

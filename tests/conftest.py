@@ -1,9 +1,14 @@
-"""What must be so before any test module is imported, and how many tests run at a time."""
+"""What must be so before any test module is imported, how many tests run at a time, and which run alone."""
 
+import fcntl
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from flashladder.common.paths import mixed_checkouts
 
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it once; interpreted even where there is a GPU
 os.environ.pop("COLUMNS", None)  # tables as wide as in a pipe
@@ -11,10 +16,56 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small here, and pyt
 settings.register_profile("same", derandomize=True, deadline=None)  # --hypothesis-profile=default: others each time
 settings.load_profile("same")
 
-MOST_WORKERS = 8  # each takes a gigabyte
+MOST_WORKERS = 8  # each takes a gigabyte, and half of one on the GPU
+DOOR = "FLASHLADDER_TESTS_DOOR"  # names the lock that the workers of one run share
+
+
+def pytest_configure(config):
+    if mixed := mixed_checkouts(Path(__file__)):
+        pytest.exit(mixed, returncode=2)
+    if DOOR not in os.environ:  # a worker has it from the run that began it
+        folder = tempfile.TemporaryDirectory(prefix="flashladder-tests-")
+        os.environ[DOOR] = str(Path(folder.name, "door"))
+        config.add_cleanup(folder.cleanup)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """A worker a core; those that need a GPU, one after the other."""
-    return 0 if config.option.markexpr != "not gpu" else min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    """A worker a core."""
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """What runs alone comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """A test marked `alone` runs, fixtures and all, while no other does.
+
+    Nothing queues behind one that waits, so that those that run alone end up behind all others.
+    """
+    with open(os.environ[DOOR], "a") as door:
+        fcntl.flock(door, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(door, fcntl.LOCK_UN)  # closing it would not do where a test has forked
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no NVIDIA GPU on this machine")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        torch.cuda.empty_cache()  # the GPU's memory is for all workers

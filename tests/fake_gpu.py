@@ -7,7 +7,7 @@ import torch
 
 from flashladder.common import problem
 from flashladder.common.config import load_gpu
-from flashladder.common.measure import baselines, contest, nvml, timing
+from flashladder.common.measure import baselines, contest, nvml, spot, timing
 from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator
 
@@ -28,6 +28,12 @@ class FakeTimer:
         time_us = getattr(plan.launch, "time_us", 100.0)
         return time_us * self._random.gauss(1, 0.001), nvml.GpuState(sm_mhz=1980, power_w=500.0, temperature_c=50)
 
+    def once(self, launch, before, after):
+        before()
+        launch()
+        after()
+        return getattr(launch, "time_us", 100.0)
+
     def warnings(self):
         return ()
 
@@ -46,6 +52,8 @@ def install(monkeypatch):
     monkeypatch.setattr(contest, "make_inputs", lambda task, device: problem.make_inputs(task, "cpu"))
     monkeypatch.setattr(contest, "on_gpu", _launch)
     monkeypatch.setattr(timing, "_GpuTimer", FakeTimer)
+    monkeypatch.setattr(spot, "COUNT", 1)  # what the emulator is asked for takes a while
+    monkeypatch.setattr(contest, "hard_problems", lambda task: [])
     fa2 = baselines.BASELINES["fa2"]
     monkeypatch.setitem(baselines.BASELINES, "fa2", baselines.Baseline(**{**vars(fa2), "bind": _attention}))
 

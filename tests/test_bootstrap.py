@@ -53,8 +53,18 @@ def test_failing_pip_says_what_to_do_without_a_network(monkeypatch):
         bootstrap.pip_install("something")
 
 
+def test_another_checkouts_environment_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
+    bootstrap.VENV.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        SystemExit, match=r"\.venv is a link to the environment of another checkout, .*/elsewhere: delete it"
+    ):
+        bootstrap.main()
+
+
 def test_up_to_date_environment_is_left_alone(tmp_path, monkeypatch):
     made = []
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
     monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
     monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "python")
     (tmp_path / "python").symlink_to(sys.executable)
@@ -68,3 +78,12 @@ def test_up_to_date_environment_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "python").unlink()
     bootstrap.main()
     assert len(made) == 6, "its interpreter is gone"
+    (tmp_path / "python").symlink_to(sys.executable)
+    bootstrap.main()
+    assert len(made) == 6
+    for name in bootstrap.INPUTS:
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes((bootstrap.ROOT / name).read_bytes())
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path / "copy")
+    bootstrap.main()
+    assert len(made) == 9, "it was copied with its checkout"

@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import shutil
@@ -5,11 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
-from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one
+from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one, ninja
 from flashladder.common.build import compile as build_module
 from flashladder.common.build.artifact import _launch_info, _resources
 from flashladder.common.build.toolchain import toolchain
@@ -177,6 +179,26 @@ def test_unwritable_cache_names_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(BuildError, match=r"file/cache cannot be written: Not a directory. Set FLASHLADDER_CACHE"):
         build_one(version, version.config(), ARCH)
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path, cache, monkeypatch):
+    """Whoever has the words for it: the compiler, this process, or nobody, as the log was on that disk too."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    words = f"no space is left in the cache folder {cache}. It may be deleted; FLASHLADDER_CACHE moves it"
+    version = make_rung(tmp_path, body="\n#error No space left on device\n")
+    with pytest.raises(BuildError, match=words):
+        build_one(version, version.config(), ARCH)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(BuildError, match=words):
+        build_one(version, version.config(), ARCH)
+    assert folders(cache / "building") == []
+    (tmp_path / "log").touch()
+    assert ninja.said(tmp_path / "log", "FAILED: [code=1]") == "FAILED: [code=1]"
+    monkeypatch.setattr(ninja.shutil, "disk_usage", lambda _: SimpleNamespace(free=300 * 2**10))
+    assert re.match(words, ninja.said(tmp_path / "log", "FAILED: [code=1]"))
 
 
 def test_unchanged_build_takes_no_time(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -65,6 +66,13 @@ def test_a_table_for_each_type_and_a_dash_where_nothing_was_timed():
     text = "\n".join(printed(display.overview(contests), 80))
     assert [text.count(f"{dtype}, full: TFLOP/s, and ratio") for dtype in ("bf16", "fp16")] == [1, 1]
     assert [line.split()[-1] for line in text.splitlines() if line.split()[:1] == ["16"]].count("-") == 1
+
+
+def test_a_column_of_clocks_is_there_where_one_was_read():
+    measured = contest(512).measurement
+    assert "SM MHz" in "\n".join(printed([display.times(measured, Problem())], 80))
+    unread = replace(measured, samples=tuple(replace(sample, state=GpuState()) for sample in measured.samples))
+    assert "SM MHz" not in "\n".join(printed([display.times(unread, Problem())], 80))
 
 
 def test_where_nothing_was_timed_there_is_no_table():

@@ -133,6 +133,7 @@ def test_a_wrong_kernel_is_not_logged(run, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_memory_on_a_real_gpu_grows_as_it_should(run):
     code, _, err = run("seqlens", "--rungs", "02", "--seqlens", "512,2048", "--rounds", "4")
     assert code == 0, err

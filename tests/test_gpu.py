@@ -8,23 +8,20 @@ import sys
 
 import pytest
 import torch
+from far_apart import spread
 
 from flashladder.common import catalog
-from flashladder.common.buffers import Buffer, View
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import hold
 from flashladder.common.measure.timing import Contender, TimingSettings, measure
-from flashladder.common.problem import LAYOUTS, Check, Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.problem import LAYOUTS, Check, Problem, expect, make_inputs, verify
 from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 from flashladder.tests import run_every_rung
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU on this machine"),
-]
+pytestmark = pytest.mark.gpu
 
 RUNGS = catalog.versions()
 MAX_LAUNCH_US = 6
@@ -35,10 +32,21 @@ def small(**options) -> Problem:
     return Problem(**{"batch": 2, "num_heads": 3, "seqlen_q": 256, **options})
 
 
+def takers(*problems):
+    """A test for every rung and each of the problems that it takes."""
+    return pytest.mark.parametrize(
+        ("version", "problem"),
+        [
+            pytest.param(version, problem, id=f"{version.name}-{problem.name}")
+            for version in RUNGS
+            for problem in problems
+            if version.takes(problem)
+        ],
+    )
+
+
 def compiled(version, problem):
-    """The rung's default configuration for a problem; skips where it does not take it."""
-    if not version.takes(problem):
-        pytest.skip(f"{version.name} does not take {problem.name}")
+    """The rung's default configuration for a problem."""
     return build_one(version, version.config_for(problem), gpu.device_arch())
 
 
@@ -65,22 +73,19 @@ def launched():
     return prepare
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_rungs(version, layout, dtype):
-    problem = small(layout=layout, dtype=dtype)
+@takers(*(small(layout=layout, dtype=dtype) for layout in LAYOUTS for dtype in ("bf16", "fp16")))
+def test_rungs(version, problem):
     checked(problem, compiled(version, problem))
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"num_heads": 4, "num_heads_k": 2}, {"seqlen_k": 512}], ids=str)
-def test_features(version, options):
-    problem = small(**options)
+@takers(small(causal=True), small(num_heads=4, num_heads_k=2), small(seqlen_k=512))
+def test_features(version, problem):
     checked(problem, compiled(version, problem))
 
 
-def test_any_length(version):
-    if not version.supports.seqlen_q == version.supports.seqlen_k == "any":
-        pytest.skip(f"{version.name} takes whole tiles")
+@takers(small(seqlen_q=77, seqlen_k=131))
+def test_any_length(version, problem):
+    checked(problem, compiled(version, problem))
     rng = random.Random(version.name)
     for _ in range(8):
         lengths = {"seqlen_q": rng.randint(1, 300), "seqlen_k": rng.randint(1, 300)}
@@ -167,6 +172,7 @@ def test_occupancy():
     assert 1 <= gpu.load(compiled(catalog.find("02"), problem)).occupancy() <= 16
 
 
+@pytest.mark.alone
 def test_launch_cost(launched, capsys):
     launch, _, _ = launched(batch=1, num_heads=1, seqlen_q=64)
     cost = gpu.host_cost_us(launch)
@@ -175,28 +181,12 @@ def test_launch_cost(launched, capsys):
     assert cost <= MAX_LAUNCH_US
 
 
-@pytest.fixture(scope="module")
-def far_apart():
-    """Tensors of two batches, more than 2^31 elements apart."""
-    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
-        pytest.skip("needs 40 GiB of free GPU memory")
+@pytest.mark.alone
+def test_offsets_past_two_to_the_31(version):
+    """Two batches, more than 2^31 elements apart."""
     problem = Problem(batch=2, num_heads=1, seqlen_q=256)
-    view = View((2, 256, 1, 128), (2**31 + 64, 128, 128, 1))
-    buffers = [Buffer({name: view}, torch.bfloat16, "cuda") for name in "qkvo"]
-    buffers.append(Buffer({"lse": View((2, 1, 256), (256, 256, 1))}, torch.float32, "cuda"))
-    tensors = Tensors(
-        **{name: view for buffer in buffers for name, view in buffer.views.items()}, buffers=tuple(buffers)
-    )
-    near = make_inputs(problem, "cuda")
-    for name in "qkv":
-        getattr(tensors, name).copy_(getattr(near, name))
-    return problem, tensors, expect(problem, tensors)
-
-
-def test_offsets_past_two_to_the_31(version, far_apart):
-    problem, tensors, expected = far_apart
+    tensors, expected = spread(problem, (2**31 + 64, 128, 128, 1))
     artifact = compiled(version, problem)
-    tensors.poison()
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
     verify(expected, tensors.o, tensors.lse, tensors.buffers).require(artifact.version)
@@ -253,6 +243,7 @@ def test_torch_baselines_compute_the_same(name, causal):
     verify(expect(problem, tensors), *output).require(name)
 
 
+@pytest.mark.alone
 def test_the_method_is_right(capsys):
     """A against A is tied, and the same kernel with 1 % more keys is slower, in at least 95 % of 40 trials."""
     runs = {}
@@ -269,6 +260,7 @@ def test_the_method_is_right(capsys):
     assert verdicts["slowed"].count("slower") >= 38
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["cold", "sustained"])
 def test_other_modes_agree_on_which_is_faster(mode):
     problem = Problem(batch=2, num_heads=16, seqlen_q=2048)

@@ -206,6 +206,7 @@ def test_without_a_gpu(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_two_rungs_on_a_real_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     arguments = ["01", "02", "--seqlens", "512", "--dtypes", "bf16", "--rounds", "8"]

@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from flashladder.common.errors import VerificationError
-from flashladder.common.measure import timing
+from flashladder.common.measure import cpu_timer, timing
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.statistics import (
     Estimate,
@@ -111,8 +112,38 @@ def test_a_throttled_or_shared_gpu_is_said_so():
     cool, capped = GpuState(sm_mhz=1980), GpuState(sm_mhz=1600, slowdowns=("power cap",))
     samples = tuple(Sample(0, name, 1, 1.0, state) for name, state in zip("abba", [cool] * 3 + [capped], strict=True))
     result = Measurement("hot", "a", samples, {}, warnings=("the GPU is shared with 2 other processes",))
-    assert result.notes() == ["power cap in 25% of samples", "the GPU is shared with 2 other processes"]
+    assert result.notes() == [
+        "power cap in 25% of samples",
+        "b ran at 1980 MHz, a at 1790",
+        "the GPU is shared with 2 other processes",
+    ]
     assert result.clock_mhz("a") == 1790
+    assert Measurement("sustained", "a", samples, {}).notes() == ["power cap in 25% of samples"]
+
+
+def test_what_else_runs_on_the_cpu_is_left_out(monkeypatch):
+    """Half of all launches are disturbed for long, and the figures are those of the undisturbed ones."""
+    now, rng = [0.0], random.Random(0)
+    monkeypatch.setattr(cpu_timer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def launch(time_us):
+        disturbance = rng.uniform(0, 20) if rng.random() < 0.5 else 0
+        now[0] += time_us * 1e-6 * (1 + disturbance + rng.uniform(0, 0.01))
+
+    field = [contender("sdpa", lambda: launch(560)), contender("c", lambda: launch(810))]
+    result = measure(field, TimingSettings(rounds=16), cpu_timer.CpuTimer("hot"))
+    assert result.time_us("sdpa") == pytest.approx(560, rel=0.02)
+    assert result.time_us("c") == pytest.approx(810, rel=0.02)
+    assert result.ratio("c").value == pytest.approx(560 / 810, rel=0.02)
+    assert result.verdict("c") == "slower"
+
+
+def test_a_loud_machine_is_said_to_be_so(fake_timer):
+    rng = random.Random(0)
+    loud = measure([contender(name, lambda: rng.uniform(1, 3)) for name in ("fa2", "07")], TimingSettings(rounds=8))
+    assert any("the same kernel differs from itself by" in note for note in loud.notes())
+    quiet = measure([contender(name, 1.0) for name in ("fa2", "07")], TimingSettings(rounds=8))
+    assert quiet.notes() == []
 
 
 def test_ratio_ignores_drift_and_the_odd_disturbance():

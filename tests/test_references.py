@@ -1,9 +1,12 @@
 """The references on the CPU: right on any problem they take, against the exact answer; refused clearly otherwise."""
 
+import errno
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -372,3 +375,24 @@ def test_library_is_built_once_and_again_when_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(ToolchainError, match="no-such-compiler is not on PATH"):
         build_library(source, {})
+
+
+def test_a_library_that_cannot_be_put_in_its_place_is_no_path(tmp_path, monkeypatch):
+    """Another process's is as good; a full disk is not."""
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "answer.c"
+    source.write_text("int answer(void) { return 1; }\n")
+    rename = Path.rename
+
+    def refuse(path, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def lose_the_race(path, target):
+        shutil.copytree(path, target)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(BuildError, match=r"the library cannot be moved to .*answer-\w+: No space left on device"):
+        build_library(source, {})
+    monkeypatch.setattr(Path, "rename", lose_the_race)
+    assert build_library(source, {}).exists()

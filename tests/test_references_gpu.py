@@ -46,6 +46,7 @@ def test_right_at_any_length(name, shape):
     assert "PASS" in run(name, f"{ANY_LENGTH[shape]} --batch 2 --no-measure")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["triton", "cute"])
 def test_timed_beside_the_official_kernel(name):
     out = run(name, "--batch 2 --heads 8 --seqlen 1024 --rounds 4")

@@ -13,7 +13,7 @@ from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.results import records
 from flashladder.common.run import tuned
-from flashladder.tests import fake_gpu
+from flashladder.tests import fake_gpu, interruptible
 from flashladder.tools import run_version
 
 TOOL = ROOT / "tools" / "run_version.py"
@@ -210,7 +210,7 @@ console.exit_with(run_version.main, run_version.parser())
 
 def test_interrupting_is_clean():
     command = [sys.executable, "-c", RUN_AND_SAY_SO, "02", "--device", "emulator", "--seqlen", "8192"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = interruptible.start(command)
     assert process.stdout.readline() == "running\n"
     time.sleep(2)
     process.send_signal(signal.SIGINT)

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from flashladder.tests import tuner_simulation
+from flashladder.tests import interruptible, tuner_simulation
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import code_of, verdict_of
 
@@ -98,9 +97,7 @@ def assert_log_agrees(ledger):
 
 def test_ctrl_c_ends_cleanly_with_the_best_so_far(places):
     command = [sys.executable, "-m", "flashladder.tests.tuner_simulation", str(places)]
-    search = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    search = interruptible.start(command, start_new_session=True)
     ledger = tuner_simulation.make_job(places).ledger()
     deadline = time.monotonic() + 120
     while len(finished(ledger)) < 5:

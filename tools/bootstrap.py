@@ -1,7 +1,8 @@
 """Makes .venv, the environment that everything here runs in: `python3 tools/bootstrap.py`.
 
 Needs Python 3.10, venv and g++; the rest is installed by pip, at the versions of constraints.txt. A torch or a CUDA
-toolkit that the machine already has is used instead. Does nothing when .venv is up to date.
+toolkit that the machine already has is used instead. Does nothing when .venv is up to date, and is of this folder: in a
+copied or moved checkout it is made anew.
 """
 
 from __future__ import annotations  # for the sake of the message that an older Python gets
@@ -29,7 +30,12 @@ MINIMUM_TORCH = (2, 9)
 
 
 def main() -> None:
-    digest = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in INPUTS)).hexdigest()
+    if VENV.is_symlink():
+        sys.exit(
+            f"{VENV} is a link to the environment of another checkout, {VENV.resolve()}: delete it, then make venv"
+        )
+    decisive = [os.fsencode(ROOT), *((ROOT / name).read_bytes() for name in INPUTS)]
+    digest = hashlib.sha256(b"".join(decisive)).hexdigest()
     if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == digest:
         return
     check_machine()

@@ -16,7 +16,7 @@ from typing import Literal, overload
 
 from flashladder.common.build import artifact as artifacts
 from flashladder.common.build.artifact import Artifact, LaunchInfo
-from flashladder.common.build.ninja import Progress, run_ninja, temporary_folder
+from flashladder.common.build.ninja import Progress, run_ninja, said, space_in_cache, temporary_folder
 from flashladder.common.build.sources import Sources
 from flashladder.common.build.toolchain import Toolchain, toolchain
 from flashladder.common.catalog import Version
@@ -113,7 +113,7 @@ def _compile(
     missing: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, progress: Progress | None
 ) -> dict[Path, Artifact | BuildError]:
     """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
-    with temporary_folder() as temporary:
+    with space_in_cache(), temporary_folder() as temporary:
         for place, request in missing.items():
             folder = Path(temporary, place.name)
             folder.mkdir()
@@ -127,7 +127,7 @@ def _compile(
             folder, kernel = Path(temporary, place.name), request.version.kernel
             try:
                 if place.name not in seconds:
-                    raise BuildError(_message(folder / artifacts.LOG, output))
+                    raise BuildError(said(folder / artifacts.LOG, output))
                 sources.check_complete(kernel, folder / DEPENDENCIES)
                 if now.digest(kernel) != sources.digest(kernel):
                     raise BuildError("its source was edited while it was compiled; build it again")
@@ -168,12 +168,6 @@ def _compile_seconds(ninja_log: Path) -> dict[str, float]:
     with suppress(FileNotFoundError):
         rows = [line.split("\t") for line in ninja_log.read_text().splitlines() if not line.startswith("#")]
     return {Path(output).parent.name: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
-
-
-def _message(log: Path, ninja_output: str) -> str:
-    """What the compiler said, with its source line; ninja's words when the compiler was not even reached."""
-    said = log.read_text().strip() if log.exists() else ""
-    return said or ninja_output.strip() or "ninja was interrupted"
 
 
 def _install(folder: Path, place: Path) -> Artifact:

@@ -7,11 +7,10 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from flashladder.common import host
-from flashladder.common.build.ninja import run_ninja, temporary_folder
+from flashladder.common.build.ninja import run_ninja, said, space_in_cache, temporary_folder
 from flashladder.common.build.toolchain import version_text
 from flashladder.common.errors import BuildError, ToolchainError
 from flashladder.common.paths import cache_dir
@@ -46,7 +45,7 @@ def build_library(source: Path, defines: Mapping[str, str]) -> Path:
 
 
 def _compile(source: Path, command: list[str], place: Path) -> None:
-    with temporary_folder() as temporary:
+    with space_in_cache(), temporary_folder() as temporary:
         folder = Path(temporary, place.name)
         folder.mkdir()
         line = shlex.join([*command, "-o", f"{place.name}/{FILE}", str(source.resolve()), *LIBRARIES])
@@ -55,7 +54,9 @@ def _compile(source: Path, command: list[str], place: Path) -> None:
         Path(temporary, "build.ninja").write_text(ninja)
         output = run_ninja(Path(temporary))
         if not (folder / FILE).exists():
-            said = (folder / LOG).read_text().strip() if (folder / LOG).exists() else ""
-            raise BuildError(f"{source} cannot be compiled:\n{said or output.strip()}")
-        with suppress(OSError):  # another process has put the same library there
+            raise BuildError(f"{source} cannot be compiled:\n{said(folder / LOG, output)}")
+        try:
             folder.rename(place)
+        except OSError as error:
+            if not (place / FILE).exists():  # or another process has put the same library there
+                raise BuildError(f"the library cannot be moved to {place}: {error.strerror}") from None

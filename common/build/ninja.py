@@ -1,13 +1,14 @@
 """ninja, run in a temporary folder of the cache, from where a finished result is renamed into place."""
 
+import errno
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flashladder.common.build.toolchain import find_ninja
@@ -15,6 +16,10 @@ from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 
 STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_FREE = 2**24  # bytes: the compiler's temporary files are gone when it has failed
+_FULL_IN_WORDS = re.compile("No space left on device|Disk quota exceeded")
 
 Progress = Callable[[int, int, str], None]  # edges done, of how many, and the latest
 
@@ -32,10 +37,42 @@ def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
                     shutil.rmtree(leftover, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=root)
     except OSError as error:
+        if error.errno in _FULL:
+            raise BuildError(_no_space()) from None
         raise BuildError(
             f"the cache folder {cache_dir()} cannot be written: {error.strerror}. Set FLASHLADDER_CACHE to a folder "
             "that can."
         ) from None
+
+
+def said(log: Path, ninja_output: str) -> str:
+    """Why nothing came of it: the compiler's words, or ninja's where the compiler was not even reached.
+
+    On a full disk there may be no room for words.
+    """
+    words = log.read_text().strip() if log.exists() else ""
+    silenced = not words and shutil.disk_usage(log.parent).free < _LEAST_FREE
+    if silenced or _FULL_IN_WORDS.search(words + ninja_output):
+        return _no_space()
+    return words or ninja_output.strip() or "ninja was interrupted"
+
+
+@contextmanager
+def space_in_cache() -> Iterator[None]:
+    """BuildError where something cannot be written because the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise BuildError(_no_space()) from None
+
+
+def _no_space() -> str:
+    return (
+        f"no space is left in the cache folder {cache_dir()}. It may be deleted; FLASHLADDER_CACHE moves it to another "
+        "disk."
+    )
 
 
 def run_ninja(folder: Path, progress: Progress | None = None) -> str:

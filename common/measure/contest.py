@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import torch
 
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.cpu_timer import CpuTimer
+from flashladder.common.measure.spot import Stage
 from flashladder.common.measure.timing import Contender, Measurement, TimingSettings, measure
-from flashladder.common.problem import Check, Expected, Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.problem import Check, Problem, expect, make_inputs, verify
 from flashladder.common.references import Configured, Prepared
 from flashladder.common.run.execute import on_gpu
 from flashladder.common.run.gpu import faults_named
@@ -35,6 +38,53 @@ class Contest:
         return [*wrong, *(f"{name}: {note}" for note in (self.measurement.notes() if self.measurement else ()))]
 
 
+def hard_problems(problem: Problem) -> list[Problem]:
+    """One batch of it with other inputs, which show what normal ones hide: coarse arithmetic, work that is left out.
+
+    Flat scores make O a small mean of all of V; sharp ones let few keys count, far from the others.
+    """
+    return [replace(problem, batch=1, softmax_scale=problem.softmax_scale * factor) for factor in (1 / 16, 8)]
+
+
+class Ring:
+    """A problem's tensors, with its exact answer; `ulps` of the largest output are allowed on top."""
+
+    def __init__(self, problem: Problem, device: str, ulps: int = 0) -> None:
+        self.problem = problem
+        self.tensors = make_inputs(problem, device)
+        expected = expect(problem, self.tensors)
+        ulp = torch.finfo(self.tensors.o.dtype).eps * float(expected.o.abs().max())
+        self.expected = replace(expected, tolerance=expected.tolerance + ulps * ulp)
+
+    @cached_property
+    def stage(self) -> Stage:
+        """For spot checks."""
+        return Stage(self.tensors, self.expected)
+
+    def official(self, baseline: Baseline) -> Contender:
+        """A baseline on these tensors."""
+        run = baseline.prepare(self.problem, self.tensors)
+        return Contender(baseline.name, run, lambda: verify(self.expected, run().o, None))
+
+    def ours(self, name: str, kernel: Artifact | Configured, *, timed: bool) -> Contender:
+        """A kernel on these tensors. DeviceError where it faults."""
+
+        def faults() -> AbstractContextManager[None]:
+            return faults_named(kernel) if self.tensors.q.is_cuda else nullcontext()
+
+        with faults():
+            bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
+            launch = bind(self.problem, self.tensors)
+
+        def check() -> Check:
+            self.tensors.poison()
+            with faults():
+                launch()
+            return verify(self.expected, self.tensors.o, self.tensors.lse, self.tensors.buffers)
+
+        return Contender(name, launch, check, self.stage if timed else None)
+
+
 class Arena:
     """A problem's tensors, its exact answer and its official kernels, for as many contests as are wanted.
 
@@ -45,15 +95,16 @@ class Arena:
         self.problem = problem
         self._device = device
         self.absent = {b.name: reason for b in baselines if (reason := b.missing() or b.refusal(problem))}
-        self._tensors = make_inputs(problem, device)
-        self._expected = expect(problem, self._tensors)
-        present = [baseline for baseline in baselines if baseline.name not in self.absent]
-        self._theirs = [_theirs(baseline, problem, self._tensors, self._expected) for baseline in present]
+        self._ring = Ring(problem, device)
+        self._theirs = [self._ring.official(baseline) for baseline in baselines if baseline.name not in self.absent]
 
     def hold(self, kernels: Mapping[str, Artifact | Configured], settings: TimingSettings | None) -> Contest:
         """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""
-        ours = [_ours(name, kernel, self.problem, self._tensors, self._expected) for name, kernel in kernels.items()]
+        timed = settings is not None
+        ours = [self._ring.ours(name, kernel, timed=timed) for name, kernel in kernels.items()]
         checks = {kernel.name: kernel.check() for kernel in ours}
+        if timed:
+            checks = {name: self._on_hard_inputs(name, kernels[name], check) for name, check in checks.items()}
         facts = {kernel.name: kernel.launch.facts() for kernel in ours if isinstance(kernel.launch, Prepared)}
         right = [kernel for kernel in ours if checks[kernel.name].passed]
         if settings is None or not right:
@@ -61,6 +112,22 @@ class Arena:
         timer = CpuTimer(settings.mode) if self._device == "cpu" else None
         measurement = measure([*self._theirs, *right], settings, timer)
         return Contest(self.problem, checks, self.absent, measurement, facts)
+
+    def _on_hard_inputs(self, name: str, kernel: Artifact | Configured, check: Check) -> Check:
+        """The check, with what is wrong on other inputs."""
+        if not check.passed:
+            return check
+        faults = [
+            f"{fault}, with other inputs: {ring.problem.name}"
+            for ring in self._hard_rings
+            for fault in ring.ours(name, kernel, timed=False).check().faults
+        ]
+        return replace(check, faults=tuple(faults))
+
+    @cached_property
+    def _hard_rings(self) -> list[Ring]:
+        """Where few keys count, 16-bit torch may be exact, which no kernel need be."""
+        return [Ring(problem, self._device, ulps=1) for problem in hard_problems(self.problem)]
 
 
 def hold(
@@ -72,27 +139,3 @@ def hold(
 ) -> Contest:
     """One contest in an arena of its own."""
     return Arena(problem, baselines, device).hold(kernels, settings)
-
-
-def _ours(
-    name: str, kernel: Artifact | Configured, problem: Problem, tensors: Tensors, expected: Expected
-) -> Contender:
-    def faults() -> AbstractContextManager[None]:
-        return faults_named(kernel) if tensors.q.is_cuda else nullcontext()
-
-    with faults():
-        bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
-        launch = bind(problem, tensors)
-
-    def check() -> Check:
-        tensors.poison()
-        with faults():
-            launch()
-        return verify(expected, tensors.o, tensors.lse, tensors.buffers)
-
-    return Contender(name, launch, check)
-
-
-def _theirs(baseline: Baseline, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
-    run = baseline.prepare(problem, tensors)
-    return Contender(baseline.name, run, lambda: verify(expected, run().o, None))

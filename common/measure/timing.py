@@ -6,7 +6,8 @@ about 2 us that two events cost. Sustained: launches for half a second, of which
 contender runs at the clock that its own power allows.
 
 The host is never timed: a sample's work waits in the GPU's queue behind a kernel that holds it back until enough is
-there. Samples carry the GPU's clock, power, temperature and what slowed it.
+there. All hold it for as long, so that no kernel comes upon a cooler card. Samples carry the GPU's clock, power,
+temperature and what slowed it. Between samples, single calls are checked unannounced (spot.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Literal, Protocol
@@ -25,8 +26,11 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from flashladder.common.errors import VerificationError
+from flashladder.common.measure.l2 import SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
-from flashladder.common.measure.statistics import Estimate, Times, Verdict, paired_ratio, verdict
+from flashladder.common.measure.spot import Queue, SpotChecks, Stage
+from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
 from flashladder.common.problem import Check
 
 Mode = Literal["hot", "cold", "sustained"]
@@ -39,6 +43,10 @@ MIN_ROUNDS = {"hot": 16, "cold": 16, "sustained": 4}
 MAX_LAUNCHES = {"hot": 200, "cold": 10, "sustained": 20_000}
 WANTED_HALF_WIDTH = 0.002  # rounds go on until every ratio's interval is this narrow, or the budget is spent
 CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little lower, so it holds a little longer
+LONGER_HOLDS = (1, 8, 64)  # where the host did not get there in time
+SPOT_HOLD_US = 500  # for what is queued around a call that is spot-checked
+CLOCK_BAND = 0.02  # of a clock beside the baseline's
+LOUD = 0.05  # noise that a reader must know of
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class Contender:
     name: str
     launch: Callable[[], object]
     check: Callable[[], Check]
+    stage: Stage | None = None  # its tensors, where it is spot-checked
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class TimingSettings:
 
 @dataclass(frozen=True)
 class Sample:
-    """The time of one launch, in microseconds: the mean over `launches` of them (cold: their median)."""
+    """The time of one launch, in microseconds: the mean of `launches` (cold: their median; CPU: the least)."""
 
     round: int
     contender: str
@@ -122,7 +131,17 @@ class Measurement:
         """What a reader of the figures must know of the GPU: slowdowns, other users, what was not recorded."""
         counts = Counter(word for sample in self.samples for word in sample.state.slowdowns)
         slowed = [f"{word} in {count / len(self.samples):.0%} of samples" for word, count in counts.items()]
-        return [*slowed, *self.warnings]
+        noise = noise_floor(self.control) if CONTROL in self.names else 0
+        noisy = [f"the same kernel differs from itself by {noise:.0%} here"] if noise > LOUD else []
+        return [*slowed, *self._other_clocks(), *noisy, *self.warnings]
+
+    def _other_clocks(self) -> Iterator[str]:
+        """Whose times compare clocks too. Sustained, each has the clock that its power allows."""
+        if self.mode == "sustained" or not (base := self.clock_mhz(self.baseline)):
+            return
+        for name in self.names:
+            if (clock := self.clock_mhz(name)) and abs(clock / base - 1) > CLOCK_BAND:
+                yield f"{name} ran at {clock:.0f} MHz, {self.baseline} at {base:.0f}"
 
     def clock_mhz(self, name: str) -> float | None:
         """The median SM clock while the contender ran."""
@@ -140,6 +159,10 @@ class SamplePlan:
     hold_us: float  # until the queue has enough
 
 
+class Foul(Exception):
+    """What a launch did to look faster, to be read after the contender's name."""
+
+
 class Timer(Protocol):
     """Times launches on one device."""
 
@@ -147,7 +170,10 @@ class Timer(Protocol):
         """How a sample of this launch is to be taken."""
 
     def sample(self, plan: SamplePlan) -> tuple[float, GpuState]:
-        """Microseconds a launch, and the GPU's state while it ran."""
+        """Microseconds a launch, and the GPU's state while it ran. Foul where the launch did what none may."""
+
+    def once(self, launch: Callable[[], object], before: Queue, after: Queue) -> float:
+        """Microseconds of a single launch; what is queued right before and right behind it is outside the time."""
 
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with the device as a thing to measure on."""
@@ -158,22 +184,36 @@ def measure(
 ) -> Measurement:
     """Time the contenders against the first of them, by a timer: without one, on the current GPU and stream.
 
-    Outputs are checked before and after; VerificationError names a contender that is wrong, and there are no figures.
+    Outputs are checked before, amid and after; VerificationError names a contender that is wrong, or that looks faster
+    than it is, and there are no figures.
     """
     for contender in contenders:
         contender.check().require(f"{contender.name}, before it was timed,")
     timer = timer or _GpuTimer(settings.mode)
     launches = {contender.name: contender.launch for contender in contenders} | {CONTROL: contenders[0].launch}
     with _no_garbage_collection():
-        plans = {name: timer.plan(launch) for name, launch in launches.items()}
-        samples = _rounds(timer, plans, contenders[0].name, settings)
+        plans = _plans(timer, launches)
+        spots = [SpotChecks(c.name, c.launch, c.stage, settings.seed) for c in contenders if c.stage]
+        samples = _rounds(timer, plans, contenders[0].name, settings, spots)
     checks = {contender.name: contender.check() for contender in contenders}
     for name, check in checks.items():
         check.require(f"{name}, after it was timed,")
     return Measurement(settings.mode, contenders[0].name, tuple(samples), checks, timer.warnings())
 
 
-def _rounds(timer: Timer, plans: dict[str, SamplePlan], baseline: str, settings: TimingSettings) -> list[Sample]:
+def _plans(timer: Timer, launches: dict[str, Callable[[], object]]) -> dict[str, SamplePlan]:
+    """A plan for each, which all hold the queue for as long as the slowest host needs."""
+    plans = {}
+    for name, launch in launches.items():
+        with _named(name):
+            plans[name] = timer.plan(launch)
+    hold_us = max(plan.hold_us for plan in plans.values())
+    return {name: replace(plan, hold_us=hold_us) for name, plan in plans.items()}
+
+
+def _rounds(
+    timer: Timer, plans: dict[str, SamplePlan], baseline: str, settings: TimingSettings, spots: Sequence[SpotChecks]
+) -> list[Sample]:
     """Rounds until there are enough; in each, every contender twice: in shuffled order, then in the reverse."""
     rng = random.Random(settings.seed)
     begin = time.perf_counter()
@@ -182,10 +222,25 @@ def _rounds(timer: Timer, plans: dict[str, SamplePlan], baseline: str, settings:
         number = len(samples) // (2 * len(plans))
         order = rng.sample(list(plans), len(plans))
         for name in order + order[::-1]:
-            samples.append(Sample(number, name, plans[name].launches, *timer.sample(plans[name])))
+            with _named(name):
+                samples.append(Sample(number, name, plans[name].launches, *timer.sample(plans[name])))
+        for spot in spots:
+            spot.now_and_then(timer)
         so_far = Measurement(settings.mode, baseline, tuple(samples), {})
         if _enough(so_far, settings, time.perf_counter() - begin):
-            return samples
+            break
+    for spot in spots:
+        spot.finish(timer)
+    return samples
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A foul is this contender's."""
+    try:
+        yield
+    except Foul as foul:
+        raise VerificationError(f"{name} {foul}") from None
 
 
 def _enough(so_far: Measurement, settings: TimingSettings, seconds: float) -> bool:
@@ -211,6 +266,8 @@ class _GpuTimer:
         self._monitor = Monitor(torch.cuda.current_device())
         count = MAX_LAUNCHES["cold"] if mode == "cold" else 1
         self._events = [(_event(), _event()) for _ in range(count)]
+        self._held = torch.cuda.Event()
+        self._set_aside = SetAside()
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.empty(2 * l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
 
@@ -227,7 +284,25 @@ class _GpuTimer:
 
     def sample(self, plan: SamplePlan) -> tuple[float, GpuState]:
         """Microseconds a launch, and the GPU's state while it ran."""
-        return self._cold(plan) if self.mode == "cold" else self._back_to_back(plan)
+        self._set_aside.clear()
+        torch.cuda.synchronize()  # nobody's leftovers, on whatever stream, run beside it
+        result = self._cold(plan) if self.mode == "cold" else self._back_to_back(plan)
+        if kept := self._set_aside.bytes():
+            self._set_aside.clear()
+            raise Foul(f"sets {kept / 2**20:.1f} MiB of L2 aside, where its inputs would outlive a flush")
+        return result
+
+    def once(self, launch: Callable[[], object], before: Queue, after: Queue) -> float:
+        """Microseconds of a single launch; what is queued right before and right behind it is outside the time."""
+        (start, end) = self._events[0]
+        self._hold(SPOT_HOLD_US)
+        before()
+        start.record()
+        launch()
+        end.record()
+        after()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e3
 
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with this GPU, or this problem, as a thing to measure."""
@@ -237,16 +312,21 @@ class _GpuTimer:
 
     def _back_to_back(self, plan: SamplePlan) -> tuple[float, GpuState]:
         (start, end) = self._events[0]
-        self._hold(plan.hold_us)
-        for _ in range(plan.lead):
+        for longer in LONGER_HOLDS:
+            self._hold(longer * plan.hold_us)
+            for _ in range(plan.lead):
+                plan.launch()
+            start.record()
             plan.launch()
-        start.record()
-        for _ in range(plan.launches):
-            plan.launch()
-        end.record()
-        state = self._monitor.read()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / plan.launches, state
+            in_time = plan.lead > 1 or not self._held.query()  # a long lead keeps the GPU busy itself
+            for _ in range(plan.launches - 1):
+                plan.launch()
+            end.record()
+            state = self._monitor.read()
+            end.synchronize()
+            if in_time:
+                return start.elapsed_time(end) * 1e3 / plan.launches, state
+        raise Foul(f"lets the GPU idle before it is timed: the host came later than {longer * plan.hold_us:.0f} us")
 
     def _cold(self, plan: SamplePlan) -> tuple[float, GpuState]:
         events = self._events[: plan.launches]
@@ -262,6 +342,7 @@ class _GpuTimer:
 
     def _hold(self, microseconds: float) -> None:
         torch.cuda._sleep(int(microseconds * CYCLES_PER_US))
+        self._held.record()
 
     def _estimate(self, launch: Callable[[], object]) -> tuple[float, float]:
         """Microseconds that a launch takes on the GPU and on the host, after a warm-up."""

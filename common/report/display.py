@@ -161,16 +161,17 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
     """Each contender's time and rate, and its ratio to the baseline."""
     from flashladder.common.measure.statistics import noise_floor
 
-    figures = ("us", "TFLOP/s", "SM MHz", "ratio", "95 % interval")
+    clocks = {name: clock for name in measurement.checks if (clock := measurement.clock_mhz(name))}
+    figures = ("us", "TFLOP/s", *(("SM MHz",) if clocks else ()), "ratio", "95 % interval")
     title = f"Timed: {measurement.mode}, {measurement.rounds} rounds, noise {noise_floor(measurement.control):.1%}"
     made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
     for name in measurement.checks:
-        time_us, clock = measurement.time_us(name), measurement.clock_mhz(name)
+        time_us = measurement.time_us(name)
         made.add_row(
             titles.get(name, name),
             f"{time_us:.1f}",
             tflops(problem.flops / time_us / 1e6),
-            f"{clock:.0f}" if clock else "",
+            *((f"{clocks[name]:.0f}" if name in clocks else "",) if clocks else ()),
             *(
                 ("1", "", "")
                 if name == measurement.baseline

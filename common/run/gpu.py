@@ -9,7 +9,6 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from statistics import median
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
 
 Launch = Callable[[], None]
+_loaded: dict[tuple[object, ...], LoadedKernel] = {}
 
 
 def require_gpu() -> None:
@@ -45,12 +45,17 @@ def device_arch(device: int | None = None) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-@cache
 def load(artifact: Artifact) -> LoadedKernel:
-    """The artifact's kernel, loaded once; DeviceError where there is no GPU or the driver refuses it."""
-    require_gpu()
-    torch.cuda.init()
-    return LoadedKernel(artifact)
+    """The artifact's kernel; DeviceError where there is no GPU or the driver refuses it.
+
+    Artifacts that are the same, wherever they lie and whether or not they were compiled just now, are loaded once.
+    """
+    same = describe(artifact), artifact.arch, artifact.code, artifact.launch
+    if same not in _loaded:
+        require_gpu()
+        torch.cuda.init()
+        _loaded[same] = LoadedKernel(artifact)
+    return _loaded[same]
 
 
 class LoadedKernel:

@@ -10,8 +10,8 @@ from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from flashladder.common.errors import EmulatorError
-from flashladder.common.run.execute import on_emulator
 from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run.execute import on_emulator
 
 LANES = 32
 

@@ -1,0 +1,42 @@
+"""No part of L2 is set aside: what a stream keeps there as persisting would outlive the flush between cold launches.
+
+A kernel's host code may set a part of L2 aside and give its stream an access policy window; lines in it are evicted by
+nothing else, and other kernels have less of L2 (CUDA C++ Programming Guide, "L2 cache"; karpathy/llm.c, pull request
+851, saw four times the bandwidth of HBM so).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+class SetAside:
+    """The part of L2 that the current context sets aside. Nothing where the driver does not say."""
+
+    def __init__(self) -> None:
+        self._driver = _driver()
+
+    def bytes(self) -> int:
+        """How much is set aside now."""
+        if self._driver is None:
+            return 0
+        status, size = self._driver.cuCtxGetLimit(self._limit)
+        return 0 if status else int(size)
+
+    def clear(self) -> None:
+        """Set nothing aside, and let all lines be evicted."""
+        if self._driver is not None and self.bytes():
+            self._driver.cuCtxSetLimit(self._limit, 0)
+            self._driver.cuCtxResetPersistingL2Cache()
+
+    @property
+    def _limit(self) -> Any:
+        return self._driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+
+
+def _driver() -> Any:
+    try:
+        return import_module("cuda.bindings.driver")
+    except ImportError:  # then no rung runs either
+        return None

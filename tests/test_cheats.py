@@ -1,0 +1,328 @@
+"""Kernels that look faster than they are, each of a known kind: the lab says which, and gives them no figure.
+
+The kinds are those that gpu-mode's kernel competitions met (gpu-mode/pygpubench), and karpathy/llm.c's pull request
+851 describes.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashladder.common.errors import VerificationError
+from flashladder.common.measure import contest, l2, spot, timing
+from flashladder.common.measure.baselines import CPU_BASELINES
+from flashladder.common.measure.nvml import GpuState
+from flashladder.common.measure.timing import Contender, Sample, TimingSettings, measure
+from flashladder.common.problem import Check, Problem, attention
+
+PROBLEM = Problem(num_heads=2, seqlen_q=192, head_dim=64)
+RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
+
+
+def honest(problem, tensors):
+    def launch():
+        o, lse = attention(problem, tensors, torch.float32)
+        tensors.o.copy_(o)
+        tensors.lse.copy_(lse)
+
+    return launch
+
+
+def reads_what_the_outputs_hold(problem, tensors):
+    compute = honest(problem, tensors)
+
+    def launch():
+        if tensors.o[0, 0, 0, 0].isnan():
+            compute()
+
+    return launch
+
+
+def remembers_the_inputs(problem, tensors):
+    compute, known, answers = honest(problem, tensors), [], []
+
+    def launch():
+        sample = tensors.v[0, :4, 0].clone()
+        if known and torch.equal(known[0], sample):
+            for tensor, answer in zip((tensors.o, tensors.lse), answers, strict=True):
+                tensor.copy_(answer)
+            return
+        compute()
+        known[:], answers[:] = [sample], [tensors.o.clone(), tensors.lse.clone()]
+
+    return launch
+
+
+def gives_an_earlier_answer(problem, tensors):
+    compute, answers = honest(problem, tensors), []
+
+    def launch():
+        if not answers:
+            compute()
+            answers.extend((tensors.o.clone(), tensors.lse.clone()))
+        tensors.o.copy_(answers[0])
+        tensors.lse.copy_(answers[1])
+
+    return launch
+
+
+def stops_after_some_calls(problem, tensors):
+    compute, calls = honest(problem, tensors), []
+
+    def launch():
+        calls.append(1)
+        if len(calls) < 4:
+            compute()
+
+    return launch
+
+
+def is_checked():
+    frames, frame = [], sys._getframe()
+    while frame:
+        frames.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return "check" in frames
+
+
+def computes_where_it_is_checked(problem, tensors):
+    compute = honest(problem, tensors)
+    return lambda: compute() if is_checked() else None
+
+
+def leaves_work_to_another_thread(problem, tensors):
+    compute, pending = honest(problem, tensors), []
+
+    def launch():
+        if is_checked():
+            for thread in pending:
+                thread.join()
+            compute()
+        else:
+            pending.append(threading.Thread(target=lambda: (time.sleep(0.002), compute())))
+            pending[-1].start()
+
+    return launch
+
+
+def takes_no_maximum(problem, tensors):
+    """P = exp(S) in fp16: right for normal scores, which are small."""
+
+    def launch():
+        q, k, v = (tensor.transpose(1, 2).float() for tensor in (tensors.q, tensors.k, tensors.v))
+        p = (problem.softmax_scale * q @ k.mT).exp()
+        tensors.o.copy_((p.half().float() @ v / p.sum(-1, keepdim=True)).transpose(1, 2))
+        tensors.lse.copy_(p.sum(-1).log())
+
+    return launch
+
+
+@pytest.fixture
+def hold(monkeypatch):
+    """A contest on the CPU, whose kernels are functions as above."""
+    monkeypatch.setattr(contest, "on_gpu", lambda kernel, problem, tensors: kernel(problem, tensors))
+
+    def call(kernel, rounds=4):
+        return contest.hold(PROBLEM, {"ours": kernel}, [CPU_BASELINES["math"]], TimingSettings(rounds=rounds), "cpu")
+
+    return call
+
+
+def test_an_honest_kernel_is_timed(hold):
+    result = hold(honest)
+    assert result.measurement is not None, result.remarks
+    assert result.measurement.time_us("ours") > 0
+
+
+SKIPS = "takes .* us for inputs that it has seen, and .* us for new ones: it does not compute in every timed call"
+LATE = "had not written its output when the clock of a timed call stopped"
+STALE = "gave the answer of an earlier call to new inputs"
+
+
+@pytest.mark.parametrize(
+    ("cheat", "words"),
+    [
+        (reads_what_the_outputs_hold, SKIPS),
+        (remembers_the_inputs, SKIPS),
+        (gives_an_earlier_answer, STALE),
+        (stops_after_some_calls, LATE),
+        (computes_where_it_is_checked, LATE),
+        (leaves_work_to_another_thread, f"({LATE}|{STALE}|is wrong in a timed call)"),
+    ],
+)
+def test_a_cheat_is_named(hold, cheat, words):
+    with pytest.raises(VerificationError, match=f"ours {words}"):
+        hold(cheat)
+
+
+def test_precision_that_normal_inputs_do_not_ask_for_is_missed_on_others(hold):
+    result = hold(takes_no_maximum)
+    assert result.measurement is None
+    assert result.remarks[0].startswith("ours is wrong, and not timed")
+    assert "instead of -0.535133: error inf, tolerance 0.273, with other inputs: " in result.remarks[0]
+    assert contest.hold(PROBLEM, {"ours": takes_no_maximum}, [], None, "cpu").checks["ours"].passed
+
+
+def test_new_inputs_have_the_answer_that_is_expected(hold):
+    """Also in groups, under a mask and in other layouts: signs of columns change, scores do not."""
+    for options in ({"causal": True, "num_heads_k": 1}, {"layout": "padded"}, {"layout": "qkv", "dtype": "fp16"}):
+        ring = contest.Ring(Problem(num_heads=2, seqlen_q=40, head_dim=64, **options), "cpu")
+        compute, stage = honest(ring.problem, ring.tensors), ring.stage
+        before = {name: getattr(ring.tensors, name).clone() for name in "qkv"}
+        for _ in range(3):
+            stage.draw()
+            stage.new()
+            assert all(not torch.equal(getattr(ring.tensors, name), tensor) for name, tensor in before.items())
+            compute()
+            stage.keep()
+            assert stage.fault() is None
+        stage.seen()
+        assert all(torch.equal(getattr(ring.tensors, name), tensor) for name, tensor in before.items())
+
+
+def test_a_write_outside_in_a_timed_call_is_found():
+    ring = contest.Ring(PROBLEM, "cpu")
+    stage = ring.stage
+    stage.draw()
+    stage.new()
+    honest(PROBLEM, ring.tensors)()
+    stage.keep()
+    ring.tensors.o.as_strided((1,), (1,), ring.tensors.o.storage_offset() - 1).fill_(0)
+    assert "overwritten" in stage.fault()
+
+
+# What only a GPU has, on stand-ins for it
+
+
+class Driver:
+    """A context's limit on the part of L2 that is set aside."""
+
+    CUlimit = SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE=6)
+
+    def __init__(self):
+        self.limit, self.resets = 0, 0
+
+    def cuCtxGetLimit(self, _):
+        return 0, self.limit
+
+    def cuCtxSetLimit(self, _, size):
+        self.limit = size
+        return (0,)
+
+    def cuCtxResetPersistingL2Cache(self):
+        self.resets += 1
+        return (0,)
+
+
+class Gpu(timing._GpuTimer):
+    """A queue that is held for a while by the host's clock; what is launched takes as long as it says."""
+
+    def __init__(self, mode):
+        self.mode = mode
+        self.asked = []
+        self._warnings = []
+        self._monitor = SimpleNamespace(read=GpuState, other_processes=lambda: 0, missing=None)
+        event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda _: 1.0)
+        self._events = [(event, event)] * 10
+        self._flush = torch.empty(0)
+        self._held = SimpleNamespace(query=lambda: time.perf_counter() > self._until)
+        self._set_aside = l2.SetAside()
+
+    def plan(self, launch):
+        return timing.SamplePlan(launch, launches=3, lead=1, hold_us=getattr(launch, "hold_us", 2000.0))
+
+    def _hold(self, microseconds):
+        self.asked.append(microseconds)
+        self._until = time.perf_counter() + microseconds * 1e-6
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    made = Driver()
+    monkeypatch.setattr(l2, "_driver", lambda: made)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
+
+
+def field(launch):
+    return [Contender("fa2", lambda: None, lambda: RIGHT), Contender("ours", launch, lambda: RIGHT)]
+
+
+@pytest.mark.parametrize("mode", ["hot", "cold"])
+def test_inputs_kept_in_a_persisting_window_of_l2(driver, mode):
+    with pytest.raises(VerificationError, match=r"ours sets 48\.0 MiB of L2 aside"):
+        measure(field(lambda: driver.cuCtxSetLimit(6, 48 * 2**20)), TimingSettings(rounds=2), Gpu(mode))
+    assert driver.limit == 0
+
+
+def test_a_window_that_was_set_before_is_taken_away(driver):
+    driver.limit = 48 * 2**20
+    assert measure(field(lambda: None), TimingSettings(rounds=2), Gpu("cold")).rounds == 2
+    assert (driver.limit, driver.resets) == (0, 1)
+
+
+def test_a_launch_that_lets_the_gpu_idle_first(driver):
+    calls = iter(range(10**6))
+    with pytest.raises(VerificationError, match="ours lets the GPU idle before it is timed"):
+        measure(field(lambda: time.sleep(0.2) if next(calls) % 4 == 0 else None), TimingSettings(rounds=2), Gpu("hot"))
+
+
+def test_a_host_that_is_late_once_is_waited_for(driver):
+    naps = iter([0.004])
+    gpu = Gpu("hot")
+    measure(field(lambda: time.sleep(next(naps, 0))), TimingSettings(rounds=2), gpu)
+    assert max(gpu.asked) >= 8 * 2000.0
+
+
+def test_all_hold_the_queue_for_as_long(driver):
+    """Or who has a slow host would come upon a card that idled for longer."""
+    slow = SimpleNamespace(hold_us=3000.0)
+    gpu = Gpu("hot")
+    measure(field(type("Launch", (), {"__call__": lambda self: None, **vars(slow)})()), TimingSettings(rounds=3), gpu)
+    assert set(gpu.asked) == {3000.0}
+
+
+def test_another_clock_than_the_baselines_is_said():
+    def samples(mhz):
+        return tuple(
+            Sample(0, name, 1, 1.0, GpuState(sm_mhz=mhz if name == "ours" else 1755)) for name in ("fa2", "ours") * 2
+        )
+
+    assert timing.Measurement("hot", "fa2", samples(1980), {}).notes() == ["ours ran at 1980 MHz, fa2 at 1755"]
+    assert timing.Measurement("hot", "fa2", samples(1765), {}).notes() == []
+
+
+def test_spot_checks_come_at_any_time(monkeypatch):
+    """Eight a contender, at rounds that it cannot know, and of a slow one two."""
+    ring = contest.Ring(PROBLEM, "cpu")
+
+    class Timer:
+        def __init__(self, us):
+            self.us = us
+            self.at = []
+
+        def once(self, launch, before, after):
+            before()
+            launch()
+            after()
+            return self.us
+
+    for us, count in ((10.0, spot.COUNT), (2 * spot.SLOW_US, spot.COUNT_OF_SLOW)):
+        places = set()
+        for seed in range(3):
+            timer, taken = Timer(us), []
+            checks = spot.SpotChecks("ours", honest(PROBLEM, ring.tensors), ring.stage, seed)
+            with contextlib.suppress(VerificationError):
+                for number in range(20):
+                    before = len(checks._new_us)
+                    checks.now_and_then(timer)
+                    taken += [number] * (len(checks._new_us) - before)
+            checks.finish(timer)
+            assert len(checks._new_us) == len(checks._seen_us) == count
+            places.add(tuple(taken))
+        assert len(places) > 1
