@@ -16,7 +16,7 @@ from flashladder.common.config import GpuDescription, spell
 from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
-from flashladder.common.measure.timing import Mode
+from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.paths import results_dir
 from flashladder.common.run import tuned
 from flashladder.common.run.gpu import require_gpu
@@ -32,6 +32,7 @@ from flashladder.tuner.worker import Worker
 
 FEW = 20  # kernels that are all measured; of more, a part, and no fewer than these
 PART = 0.15
+LEAST_SECONDS = 2.0  # of measuring, however little time is left: some kernels, the default among them
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Settings:
     trials: int | None = None
     seconds: float = math.inf
     exhaustive: bool = False
+    compiled: int | None = None  # configurations
     spills: int = kernels.SPILLS
     mode: Mode = "hot"
     rounds: int = ROUNDS
@@ -100,30 +102,33 @@ class Job:
         }
 
     def prepare(self, on_progress: Progress | None = None) -> Prepared:
-        """Compile everything, and rank it."""
-        stock = kernels.compile_all(self.space, self.gpu, self.settings.spills, on_progress)
+        """Compile everything, or as much as the settings say, and rank it."""
+        settings = self.settings
+        stock = kernels.compile_all(self.space, self.gpu, settings.spills, on_progress, settings.compiled)
         predicted_us = model.predict(stock, self.gpu, on_progress)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
         return Prepared(stock, order, predicted_us)
 
-    def budget(self, prepared: Prepared) -> Budget:
-        """How much to measure."""
+    def budget(self, prepared: Prepared, seconds: float = math.inf) -> Budget:
+        """How much to measure; `seconds`: what is left of a time that rungs share, the final included."""
         total = len(prepared.order)
-        trials = self.settings.trials or (total if total <= FEW else max(FEW, int(PART * total)))
-        return Budget(total if self.settings.exhaustive else min(trials, total), self.settings.seconds)
+        trials = self.settings.trials or usual_trials(total)
+        search = max(LEAST_SECONDS, seconds - BUDGET_S[self.settings.mode] * len(self.space.problems))
+        return Budget(total if self.settings.exhaustive else min(trials, total), min(search, self.settings.seconds))
 
     def searcher(self, prepared: Prepared, budget: Budget) -> Searcher:
         """What chooses among the kernels."""
         if budget.trials >= len(prepared.order):
             return InOrder(prepared.order)
-        return Guided(prepared.order, self.space.fields, self.settings.seed)
+        seeds = prepared.stock.seeds(self.gpu.name)
+        return Guided(prepared.order, prepared.predicted_us, self.space.fields, self.settings.seed, seeds)
 
     def tune(
-        self, prepared: Prepared, workers: Sequence[Worker], ledger: Ledger
+        self, prepared: Prepared, workers: Sequence[Worker], ledger: Ledger, seconds: float = math.inf
     ) -> tuple[dict[str, Any] | None, Effort]:
         """Search, hold the final, and save the winner. The final's record is None where every kernel failed."""
-        budget = self.budget(prepared)
+        budget = self.budget(prepared, seconds)
         with progress(f"{self.space.version.name}: kernels measured") as update:
             search = Search(
                 prepared.stock,
@@ -159,7 +164,12 @@ class Job:
         }
         kinds = dict.fromkeys(map(tuned.kind_of, self.space.problems))
         for kind in kinds:
-            tuned.save(self.gpu.name, self.space.version.name, kind, winner.config.as_dict(), evidence)
+            tuned.save(self.gpu.name, self.space.version.name, kind, self.space.declared(winner.config), evidence)
+
+
+def usual_trials(kernels: int) -> int:
+    """How many of a space's kernels are measured where nobody says."""
+    return kernels if kernels <= FEW else max(FEW, int(PART * kernels))
 
 
 def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float) -> list[Worker]:
