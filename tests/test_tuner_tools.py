@@ -51,7 +51,7 @@ def run(monkeypatch, capsys):
             and getattr(config, "q_fragments", 0) in (0, 2)
             and config.block_m == 64
         ]
-        return dataclasses.replace(space, configs=tuple(kept), default=kept[0])
+        return dataclasses.replace(space, configs=tuple(kept), default=kept[0], only=only)
 
     monkeypatch.setattr(Space, "of", small)
 
@@ -240,7 +240,7 @@ class TestGpuBench:
 
     def test_another_gpu(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        with pytest.raises(DeviceError, match=r"the GPU here is NVIDIA H100.*--gpu h100, .* for a100.*--offline"):
+        with pytest.raises(DeviceError, match=r"the GPU here is NVIDIA H100.*, not a100: .*--gpu here, .*--offline"):
             OnGpu("a100", "hot")()
 
     def test_without_the_official_kernel(self, monkeypatch):

@@ -13,7 +13,6 @@ is there already, of the same machine code, is not measured again: a run that wa
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.problem import Problem
     from flashladder.common.results.log import Log
-    from flashladder.common.run.target import Target
 
 OWN, FIXED = "own", "fixed"
 # 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
@@ -76,9 +74,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     place = target.resolve("gpu", None)
     official = baselines.find(baselines.OFFICIAL)
-    log, run = records.ladder(_gpu_name(place)), records.new_run()
+    log, run = records.ladder(place.gpu.name), records.new_run()
     problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens))
-    gpu = place.gpu.name if place.gpu and not arguments.untuned else None  # whose winners are wanted
+    gpu = None if arguments.untuned else place.gpu.name  # whose winners are wanted
     lineup, left_out = assemble(list(_entrants(versions, fixed, place.arch, gpu)), problems, place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
@@ -126,11 +124,6 @@ def _takes(version: Version, values: dict[str, Value]) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _gpu_name(place: Target) -> str:
-    """A name for the file of this GPU's figures."""
-    return place.gpu.name if place.gpu else re.sub(r"\W+", "_", place.title.lower()).strip("_")
 
 
 def _row_key(label: str, problem: Problem, artifact: Artifact, official: str) -> tuple[object, ...]:

@@ -51,7 +51,10 @@ def parser() -> Parser:
     summary, _, rest = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=rest)
     made.add_argument("rungs", nargs="*", metavar="RUNG", help="default: all that the GPU can run")
-    made.add_argument("--gpu", required=True, metavar="NAME", help=f"what to tune for: {', '.join(gpu_names())}")
+    described = ", ".join(gpu_names())
+    made.add_argument(
+        "--gpu", required=True, metavar="NAME", help=f"what to tune for: {described}, or here: the GPU of this machine"
+    )
     made.add_argument("--offline", action="store_true", help="rank by the cost model, without the GPU")
     options.add_shapes(made, seqlens="4096")
     options.add_timing(made)
@@ -85,7 +88,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    gpu = load_gpu(arguments.gpu)
+    gpu = _gpu(arguments.gpu)
     versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
 
     from flashladder.tuner import job
@@ -133,6 +136,16 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False, s
         for ledger in ledgers:
             ledger.close()
     return EXIT_ERROR if failed else 0
+
+
+def _gpu(name: str) -> GpuDescription:
+    """The GPU of that name, or that of this machine, which need not be described."""
+    if name != "here":
+        return load_gpu(name)
+
+    from flashladder.common.run import target
+
+    return target.resolve("gpu", None).gpu
 
 
 def _warm_up(workers: Sequence[Worker], problems: Sequence[Problem]) -> None:
