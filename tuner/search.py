@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from flashladder.tuner.worker import Worker
 
 POLL_SECONDS = 0.2
-COMPILE_SECONDS = 2.5  # of one core, to compile a configuration and to rank it
+COMPILE_SECONDS = 3.0  # of one core, to compile a configuration and to rank it
 NICE = 10  # of compiling, so that it takes no core from what is being measured
 
 
