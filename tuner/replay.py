@@ -112,7 +112,7 @@ class Replay:
 
 
 def replay(recorded: ExhaustiveStudy, seed: int, trials: int) -> Replay:
-    """Run the strategy over a recorded."""
+    """Run the strategy over a recorded study."""
     strategy = Guided(recorded.kernels, recorded.predicted_us, recorded.fields, seed)
     best, highest = max(recorded.truth.values()), 0.0
     progress: list[float] = []

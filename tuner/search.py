@@ -101,7 +101,7 @@ def main(arguments: argparse.Namespace) -> int:
 def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False, seconds: float = math.inf) -> int:
     """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured.
 
-    Seconds: for all of them, dealt out evenly once the first is ranking; what one leaves is the others'.
+    Seconds: for all of them, dealt out evenly once the first is ranked; what one leaves is the others'.
     """
     from flashladder.tuner import show
 
