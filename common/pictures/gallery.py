@@ -15,6 +15,7 @@ from flashladder.common.pictures import layouts, loops
 from flashladder.common.pictures.device import Device, device
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
+from flashladder.common.sass.diff import comparable_configs
 
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}  # what the machine code is shown for
 
@@ -76,9 +77,11 @@ def machine_loops() -> list[Picture]:
     ]
 
 
-def _requests(*versions: catalog.Version) -> Iterator[BuildRequest]:
-    arch = max(ARCH[version.instruction_set] for version in versions)
-    return (BuildRequest(version, version.config(), arch) for version in versions)
+def _requests(lower: catalog.Version, upper: catalog.Version) -> Iterator[BuildRequest]:
+    """Both rungs as the tables of the upper one's page have them."""
+    arch = max(ARCH[version.instruction_set] for version in (lower, upper))
+    configs = comparable_configs(lower, upper)
+    return (BuildRequest(*each, arch) for each in zip((lower, upper), configs, strict=True))
 
 
 def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:
