@@ -33,6 +33,8 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
     static constexpr float large = 0x1p16f;  // sums from here on move the anchor
     static constexpr float far = 0x1p42f;    // beside sums from here on, sums below `large` have no weight, to 2^-26
 
+    float block_l[rows / 16][2];  // the sums of the block at hand, apart from l as in `exponentiate_apart`
+
     // Part `part` of `parts` of chunk `chunk`, columns 16 * chunk ... of S, becomes an operand of P V.
     template <int cols>
     __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int chunk, int part, int parts) {
@@ -43,15 +45,15 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
             const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
             const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
             const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
-            this->l[b][h] += left;
-            this->l[b][h] += right;
+            block_l[b][h] = chunk == 0 && i / 2 == 0 ? left + right : block_l[b][h] + (left + right);
+            if (chunk == cols / 16 - 1 && i / 2 == 1) this->l[b][h] += block_l[b][h];
             p.block[chunk][b][i] = pack<T>(left, right);
         }
     }
     // A whole block, in place.
     template <int cols>
     __device__ void add(Accumulator<rows, cols> &s) {
-        this->exponentiate(s);
+        this->exponentiate_apart(s);
     }
 
     // After a block's P V: moves the anchors where a sum has grown large. `stop` is what the CTA knew before (see Loss);

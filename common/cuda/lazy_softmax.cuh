@@ -39,6 +39,19 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     }
 
   protected:
+    // As `exponentiate`, but the block's sums are taken apart and then added to l. In a long row of equal weights l would
+    // otherwise drift: each addition is rounded, and always to the same side.
+    template <int cols>
+    __device__ void exponentiate_apart(Accumulator<rows, cols> &s) {
+        float before[rows / 16][2];
+        this->each_row([&](int b, int h) {
+            before[b][h] = this->l[b][h];
+            this->l[b][h] = 0.0f;
+        });
+        this->exponentiate(s);
+        this->each_row([&](int b, int h) { this->l[b][h] += before[b][h]; });
+    }
+
     // Which of the four lanes keeps the w of row (b, h).
     __device__ static constexpr int owner(int b, int h) { return 2 * b + h; }
 
@@ -85,6 +98,6 @@ struct LazySoftmax : WeighedSoftmax<T, rows> {
         });
         if (__any_sync(0xffffffff, passed))
             this->each_row([&](int b, int h) { this->raise(fmaxf(this->m[b][h], quad_max(highest[b][h])), o, b, h); });
-        this->exponentiate(s);
+        this->exponentiate_apart(s);
     }
 };
