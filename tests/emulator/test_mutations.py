@@ -53,7 +53,6 @@ class Rung:
     def __init__(self, version, overrides):
         default = version.config(**overrides)
         self.block_n = max(default.block_n, 64)
-        self.warp_rows = default.block_m // default.num_warps
         self.problem = Problem(
             num_heads=len(self.JUMPS),
             seqlen_q=max(default.block_m, 64),
@@ -62,6 +61,7 @@ class Rung:
             dtype=default.dtype,
         )
         self.artifact = build_one(version, version.config_for(self.problem, **overrides), ARCH)
+        self.warp_rows = default.block_m * 32 // self.artifact.launch.num_threads
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
         self.sources = [version.kernel, *(header for header in CUDA_HEADERS.iterdir() if header.name != "ptx.cuh")]
 
