@@ -75,8 +75,8 @@ class Graph:
         """The instructions of the loop over K and V; empty where there is no loop.
 
         It is the innermost loop with the most tensor-core work (without any: the most FFMA). Of equals, one that copies
-        from global memory goes before one that does not, and the shorter, the unmasked one, before the longer: without the
-        branches that are seldom taken (`usual_loop`), as those of one loop may be longer than the other's.
+        from global memory goes before one that does not, and the shorter, the unmasked one, before the longer. They are
+        compared without the branches that are seldom taken (`usual_loop`).
         """
         loop = self._main()
         return self.body(loop) if loop else []
