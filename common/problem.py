@@ -1,24 +1,23 @@
-"""An attention problem: its shape, seeded inputs in guarded memory, the exact answer, and the verdict on an output."""
+"""A problem: what is asked for, seeded inputs in guarded memory, the exact answer, and the verdict on an output."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 
-from flashladder.common.buffers import Buffer, View, contiguous, poison, unwritten
+from flashladder.common.buffers import Buffer, poison, unwritten
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
+from flashladder.common.operations import OPERATIONS, Operation
+from flashladder.common.operations.operation import DTYPES
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LSE = "lse"
 LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
 _FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
-_SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
-_TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Problem:
     softmax_scale: float = None  # type: ignore[assignment]
     seed: int = 0
     layout: str = "bshd"
+    operation: str = "forward"
 
     def __post_init__(self) -> None:
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
@@ -60,6 +60,8 @@ class Problem:
             raise UnsupportedProblemError(f"dtype={self.dtype}: must be one of {', '.join(DTYPES)}")
         if self.layout not in LAYOUTS:
             raise UnsupportedProblemError(f"layout={self.layout}: must be one of {', '.join(LAYOUTS)}")
+        if self.operation not in OPERATIONS:
+            raise UnsupportedProblemError(f"operation={self.operation}: must be one of {', '.join(OPERATIONS)}")
         if self.layout == "qkv" and self.seqlen_q != self.seqlen_k:
             raise UnsupportedProblemError(
                 f"layout=qkv packs q, k and v row by row: seqlen_q={self.seqlen_q} must equal seqlen_k={self.seqlen_k}"
@@ -70,12 +72,14 @@ class Problem:
             raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be at least 1")
 
     @property
+    def asked(self) -> Operation:
+        """What is to be computed."""
+        return OPERATIONS[self.operation]
+
+    @property
     def flops(self) -> float:
-        """The two matrix products' operations over the keys that are seen; a causal square counts half."""
-        rows, keys = self.seqlen_q, float(self.seqlen_k)
-        if self.causal:
-            rows, keys = min(rows, self.seqlen_k), (max(0, self.seqlen_k - self.seqlen_q) + self.seqlen_k) / 2
-        return 4.0 * self.batch * self.num_heads * rows * keys * self.head_dim
+        """The operations of its matrix products."""
+        return self.asked.flops(self)
 
     @property
     def name(self) -> str:
@@ -89,135 +93,70 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Inputs and outputs of one problem, (batch, seqlen, heads, head_dim); lse (batch, heads, seqlen_q), fp32."""
+    """Inputs and outputs of one problem, each an attribute: `tensors.q`. An output may be left out."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    o: torch.Tensor
-    lse: torch.Tensor
-    buffers: tuple[Buffer, ...]
+    by_name: Mapping[str, torch.Tensor]
+    operation: Operation = OPERATIONS["forward"]
+    buffers: tuple[Buffer, ...] = ()
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name in (tensors := self.__dict__.get("by_name", {})):
+            return tensors[name]
+        raise AttributeError(f"the operation has no tensor {name}")
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """The outputs by their names."""
+        return {name: self.by_name[name] for name in self.operation.outputs if name in self.by_name}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first input is."""
+        return self.by_name[self.operation.inputs[0]].device
 
     def poison(self) -> None:
         """Fill the outputs with a NaN; to be called before each run that is verified."""
-        poison(self.o)
-        poison(self.lse)
+        for output in self.outputs.values():
+            poison(output)
 
 
 def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
-    """Standard normal q, k and v for the problem's seed, in its layout, and poisoned outputs, all in guarded memory.
+    """Inputs for the problem's seed, standard normal, in its layout, and poisoned outputs, all in guarded memory.
 
     One seed gives the same numbers in every layout and, up to 2^25 elements, on every device.
     """
-    buffers = [
-        Buffer(views, torch.float32 if "lse" in views else DTYPES[problem.dtype], device)
-        for views in _buffer_views(problem)
-    ]
+    asked = problem.asked
+    buffers = [Buffer(views, asked.dtype(problem, next(iter(views))), device) for views in asked.views(problem)]
     views = {name: view for buffer in buffers for name, view in buffer.views.items()}
-    inputs = [views[name] for name in "qkv"]
-    draw_on = device if sum(tensor.numel() for tensor in inputs) > _CPU_DRAW_LIMIT else "cpu"
-    generator = torch.Generator(device=draw_on).manual_seed(problem.seed)
-    for tensor in inputs:
-        tensor.copy_(torch.randn(tensor.shape, generator=generator, device=draw_on))
-    tensors = Tensors(**views, buffers=tuple(buffers))
+    large = sum(views[name].numel() for name in asked.inputs) > _CPU_DRAW_LIMIT
+    asked.draw(problem, views, torch.Generator(device=device if large else "cpu").manual_seed(problem.seed))
+    tensors = Tensors(views, asked, tuple(buffers))
     tensors.poison()
     return tensors
 
 
-def _buffer_views(problem: Problem) -> list[dict[str, View]]:
-    """What shares a buffer, and where in it."""
-    p = problem
-    q, k = (p.batch, p.seqlen_q, p.num_heads, p.head_dim), (p.batch, p.seqlen_k, p.num_heads_k, p.head_dim)
-    lse = {"lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
-    if p.layout != "qkv":
-        return [{name: _view(p.layout, shape)} for name, shape in zip("qkvo", (q, k, k, q), strict=True)] + [lse]
-    strides = contiguous(p.batch, p.seqlen_q, p.num_heads + 2 * p.num_heads_k, p.head_dim).strides
-    first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
-    packed = {name: View(q if name == "q" else k, strides, head * p.head_dim) for name, head in first_heads.items()}
-    return [packed, {"o": contiguous(*q)}, lse]
-
-
-def _view(layout: str, shape: tuple[int, int, int, int]) -> View:
-    batch, seqlen, heads, head_dim = shape
-    if layout == "bhsd":
-        by_batch, by_head, by_row, _ = contiguous(batch, heads, seqlen, head_dim).strides
-        return View(shape, (by_batch, by_row, by_head, 1))
-    if layout == "padded":
-        return View(shape, contiguous(batch, seqlen + 3, heads + 1, head_dim + 8).strides)
-    return contiguous(*shape)
-
-
 @dataclass(frozen=True)
 class Expected:
-    """The exact output, and how far a kernel may be from it."""
+    """The exact outputs, and how far a kernel may be from each."""
 
-    o: torch.Tensor
-    lse: torch.Tensor
-    tolerance: float
-    lse_tolerance: float
+    exact: dict[str, torch.Tensor]
+    tolerances: dict[str, float]
 
 
 def expect(problem: Problem, tensors: Tensors) -> Expected:
-    """The exact answer: in fp64 (fp32 for large problems on a GPU), with FlashAttention's tolerance rule.
-
-    An output may be twice as far from the exact answer as 16-bit torch is; lse as far as fp32 arithmetic goes.
-    """
-    large = tensors.q.is_cuda and problem.flops > _FP64_LIMIT
-    exact, lse = attention(problem, tensors, torch.float32 if large else torch.float64)
-    rounded, _ = attention(problem, tensors, DTYPES[problem.dtype])
-    largest_lse = float(lse[lse.isfinite()].abs().max()) if lse.isfinite().any() else 0.0
-    return Expected(
-        o=exact,
-        lse=lse,
-        tolerance=2 * float((rounded - exact).abs().max()) + _TINY,
-        lse_tolerance=1e-5 * (1 + largest_lse),
-    )
-
-
-def attention(problem: Problem, tensors: Tensors, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Textbook attention with every intermediate in `dtype`: o like q, and lse; rows that see no key get 0 and -inf."""
-    p = problem
-    o = torch.empty(tensors.q.shape, dtype=dtype, device=tensors.q.device)
-    lse = torch.empty(tensors.lse.shape, dtype=dtype, device=tensors.q.device)
-    rows = max(1, _SCORES_LIMIT // (p.num_heads * p.seqlen_k))
-    with _full_precision_matmul():
-        for batch in range(p.batch):
-            q = tensors.q[batch].transpose(0, 1).to(dtype) * p.softmax_scale
-            k, v = (
-                tensor[batch].transpose(0, 1).to(dtype).repeat_interleave(p.num_heads // p.num_heads_k, 0)
-                for tensor in (tensors.k, tensors.v)
-            )
-            for begin in range(0, p.seqlen_q, rows):
-                block = slice(begin, min(begin + rows, p.seqlen_q))
-                scores = q[:, block] @ k.transpose(1, 2)
-                if p.causal:
-                    scores.masked_fill_(_hidden(p, block, scores.device), -math.inf)
-                lse[batch, :, block] = scores.logsumexp(-1)
-                probabilities = scores.softmax(-1).masked_fill_(lse[batch, :, block, None] == -math.inf, 0)
-                o[batch, block] = (probabilities @ v).transpose(0, 1)
-    return o, lse
-
-
-def _hidden(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:
-    """Which keys each of the rows does not see under a causal mask: (rows, seqlen_k)."""
-    last_seen = torch.arange(rows.start, rows.stop, device=device) + problem.seqlen_k - problem.seqlen_q
-    return torch.arange(problem.seqlen_k, device=device) > last_seen[:, None]
-
-
-@contextlib.contextmanager
-def _full_precision_matmul() -> Iterator[None]:
-    """No TF32, whatever the process has set."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+    """The exact answer, in fp64 (fp32 for large problems on a GPU), and the operation's tolerances."""
+    large = tensors.device.type == "cuda" and problem.flops > _FP64_LIMIT
+    exact = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
+    rounded = problem.asked.compute(problem, tensors.by_name, DTYPES[problem.dtype])
+    return Expected(exact, {name: problem.asked.tolerance(name, exact[name], rounded[name]) for name in exact})
 
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one run: the largest errors, and in words everything that is wrong."""
+    """The verdict on one run: the largest errors, and in words everything that is wrong.
+
+    The error is that of the output which comes nearest to its tolerance; lse has one of its own.
+    """
 
     max_error: float
     tolerance: float
@@ -236,12 +175,19 @@ class Check:
             raise VerificationError(f"{what} is wrong:\n  " + "\n  ".join(self.faults))
 
 
-def verify(expected: Expected, o: torch.Tensor, lse: torch.Tensor | None, buffers: tuple[Buffer, ...] = ()) -> Check:
-    """Compare an output with the exact answer, look for what was not written, and at the canaries of `buffers`."""
+def verify(expected: Expected, outputs: Mapping[str, torch.Tensor], buffers: tuple[Buffer, ...] = ()) -> Check:
+    """Compare outputs with the reference, look for what was not written, and at the canaries of `buffers`.
+
+    Outputs that were left out are not compared.
+    """
     faults = [damage for buffer in buffers if (damage := buffer.damage())]
-    max_error = _compare("o", o, expected.o, expected.tolerance, faults)
-    lse_error = 0.0 if lse is None else _compare("lse", lse, expected.lse, expected.lse_tolerance, faults)
-    return Check(max_error, expected.tolerance, lse_error, expected.lse_tolerance, tuple(faults))
+    errors = {
+        name: _compare(name, output, expected.exact[name], expected.tolerances[name], faults)
+        for name, output in outputs.items()
+    }
+    main = max((name for name in errors if name != LSE), key=lambda name: errors[name] / expected.tolerances[name])
+    lse_tolerance = expected.tolerances.get(LSE, 0.0)
+    return Check(errors[main], expected.tolerances[main], errors.get(LSE, 0.0), lse_tolerance, tuple(faults))
 
 
 def _compare(name: str, given: torch.Tensor, exact: torch.Tensor, tolerance: float, faults: list[str]) -> float:

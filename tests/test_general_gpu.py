@@ -28,7 +28,7 @@ def launched(problem, tensors=None, expected=None, **values):
     tensors.poison()
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
-    verify(expected or expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(
+    verify(expected or expect(problem, tensors), tensors.outputs, tensors.buffers).require(
         f"{problem.name} with {config}"
     )
 
@@ -86,8 +86,7 @@ def test_offsets_past_two_to_the_31(far, causal):
     expected = expect(problem, near)
     storage = {name: Buffer({name: View(shape, strides)}, torch.bfloat16, "cuda") for name in "qkvo"}
     tensors = Tensors(
-        **{name: buffer.views[name] for name, buffer in storage.items()},
-        lse=near.lse,
+        {name: buffer.views[name] for name, buffer in storage.items()} | {"lse": near.lse},
         buffers=tuple(storage.values()),
     )
     for name in "qkv":

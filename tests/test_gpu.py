@@ -133,21 +133,21 @@ def test_cuda_graph(launched):
     tensors.poison()
     graph.replay()
     torch.cuda.synchronize()
-    verify(expected, tensors.o, tensors.lse, tensors.buffers).require("the captured kernel")
+    verify(expected, tensors.outputs, tensors.buffers).require("the captured kernel")
 
 
 def test_launches_go_to_the_current_stream(launched):
     launch, tensors, expected = launched()
     stream = torch.cuda.Stream()
-    verify(expected, tensors.o, tensors.lse)  # loads its kernels, for which the device may have to be idle
+    verify(expected, tensors.outputs)  # loads its kernels, for which the device may have to be idle
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(400_000_000)  # about 0.2 s
         launch()
-    before = verify(expected, tensors.o, tensors.lse)  # on the default stream, which does not wait
+    before = verify(expected, tensors.outputs)  # on the default stream, which does not wait
     stream.synchronize()
     assert "were not written" in before.faults[0]
-    verify(expected, tensors.o, tensors.lse, tensors.buffers).require("the kernel on a second stream")
+    verify(expected, tensors.outputs, tensors.buffers).require("the kernel on a second stream")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has one GPU")
@@ -159,7 +159,7 @@ def test_a_second_device():
         launch = on_gpu(artifact, problem, tensors)
         launch()  # while cuda:0 is the current device
         torch.cuda.synchronize(device)
-        verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(f"the kernel on {device}")
+        verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"the kernel on {device}")
 
 
 def test_occupancy():
@@ -184,9 +184,7 @@ def far_apart():
     view = View((2, 256, 1, 128), (2**31 + 64, 128, 128, 1))
     buffers = [Buffer({name: view}, torch.bfloat16, "cuda") for name in "qkvo"]
     buffers.append(Buffer({"lse": View((2, 1, 256), (256, 256, 1))}, torch.float32, "cuda"))
-    tensors = Tensors(
-        **{name: view for buffer in buffers for name, view in buffer.views.items()}, buffers=tuple(buffers)
-    )
+    tensors = Tensors({name: view for buffer in buffers for name, view in buffer.views.items()}, buffers=tuple(buffers))
     near = make_inputs(problem, "cuda")
     for name in "qkv":
         getattr(tensors, name).copy_(getattr(near, name))
@@ -199,7 +197,7 @@ def test_offsets_past_two_to_the_31(version, far_apart):
     tensors.poison()
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
-    verify(expected, tensors.o, tensors.lse, tensors.buffers).require(artifact.version)
+    verify(expected, tensors.outputs, tensors.buffers).require(artifact.version)
 
 
 def test_a_kernel_for_another_gpu_is_refused():
@@ -250,7 +248,7 @@ def test_torch_baselines_compute_the_same(name, causal):
     problem = Problem(batch=2, num_heads=4, seqlen_q=512, causal=causal)
     tensors = make_inputs(problem, "cuda")
     output = baselines.find(name).prepare(problem, tensors)()
-    verify(expect(problem, tensors), output, None).require(name)
+    verify(expect(problem, tensors), {"o": output}).require(name)
 
 
 def test_the_method_is_right(capsys):

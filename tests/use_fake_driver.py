@@ -18,6 +18,7 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
+from flashladder.common.build import LaunchInfo  # noqa: E402
 from flashladder.common.run import gpu, launch  # noqa: E402
 
 
@@ -29,13 +30,26 @@ class MadeUp(SimpleNamespace):
 
 cubin = Path(sys.argv[1])
 cubin.write_bytes(b"ELF!")
-info = SimpleNamespace(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160)
+info = LaunchInfo(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160)
+after = LaunchInfo(num_threads=32, shared_bytes=0, block_m=64, block_n=0, params_bytes=160)
+entries = {"attention_forward": info} | ({"combine": after} if "several" in sys.argv else {})
 artifact = MadeUp(
-    version="02_swizzling", config=SimpleNamespace(name="block_m=64"), arch="sm_90a", cubin=cubin, launch=info
+    version="02_swizzling",
+    config=SimpleNamespace(name="block_m=64"),
+    arch="sm_90a",
+    cubin=cubin,
+    launch=info,
+    entry="attention_forward",
+    kernels=[SimpleNamespace(entry=entry, launch=declared) for entry, declared in entries.items()],
+    workspaces=[SimpleNamespace(zeroed=False), SimpleNamespace(zeroed=True)] if "several" in sys.argv else [],
 )
 kernel = gpu.load(artifact)
 assert gpu.load(artifact) is kernel
-start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), (2, 3, 4))
-kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), (1, 1, 1))
+lent = [MadeUp(data_ptr=lambda at=at: at, numel=lambda: 64) for at in (0xA00, 0xB00)][: len(artifact.workspaces)]
+steps = [
+    launch.Step(entry, (2, 3, 4), declared.num_threads, declared.shared_bytes) for entry, declared in entries.items()
+]
+start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), steps, lent)
+kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), steps, lent)
 start()
 print("occupancy", kernel.occupancy())

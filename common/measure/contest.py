@@ -78,7 +78,7 @@ def _ours(
     name: str, kernel: Artifact | Configured, problem: Problem, tensors: Tensors, expected: Expected
 ) -> Contender:
     def faults() -> AbstractContextManager[None]:
-        return faults_named(kernel) if tensors.q.is_cuda else nullcontext()
+        return faults_named(kernel) if tensors.device.type == "cuda" else nullcontext()
 
     with faults():
         bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
@@ -88,11 +88,17 @@ def _ours(
         tensors.poison()
         with faults():
             launch()
-        return verify(expected, tensors.o, tensors.lse, tensors.buffers)
+        return verify(expected, tensors.outputs, tensors.buffers)
 
     return Contender(name, launch, check)
 
 
 def _theirs(baseline: Baseline, problem: Problem, tensors: Tensors, expected: Expected) -> Contender:
     run = baseline.prepare(problem, tensors)
-    return Contender(baseline.name, run, lambda: verify(expected, run(), None))
+
+    def check() -> Check:
+        given = run()
+        outputs = given if isinstance(given, tuple) else (given,)
+        return verify(expected, dict(zip(problem.asked.outputs, outputs, strict=False)))
+
+    return Contender(baseline.name, run, check)
