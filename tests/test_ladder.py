@@ -207,7 +207,7 @@ def test_a_wrong_kernel_is_logged_without_figures_and_tried_again(run, contests,
 
 def test_a_rung_without_the_fixed_fields_has_its_own_configuration_alone():
     fixed = parse_values(ladder.FIXED_CONFIG)
-    labels = [entry.label for entry in ladder._entries([find("00"), find("16")], fixed, "sm_90a")]
+    labels = [entrant.label for entrant in ladder._entrants([find("00"), find("16")], fixed, "sm_90a")]
     assert labels == ["00 own", "16 own", "16 fixed"]
 
 

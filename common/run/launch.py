@@ -56,6 +56,7 @@ def params_type(tensors: tuple[str, ...], strided: tuple[str, ...]) -> type[ctyp
     return type("Params", (ctypes.Structure,), {"_fields_": fields})
 
 
+_expression = cache(Expression)  # read once: each call in a model is a new problem
 AttentionParams = params_type(("q", "k", "v", "o", "lse"), ("q", "k", "v", "o"))  # as params.cuh has it
 
 
@@ -65,8 +66,8 @@ def pack(problem: Problem, tensors: Tensors, addresses: Mapping[str, int] | None
     `addresses` gives the tensors other addresses than their own (the emulator's), by name. What is left out is null.
     Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's.
     """
-    check(problem, tensors)
     shapes = problem.asked.shapes(problem)
+    _check(problem, tensors, shapes)
     if addresses is None:
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.by_name.items()}
     strided = tuple(name for name, shape in shapes.items() if len(shape) == 4)
@@ -100,9 +101,8 @@ def steps(artifact: Artifact, problem: Problem, params: bytes, num_sms: int) -> 
 def workspace_bytes(artifact: Artifact, problem: Problem, workspace: Workspace) -> int:
     """How large a workspace is for a problem."""
     names = _names(artifact, artifact.launch, problem)
-    return max(1, int(Expression(workspace.count, f"size of the workspace {workspace.name}").value(names))) * (
-        workspace.element_bytes
-    )
+    count = _expression(workspace.count, f"size of the workspace {workspace.name}").value(names)
+    return max(1, int(count)) * workspace.element_bytes
 
 
 def _grid(
@@ -121,7 +121,7 @@ def _grid(
         shape = " x ".join(map(str, launch.cluster))
         raise BuildError(f"{what} wants clusters of {shape} CTAs, which neither the launch nor the emulator has yet")
     names = _names(artifact, launch, problem)
-    x, y, z = (int(Expression(text, f"grid of {entry}").value(names)) for text in launch.grid)
+    x, y, z = (int(_expression(text, f"grid of {entry}").value(names)) for text in launch.grid)
     if launch.ctas_per_sm:
         return min(x * y * z, launch.ctas_per_sm * num_sms), 1, 1
     for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
@@ -143,8 +143,12 @@ def _stride(tensor: torch.Tensor) -> TensorStride:
 
 def check(problem: Problem, tensors: Tensors) -> None:
     """Raises UnsupportedProblemError unless kernels take the tensors, and they are the problem's."""
+    _check(problem, tensors, problem.asked.shapes(problem))
+
+
+def _check(problem: Problem, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
     devices = {}
-    for name, shape in problem.asked.shapes(problem).items():
+    for name, shape in shapes.items():
         if name not in tensors.by_name:
             continue
         tensor = tensors.by_name[name]
