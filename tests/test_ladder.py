@@ -1,12 +1,15 @@
 """tools/ladder.py on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
 
+from functools import partial
+
 import pytest
 
-from flashladder.common import console
+from flashladder.common import catalog, console
 from flashladder.common.catalog import find
 from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure import contest
+from flashladder.common.paths import VERSIONS
 from flashladder.common.results import records
 from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
@@ -43,6 +46,36 @@ def contests(monkeypatch):
 
     monkeypatch.setattr(contest, "hold", watched)
     return held
+
+
+@pytest.fixture
+def two_ladders(monkeypatch, tmp_path):
+    """A second ladder beside the first, whose rung 02 is that of the first."""
+    folder = tmp_path / "versions" / "more" / "02_other"
+    folder.mkdir(parents=True)
+    yaml = (find("02").directory / "version.yaml").read_text()
+    (folder / "version.yaml").write_text(f"{yaml}kernel: {find('02').kernel}\n")
+    for rung in ("01_base", "02_swizzling"):
+        (tmp_path / "versions" / rung).symlink_to(VERSIONS / rung)
+    monkeypatch.setattr(catalog, "select", partial(catalog.select, root=tmp_path / "versions"))
+    monkeypatch.setattr(catalog, "find", partial(catalog.find, root=tmp_path / "versions"))
+
+
+def test_a_further_ladder_has_a_log_of_its_own(run, two_ladders):
+    code, _, err = run("more", *SMALL)
+    assert code == 0, err
+    frame, damaged = records.ladder("h100", "more").read()
+    assert (damaged, set(frame["version"]), len(frame)) == ([], {"more/02_other"}, 4)
+    assert rows().empty
+    assert "4 of 4 rows are there already" in run("more/02", *SMALL)[1]
+    assert run("02", *SMALL)[0] == 0, "02 of the first ladder is another rung"
+    assert set(rows()["version"]) == {"02_swizzling"}
+
+
+def test_rungs_of_two_ladders_are_not_measured_together(run, two_ladders):
+    code, _, err = run("02", "more/02", *SMALL)
+    assert code == console.EXIT_ERROR
+    assert "the rungs are of several ladders (the first, more): name one" in err
 
 
 def rows():
@@ -174,7 +207,7 @@ def test_a_wrong_kernel_is_logged_without_figures_and_tried_again(run, contests,
 
 def test_a_rung_without_the_fixed_fields_has_its_own_configuration_alone():
     fixed = parse_values(ladder.FIXED_CONFIG)
-    labels = [entry.label for entry in ladder._entries([find("00"), find("16")], fixed, "sm_90a")]
+    labels = [entrant.label for entrant in ladder._entrants([find("00"), find("16")], fixed, "sm_90a")]
     assert labels == ["00 own", "16 own", "16 fixed"]
 
 

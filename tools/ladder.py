@@ -22,7 +22,7 @@ try:
     from flashladder.common import arguments as options
     from flashladder.common import catalog
     from flashladder.common.catalog import Version
-    from flashladder.common.config import Value, parse_values
+    from flashladder.common.config import Value, listing, parse_values
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
     from flashladder.common.errors import ConfigError, DeviceError
     from flashladder.common.measure.entrants import Entrant, Lineup, assemble
@@ -53,7 +53,7 @@ def parser() -> Parser:
     """The options."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=rest)
-    made.add_argument("rungs", nargs="*", metavar="RUNG", help="default: all")
+    made.add_argument("rungs", nargs="*", metavar="RUNG", help="or a ladder: backward; default: all of the first")
     made.add_argument("--seqlens", default="512..16384", help="512..4096 doubles; or a list, 512,4096")
     made.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
     made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
@@ -66,7 +66,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
+    versions = catalog.select(arguments.rungs)
     fixed, lengths = parse_values(arguments.fixed), options.lengths(arguments.seqlens)
 
     from flashladder.common.measure import baselines
@@ -74,10 +74,11 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.results import records
     from flashladder.common.run import target
 
+    ladder, operation = _the_ladder(versions), catalog.one_operation(version.operation for version in versions)
     place = target.resolve("gpu", None)
-    official = baselines.find(baselines.OFFICIAL)
-    log, run = records.ladder(_gpu_name(place)), records.new_run()
-    problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens))
+    official = baselines.official(operation)
+    log, run = records.ladder(_gpu_name(place), ladder), records.new_run()
+    problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens, operation))
     gpu = place.gpu.name if place.gpu and not arguments.untuned else None  # whose winners are wanted
     lineup, left_out = assemble(list(_entrants(versions, fixed, place.arch, gpu)), problems, place)
     for reason in dict.fromkeys(left_out):
@@ -95,13 +96,20 @@ def main(arguments: argparse.Namespace) -> int:
     return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0
 
 
-def _problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int) -> Iterator[Problem]:
+def _problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int, operation: str) -> Iterator[Problem]:
     from flashladder.common.problem import Problem
 
     for dtype in dtypes:
         for seqlen in lengths:
             batch = max(1, tokens // seqlen)
-            yield Problem(batch=batch, num_heads=NUM_HEADS, seqlen_q=seqlen, head_dim=HEAD_DIM, dtype=dtype)
+            yield Problem(
+                batch=batch,
+                num_heads=NUM_HEADS,
+                seqlen_q=seqlen,
+                head_dim=HEAD_DIM,
+                dtype=dtype,
+                operation=operation,
+            )
 
 
 def _entrants(
@@ -114,10 +122,10 @@ def _entrants(
         except ConfigError as error:
             warn(f"left out: {error}")
             continue
-        yield Entrant(f"{version.number} {OWN}", version, {}, tuned_for=gpu)
+        yield Entrant(f"{version.address} {OWN}", version, {}, tuned_for=gpu)
         values = {name: value for name, value in fixed.items() if name in version.choices}
         if values.keys() >= TILE and _takes(version, values):
-            yield Entrant(f"{version.number} {FIXED}", version, values)
+            yield Entrant(f"{version.address} {FIXED}", version, values)
 
 
 def _takes(version: Version, values: dict[str, Value]) -> bool:
@@ -126,6 +134,16 @@ def _takes(version: Version, values: dict[str, Value]) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _the_ladder(versions: Iterable[Version]) -> str:
+    """The ladder of all the rungs; ConfigError where they are of several, whose figures have nothing in common."""
+    names = sorted({version.ladder for version in versions})
+    if len(names) > 1:
+        raise ConfigError(
+            f"the rungs are of several ladders ({listing(name or 'the first' for name in names)}): name one"
+        )
+    return names[0]
 
 
 def _gpu_name(place: Target) -> str:
@@ -146,7 +164,7 @@ def _done(log: Log) -> set[tuple[object, ...]]:
         warn(f"{damage}; the line is left where it is, and its figures are measured again")
     timed = frame[frame["time_us"].notna()]
     columns = ("kind", "code", "dtype", "batch", "seqlen_q", "baseline_version")
-    return {(row.version[:2], *(getattr(row, name) for name in columns)) for row in timed.itertuples()}
+    return {(catalog.address_of(row.version), *(getattr(row, name) for name in columns)) for row in timed.itertuples()}
 
 
 def _missing(lineup: Lineup, done: set[tuple[object, ...]], official: str) -> Lineup:

@@ -74,13 +74,15 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     gpu = load_gpu(arguments.gpu)
-    versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
+    versions = catalog.select(arguments.rungs)
 
     from flashladder.tuner import job
 
-    jobs = _jobs(versions, gpu, arguments)
-    workers = [] if arguments.offline else job.workers(arguments.workers, gpu, arguments.mode, arguments.patience)
-    return run(jobs, workers, offline=arguments.offline)
+    operation = catalog.one_operation(version.operation for version in versions)
+    jobs = _jobs(versions, operation, gpu, arguments)
+    if arguments.offline:
+        return run(jobs, [], offline=True)
+    return run(jobs, job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation))
 
 
 def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -> int:
@@ -145,13 +147,15 @@ class _Ahead:
         self._latest = done, total, detail
 
 
-def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: argparse.Namespace) -> list[Job]:
+def _jobs(
+    versions: Sequence[catalog.Version], operation: str, gpu: GpuDescription, arguments: argparse.Namespace
+) -> list[Job]:
     """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
     from flashladder.tuner import candidates, job
     from flashladder.tuner.space import Space
     from flashladder.tuner.study_runner import ROUNDS
 
-    problems = options.shapes(arguments)
+    problems = options.shapes(arguments, operation)
     only = dict(_values(text) for text in arguments.only)
     jobs = []
     for version in versions:
@@ -164,7 +168,7 @@ def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: a
             mode=arguments.mode,
             rounds=arguments.rounds or ROUNDS,
             seed=arguments.seed,
-            study=f"{prefix}-{version.name}" if prefix and len(versions) > 1 else prefix,
+            study=f"{prefix}-{version.file_name}" if prefix and len(versions) > 1 else prefix,
             storage=arguments.storage,
         )
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from flashladder.common import catalog
 from flashladder.common.dashboard import figures
 from flashladder.common.dashboard.view import registers, step
 from flashladder.common.report import markers, theme
@@ -95,8 +96,8 @@ tuning. Made by tools/dashboard.py from [{folder.name}/{log.name}]({_relative(lo
 
 def _unmeasured(lines: pd.DataFrame) -> str:
     """A sentence on the rungs that are not in the log; empty where all are."""
-    left = {name: title for name, title in ladders.titles().items() if name not in set(lines["version"])}
-    links = [f"[{name[:2]}](versions/{name}) ({title})" for name, title in left.items()]
+    left = {rung.name: rung.title for rung in catalog.versions() if rung.name not in set(lines["version"])}
+    links = [f"[{catalog.address_of(name)}](versions/{name}) ({title})" for name, title in left.items()]
     return f"Not measured yet: {', '.join(links)}." if links else ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flashladder.common import catalog
 from flashladder.common.dashboard import figures
 from flashladder.common.dashboard.roofline import roofline
 from flashladder.common.report import theme
@@ -157,7 +158,7 @@ def _heat(rows: pd.DataFrame, title: str) -> Parts:
     for version, group in rows.groupby("version", sort=True):
         by_length = {row.seqlen_q: row for row in group.itertuples()}
         cells = [_heat_cell(by_length.get(length)) for length in lengths]
-        lines.append({"rung": str(version)[:2], "version": version, "cells": cells})
+        lines.append({"rung": catalog.address_of(str(version)), "version": version, "cells": cells})
     return {"title": title, "lengths": lengths, "rows": lines}
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
+from flashladder.common.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.paths import VERSIONS
 from flashladder.common.pictures import layouts, loops
 from flashladder.common.pictures.device import Device, device
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
-
-ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}  # what the machine code is shown for
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def drawn_layouts() -> list[Picture]:
         **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_device, draw) for path, draw in of_device.items()}
-    return [Picture(catalog.VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
+    return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
 
 
 def machine_loops() -> list[Picture]:
@@ -77,7 +77,7 @@ def machine_loops() -> list[Picture]:
 
 
 def _requests(*versions: catalog.Version) -> Iterator[BuildRequest]:
-    arch = max(ARCH[version.instruction_set] for version in versions)
+    arch = INSTRUCTION_SETS[versions[-1].instruction_set].arch  # the upper one's
     return (BuildRequest(version, version.config(), arch) for version in versions)
 
 

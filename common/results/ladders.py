@@ -55,8 +55,9 @@ class Limits:
 
 
 def titles() -> dict[str, str]:
-    """The rungs' titles, by their names."""
-    return {version.name: version.title for version in catalog.versions()}
+    """The titles of all ladders' rungs, by their names."""
+    every = (catalog.versions(ladder=ladder) for ladder in catalog.ladders())
+    return {version.name: version.title for rungs in every for version in rungs}
 
 
 def summary(ladders: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -71,7 +72,7 @@ def summary(ladders: dict[str, pd.DataFrame]) -> pd.DataFrame:
         limits = Limits.of(gpu)
         groups = ladder.groupby(["dtype", "version", "kind"], sort=False)
         for (dtype, version, kind), rows in groups:
-            line = {"gpu": gpu, "dtype": dtype, "rung": version[:2], "version": version, "kind": kind}
+            line = {"gpu": gpu, "dtype": dtype, "rung": catalog.address_of(version), "version": version, "kind": kind}
             lines.append(line | {"title": names.get(version, version)} | means(rows, limits))
     return _with_steps(pd.DataFrame(lines).sort_values(["gpu", "dtype", "version"], kind="stable")) if lines else EMPTY
 

@@ -32,8 +32,8 @@ class Target:
         return f"emulator (as {self.gpu.title})" if self.gpu else "emulator"
 
     def check(self, artifact: Artifact) -> None:
-        """Raises UnsupportedProblemError where a CTA of the kernel does not fit an SM of the target."""
-        needed = artifact.launch.shared_bytes
+        """Raises UnsupportedProblemError where a CTA of a kernel does not fit an SM of the target."""
+        needed = max(kernel.launch.shared_bytes for kernel in artifact.kernels)
         if self.gpu and needed > self.gpu.shared_per_block:
             raise UnsupportedProblemError(
                 f"{artifact.version} with {artifact.config.name} needs {needed} bytes of shared memory; "

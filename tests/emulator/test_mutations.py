@@ -14,7 +14,7 @@ from flashladder.common.emulator.machine import compile_ptx
 from flashladder.common.emulator.mutate import synchronisations, without
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.launch import attention_params, grid
+from flashladder.common.run.launch import pack, steps
 
 ARCH = "sm_80"
 # The compiler repeats the loop over anchored blocks behind the second pass, which leaves none to it.
@@ -58,9 +58,9 @@ class Rung:
         for name, view in views.items():
             raw, is_input = view.contiguous().view(torch.uint8).numpy(), name in "qkv"
             addresses[name] = memory.add(name, raw, readonly=is_input, initialised=is_input)
-        params = attention_params(*views.values(), self.problem.softmax_scale, addresses)
-        launch = self.artifact.launch
-        return emulator.run(program, params, grid(launch, params), launch.num_threads, launch.shared_bytes, memory)
+        params = pack(self.problem, tensors, addresses)
+        (step,) = steps(self.artifact, self.problem, params, num_sms=1)
+        return emulator.run(program, params, step.grid, step.num_threads, step.shared_bytes, memory)
 
     def mutations(self):
         """(name, instruction) of all that can be taken out; the name: opcode, line of kernel.cu, which of its kind."""
