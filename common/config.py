@@ -193,6 +193,8 @@ class GpuDescription:
 
     name: str
     title: str
+    names: tuple[str, ...]  # as its driver calls it
+    memory_gb: int  # as its label says
     arch: str  # what to compile for: sm_80, sm_90a, ...
     num_sms: int
     shared_per_block: int  # bytes that one CTA may use
@@ -206,6 +208,7 @@ class GpuDescription:
     base_mhz: int | None  # None where the maker publishes none
     boost_mhz: int  # the highest SM clock
     sources: tuple[str, ...]
+    unconfirmed: tuple[str, ...] = ()  # figures whose source is of another card; the device itself knows better
 
 
 def gpu_names() -> list[str]:
@@ -220,6 +223,8 @@ def load_gpu(name: str) -> GpuDescription:
         raise ConfigError(f"no description of the GPU {name}; there are {listing(gpu_names())} (in {path.parent})")
     values = yaml.safe_load(path.read_text())
     expected = {field.name for field in dataclasses.fields(GpuDescription)} - {"name"}
-    if set(values) != expected:
-        raise ConfigError(f"{path}: these keys are missing or unknown: {listing(sorted(set(values) ^ expected))}")
-    return GpuDescription(name=name.lower(), **{**values, "sources": tuple(values["sources"])})
+    wrong = {*(expected - {"unconfirmed"} - values.keys()), *(values.keys() - expected)}
+    if wrong:
+        raise ConfigError(f"{path}: these keys are missing or unknown: {listing(sorted(wrong))}")
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return GpuDescription(name=name.lower(), **{**values, **lists})

@@ -118,17 +118,35 @@ def test_rule_applies_when_all_its_fields_are_there():
 
 
 def test_described_gpus():
-    described = {name: (load_gpu(name).arch, load_gpu(name).num_sms) for name in gpu_names()}
+    described = {name: (load_gpu(name).arch, load_gpu(name).num_sms, load_gpu(name).memory_gb) for name in gpu_names()}
     assert described == {
-        "a100": ("sm_80", 108),
-        "a6000": ("sm_86", 84),
-        "rtx3090": ("sm_86", 82),
-        "rtx4090": ("sm_89", 128),
-        "l40s": ("sm_89", 142),
-        "h100": ("sm_90a", 132),
-        "h200": ("sm_90a", 132),
-        "b200": ("sm_100a", 148),
+        "a100": ("sm_80", 108, 80),
+        "a100-40": ("sm_80", 108, 40),
+        "a100-pcie": ("sm_80", 108, 80),
+        "a800": ("sm_80", 108, 80),
+        "a6000": ("sm_86", 84, 48),
+        "rtx3090": ("sm_86", 82, 24),
+        "rtx3090ti": ("sm_86", 84, 24),
+        "rtx4090": ("sm_89", 128, 24),
+        "rtx4090d": ("sm_89", 114, 24),
+        "rtx6000ada": ("sm_89", 142, 48),
+        "l4": ("sm_89", 58, 24),
+        "l40s": ("sm_89", 142, 48),
+        "h100": ("sm_90a", 132, 80),
+        "h100-nvl": ("sm_90a", 132, 94),
+        "h100-pcie": ("sm_90a", 114, 80),
+        "h800": ("sm_90a", 132, 80),
+        "h20": ("sm_90a", 78, 96),
+        "h200": ("sm_90a", 132, 141),
+        "gh200": ("sm_90a", 132, 96),
+        "b200": ("sm_100a", 148, 180),
+        "b300": ("sm_103a", 148, 270),
+        "rtx5090": ("sm_120a", 170, 32),
     }
+
+
+# Of the bf16 tensor cores of an SM in a clock; the smaller chips do half of it on GeForce cards, and an H20 is cut.
+FLOPS = {"sm_80": 2048, "sm_86": 1024, "sm_89": 1024, "sm_90a": 4096, "sm_100a": 8192, "sm_103a": 8192}
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -136,15 +154,24 @@ def test_gpu_figures_fit_together(name):
     gpu = load_gpu(name)
     assert gpu.shared_per_sm - gpu.shared_per_block == 1024, "the system keeps 1 KiB of every CTA"
     assert gpu.registers_per_sm == 65536
-    flops = {"a100": 2048, "a6000": 1024, "l40s": 1024, "b200": 8192, "h100": 4096, "h200": 4096}.get(name, 512)
-    peak_mhz = gpu.dense_bf16_tflops * 1e6 / (gpu.num_sms * flops)  # flops: bf16 tensor FLOPs of an SM in a clock
+    flops = 512 if "GeForce" in gpu.title else 1024 if name == "h20" else FLOPS[gpu.arch]
+    peak_mhz = gpu.dense_bf16_tflops * 1e6 / (gpu.num_sms * flops)
     assert 0.9 * gpu.boost_mhz < peak_mhz < 1.01 * gpu.boost_mhz
     assert gpu.sources
+    assert gpu.names
+    assert set(gpu.unconfirmed) <= {field.name for field in dataclasses.fields(gpu)}
     assert load_gpu(name.upper()) == gpu
 
 
+def test_no_two_gpus_are_told_apart_by_nothing():
+    cards = [
+        (name, load_gpu(gpu).num_sms, load_gpu(gpu).memory_gb) for gpu in gpu_names() for name in load_gpu(gpu).names
+    ]
+    assert len(set(cards)) == len(cards)
+
+
 def test_unknown_gpu_lists_the_known():
-    with pytest.raises(ConfigError, match="no description of the GPU v100; there are a100, a6000, b200, h100"):
+    with pytest.raises(ConfigError, match="no description of the GPU v100; there are a100, a100-40, a100-pcie, a6000"):
         load_gpu("v100")
 
 
@@ -153,7 +180,9 @@ def test_gpu_file_with_a_wrong_key_is_refused(tmp_path, monkeypatch):
     assert isinstance(load_gpu("h100"), GpuDescription)
     del values["name"], values["num_sms"]
     (tmp_path / "gpus").mkdir()
-    (tmp_path / "gpus" / "mine.yaml").write_text(yaml.safe_dump({**values, "sms": 1, "sources": ["mine"]}))
+    (tmp_path / "gpus" / "mine.yaml").write_text(
+        yaml.safe_dump({**values, "sms": 1, "sources": ["mine"], "names": [], "unconfirmed": []})
+    )
     monkeypatch.setattr(config_module, "CONFIGS", tmp_path)
     with pytest.raises(ConfigError, match=r"mine.yaml: these keys are missing or unknown: num_sms, sms"):
         load_gpu("mine")

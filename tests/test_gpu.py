@@ -240,9 +240,8 @@ def test_torch_baselines_compute_the_same(name, causal):
     problem = Problem(batch=2, num_heads=4, seqlen_q=512, causal=causal)
     tensors = make_inputs(problem, "cuda")
     output = baselines.find(name).prepare(problem, tensors)()
-    verify(
-        expect(problem, tensors), {key: value for key, value in output._asdict().items() if value is not None}
-    ).require(name)
+    given = {key: value for key, value in output._asdict().items() if value is not None}
+    verify(expect(problem, tensors), given).require(name)
 
 
 @pytest.mark.alone

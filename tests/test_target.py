@@ -7,35 +7,39 @@ import torch
 
 from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.run import device as devices
 from flashladder.common.run import target
+from flashladder.tests.cards import H100, card
 
 
 @pytest.fixture
 def here(monkeypatch):
-    """Makes this machine have a GPU of a name and a compute capability, or none."""
+    """Makes this machine have a GPU, or none."""
 
-    def have(name=None, capability=None):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    def have(found=None):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: found is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: found.name)
+        monkeypatch.setattr(devices, "present", lambda: found)
 
     return have
 
 
-@pytest.mark.parametrize(
-    ("name", "capability", "arch", "described"),
-    [
-        ("NVIDIA H100 80GB HBM3", (9, 0), "sm_90a", "h100"),
-        ("NVIDIA A100-SXM4-80GB", (8, 0), "sm_80", "a100"),
-        ("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", "rtx4090"),
-        ("NVIDIA Of Tomorrow", (11, 0), "sm_110a", None),
-    ],
-)
-def test_the_gpu_that_is_here(here, name, capability, arch, described):
-    here(name, capability)
+def test_the_gpu_that_is_here(here, capsys):
+    here(H100)
     place = target.resolve("auto", None)
-    assert (place.on_gpu, place.arch, place.title) == (True, arch, name)
-    assert (place.gpu.name if place.gpu else None) == described
+    assert (place.on_gpu, place.arch, place.title) == (True, "sm_90a", "NVIDIA H100 80GB HBM3")
+    assert place.gpu == load_gpu("h100")
+    assert not capsys.readouterr().err
+
+
+def test_a_gpu_that_nobody_described_is_measured_and_said_so_once(here, capsys):
+    here(card("NVIDIA Of Tomorrow", 200, 300, arch="sm_110a"))
+    target._say_once.cache_clear()
+    place = target.resolve("auto", None)
+    assert (place.arch, place.gpu.num_sms, place.gpu.name) == ("sm_110a", 200, "of-tomorrow-200sm")
+    target.resolve("gpu", None)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("NVIDIA Of Tomorrow (measured from its own attributes; unknown to configs/gpus)") == 1
 
 
 def test_without_one_the_emulator_stands_for_an_h100_or_another(here):
@@ -46,7 +50,7 @@ def test_without_one_the_emulator_stands_for_an_h100_or_another(here):
 
 
 def test_another_gpu_than_the_one_asked_for_is_said_so(here, capsys):
-    here("NVIDIA H100 80GB HBM3", (9, 0))
+    here(H100)
     assert target.resolve("auto", "a100").arch == "sm_90a"
     message = capsys.readouterr().err
     assert "the GPU here is NVIDIA H100 80GB HBM3, not NVIDIA A100" in message

@@ -9,11 +9,12 @@ import pytest
 from flashladder.common import console
 from flashladder.common.errors import ResultsError
 from flashladder.common.measure.statistics import Estimate
+from flashladder.common.paths import ROOT
 from flashladder.tests.simulated_bench import time_us
-from flashladder.tests.tuner_stock import make_predictions, make_stock
+from flashladder.tests.tuner_stock import make_predictions, make_space, make_stock
 from flashladder.tuner import finalists, replay, trial_log
 from flashladder.tuner.replay import ExhaustiveStudy
-from flashladder.tuner.strategy import Guided, InOrder
+from flashladder.tuner.strategy import Corrected, Guided, InOrder
 from flashladder.tuner.worker import Comparison
 
 
@@ -22,7 +23,13 @@ def stock(tmp_path):
     return make_stock(tmp_path / "artifacts")
 
 
-def measured(strategy, kernels, trials):
+def at_random(kernels, seed):
+    """The kernels with predicted times that mean nothing."""
+    order = random.Random(seed).sample(kernels, len(kernels))
+    return order, {kernel.code: float(place) for place, kernel in enumerate(order, start=1)}
+
+
+def measured(strategy, trials, time_us=time_us):
     """The kernels that a strategy asks for, each told its ratio."""
     taken = {}
     while len(taken) < trials and (kernel := strategy.propose(taken.keys())):
@@ -41,28 +48,97 @@ def test_in_order(stock):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_guided_search_finds_the_best_in_a_part_of_the_space(stock, seed):
     """Without any help from the cost model: the order is random."""
-    order = random.Random(seed).sample(stock.kernels, len(stock.kernels))
-    found = measured(Guided(order, stock.space.fields, seed), stock.kernels, int(0.15 * stock.num_configs))
+    strategy = Guided(*at_random(stock.kernels, seed), stock.space.fields, seed)
+    found = measured(strategy, int(0.15 * stock.num_configs))
     best = max(100 / time_us(kernel.config) for kernel in stock.kernels)
     assert max(found.values()) >= 0.99 * best
 
 
 def test_the_guided_search_learns(stock):
-    order = random.Random(1).sample(stock.kernels, len(stock.kernels))
-    strategy = Guided(order, stock.space.fields, seed=1)
-    ratios = list(measured(strategy, stock.kernels, 60).values())
-    asked_for = ratios[8::2]  # the others are the order's
+    strategy = Guided(*at_random(stock.kernels, 1), stock.space.fields, seed=1)
+    ratios = list(measured(strategy, 60).values())
+    asked_for = ratios[8::2]  # the others are the cost model's
     assert np.mean(asked_for[-10:]) > np.mean(ratios[:8])
 
 
 def test_the_guided_search_proposes_every_kernel_in_the_end(stock):
     kernels = stock.kernels[:20]
-    strategy = Guided(kernels, stock.space.fields, seed=0)
+    strategy = Guided(kernels, make_predictions(stock), stock.space.fields, seed=0)
     taken = set()
     while kernel := strategy.propose(taken):
         taken.add(kernel.code)
         strategy.tell(kernel, None if len(taken) % 3 == 0 else 1.0)
     assert taken == {kernel.code for kernel in kernels}
+
+
+class TestLevels:
+    """Ptxas's levels differ by what the cost model does not know."""
+
+    LEVELS = ({1: 1.0, 3: 1.06}, {1: 1.06, 3: 1.0})  # by what it multiplies the times
+
+    @pytest.fixture
+    def levels(self, tmp_path):
+        return make_stock(tmp_path / "artifacts", make_space(levels=(1, 3)))
+
+    def predictions(self, stock, seed, bias):
+        """Off by some percent each, and by `bias` at level 1."""
+        rng = random.Random(seed)
+        return {
+            kernel.code: time_us(kernel.config) * rng.uniform(1, 1.04) * (bias if kernel.config.ptxas_level == 1 else 1)
+            for kernel in stock.kernels
+        }
+
+    def test_the_best_predicted_of_each_is_measured_first(self, levels):
+        predicted_us = self.predictions(levels, 0, bias=2)
+        found = list(measured(Corrected(levels.kernels, predicted_us), 2))
+        by_code = {kernel.code: kernel for kernel in levels.kernels}
+        assert [by_code[code].config.ptxas_level for code in found] == [3, 1]
+        for code in found:
+            level = by_code[code].config.ptxas_level
+            alike = [kernel.code for kernel in levels.kernels if kernel.config.ptxas_level == level]
+            assert predicted_us[code] == min(predicted_us[other] for other in alike)
+
+    def test_the_seeds_come_before_them(self, levels):
+        seeds = levels.kernels[40:43]
+        strategy = Corrected(levels.kernels, self.predictions(levels, 0, bias=2), seeds)
+        assert list(measured(strategy, 3)) == [kernel.code for kernel in seeds]
+
+    @pytest.mark.parametrize("bias", [0.9, 1.1])
+    @pytest.mark.parametrize("factors", LEVELS)
+    def test_a_level_that_is_predicted_wrongly_is_corrected(self, levels, factors, bias):
+        def truth(config):
+            return time_us(config) * factors[config.ptxas_level]
+
+        predicted_us = self.predictions(levels, 1, bias)
+        found = measured(Corrected(levels.kernels, predicted_us), 20, truth)
+        better = min(factors, key=factors.get)
+        by_code = {kernel.code: kernel.config.ptxas_level for kernel in levels.kernels}
+        assert sum(by_code[code] == better for code in found) > 12
+
+    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("factors", LEVELS)
+    def test_the_best_of_both_is_found_in_a_part_of_the_space(self, levels, factors, seed):
+        def truth(config):
+            return time_us(config) * factors[config.ptxas_level]
+
+        predicted_us = self.predictions(levels, seed, bias=1.1)
+        strategy = Guided(levels.kernels, predicted_us, levels.space.fields, seed)
+        found = measured(strategy, int(0.15 * len(levels.kernels)), truth)
+        best = max(100 / truth(kernel.config) for kernel in levels.kernels)
+        assert max(found.values()) >= 0.995 * best
+
+    def test_a_kernel_in_quarantine_says_nothing_of_its_level(self, levels):
+        strategy = Corrected(levels.kernels, self.predictions(levels, 0, bias=1))
+        first = strategy.propose(set())
+        strategy.tell(first, None)
+        assert strategy.propose({first.code}).config.ptxas_level == first.config.ptxas_level
+
+
+@pytest.mark.parametrize("study", ["at-o1-09_fewer_moves", "at-o1-13_iterate_backwards", "at-o1-15_d_head_tiling"])
+def test_on_an_h100_the_best_level_was_found_at_once(study):
+    """Recorded times; told nothing of the default, as many as there are levels and one more."""
+    found = ExhaustiveStudy.load(str(ROOT / "results" / "tuning" / f"{study}.csv"))
+    assert all(replay.replay(found, seed, trials=3).found >= 0.995 for seed in range(2))
 
 
 def contest(times, rounds=32, noise=0.002, seed=0):
@@ -169,7 +245,8 @@ def test_replays_are_as_good_as_they_are_said_to_be(stock, recorded):
         assert len(each.progress) == 40
         assert list(each.progress) == sorted(each.progress)
         assert each.found == each.progress[-1] <= 1
-        assert each.progress[each.trials_to_close - 1] >= 0.99 > each.progress[max(0, each.trials_to_close - 2)]
+        before = [0.0, *each.progress]
+        assert before[each.trials_to_close] >= 0.99 > before[each.trials_to_close - 1]
     assert len({each.measured for each in replays}) > 1, "seeds differ"
     assert replay.replay(found, 0, trials=40) == replays[0]
 

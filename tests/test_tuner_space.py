@@ -25,6 +25,9 @@ def no_winners(monkeypatch, tmp_path):
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
 
 
+ONE_LEVEL = {"ptxas_level": (3,)}
+
+
 def space_of(number, *problems):
     return Space.of(catalog.find(number), problems or (PROBLEM,))
 
@@ -33,7 +36,7 @@ def test_a_space_has_every_valid_configuration_and_the_problem_s_own_fields_no_m
     version = catalog.find("16")
     space = space_of("16")
     of_the_dtype = [config for config in version.space() if config.dtype == "bf16"]
-    assert len(space.configs) == len(set(space.configs)) == len(of_the_dtype)
+    assert len(space.configs) == len(set(space.configs)) == 2 * len(of_the_dtype), "at two levels of ptxas"
     assert "dtype" not in space.fields
     assert "row_stride" not in space.fields
     assert space.default in space.configs
@@ -50,12 +53,48 @@ def test_tiles_that_do_not_divide_the_lengths_are_left_out():
     assert both.configs == space.configs
 
 
-def test_a_space_can_be_narrowed_and_takes_the_compiler_s_level():
+@pytest.mark.parametrize(("number", "default"), [("02", 3), ("16", 3), ("20", 3), ("22", 1), ("24", 1)])
+def test_every_space_has_the_compiler_s_level(number, default):
+    space = space_of(number)
+    assert space.fields["ptxas_level"] == (1, 3)
+    assert space.default.ptxas_level == default
+    levels = [
+        config for config in space.configs if space.default.as_dict() == config.as_dict() | {"ptxas_level": default}
+    ]
+    assert {config.ptxas_level for config in levels} == {1, 3}
+
+
+def test_a_configuration_is_spelled_without_what_goes_without_saying():
+    woven, plain = space_of("22"), space_of("16")
+    assert woven.declared(woven.default)["ptxas_level"] == 1
+    assert "ptxas_level" not in plain.declared(plain.default)
+    other = KernelConfig.of(**{**plain.default.as_dict(), "ptxas_level": 1})
+    assert plain.declared(other) == other.as_dict()
+
+
+@pytest.mark.parametrize("limit", [2, 40, 10_000])
+def test_of_a_space_the_part_near_its_seeds(limit):
+    space = space_of("16")
+    seeds = [space.default, next(config for config in space.configs if config.block_m == 64)]
+    part = space.near(seeds, limit)
+    assert part == [config for config in space.configs if config in part], "in declared order"
+    assert len(part) == min(limit, len(space.configs))
+
+    def away(config):
+        free = {name: value for name, value in config.items if name != "ptxas_level"}
+        return min(sum(seed.as_dict()[name] != value for name, value in free.items()) for seed in seeds)
+
+    left_out = set(space.configs) - set(part)
+    assert max(map(away, part)) <= min(map(away, left_out), default=99)
+    assert {1, 3} == {config.ptxas_level for config in part if away(config) == 0}
+
+
+def test_a_space_can_be_narrowed():
     only = {"block_m": (128,), "num_warps": (4,), "ptxas_level": (1,)}
     whole, part = space_of("16"), Space.of(catalog.find("16"), (PROBLEM,), only=only)
-    kept = [config for config in whole.configs if (config.block_m, config.num_warps) == (128, 4)]
-    assert [config.as_dict() for config in part.configs] == [{**config.as_dict(), "ptxas_level": 1} for config in kept]
-    assert part.default.as_dict() == {**whole.default.as_dict(), "ptxas_level": 3}
+    kept = (128, 4, 1)
+    assert list(part.configs) == [c for c in whole.configs if (c.block_m, c.num_warps, c.ptxas_level) == kept]
+    assert part.default == whole.default
     assert part.default not in part.configs
     assert part.seeds("h100")[0] == part.default
     assert part.fields["block_m"] == (128,)
@@ -135,7 +174,7 @@ class TestKernels:
     def space(self, tmp_path):
         body = 'static_assert(config::block_n == 64, "odd");'
         rung = make_rung(tmp_path / "ladder", yaml=self.YAML, body=body)
-        return Space.of(rung, (Problem(head_dim=64),))
+        return Space.of(rung, (Problem(head_dim=64),), only=ONE_LEVEL)
 
     def test_configurations_with_the_same_code_are_one_kernel(self, space):
         stock = compile_all(space, H100)
@@ -147,9 +186,15 @@ class TestKernels:
         assert stock.default == stock.kernels[0]
         assert stock.of(shared[0].configs[1]) == shared[0]
 
+    def test_a_limit_leaves_the_default_and_what_is_near_it(self, space):
+        stock = compile_all(space, H100, limit=2)
+        tried = stock.num_configs + sum(stock.left_out.values())
+        assert tried <= 3 < len(space.configs)
+        assert stock.default == stock.kernels[0]
+
     def test_of_several_problems_every_kernel_counts(self, space):
         problems = (Problem(head_dim=64), Problem(head_dim=64, dtype="fp16"))
-        stock = compile_all(Space.of(space.version, problems), H100)
+        stock = compile_all(Space.of(space.version, problems, only=ONE_LEVEL), H100)
         assert {len(kernel.artifacts) for kernel in stock.kernels} == {2}
         assert [artifact.config.dtype for artifact in stock.kernels[0].artifacts] == ["bf16", "fp16"]
 
@@ -157,7 +202,7 @@ class TestKernels:
         rung = make_rung(tmp_path / "ladder", yaml=VERSION_YAML)
         kernel = rung.kernel.read_text().replace("1024,", "config::block_m * 1024,")
         rung.kernel.write_text(kernel)
-        space = Space.of(rung, (Problem(head_dim=64),))
+        space = Space.of(rung, (Problem(head_dim=64),), only=ONE_LEVEL)
         stock = compile_all(space, load_gpu("rtx4090"))
         assert stock.left_out == {"does not fit an SM of rtx4090": 4}
         assert {config.block_m for kernel in stock.kernels for config in kernel.configs} == {64}
@@ -165,7 +210,7 @@ class TestKernels:
     def test_an_empty_stock_says_why(self, tmp_path):
         rung = make_rung(tmp_path / "ladder", body='static_assert(sizeof(int) == 5, "odd ints");')
         with pytest.raises(ConfigError, match=r"(?s)no kernel for h100: 5 configurations: does not compile.*odd ints"):
-            compile_all(Space.of(rung, (Problem(head_dim=64),)), H100)
+            compile_all(Space.of(rung, (Problem(head_dim=64),), only=ONE_LEVEL), H100)
 
     def test_a_gpu_without_the_instructions(self, tmp_path):
         rung = make_rung(tmp_path / "ladder", yaml=VERSION_YAML.replace("ampere", "hopper"))

@@ -13,8 +13,8 @@ from flashladder.tuner.space import Space
 PROBLEM = Problem(batch=1, num_heads=2, seqlen_q=256)
 
 
-def make_space(problems=(PROBLEM,)):
-    return Space.of(catalog.find("02"), problems)
+def make_space(problems=(PROBLEM,), levels=(3,)):
+    return Space.of(catalog.find("02"), problems, only={"ptxas_level": levels})
 
 
 def make_stock(folder, space=None, every=1):

@@ -19,7 +19,6 @@ try:
     from flashladder.common.build import Artifact, build_one
     from flashladder.common.build.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
     from flashladder.common.catalog import find
-    from flashladder.common.config import gpu_names, load_gpu
     from flashladder.common.console import Parser, console, exit_with, table
     from flashladder.common.errors import DeviceError, FlashLadderError
     from flashladder.common.paths import cache_dir, results_dir
@@ -139,15 +138,15 @@ def driver() -> str:
 def gpus() -> str:
     import torch
 
-    from flashladder.common.run.gpu import device_arch, require_gpu
+    from flashladder.common.run import device
+    from flashladder.common.run.gpu import require_gpu
 
     require_gpu()
-    described = {load_gpu(name).arch for name in gpu_names()}
     names = []
-    for device in range(torch.cuda.device_count()):
-        arch = device_arch(device)
-        unknown = "" if arch in described else ", which no file of configs/gpus describes"
-        names.append(f"{torch.cuda.get_device_name(device)} ({arch}{unknown})")
+    for index in range(torch.cuda.device_count()):
+        here = device.present(index)
+        gpu = device.describe(here)
+        names.append(f"{here.name} ({here.arch}, {gpu.name if device.is_known(gpu) else device.MEASURED})")
     return ", ".join(names)
 
 

@@ -13,7 +13,6 @@ is there already, of the same machine code, is not measured again: a run that wa
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.problem import Problem
     from flashladder.common.results.log import Log
-    from flashladder.common.run.target import Target
 
 OWN, FIXED = "own", "fixed"
 # 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
@@ -77,9 +75,9 @@ def main(arguments: argparse.Namespace) -> int:
     ladder, operation = _the_ladder(versions), catalog.one_operation(version.operation for version in versions)
     place = target.resolve("gpu", None)
     official = baselines.official(operation)
-    log, run = records.ladder(_gpu_name(place), ladder), records.new_run()
+    log, run = records.ladder(place.gpu.name, ladder), records.new_run()
     problems = list(_problems(arguments.dtypes.split(","), lengths, arguments.tokens, operation))
-    gpu = place.gpu.name if place.gpu and not arguments.untuned else None  # whose winners are wanted
+    gpu = None if arguments.untuned else place.gpu.name  # whose winners are wanted
     lineup, left_out = assemble(list(_entrants(versions, fixed, place.arch, gpu)), problems, place)
     for reason in dict.fromkeys(left_out):
         warn(reason)
@@ -144,11 +142,6 @@ def _the_ladder(versions: Iterable[Version]) -> str:
             f"the rungs are of several ladders ({listing(name or 'the first' for name in names)}): name one"
         )
     return names[0]
-
-
-def _gpu_name(place: Target) -> str:
-    """A name for the file of this GPU's figures."""
-    return place.gpu.name if place.gpu else re.sub(r"\W+", "_", place.title.lower()).strip("_")
 
 
 def _row_key(label: str, problem: Problem, artifact: Artifact, official: str) -> tuple[object, ...]:

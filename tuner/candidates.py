@@ -61,14 +61,23 @@ class Stock:
         return list(dict.fromkeys(kernel for kernel in found if kernel))
 
 
-def compile_all(space: Space, gpu: GpuDescription, spills: int = SPILLS, progress: Progress | None = None) -> Stock:
-    """Compiles every configuration for the GPU's arch. ConfigError where its instruction set lacks the rung's.
+def compile_all(
+    space: Space,
+    gpu: GpuDescription,
+    spills: int = SPILLS,
+    progress: Progress | None = None,
+    limit: int | None = None,
+) -> Stock:
+    """Compiles every configuration for the GPU's arch, or as many as `limit`, those near the space's seeds.
+
+    Raises ConfigError where the arch's instruction set lacks the rung's.
 
     Configurations are left out that do not compile, do not fit an SM or spill more than `spills` bytes; the rung's
     default may spill what it likes, as it is what a winner is held against.
     """
     space.version.check_arch(gpu.arch)
-    configs = list(dict.fromkeys([space.default, *space.configs]))
+    chosen = space.configs if limit is None else space.near(space.seeds(gpu.name), limit)
+    configs = list(dict.fromkeys([space.default, *chosen]))
     requests = {
         config: [BuildRequest(space.version, space.full(config, problem), gpu.arch) for problem in space.problems]
         for config in configs

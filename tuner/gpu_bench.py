@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashladder.common.config import load_gpu
 from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import Arena
@@ -33,10 +32,9 @@ class GpuBench:
 
     def __init__(self, gpu: str, mode: Mode, operation: str) -> None:
         here = target.resolve("gpu", None)
-        if here.gpu is None or here.gpu.name != gpu:
+        if here.gpu.name != gpu:
             raise DeviceError(
-                f"the GPU here is {here.title}, not {load_gpu(gpu).title}: tune for it with "
-                f"--gpu {here.gpu.name if here.gpu else 'NAME (describe it in configs/gpus/NAME.yaml)'}, "
+                f"the GPU here is {here.title}, not {gpu}: tune for it with --gpu here, "
                 f"or rank the configurations for {gpu} without measuring: --offline"
             )
         self._mode = mode

@@ -16,7 +16,7 @@ from flashladder.common.config import GpuDescription, spell
 from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
-from flashladder.common.measure.timing import Mode
+from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.paths import results_dir
 from flashladder.common.run import tuned
 from flashladder.common.run.gpu import require_gpu
@@ -32,6 +32,7 @@ from flashladder.tuner.worker import Worker
 
 FEW = 20  # kernels that are all measured; of more, a part, and no fewer than these
 PART = 0.15
+LEAST_SECONDS = 2.0  # of measuring, however little time is left: some kernels, the default among them
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class SearchSettings:
     trials: int | None = None
     seconds: float = math.inf
     exhaustive: bool = False
+    compiled: int | None = None  # configurations
     spills: int = candidates.SPILLS
     mode: Mode = "hot"
     rounds: int = ROUNDS
@@ -100,28 +102,33 @@ class Job:
         }
 
     def rank(self, on_progress: Progress | None = None) -> Ranking:
-        """Compile everything, and rank it."""
-        stock = candidates.compile_all(self.space, self.gpu, self.settings.spills, on_progress)
+        """Compile everything, or as much as the settings say, and rank it."""
+        settings = self.settings
+        stock = candidates.compile_all(self.space, self.gpu, settings.spills, on_progress, settings.compiled)
         predicted_us = model.predict(stock, self.gpu, on_progress)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
         return Ranking(stock, order, predicted_us)
 
-    def budget(self, ranking: Ranking) -> Budget:
-        """How much to measure."""
+    def budget(self, ranking: Ranking, seconds: float = math.inf) -> Budget:
+        """How much to measure; `seconds`: what is left of a time that rungs share, the final included."""
         total = len(ranking.order)
-        trials = self.settings.trials or (total if total <= FEW else max(FEW, int(PART * total)))
-        return Budget(total if self.settings.exhaustive else min(trials, total), self.settings.seconds)
+        trials = self.settings.trials or usual_trials(total)
+        search = max(LEAST_SECONDS, seconds - BUDGET_S[self.settings.mode] * len(self.space.problems))
+        return Budget(total if self.settings.exhaustive else min(trials, total), min(search, self.settings.seconds))
 
     def strategy(self, ranking: Ranking, budget: Budget) -> Strategy:
         """What chooses among the kernels."""
         if budget.trials >= len(ranking.order):
             return InOrder(ranking.order)
-        return Guided(ranking.order, self.space.fields, self.settings.seed)
+        seeds = ranking.stock.seeds(self.gpu.name)
+        return Guided(ranking.order, ranking.predicted_us, self.space.fields, self.settings.seed, seeds)
 
-    def tune(self, ranking: Ranking, workers: Sequence[Worker], ledger: Ledger) -> tuple[dict[str, Any] | None, Effort]:
+    def tune(
+        self, ranking: Ranking, workers: Sequence[Worker], ledger: Ledger, seconds: float = math.inf
+    ) -> tuple[dict[str, Any] | None, Effort]:
         """Search, hold the final, and save the winner. The final's record is None where every kernel failed."""
-        budget = self.budget(ranking)
+        budget = self.budget(ranking, seconds)
         with progress(f"{self.space.version.name}: kernels measured") as update:
             runner = StudyRunner(
                 ranking.stock,
@@ -157,7 +164,12 @@ class Job:
         }
         kinds = dict.fromkeys(map(tuned.kind_of, self.space.problems))
         for kind in kinds:
-            tuned.save(self.gpu.name, self.space.version.name, kind, winner.config.as_dict(), evidence)
+            tuned.save(self.gpu.name, self.space.version.name, kind, self.space.declared(winner.config), evidence)
+
+
+def usual_trials(kernels: int) -> int:
+    """How many of a space's kernels are measured where nobody says."""
+    return kernels if kernels <= FEW else max(FEW, int(PART * kernels))
 
 
 def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str = "forward") -> list[Worker]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flashladder.tuner.candidates import Candidate, Stock
     from flashladder.tuner.space import Space
 
+FEW = 8  # workloads, about half a second each, that are not worth the start of processes
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
 
@@ -182,12 +183,14 @@ def _everywhere(workloads: Sequence[Workload], progress: Any) -> list[float]:
     """The cycles of each, on all cores."""
     cores = len(os.sched_getaffinity(0))
     results: list[float] = []
-    if len(workloads) < 4 * cores:
+    if len(workloads) < FEW:
         return [each.cycles() for each in workloads]
     context = multiprocessing.get_context("spawn")
     deaf = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the search
-    with ProcessPoolExecutor(cores, mp_context=context, initializer=signal.signal, initargs=deaf) as pool:
-        for result in pool.map(Workload.cycles, workloads, chunksize=8):
+    with ProcessPoolExecutor(
+        min(cores, len(workloads)), mp_context=context, initializer=signal.signal, initargs=deaf
+    ) as pool:
+        for result in pool.map(Workload.cycles, workloads):
             results.append(result)
             if progress:
                 progress(len(results), len(workloads), "")

@@ -3,9 +3,9 @@
 python tuner/search.py 02 --gpu h100 --exhaustive      the study, on a GPU
 python tuner/replay.py 02_swizzling-h100-bf16-d128-full --seeds 5
 
-A replay runs the tuner's own strategy and hands it the recorded ratios, so it needs no GPU. It measures no more than
-15 % of the kernels, and is told nothing of the rung's default, which may be the best already. What it found is judged
-by the final's ratios, as far as kernels were in it: they are the more precise ones.
+A replay runs the tuner's own strategy and hands it the recorded ratios, so it needs no GPU. It measures as many kernels
+as the tuner would, or a part of them (--part), and is told nothing of the rung's default, which may be the best
+already. What it found is judged by the final's ratios, as far as kernels were in it: they are the more precise ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ try:
     from flashladder.common.results.records import Row
     from flashladder.tuner import trial_log
     from flashladder.tuner.candidates import Candidate
+    from flashladder.tuner.job import usual_trials
     from flashladder.tuner.model import rank_correlation
     from flashladder.tuner.strategy import Guided
 except ImportError as error:
@@ -112,7 +113,7 @@ class Replay:
 
 def replay(recorded: ExhaustiveStudy, seed: int, trials: int) -> Replay:
     """Run the strategy over a recorded study."""
-    strategy = Guided(recorded.kernels, recorded.fields, seed)
+    strategy = Guided(recorded.kernels, recorded.predicted_us, recorded.fields, seed)
     best, highest = max(recorded.truth.values()), 0.0
     progress: list[float] = []
     taken: dict[str, None] = {}
@@ -131,7 +132,7 @@ def parser() -> Parser:
     made.add_argument("studies", nargs="+", metavar="STUDY", help="a study's name, or its CSV")
     made.add_argument("--seeds", type=int, default=5, metavar="N", help="default: 5")
     made.add_argument("--out", type=Path, metavar="CSV", help="where to keep what the replays gave")
-    made.add_argument("--part", type=float, default=0.15, help="of the kernels to measure (default: 0.15)")
+    made.add_argument("--part", type=float, help="of the kernels to measure (default: as the tuner, all of up to 20)")
     return made
 
 
@@ -139,7 +140,8 @@ def main(arguments: argparse.Namespace) -> int:
     rows = []
     for study in arguments.studies:
         recorded = ExhaustiveStudy.load(study)
-        trials = max(1, int(arguments.part * len(recorded.kernels)))
+        kernels = len(recorded.kernels)
+        trials = max(1, int(arguments.part * kernels)) if arguments.part else usual_trials(kernels)
         replays = [replay(recorded, seed, trials) for seed in range(arguments.seeds)]
         show(recorded, replays)
         rows += [_row(recorded, each) for each in replays]

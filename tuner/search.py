@@ -2,6 +2,7 @@
 
 python tuner/search.py 16 --gpu h100                  one rung
 python tuner/search.py --gpu h100                     every rung that the GPU can run
+python tuner/search.py --gpu h100 --budget-seconds 360      the same, all in six minutes
 python tuner/search.py 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
 python tuner/search.py 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
 python tuner/search.py 16 --gpu a100 --offline        without the GPU: ranked by the cost model, nothing measured
@@ -36,10 +37,12 @@ except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tuner/search.py`")
 
 if TYPE_CHECKING:
+    from flashladder.common.problem import Problem
     from flashladder.tuner.job import Job, Ranking
     from flashladder.tuner.worker import Worker
 
 POLL_SECONDS = 0.2
+COMPILE_SECONDS = 3.0  # of one core, to compile a configuration and to rank it
 NICE = 10  # of compiling, so that it takes no core from what is being measured
 
 
@@ -48,7 +51,10 @@ def parser() -> Parser:
     summary, _, rest = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=rest)
     made.add_argument("rungs", nargs="*", metavar="RUNG", help="default: all that the GPU can run")
-    made.add_argument("--gpu", required=True, metavar="NAME", help=f"what to tune for: {', '.join(gpu_names())}")
+    described = ", ".join(gpu_names())
+    made.add_argument(
+        "--gpu", required=True, metavar="NAME", help=f"what to tune for: {described}, or here: the GPU of this machine"
+    )
     made.add_argument("--offline", action="store_true", help="rank by the cost model, without the GPU")
     options.add_shapes(made, seqlens="4096")
     options.add_timing(made)
@@ -62,6 +68,15 @@ def parser() -> Parser:
     budget = made.add_argument_group("budget of each rung")
     budget.add_argument("--trials", type=_count, metavar="N", help="kernels to measure, earlier searches' among them")
     budget.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="of measuring")
+    budget.add_argument(
+        "--budget-seconds", type=float, default=math.inf, metavar="S", help="for all rungs together, in equal shares"
+    )
+    budget.add_argument(
+        "--compile",
+        type=_count,
+        metavar="N",
+        help="configurations, those first that are near to earlier winners (default: all, or what the budget allows)",
+    )
     budget.add_argument("--exhaustive", action="store_true", help="measure every kernel")
     budget.add_argument("--spills", type=int, metavar="BYTES", help="that a thread may spill (default: 256)")
     study = made.add_argument_group("study")
@@ -73,27 +88,37 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    gpu = load_gpu(arguments.gpu)
+    gpu = _gpu(arguments.gpu)
     versions = catalog.select(arguments.rungs)
 
     from flashladder.tuner import job
 
     operation = catalog.one_operation(version.operation for version in versions)
     jobs = _jobs(versions, operation, gpu, arguments)
-    if arguments.offline:
-        return run(jobs, [], offline=True)
-    return run(jobs, job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation))
+    workers = (
+        [] if arguments.offline else job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation)
+    )
+    return run(jobs, workers, offline=arguments.offline, seconds=arguments.budget_seconds)
 
 
-def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -> int:
-    """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured."""
+def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False, seconds: float = math.inf) -> int:
+    """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured.
+
+    Seconds: for all of them, dealt out evenly once the first is ranked; what one leaves is the others'.
+    """
     from flashladder.tuner import show
 
+    ends = time.monotonic() + seconds
     ledgers = [] if offline else [each.ledger() for each in jobs]
     ahead = _Ahead(jobs)
     failed = False
     try:
+        if workers and jobs:
+            _warm_up(workers, jobs[0].space.problems)
+            ahead.wait_for(jobs[0])
         for number, each in enumerate(jobs):
+            begin = time.monotonic()
+            share = (ends - begin) / (len(jobs) - number)
             ranking = ahead.wait_for(each)
             console.print(show.stock(ranking.stock), markup=False, soft_wrap=True)
             if offline:
@@ -101,7 +126,7 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -
                 continue
             ledger = ledgers[number]
             try:
-                final, effort = each.tune(ranking, workers, ledger)
+                final, effort = each.tune(ranking, workers, ledger, begin + share - time.monotonic())
             except KeyboardInterrupt:
                 show.interrupted(each, ledger)
                 raise
@@ -114,6 +139,22 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False) -
         for ledger in ledgers:
             ledger.close()
     return EXIT_ERROR if failed else 0
+
+
+def _gpu(name: str) -> GpuDescription:
+    """The GPU of that name, or that of this machine, which need not be described."""
+    if name != "here":
+        return load_gpu(name)
+
+    from flashladder.common.run import target
+
+    return target.resolve("gpu", None).gpu
+
+
+def _warm_up(workers: Sequence[Worker], problems: Sequence[Problem]) -> None:
+    """Have all processes that measure ready; meanwhile the first rung is compiled."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(lambda worker: worker.warm_up(problems), workers))
 
 
 class _Ahead:
@@ -157,6 +198,7 @@ def _jobs(
 
     problems = options.shapes(arguments, operation)
     only = dict(_values(text) for text in arguments.only)
+    compiled = _affordable(arguments.budget_seconds, len(versions) * len(problems))
     jobs = []
     for version in versions:
         prefix = arguments.study
@@ -164,6 +206,7 @@ def _jobs(
             trials=arguments.trials,
             seconds=60 * arguments.minutes,
             exhaustive=arguments.exhaustive,
+            compiled=arguments.compile or compiled,
             spills=candidates.SPILLS if arguments.spills is None else arguments.spills,
             mode=arguments.mode,
             rounds=arguments.rounds or ROUNDS,
@@ -179,6 +222,12 @@ def _jobs(
                 raise
             warn(f"left out: {refusal}")
     return jobs
+
+
+def _affordable(seconds: float, parts: int) -> int | None:
+    """The configurations of one rung and problem that can be compiled and ranked in its part of the time."""
+    cores = len(os.sched_getaffinity(0))
+    return None if math.isinf(seconds) else max(1, int(seconds * cores / COMPILE_SECONDS / parts))
 
 
 def _values(text: str) -> tuple[str, tuple[Value, ...]]:

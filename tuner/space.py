@@ -14,6 +14,7 @@ from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem import Problem
 from flashladder.common.run import tuned
 
+PTXAS_LEVELS = (1, 3)  # of a rung that declares none: 2 gives the machine code of 3
 USUAL_PTXAS_LEVEL = 3  # where nothing is said
 
 
@@ -36,8 +37,8 @@ class Space:
         gpu: GpuDescription | None = None,
         only: Mapping[str, tuple[Value, ...]] | None = None,
     ) -> Space:
-        """Enumerates it; the default is the rung's for `gpu`. `only` narrows fields to some of their values, or adds
-        PTXAS_LEVEL to them, which every rung takes.
+        """Enumerates it; the default is the rung's for `gpu`. PTXAS_LEVEL is among the fields whether or not the rung
+        declares it. `only` narrows fields to some of their values.
 
         Raises UnsupportedProblemError where the rung's default does not take a problem, ConfigError where no
         configuration takes all of them, and where the rung has no such field or value.
@@ -52,7 +53,7 @@ class Space:
             for value in values:
                 version.check_value(name, value)
         declared = {name: choice.values for name, choice in version.choices.items() if name not in decided}
-        fields = {**declared, **only}
+        fields = {**declared, PTXAS_LEVEL: declared.get(PTXAS_LEVEL, PTXAS_LEVELS), **only}
         valid, refusals = [], Counter[str]()
         for values in itertools.product(*fields.values()):
             named = dict(zip(fields, values, strict=True))
@@ -81,12 +82,38 @@ class Space:
         known = [self._of_values(winner.values) for winner in near]
         return list(dict.fromkeys([self.default, *(config for config in known if config in members)]))
 
+    def near(self, seeds: Sequence[KernelConfig], limit: int) -> list[KernelConfig]:
+        """As many configurations as `limit`, in declared order: those that differ from a seed in the fewest fields.
+
+        Ptxas's levels do not count as different, so that all of a configuration's are there.
+        """
+
+        def differences(config: KernelConfig) -> tuple[int, int]:
+            each = [_differences(config, seed) for seed in seeds]
+            return min(each), sum(each)
+
+        nearest = set(sorted(self.configs, key=differences)[:limit])
+        return [config for config in self.configs if config in nearest]
+
+    def declared(self, config: KernelConfig) -> dict[str, Value]:
+        """The configuration's values as the rung would spell them: without what goes without saying."""
+        values = config.as_dict()
+        if PTXAS_LEVEL not in self.version.choices and values[PTXAS_LEVEL] == USUAL_PTXAS_LEVEL:
+            del values[PTXAS_LEVEL]
+        return values
+
     def _of_values(self, values: dict[str, Value]) -> KernelConfig | None:
         """A configuration with these values, and the defaults of fields that are not among them; None for a bad one."""
         try:
             return KernelConfig.of(**{name: values.get(name, value) for name, value in self.default.items})
         except ConfigError:
             return None
+
+
+def _differences(config: KernelConfig, other: KernelConfig) -> int:
+    """The fields in which two configurations of one space differ, ptxas's level aside."""
+    pairs = zip(config.items, other.items, strict=True)
+    return sum(mine != theirs for mine, theirs in pairs if mine[0] != PTXAS_LEVEL)
 
 
 def _refusal(version: Version, problems: Iterable[Problem], values: dict[str, Value]) -> str | None:

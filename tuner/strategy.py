@@ -1,4 +1,4 @@
-"""Which kernel to measure next: all of them in the order of their predicted times, or those that TPE asks for.
+"""Which kernel to measure next: all of them in turn, or those that the corrected cost model and TPE ask for.
 
 A strategy only proposes. It keeps what it is told in memory; the study's storage is the ledger's business.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import median
 from typing import Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
 
+from flashladder.common.catalog import PTXAS_LEVEL
 from flashladder.common.config import KernelConfig, Value
 from flashladder.tuner.candidates import Candidate
 
-STARTUP = 8  # kernels in the order of their predicted times before TPE has a say
+STARTUP = 8  # kernels that the cost model asks for before TPE has a say
 DRAWS = 32  # of TPE for a kernel that is not taken, before the one nearest to its last wish has to do
 
 
@@ -43,23 +45,61 @@ class InOrder:
         """Whatever it is, the order stays."""
 
 
-class Guided:
-    """In turns the first of the given order, and what TPE makes of the results so far."""
+class Corrected:
+    """First the seeds, then by predicted times, corrected at each of ptxas's levels by what was measured there.
+
+    The cost model ranks kernels of one level better than levels. So the best predicted kernel of every level is
+    measured before levels are compared. From then on a prediction is multiplied by the median of measured / predicted
+    times of its level.
+    """
 
     def __init__(
-        self, kernels: Sequence[Candidate], fields: Mapping[str, Sequence[Value]], seed: int, startup: int = STARTUP
+        self, kernels: Sequence[Candidate], predicted_us: Mapping[str, float], seeds: Sequence[Candidate] = ()
     ) -> None:
-        self._in_order = InOrder(kernels)
+        self._seeds = InOrder(seeds)
+        self._predicted_us = predicted_us
+        self._levels: dict[Value, list[Candidate]] = {}  # the best predicted first
+        for kernel in sorted(kernels, key=lambda kernel: predicted_us[kernel.code]):
+            self._levels.setdefault(_level(kernel), []).append(kernel)
+        self._errors: dict[Value, list[float]] = {level: [] for level in self._levels}  # measured / predicted times
+
+    def propose(self, taken: Collection[str]) -> Candidate | None:
+        if seed := self._seeds.propose(taken):
+            return seed
+        best = (InOrder(kernels).propose(taken) for kernels in self._levels.values())
+        return min(filter(None, best), key=self._expected, default=None)
+
+    def tell(self, kernel: Candidate, ratio: float | None) -> None:
+        if ratio is not None:
+            self._errors[_level(kernel)].append(1 / ratio / self._predicted_us[kernel.code])
+
+    def _expected(self, kernel: Candidate) -> float:
+        """A time in units of the baseline's; 0 where nothing of the level was measured yet."""
+        errors = self._errors[_level(kernel)]
+        return self._predicted_us[kernel.code] * median(errors) if errors else 0.0
+
+
+class Guided:
+    """In turns what the corrected cost model asks for, and what TPE makes of the results so far."""
+
+    def __init__(
+        self,
+        kernels: Sequence[Candidate],
+        predicted_us: Mapping[str, float],
+        fields: Mapping[str, Sequence[Value]],
+        seed: int,
+        seeds: Sequence[Candidate] = (),
+    ) -> None:
+        self._corrected = Corrected(kernels, predicted_us, seeds)
         self._kernels = kernels
         self._kernel_of = {_values(config): kernel for kernel in kernels for config in kernel.configs}
         self._distributions = distributions(fields)
-        self._startup = startup
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=False)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP, constant_liar=False)
         self._study = quietly(lambda: optuna.create_study(direction="maximize", sampler=sampler))
 
     def propose(self, taken: Collection[str]) -> Candidate | None:
-        if len(taken) < self._startup or len(taken) % 2:
-            return self._in_order.propose(taken)
+        if len(taken) < STARTUP or len(taken) % 2:
+            return self._corrected.propose(taken)
         wish: dict[str, Value] = {}
         for _ in range(DRAWS):
             trial = self._study.ask(self._distributions)
@@ -72,6 +112,7 @@ class Guided:
         return min(free, key=lambda kernel: _distance(kernel, wish), default=None)
 
     def tell(self, kernel: Candidate, ratio: float | None) -> None:
+        self._corrected.tell(kernel, ratio)
         state = TrialState.PRUNED if ratio is None else TrialState.COMPLETE
         self._study.add_trial(
             optuna.create_trial(
@@ -91,6 +132,11 @@ def quietly(make: Callable[[], optuna.Study]) -> optuna.Study:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return make()
+
+
+def _level(kernel: Candidate) -> Value:
+    """The ptxas level of a kernel; of one that several levels give, its first configuration's."""
+    return kernel.config.as_dict().get(PTXAS_LEVEL, "")
 
 
 def _values(config: KernelConfig) -> tuple[Value, ...]:

@@ -123,6 +123,13 @@ class Worker:
             return answer
         raise DeviceError(f"the process that measures was killed {ATTEMPTS} times: is the machine out of memory?")
 
+    def warm_up(self, problems: Sequence[Problem]) -> None:
+        """Starts the process and makes it ready, which `compare` does otherwise; raises as that does."""
+        try:
+            self._make_ready(problems)
+        except _Killed:
+            self._kill()  # compare tries again
+
     def stop(self) -> None:
         """Ends the process at once, whatever it does; may be called from any thread."""
         self._stopped = True

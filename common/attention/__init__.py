@@ -106,7 +106,7 @@ def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: floa
 def _artifact(version: str, problem: Problem, device: int | None) -> Artifact:
     """What runs on the device, which is current, or with None on the emulator: as tuned for it, or the default."""
     rung, place = catalog.find(version), target.resolve("emulator" if device is None else "gpu", None)
-    entrant = Entrant(version, rung, {}, tuned_for=place.gpu.name if place.gpu else None)
+    entrant = Entrant(version, rung, {}, tuned_for=place.gpu.name)
     artifact = build_one(rung, entrant.config(problem, place.gpu), place.arch)
     place.check(artifact)
     return artifact

@@ -70,7 +70,7 @@ class LoadedKernel:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-        self._driver = _driver()
+        self._driver = driver()
         no_options = (None, None, 0)
         image = artifact.cubin.read_bytes()
         self._library = self._checked("load", self._driver.cuLibraryLoadData(image, *no_options, *no_options))
@@ -199,7 +199,8 @@ def host_cost_us(launch: Launch, batches: int = 20, launches: int = 100) -> floa
     return median(costs[1:])
 
 
-def _driver() -> Any:
+def driver() -> Any:
+    """NVIDIA's driver API; DeviceError where its bindings are missing."""
     try:
         return import_module("cuda.bindings.driver")
     except ImportError as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from flashladder.common.build.artifact import Artifact
-from flashladder.common.config import GpuDescription, gpu_names, load_gpu
+from flashladder.common.config import GpuDescription, load_gpu
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.run.gpu import device_arch, require_gpu
+from flashladder.common.run import device as devices
+from flashladder.common.run.gpu import require_gpu
 
 DEVICES = ("auto", "gpu", "emulator")
 DEFAULT_GPU = "h100"  # what the emulator stands for
@@ -18,23 +20,23 @@ DEFAULT_GPU = "h100"  # what the emulator stands for
 
 @dataclass(frozen=True)
 class Target:
-    """The device, what to compile for, and the GPU's description where there is one."""
+    """The device, what to compile for, and the GPU's description."""
 
     on_gpu: bool
     arch: str
-    gpu: GpuDescription | None
+    gpu: GpuDescription
 
     @property
     def title(self) -> str:
         """The device in words."""
         if self.on_gpu:
             return torch.cuda.get_device_name()
-        return f"emulator (as {self.gpu.title})" if self.gpu else "emulator"
+        return f"emulator (as {self.gpu.title})"
 
     def check(self, artifact: Artifact) -> None:
         """Raises UnsupportedProblemError where a CTA of a kernel does not fit an SM of the target."""
         needed = max(kernel.launch.shared_bytes for kernel in artifact.kernels)
-        if self.gpu and needed > self.gpu.shared_per_block:
+        if needed > self.gpu.shared_per_block:
             raise UnsupportedProblemError(
                 f"{artifact.version} with {artifact.config.name} needs {needed} bytes of shared memory; "
                 f"{self.gpu.name} gives a CTA {self.gpu.shared_per_block}: choose smaller tiles"
@@ -54,16 +56,18 @@ def resolve(device: str, gpu: str | None) -> Target:
     if device == "emulator" or not torch.cuda.is_available():
         described = wanted or load_gpu(DEFAULT_GPU)
         return Target(on_gpu=False, arch=described.arch, gpu=described)
-    present = _description_of(torch.cuda.get_device_name())
-    if wanted and wanted != present:
+    here = devices.present()
+    present = devices.describe(here)
+    if wanted and wanted.name != present.name:
         warn(
-            f"the GPU here is {torch.cuda.get_device_name()}, not {wanted.title}: building for {device_arch()}; "
+            f"the GPU here is {here.name}, not {wanted.title}: building for {here.arch}; "
             f"--device emulator runs the code of {wanted.name}"
         )
-    return Target(on_gpu=True, arch=device_arch(), gpu=present)
+    if not devices.is_known(present):
+        _say_once(f"the GPU here is {present.title}; its name for tuned configurations is {present.name}")
+    return Target(on_gpu=True, arch=here.arch, gpu=present)
 
 
-def _description_of(device_name: str) -> GpuDescription | None:
-    """The description whose short name is part of the device's name."""
-    plain = device_name.lower().replace(" ", "")
-    return next((load_gpu(name) for name in gpu_names() if name in plain), None)
+@cache
+def _say_once(message: str) -> None:
+    warn(message)

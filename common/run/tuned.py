@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flashladder.common.config import KernelConfig, Value, load_gpu, parse_values
+from flashladder.common.config import KernelConfig, Value, gpu_names, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS
 
@@ -76,7 +76,7 @@ def save(gpu: str, version: str, kind: str, values: Mapping[str, Value], evidenc
             entry = {"config": KernelConfig.of(**values).name, **evidence}
             content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
             header = (
-                f"# The configurations that measured best on an {load_gpu(gpu).title}; run_version.py uses them.\n"
+                f"# The configurations that measured best on {_title(gpu)}; run_version.py uses them.\n"
                 "# Written by tuner/search.py; delete an entry to have the rung's default again.\n"
             )
             temporary = FOLDER / f".{gpu}.new"
@@ -85,6 +85,10 @@ def save(gpu: str, version: str, kind: str, values: Mapping[str, Value], evidenc
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror or error}") from error
     return path
+
+
+def _title(gpu: str) -> str:
+    return f"an {load_gpu(gpu).title}" if gpu in gpu_names() else f"{gpu}, which configs/gpus does not describe"
 
 
 def _read(gpu: str) -> dict[str, dict[str, Any]]:

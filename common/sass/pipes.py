@@ -42,17 +42,29 @@ class Bound:
 
 
 def throughput(gpu: GpuDescription) -> dict[str, Rate]:
-    """The rate of every pipe of one SM; `tensor` is mma.sync's, left out where it is unknown, `wgmma` the full one."""
-    arch = re.sub("[af]$", "", gpu.arch)
-    table = _table()
-    if arch not in table:
-        raise ConfigError(f"{THROUGHPUT} has no {arch}, only {listing(key for key in table if key != 'sources')}")
+    """The rate of every pipe of one SM; `tensor` is mma.sync's, left out where it is unknown, `wgmma` the full one.
+
+    An architecture that the table lacks has the rates of the nearest below it, marked as such.
+    """
+    table, arch = _table(), _nearest(gpu.arch)
     known = {pipe: entry for pipe, entry in table[arch].items() if entry[0] is not None}
-    rates = {pipe: Rate(float(Fraction(value)), source) for pipe, (value, source) in known.items()}
+    is_own = re.sub("[af]$", "", gpu.arch) == arch
+    rates = {
+        pipe: Rate(float(Fraction(value)), source if is_own else "nearest") for pipe, (value, source) in known.items()
+    }
     peak = tensor_peak(gpu)
     if part := rates.pop("mma_sync", None):
         rates["tensor"] = Rate(peak * part.per_clock, part.source)
     return {**rates, "wgmma": Rate(peak, "peak")}
+
+
+def _nearest(arch: str) -> str:
+    """The architecture of the table that is this one, or else the highest below; ConfigError below all of them."""
+    known = {int(name.removeprefix("sm_")): name for name in _table() if name != "sources"}
+    wanted = int(re.sub(r"\D", "", arch))
+    if below := [number for number in known if number <= wanted]:
+        return known[max(below)]
+    raise ConfigError(f"{THROUGHPUT} has no {arch}, only {listing(known.values())}")
 
 
 def tensor_peak(gpu: GpuDescription) -> float:
