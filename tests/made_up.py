@@ -1,13 +1,32 @@
 """Made-up logs for tests of what reads them. Nothing in here was measured."""
 
+import random
+
+import numpy as np
+
 from flashladder.common import catalog
 from flashladder.common.results.log import Log
-from flashladder.common.results.records import BENCH, LADDER, RUNS
+from flashladder.common.results.records import BENCH, LADDER, RUNS, RoundTimes
 
+FIELD = {"cudnn": 1.9, "fa3": 2.0, "triton": 1.3}
 RATIOS = {"01": 0.16, "02": 0.76, "07": 0.91, "16": 1.06}  # of the rungs' own configurations
 HALF_WIDTH = 0.002
 OFFICIAL_TFLOPS = 300.0
 LENGTHS = (512, 4096)
+ROUNDS = 32
+
+
+def round_us(time_us, shape, who, noise=2e-4):
+    """Times of rounds: all that take part in a shape's rounds share a large drift, and each has a small noise."""
+    drift = np.cumprod(1 + random.Random(str(shape)).gauss(0, 0.02) * np.ones(ROUNDS))
+    rng = random.Random(f"{shape} {who}")
+    return RoundTimes.of(np.array([time_us * slow * rng.gauss(1, noise) for slow in drift]))
+
+
+def field(name, seqlen, dtype="bf16", **changes):
+    """A line of a ladder's log for a kernel beside it."""
+    none = dict.fromkeys(("config", "code", "registers", "spill_store_bytes", "spill_load_bytes"))
+    return row("16", "field", seqlen, dtype, FIELD[name], **none | {"version": name} | changes)
 
 
 def row(number, kind, seqlen, dtype="bf16", ratio=None, **changes):
@@ -21,7 +40,9 @@ def row(number, kind, seqlen, dtype="bf16", ratio=None, **changes):
         "time": "2026-01-02T03:04:05+00:00",
         "torch": "2.11.0",
         "driver": "580.1",
+        "toolkit": "13.0",
         "device": "NVIDIA H100 80GB HBM3",
+        "gpu_id": "0a0a0a0a0a0a",
         "version": version.name,
         "config": version.config(dtype=dtype).name,
         "code": "0" * 24,
@@ -38,7 +59,7 @@ def row(number, kind, seqlen, dtype="bf16", ratio=None, **changes):
         "spill_store_bytes": 36 if number == "16" else 0,
         "spill_load_bytes": 36 if number == "16" else 0,
         "mode": "hot",
-        "rounds": 32,
+        "rounds": ROUNDS,
         "time_us": baseline_us / ratio,
         "tflops": OFFICIAL_TFLOPS * ratio,
         "baseline": "fa2",
@@ -48,16 +69,22 @@ def row(number, kind, seqlen, dtype="bf16", ratio=None, **changes):
         "ratio_low": ratio * (1 - HALF_WIDTH),
         "ratio_high": ratio * (1 + HALF_WIDTH),
         "verdict": "faster" if ratio > 1 else "slower",
-        "notes": "power cap in 90% of samples",
+        "notes": "",
+        "samples": 1000,
+        "power_cap_share": 0.9,
+        "thermal_share": 0.0,
+        "other_slowdown_share": 0.0,
+        "round_us": round_us(baseline_us / ratio, (seqlen, dtype), (number, kind)),
     }
     return line | changes
 
 
-def ladder(folder, gpu="h100", dtypes=("bf16", "fp16")):
-    """Writes the log of a ladder of four rungs; gives the log."""
+def ladder(folder, gpu="h100", dtypes=("bf16", "fp16"), beside=(), **changes):
+    """Writes the log of a ladder of four rungs, and of what is beside it; gives the log."""
     log = Log(folder / f"ladder_{gpu}.csv", LADDER)
-    kinds = ("own", "fixed")
-    log.append([row(n, kind, s, dtype) for dtype in dtypes for n in RATIOS for kind in kinds for s in LENGTHS])
+    kinds, shapes = ("own", "fixed"), [(s, dtype) for dtype in dtypes for s in LENGTHS]
+    log.append([row(n, kind, *shape, **changes) for n in RATIOS for kind in kinds for shape in shapes])
+    log.append([field(name, *shape, **changes) for name in beside for shape in shapes])
     return log
 
 

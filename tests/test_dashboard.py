@@ -9,11 +9,14 @@ import pytest
 
 from flashladder.common import catalog, console
 from flashladder.common.dashboard import data, figures, opcodes, studies
+from flashladder.common.dashboard import readme as readme_part
 from flashladder.common.dashboard.roofline import milestones
 from flashladder.common.measure.statistics import harmonic_mean
 from flashladder.common.paths import ROOT
 from flashladder.common.report import theme
 from flashladder.common.results import ladders
+from flashladder.common.results.log import Log
+from flashladder.common.results.records import BENCH
 from flashladder.tests import made_up
 from flashladder.tools import dashboard
 
@@ -60,9 +63,8 @@ def page(folder):
 
 def test_means_over_lengths(folder):
     log = made_up.ladder(folder, dtypes=("bf16",))
-    log.append(
-        [made_up.row("16", "own", 512, ratio=1.2), made_up.row("16", "own", 4096, ratio=1.0)]
-    )  # the latest count
+    log.append([made_up.row("16", "own", 512, ratio=1.2), made_up.row("16", "own", 4096, ratio=1.0)])
+    # the latest of a run count
     lines = ladders.summary(data.Results.load(folder).ladders)
     line = lines[(lines["rung"] == "16") & (lines["kind"] == "own")].iloc[0]
     assert line["lengths"] == 2
@@ -72,8 +74,9 @@ def test_means_over_lengths(folder):
     assert line["ratio_high"] / line["ratio"] - 1 == pytest.approx(made_up.HALF_WIDTH / np.sqrt(2), rel=0.01)
     assert line["of_peak"] == pytest.approx(100 * line["tflops"] / 989.4)
     assert line["of_mma_sync"] == pytest.approx(1.5 * line["of_peak"])
-    assert line["step"] == pytest.approx(np.sqrt(1.2) / 0.91)
-    assert line["step_is_clear"]
+    assert line["step"] == pytest.approx(np.sqrt(1.2) / 0.91, rel=1e-3)
+    assert line["below"] == "07_auto_tuned"
+    assert line["step_low"] < line["step"] < line["step_high"]
 
 
 def test_rows_without_figures_do_not_count(folder):
@@ -81,8 +84,8 @@ def test_rows_without_figures_do_not_count(folder):
     log.append([made_up.row("16", "own", 512, passed=False) | {"time_us": None, "tflops": None, "ratio": None}])
     log.append([made_up.row("07", "fixed", 512, dtype="fp16")])  # its own configuration is still to be measured
     results = data.Results.load(folder)
-    assert len(results.ladders["h100"]) == 16
-    assert set(results.ladders["h100"]["dtype"]) == {"bf16"}
+    assert len(results.ladders["h100"].rows) == 16
+    assert set(results.ladders["h100"].rows["dtype"]) == {"bf16"}
 
 
 def test_instructions_are_counted_for_each_mma(folder):
@@ -100,7 +103,7 @@ def test_the_committed_instruction_mix_has_every_rung():
 
 def test_milestones_are_the_large_steps_and_the_fastest(folder):
     made_up.ladder(folder, dtypes=("bf16",))
-    own = data.Results.load(folder).ladders["h100"].query("kind == 'own'")
+    own = data.Results.load(folder).ladders["h100"].rows.query("kind == 'own'")
     assert milestones(own) == ["01_base", "02_swizzling", "07_auto_tuned", "16_static_stride"]
     assert milestones(own.replace({"version": {"07_auto_tuned": "18_x"}}))[-1] == "16_static_stride"
 
@@ -213,9 +216,7 @@ def test_a_study_shows_its_trials_and_its_winner(everything, run):
 
 def test_what_slowed_the_gpu_is_said_once(folder, run):
     log = made_up.ladder(folder, dtypes=("bf16",))
-    log.append(
-        [made_up.row("16", "own", 512, notes="power cap in 97% of samples; the GPU is shared with 2 other processes")]
-    )
+    log.append([made_up.row("16", "own", 512, power_cap_share=0.97, notes="the GPU is shared with 2 other processes")])
     run()
     assert "The GPU: power cap in 90 to 97 % of samples; the GPU is shared with 2 other processes." in page(folder)
 
@@ -230,7 +231,8 @@ def test_the_readme_gets_its_table_and_its_chart(everything, run):
     assert text.endswith("<!-- ladder:end -->\n\nThe end.\n")
     assert 'srcset="results/ladder_h100_dark.svg"' in text
     expected = (
-        "| Static global stride | 318 | **1.060** | 1.059 to 1.061 | +16.5 % | 0.954 | +16.5 % | 1.060 | 232 + 72 B |"
+        "| Static global stride | 318 | **1.060** | 1.059 to 1.061 | +16.5 ± 0.0 % | 0.954 | +16.5 ± 0.0 % | 1.060 "
+        "| 232 + 72 B | 128x64x4, default |"
     )
     assert expected in text
     assert "|  | FlashAttention-2 | 300 | 1 |" in text
@@ -277,6 +279,89 @@ def test_the_projects_own_readme_is_up_to_date(monkeypatch, capsys):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(ROOT / "results"))
     code = console.run(dashboard.main, dashboard.parser(), ["--check"])
     assert code == 0, capsys.readouterr().out
+
+
+def test_the_readmes_are_not_told_of_other_results(everything, capsys, monkeypatch):
+    """Without --readme, what a folder of results elsewhere says goes into that folder and nowhere else."""
+    project = everything.parent / "project"
+    (project / "results").mkdir(parents=True)
+    readme = project / "README.md"
+    readme.write_text("<!-- ladder:begin -->\nof the project\n<!-- ladder:end -->\n")
+    monkeypatch.setattr(dashboard, "ROOT", project)
+    rows = made_up.row("16", "own", 512)
+    log = Log(everything / "references.csv", BENCH)
+    log.append([{name: value for name, value in rows.items() if name in BENCH.columns} | {"version": "23_general"}])
+    before = {path: path.read_bytes() for path in ROOT.glob("versions/*/README.md")}
+
+    def call(*arguments):
+        return console.run(dashboard.main, dashboard.parser(), [*arguments]), capsys.readouterr().out
+
+    code, out = call()
+    assert code == 0
+    assert "the READMEs are left as they are" in out
+    assert "of the project" in readme.read_text()
+    assert {path: path.read_bytes() for path in before} == before
+    assert list((project / "results").iterdir()) == []
+    assert (everything / "dashboard.html").exists()
+    assert call("--check")[0] == 0, "the folder's own charts are current, and no README is held against it"
+
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(project / "results"))
+    made_up.ladder(project / "results")
+    assert readme in readme_part.stale(readme, *_loaded(project / "results"))
+
+
+def _loaded(folder):
+    found = data.Results.load(folder).ladders
+    return folder, found, ladders.summary(found)
+
+
+def test_only_ladders_of_one_run_stand_in_the_readme(folder, run):
+    """One of joined runs stands there as long as there is no other, without steps."""
+    joined = made_up.ladder(folder, round_us=None)
+    run()
+    readme = folder.parent / "README.md"
+    assert "Joined of 1 runs" in readme.read_text()
+    assert "| **1.060** | 1.059 to 1.061 |  |" in readme.read_text()
+    made_up.ladder(folder, gpu="h200", beside=("cudnn", "fa3", "triton"))
+    run()
+    text = readme.read_text()
+    assert "Joined" not in text
+    assert "ladder_h100" not in text
+    assert (
+        "On an NVIDIA H200 SXM 141 GB, bf16, the fastest rung is 16, at 1.06 times FlashAttention-2; beside it," in text
+    )
+    assert "FlashAttention-3 at 2.00, cuDNN (torch) at 1.90" in text.replace("\n", " ")
+    assert "One run: made-up on NVIDIA H100 80GB HBM3, card 0a0a0a0a0a0a" in text
+    assert "90 % of samples at the power cap, 0 % slowed by heat" in text.replace("\n", " ")
+    assert "|  | Triton | 390 | **1.300** |" in text
+    assert "cuDNN (torch), 1.90" in (folder / "ladder_h200.svg").read_text()
+    assert '<th title="fa3">fa3</th>' in page(folder)
+    assert joined.path.exists()
+
+
+def test_two_runs_stand_side_by_side(folder, run):
+    made_up.ladder(folder, gpu="h200", time="2026-01-01", run="one")
+    other = made_up.ladder(folder, gpu="h200", run="two", gpu_id="0b0b0b0b0b0b")
+    lines = [
+        made_up.row(n, "own", s, ratio=1.01 * made_up.RATIOS[n], run="two", gpu_id="0b0b0b0b0b0b")
+        for n in made_up.RATIOS
+        for s in made_up.LENGTHS
+    ]
+    other.append(lines)
+    run()
+    text = (folder.parent / "README.md").read_text()
+    assert "| rung | run two | run one | gap |" in text
+    assert "| 16 Static global stride | 1.071 | 1.060 | -1.0 % |" in text
+    assert "<td>16 Static global stride</td><td>1.071</td><td>1.060</td><td>-1.0 %</td>" in page(folder)
+
+
+def test_the_first_lines_of_the_readme_hold_for_what_was_measured():
+    """They claim FlashAttention-2 as torch ships it, and no other library."""
+    first = (ROOT / "README.md").read_text().partition("\n## ")[0].replace("\n", " ")
+    assert "kernels that are faster than FlashAttention-2 as torch ships it" in first
+    assert "each one idea faster" not in first
+    own = ladders.summary(data.Results.load(ROOT / "results").ladders).query("kind == 'own'")
+    assert own.groupby("gpu")["ratio_low"].max().gt(1).all()
 
 
 # Machine code

@@ -8,6 +8,8 @@ from flashladder.common import console
 from flashladder.common.catalog import find, versions
 from flashladder.common.errors import ResultsError
 from flashladder.common.report import evidence, markers
+from flashladder.common.results import ladders
+from flashladder.tests import made_up
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools import evidence as tool
 
@@ -150,24 +152,37 @@ def test_committed_evidence_is_current(name):
     assert is_current, f"`python tools/evidence.py {name}` mends it"
 
 
-def test_a_measured_rung_says_both_ratios_and_one_that_was_not_says_nothing(upper):
+def measured(monkeypatch, folder, rung, **changes):
+    """The table of a rung of a made-up ladder, and where its figures are from."""
+    made_up.ladder(folder, dtypes=("bf16",), **changes)
+    found = ladders.read(folder, [])
+    monkeypatch.setattr(evidence, "_ladders", lambda: (found, ladders.summary(found)))
+    return evidence._measured(find(rung))
+
+
+def test_a_measured_rung_says_its_ratios_its_step_and_its_configuration(upper, monkeypatch, tmp_path):
     assert evidence._measured(upper) == []
-    (table,) = evidence._measured(find("08"))
-    own = row(table, "each at its own best, bf16")
-    assert [re.fullmatch(r"\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)", cell) is not None for cell in own] == [
-        True,
-        True,
-        False,
-    ]
-    assert re.fullmatch(r"[+-]\d+\.\d % \([+-]\d+\.\d to [+-]\d+\.\d\)", own[2])
-    below, ours = (float(cell.split()[0]) for cell in own[:2])
-    assert float(own[2].split()[0]) == pytest.approx(100 * (ours / below - 1), abs=0.15)
-    assert row(table, "both in the one fixed configuration, fp16")
+    table, source = measured(monkeypatch, tmp_path, "02")
+    below, ours, step, configuration, registers = row(table, "each at its own best, bf16")
+    assert (below, ours) == ("0.160 (0.160 to 0.160)", "0.760 (0.759 to 0.761)")
+    assert step == "x 4.75 ± 0.00"
+    assert (configuration, registers) == ("64x64x4, default", "232")
+    assert row(table, "both in the one fixed configuration, bf16")[3] == "fixed"
+    assert source.startswith("One run: made-up on NVIDIA H100 80GB HBM3, card 0a0a0a0a0a0a")
+
+
+def test_a_rung_has_no_step_where_rounds_were_not_kept_or_another_is_below(monkeypatch, tmp_path):
+    """The made-up ladder has no 06, which rung 07 is compared with."""
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    table, _ = measured(monkeypatch, folder, "07")
+    assert row(table, "each at its own best, bf16")[:3] == ["", "0.910 (0.909 to 0.911)", ""]
+    table, source = measured(monkeypatch, tmp_path, "02", round_us=None)
+    assert row(table, "each at its own best, bf16")[2] == ""
+    assert source.startswith("From made-up on NVIDIA H100")
 
 
 def test_the_ratios_in_every_readme_are_those_of_the_log():
     for version in versions():
         text = markers.between(version.directory / "README.md", "evidence")
-        assert all(table in text for table in evidence._measured(version)), (
-            f"tools/evidence.py {version.number} mends it"
-        )
+        assert all(part in text for part in evidence._measured(version)), f"tools/evidence.py {version.number} mends it"

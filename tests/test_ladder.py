@@ -2,20 +2,22 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from flashladder.common import catalog, console
 from flashladder.common.catalog import find
 from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
-from flashladder.common.measure import contest
+from flashladder.common.experiments import ladder as experiment
+from flashladder.common.measure import baselines, contest, nvml
 from flashladder.common.paths import VERSIONS
-from flashladder.common.results import records
+from flashladder.common.results import ladder_runs, ladders, records
 from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tools import ladder
 
-SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--rounds", "6"]
+SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--rounds", "6", "--beside", ""]
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def run(monkeypatch, tmp_path, capsys):
     """Calls the tool as a person does; gives its exit code, output and errors."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setattr(ladder, "NUM_HEADS", 1)
+    monkeypatch.setattr(experiment, "NUM_HEADS", 1)
     fake_gpu.install(monkeypatch)
 
     def call(*arguments):
@@ -67,7 +69,7 @@ def test_a_further_ladder_has_a_log_of_its_own(run, two_ladders):
     frame, damaged = records.ladder("h100", "more").read()
     assert (damaged, set(frame["version"]), len(frame)) == ([], {"more/02_other"}, 4)
     assert rows().empty
-    assert "4 of 4 rows are there already" in run("more/02", *SMALL)[1]
+    assert "2 of 2 shapes are there already" in run("more/02", *SMALL)[1]
     assert run("02", *SMALL)[0] == 0, "02 of the first ladder is another rung"
     assert set(rows()["version"]) == {"02_swizzling"}
 
@@ -99,7 +101,14 @@ def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
     fixed = frame[frame["kind"] == "fixed"]
     assert fixed["config"].str.contains("block_m=64,block_n=64,num_warps=4,q_fragments=2").all()
     assert len(contests) == 2
-    assert "bf16, full: harmonic mean of TFLOP/s" in out
+    assert "bf16: means over the lengths" in out
+    assert max(map(len, out[out.index("bf16: means") :].split("logged to")[0].splitlines())) <= 80
+    assert frame["run"].nunique() == 1
+    times = [row.split() for row in frame["round_us"]]
+    assert {len(each) for each in times} == {6}
+    assert np.allclose([np.median([float(time) for time in each]) for each in times], frame["time_us"], rtol=1e-4)
+    assert set(frame["thermal_share"]) == {0.0}
+    assert set(frame["samples"]) == {6 * 2 * 6}
 
 
 def test_own_is_what_was_tuned_for_the_gpu_or_else_the_default(run):
@@ -109,33 +118,36 @@ def test_own_is_what_was_tuned_for_the_gpu_or_else_the_default(run):
     tuned.save("a100", "07_auto_tuned", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
     code, out, err = run("02", "07", *SMALL, "--seqlens", "128", "--dtypes", "bf16,fp16")
     assert code == 0, err
-    assert "1 of 8 rows are there already" in out, "what was measured before it was tuned is no row of the winner"
+    assert "goes on" not in out, "what was measured before it was tuned is no row of the winner"
     frame = rows()
+    frame = frame[frame["run"] == frame["run"].iloc[-1]]
     own = frame[frame["kind"] == "own"]
     blocks = own["config"].str.extract(r"block_n=(\d+)")[0]
     found = zip(own["version"].str[:2], own["dtype"], blocks, own["chosen_by"], strict=True)
     defaults = {number: str(find(number).config().block_n) for number in ("02", "07")}
     assert list(found) == [
-        ("02", "bf16", defaults["02"], "default"),
         ("02", "bf16", "32", "tuner"),
         ("07", "bf16", defaults["07"], "default"),
         ("02", "fp16", defaults["02"], "default"),
         ("07", "fp16", defaults["07"], "default"),
     ]
     assert set(frame[frame["kind"] == "fixed"]["chosen_by"]) == {""}
-    _, out, _ = run("02", *SMALL, "--seqlens", "128", "--untuned")
-    assert "2 of 2 rows are there already" in out, "the default's row, not the winner's"
+    run("02", *SMALL, "--seqlens", "128", "--untuned")
+    assert rows()["chosen_by"].iloc[-2] == "default"
 
 
-def test_a_log_from_before_winners_stays_valid(run):
-    """Its rows have no chosen_by, are read, and are not measured again."""
+def test_a_log_from_before_the_columns_stays_valid(run):
+    """Its rows are read, and no later run is taken for theirs."""
     run("02", *SMALL, "--seqlens", "128")
     log = records.ladder("h100").path
-    log.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in log.read_text().splitlines()))
-    assert "chosen_by" not in log.read_text()
-    _, out, _ = run("02", *SMALL)
-    assert "2 of 4 rows are there already" in out
+    young = 6  # samples, the shares, chosen_by and the rounds
+    lines = [line.rsplit(",", young)[0] for line in log.read_text().splitlines()]
+    log.write_text("\n".join([lines[0], *(f"{line}power cap in 40% of samples" for line in lines[1:]), ""]))
+    assert "round_us" not in log.read_text()
+    _, out, _ = run("02", *SMALL, "--seqlens", "128")
+    assert "goes on" not in out
     assert list(rows()["chosen_by"]) == ["", "", "default", ""]
+    assert rows()["run"].nunique() == 2
 
 
 def test_the_same_machine_code_is_timed_once(run, contests):
@@ -164,9 +176,29 @@ def test_a_killed_run_goes_on_where_it_was(run, contests, monkeypatch):
     monkeypatch.setattr(contest, "hold", hold)
     code, out, _ = run("02", *SMALL)
     assert code == 0
-    assert "2 of 4 rows are there already" in out
+    assert "goes on: 1 of 2 shapes are there already" in out
     assert contests == [(128, "02 own", "02 fixed"), (256, "02 own", "02 fixed")]
     assert list(rows()["seqlen_q"]) == [128, 128, 256, 256]
+    assert rows()["run"].nunique() == 1
+
+
+@pytest.mark.parametrize("other", ["card", "commit", "heat"])
+def test_a_killed_run_goes_on_nowhere_else(run, contests, monkeypatch, other):
+    """On another card, with another commit, or where heat slowed the GPU, a new run begins with every shape."""
+    run("02", *SMALL, "--seqlens", "128")
+    log = records.ladder("h100").path
+    row = rows().iloc[0]
+    if other == "card":
+        log.write_text(log.read_text().replace(row["gpu_id"], "another"))
+    elif other == "commit":
+        monkeypatch.setattr(records, "commit", lambda: "0123456789ab")
+    else:
+        log.write_text(log.read_text().replace(",0.0,0.0,0.0,", ",0.0,0.5,0.0,"))
+        assert ladder_runs.runs_of(rows())[0].is_hot
+    _, out, _ = run("02", *SMALL)
+    assert "goes on" not in out
+    assert [held[0] for held in contests] == [128, 128, 256]
+    assert list(rows().groupby("run", sort=False).size()) == [2, 4]
 
 
 def test_measured_again_on_request_or_when_the_code_has_changed(run, contests):
@@ -178,7 +210,8 @@ def test_measured_again_on_request_or_when_the_code_has_changed(run, contests):
     log = records.ladder("h100").path
     log.write_text(log.read_text().replace(rows()["code"][0], "other"))
     run("02", *SMALL, "--seqlens", "128")
-    assert contests[2:] == [(128, "02 own")]
+    assert contests[2:] == [(128, "02 own", "02 fixed")]
+    assert rows()["run"].nunique() == 3
 
 
 def test_a_damaged_row_is_named_and_left_in_place(run, contests):
@@ -189,7 +222,7 @@ def test_a_damaged_row_is_named_and_left_in_place(run, contests):
     code, _, err = run("02", *SMALL, "--seqlens", "128")
     assert code == 0
     assert f"{log}:2: 1 cells under" in err
-    assert contests[1:] == [(128, "02 own")]
+    assert contests[1:] == [(128, "02 own", "02 fixed")]
     assert log.read_text().startswith(header + "what is this\n" + kept)
 
 
@@ -207,7 +240,7 @@ def test_a_wrong_kernel_is_logged_without_figures_and_tried_again(run, contests,
 
 def test_a_rung_without_the_fixed_fields_has_its_own_configuration_alone():
     fixed = parse_values(ladder.FIXED_CONFIG)
-    labels = [entrant.label for entrant in ladder._entrants([find("00"), find("16")], fixed, "sm_90a")]
+    labels = [entrant.label for entrant in experiment.entrants([find("00"), find("16")], fixed, "sm_90a")]
     assert labels == ["00 own", "16 own", "16 fixed"]
 
 
@@ -217,6 +250,50 @@ def test_all_rungs_to_16_take_the_fixed_configuration():
         values = {name: value for name, value in fixed.items() if name in find(f"{number:02}").choices}
         config = find(f"{number:02}").config(**values)
         assert (config.block_m, config.block_n, config.num_warps, config.k_fragments) == (64, 64, 4, 2)
+
+
+def test_the_slowest_rung_is_timed_at_the_shortest_length_alone(run, contests):
+    code, _, err = run("00", "02", *SMALL)
+    assert code == 0, err
+    assert contests == [(128, "00 own", "02 own", "02 fixed"), (256, "02 own", "02 fixed")]
+
+
+def test_the_field_takes_part_in_the_same_rounds(run, monkeypatch):
+    """Official kernels and references have rows of their kind; what is missing, fails or refuses is left out."""
+    fa2 = vars(baselines.BASELINES["fa2"])
+    takes, fails = ({**fa2, "name": name, "title": title} for name, title in (("cudnn", "cuDNN"), ("fa4", "FA4")))
+
+    def failing(*_):
+        def launch():
+            raise RuntimeError("not built for this type\nmore")
+
+        return launch
+
+    monkeypatch.setitem(baselines.BASELINES, "cudnn", baselines.Baseline(**takes))
+    monkeypatch.setitem(baselines.BASELINES, "fa4", baselines.Baseline(**{**fails, "bind": failing}))
+    code, out, err = run("02", *SMALL, "--seqlens", "128", "--beside", "cudnn,fa3,fa4,cute")
+    assert code == 0, err
+    found = rows()[["version", "kind"]].itertuples(index=False, name=None)
+    assert list(found) == [("cudnn", "field"), ("02_swizzling", "own"), ("02_swizzling", "fixed")]
+    assert rows()["round_us"].str.split().str.len().eq(6).all()
+    assert "fa3: flash_attn_interface cannot be imported" in err
+    assert "fa4: FA4 failed: not built for this type\n" in err
+    assert "cute cannot run: cutlass is not installed" in err
+    assert "cudnn" in out
+    code, _, err = run("02", *SMALL, "--beside", "16")
+    assert code == console.EXIT_ERROR
+    assert "16 is a rung" in err
+    code, _, err = run("02", *SMALL, "--beside", "flashy")
+    assert code == console.EXIT_ERROR
+
+
+def test_a_run_slowed_by_heat_says_so_and_is_not_shown(run, monkeypatch):
+    hot = nvml.GpuState(sm_mhz=1200, slowdowns=("thermal slowdown", "power cap"))
+    monkeypatch.setattr(fake_gpu.FakeTimer, "sample", lambda self, plan: (getattr(plan.launch, "time_us", 100.0), hot))
+    _, out, _ = run("02", *SMALL, "--seqlens", "128")
+    assert "Not to be published: thermal slowdown in more than 3 % of the samples" in out
+    assert set(rows()["thermal_share"]) == {1.0}
+    assert ladder_runs.Ladder.of(rows()) is None
 
 
 def test_bad_input(run):
@@ -242,10 +319,16 @@ def test_without_a_gpu(monkeypatch, tmp_path, capsys):
 @pytest.mark.alone
 def test_two_rungs_on_a_real_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
-    arguments = ["01", "02", "--seqlens", "512", "--dtypes", "bf16", "--rounds", "8"]
+    arguments = ["01", "02", "--seqlens", "512", "--dtypes", "bf16", "--rounds", "8", "--beside", "cudnn"]
     assert console.run(ladder.main, ladder.parser(), arguments) == 0
     (path,) = tmp_path.glob("ladder_*.csv")
     frame, _ = records.ladder(path.stem.removeprefix("ladder_")).read()
     assert frame["passed"].all()
+    assert frame["version"].iloc[0] == "cudnn"
+    assert frame["round_us"].str.split().str.len().eq(8).all()
+    assert frame["thermal_share"].between(0, 1).all()
+    lines = ladders.summary({"gpu": ladder_runs.Ladder.of(frame, frame["run"].iloc[0])})
+    step = lines[(lines["rung"] == "02") & (lines["kind"] == "own")].iloc[0]
+    assert 3 < step["step_low"] < step["step"] < step["step_high"] < 8
     own = frame[frame["kind"] == "own"].set_index("version")["ratio"]
     assert 0.05 < own["01_base"] < 0.5 < own["02_swizzling"] < 1.1

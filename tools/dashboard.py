@@ -25,7 +25,9 @@ def parser() -> Parser:
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
     made.add_argument("--sass", metavar="GPU", help="count the rungs' instructions for this GPU first")
-    made.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE", help="default: the project's")
+    made.add_argument(
+        "--readme", type=Path, metavar="FILE", help="default: the project's, of the project's own results"
+    )
     made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
     return made
 
@@ -42,10 +44,15 @@ def main(arguments: argparse.Namespace) -> int:
     for damage in results.damaged:
         warn(f"{damage}; the line is left where it is, and out of the pictures")
     summary = ladders.summary(results.ladders)
+    is_own = folder == ROOT / "results"  # the project's READMEs tell of its own results, and of no others
+    page_of = arguments.readme or (ROOT / "README.md" if is_own else None)
+    of_ladder = (page_of, folder, results.ladders, summary)
     if arguments.check:
-        return _check([*readme.stale(arguments.readme, folder, summary), *references.stale(results.references)])
-    for path in [*readme.write(arguments.readme, folder, summary), *references.write(results.references)]:
+        return _check([*readme.stale(*of_ladder), *(references.stale(results.references) if is_own else [])])
+    for path in [*readme.write(*of_ladder), *(references.write(results.references) if is_own else [])]:
         console.print(f"[dim]{path}")
+    if not is_own:
+        console.print(f"[dim]the READMEs are left as they are: they tell of {ROOT / 'results'}", soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)
     summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
     (folder / "dashboard.html").write_text(page.render(results, summary))

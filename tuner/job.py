@@ -155,7 +155,8 @@ class Job:
         evidence = {
             "ratio": _interval(standing, "ratio", "low", "high"),
             "to_default": _interval(standing, "to_default", "to_default_low", "to_default_high"),
-            "measured": f"{final['trials']} kernels of {len(self.space.configs)} configurations",
+            "measured": f"{final['trials']} kernels, which are {stock.num_configs} of "
+            f"{len(self.space.configs)} valid configurations",
             "problems": [problem.name for problem in self.space.problems],
             "times_us": [round(time, 1) for time in standing["times_us"]],
             "baseline_us": [round(time, 1) for time in final["baseline_us"]],

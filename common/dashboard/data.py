@@ -9,8 +9,10 @@ import pandas as pd
 
 from flashladder.common.experiments.sweeps import EXPERIMENTS
 from flashladder.common.results import ladders
+from flashladder.common.results.ladder_runs import Ladder
 from flashladder.common.results.log import Damage, Log, PositiveFloat, Schema, read_all
 from flashladder.common.results.records import BENCH, EXPERIMENT, RUNS, ConfigText
+from flashladder.common.results.slowdowns import completed
 
 # What is read of logs that other tools describe; they have more columns.
 TUNING = Schema(
@@ -32,7 +34,7 @@ SASS = Schema({"version": str, "config": str, "arch": str, "kind": str, "pipe": 
 class Results:
     """Everything in a folder of results."""
 
-    ladders: dict[str, pd.DataFrame]  # by GPU: the latest row of each rung, kind of configuration, dtype and length
+    ladders: dict[str, Ladder]  # by GPU
     runs: pd.DataFrame
     bench: pd.DataFrame
     references: pd.DataFrame
@@ -55,7 +57,7 @@ class Results:
             ladders=ladders.read(folder, damaged),
             runs=read(folder / "runs.csv", RUNS),
             bench=read(folder / "bench.csv", BENCH),
-            references=read(folder / "references.csv", BENCH),
+            references=completed(read(folder / "references.csv", BENCH)),
             tuning={path.stem: read(path, TUNING) for path in sorted(folder.glob("tuning/*.csv"))},
             sass=read_all(folder, "sass_*.csv", SASS, damaged),
             experiments={

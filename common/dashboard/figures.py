@@ -9,15 +9,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from flashladder.common import catalog
 from flashladder.common.report.theme import colour, figure, pixels, tip
+from flashladder.common.results import ladders
+from flashladder.common.results.ladder_runs import FIELD
 
 WIDTH = 860
 ROW = 26  # pixels of a rung's line
 LABELS = 260  # pixels of the rungs' names, left of a picture
 LEAST_RATIO = 0.7  # where the scale of ratios begins; rungs below are marked at its edge
 KINDS = {"own": "its own configuration", "fixed": "one configuration for all"}
+FIELD_LINES = {"cudnn": "--", "fa3": "-.", "triton": ":", "cute": (0, (1, 1))}  # each has a colour of its name
 PIPES = {
     "tensor": "tensor cores",
     "lsu": "loads and stores",
@@ -30,39 +34,56 @@ PIPES = {
 
 @figure
 def ladder(summary: pd.DataFrame) -> Figure:
-    """Every rung's rate and its ratio to official FlashAttention-2, of one GPU and dtype (of `ladders.summary`)."""
-    rungs = list(summary["version"].unique())
-    height = ROW * len(rungs) + 94
+    """Every rung's rate and its ratio to official FlashAttention-2, of one GPU and dtype (of `ladders.summary`); the
+    field beside the ladder as lines."""
+    lines, field = summary[summary["kind"] != FIELD], ladders.field(summary)
+    rungs = list(lines["version"].unique())
+    height, above = ROW * len(rungs) + 114, 84
     drawn = pixels(WIDTH, height)
-    rates = _panel(drawn, LABELS, 215, height)
-    ratios = _panel(drawn, LABELS + 215 + 26, WIDTH - LABELS - 215 - 26 - 96, height)
-    official = summary["official_tflops"].median()
-    _name_rungs(rates, summary.drop_duplicates("version"))
-    _draw_rates(rates, summary, rungs, official)
-    _draw_ratios(ratios, summary, rungs)
+    rates = _panel(drawn, LABELS, 215, height, above)
+    ratios = _panel(drawn, LABELS + 215 + 26, WIDTH - LABELS - 215 - 26 - 96, height, above)
+    _name_rungs(rates, lines.drop_duplicates("version"))
+    _draw_rates(rates, summary, rungs)
+    _draw_ratios(ratios, lines, rungs, field["ratio"].max())
     handles = [ratios.plot([], [], color=colour(kind), **_marker(kind), label=text)[0] for kind, text in KINDS.items()]
     handles.append(ratios.plot([], [], color=colour("official"), label="FlashAttention-2")[0])
-    drawn.legend(handles=handles, loc="upper left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0, handlelength=1.4)
+    handles += [_draw_field(rates, ratios, row) for row in field.itertuples()]
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+    drawn.legend(handles=handles, ncols=4, handlelength=1.6, columnspacing=1.6, **place)
     return drawn
 
 
-def _draw_rates(axes: Axes, summary: pd.DataFrame, rungs: list[str], official: float) -> None:
+def _draw_rates(axes: Axes, summary: pd.DataFrame, rungs: list[str]) -> None:
     axes.set_title("TFLOP/s")
     axes.grid(axis="y", visible=False)
-    for row in summary.itertuples():
+    for row in summary[summary["kind"] != FIELD].itertuples():
         y = rungs.index(row.version)
         if row.kind == "own":
             tip(axes.barh(y, row.tflops, height=0.56, color=colour("own"), alpha=0.85)[0], _words(row))
         else:
             tip(axes.plot(row.tflops, y, color=colour("fixed"), **_marker("fixed"))[0], _words(row))
-    axes.axvline(official, color=colour("official"))
-    axes.set_xlim(0, max(summary["tflops"].max(), official) * 1.04)
+    lowest, highest = summary["official_tflops"].min(), summary["official_tflops"].max()
+    if summary["run"].nunique() > 1:  # each run has its own
+        axes.axvspan(lowest, highest, color=colour("official"), alpha=0.25)
+    else:
+        axes.axvline(summary["official_tflops"].median(), color=colour("official"))
+    axes.set_xlim(0, max(summary["tflops"].max(), highest) * 1.04)
 
 
-def _draw_ratios(axes: Axes, summary: pd.DataFrame, rungs: list[str]) -> None:
+def _draw_field(rates: Axes, ratios: Axes, row: Any) -> Line2D:
+    """A kernel beside the ladder, as a line in both panels; gives its handle in the legend."""
+    look: dict[str, Any] = {"color": colour(row.version if row.version in FIELD_LINES else "other")}
+    look |= {"linestyle": FIELD_LINES.get(row.version, "-"), "linewidth": 1.6}
+    words = f"{row.title}\n{row.tflops:.0f} TFLOP/s, ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+    tip(rates.axvline(row.tflops, zorder=3, **look), words)
+    tip(ratios.axvline(row.ratio, zorder=1, **look), words)
+    return ratios.plot([], [], label=f"{row.title}, {row.ratio:.2f}", **look)[0]
+
+
+def _draw_ratios(axes: Axes, summary: pd.DataFrame, rungs: list[str], beside: float) -> None:
     axes.set_title("time of FlashAttention-2 / time of the rung")
     axes.set(yticks=range(len(rungs)), yticklabels=[], ylim=(len(rungs) - 0.5, -0.5))
-    highest = max(1.05, summary["ratio_high"].max() + 0.02)
+    highest = np.nanmax([1.05, summary["ratio_high"].max() + 0.02, beside + 0.04])
     axes.set_xlim(LEAST_RATIO, highest)
     axes.axvline(1, color=colour("official"))
     for row in summary.sort_values("kind").itertuples():
@@ -77,9 +98,9 @@ def _draw_ratios(axes: Axes, summary: pd.DataFrame, rungs: list[str]) -> None:
         axes.annotate(f"{row.ratio:.3f}", xytext=(column, 0), color=paint, ha="right", va="center", **place)
 
 
-def _panel(drawn: Figure, left: float, width: float, height: float) -> Axes:
+def _panel(drawn: Figure, left: float, width: float, height: float, above: float = 64) -> Axes:
     """Axes with a line for each rung, this far from the left, under the legend."""
-    above, below = 64, 30
+    below = 30
     return drawn.add_axes((left / WIDTH, below / height, width / WIDTH, (height - above - below) / height))
 
 

@@ -17,6 +17,7 @@ from flashladder.common.experiments import figures as experiment_figures
 from flashladder.common.experiments.sweeps import EXPERIMENTS
 from flashladder.common.report import theme
 from flashladder.common.report.display import tflops
+from flashladder.common.report.ladder_tables import tile
 from flashladder.common.results import ladders
 
 HERE = Path(__file__).parent
@@ -81,7 +82,7 @@ def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def _runs(results: Results) -> list[dict[str, Any]]:
     """The latest rows of all logs of runs, the newest first."""
-    logs = (results.runs, results.bench, results.references, *results.ladders.values())
+    logs = (results.runs, results.bench, results.references, *(ladder.rows for ladder in results.ladders.values()))
     rows = pd.concat([frame for frame in logs if len(frame)] or [results.runs])
     newest = rows.sort_values("time", ascending=False, kind="stable").head(LATEST_RUNS)
     return [_run(row) for row in newest.itertuples()]
@@ -92,7 +93,7 @@ def _run(row: Any) -> dict[str, Any]:
     mask = ", causal" if row.causal else ""
     return {
         "time": row.time[:16].replace("T", " "),
-        "kernel": f"{row.version} {_tile(row.config)}".strip(),
+        "kernel": f"{row.version} {tile(row.config)}".strip(),
         "config": row.config,
         "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{mask}",
         "device": row.device,
@@ -102,12 +103,6 @@ def _run(row: Any) -> dict[str, Any]:
         "verdict": row.verdict,
         "passed": row.passed is True,
     }
-
-
-def _tile(config: str) -> str:
-    """The tile and the warps of a configuration, as far as it has them."""
-    values = dict(part.partition("=")[::2] for part in config.split(","))
-    return "x".join(values[name] for name in ("block_m", "block_n", "num_warps") if name in values)
 
 
 def _number(value: float | None, spelling: str) -> str:

@@ -15,11 +15,11 @@ import pandas as pd
 from flashladder.common import catalog
 from flashladder.common.catalog import Implementation
 from flashladder.common.config import parse_values
-from flashladder.common.dashboard.view import remarks
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
 from flashladder.common.report import markers
 from flashladder.common.results.ladders import means
+from flashladder.common.results.slowdowns import remarks
 
 MARKER = "measured"
 WIDTH = 120  # of lines in a README
@@ -139,7 +139,8 @@ def _source(rows: pd.DataFrame) -> str:
     compilers = [f"CUDA {toolkit}" if toolkit[0].isdigit() else toolkit for toolkit in toolkits]
     driver = [f"driver {last['driver']}"] if isinstance(last["driver"], str) and last["driver"] else []
     software = ", ".join([*driver, f"torch {last['torch']}", *compilers])
-    notes = [note for notes in rows["notes"].dropna() for note in notes.split("; ") if note]
-    where = f"{last['device']}, {shape}; {software}; {last['time'][:10]}."
-    disturbed = remarks(notes, "GPU" if driver else "CPU")
+    cells = {"run": last["run"], "card": last["gpu_id"], "commit": last["commit"]}
+    marks = ", ".join(f"{name} {cell}" for name, cell in cells.items() if isinstance(cell, str) and cell)
+    where = f"{last['device']} ({marks}), {shape}; {software}; {last['time'][:10]}."
+    disturbed = remarks(rows, "GPU" if driver else "CPU")
     return f"{where}{disturbed} Made by tools/dashboard.py from results/references.csv."

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from flashladder.common.report.theme import colour, figure, pixels, tip
-from flashladder.common.results.ladders import Limits
+from flashladder.common.report.theme import PALETTE, colour, figure, pixels, tip
+from flashladder.common.results.ladder_runs import FIELD
+from flashladder.common.results.ladders import Limits, field_titles
 
 WIDTH, HEIGHT = 860, 430
 LINE = 16  # pixels that a label needs
@@ -21,7 +22,7 @@ STEP = 1.1  # a rung is a milestone when it is so much faster than all below it
 
 @figure
 def roofline(ladder: pd.DataFrame, limits: Limits) -> Figure:
-    """The milestones of the ladder, in their own configuration, and FlashAttention-2 (rows of one GPU and dtype).
+    """The milestones of the ladder, in their own configuration, and the field beside it (rows of one GPU and dtype).
 
     The intensity is FLOP for each byte of Q, K, V and O, each moved once; it grows with the sequence length.
     """
@@ -33,9 +34,12 @@ def roofline(ladder: pd.DataFrame, limits: Limits) -> Figure:
     axes.set_xlim(own["intensity"].min() / 4, own["intensity"].max() * 1.5)
     axes.set_ylim(own[own["version"].isin(shown)]["tflops"].min() / 1.6, limits.peak * 1.5)
     _draw_roofs(axes, limits)
-    best = own[own["version"] == shown[-1]]
+    best, field = own[own["version"] == shown[-1]], ladder[ladder["kind"] == FIELD].assign(intensity=_intensity)
     curves = [(version.replace("_", " "), "other", own[own["version"] == version]) for version in shown[:-1]]
     curves.append(("FlashAttention-2", "official", best.assign(tflops=best["tflops"] / best["ratio"])))
+    titles = field_titles()
+    for name, rows in field.groupby("version", sort=False):
+        curves.append((titles.get(str(name), str(name)), str(name) if name in PALETTE else "other", rows))
     curves.append((shown[-1].replace("_", " "), "own", best))
     for name, role, rows in curves:
         _draw_curve(axes, name, role, rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,12 @@ import pandas as pd
 from flashladder.common import catalog
 from flashladder.common.dashboard import figures
 from flashladder.common.dashboard.roofline import roofline
-from flashladder.common.report import theme
+from flashladder.common.report import ladder_tables, theme
+from flashladder.common.report.ladder_tables import configuration, is_clear, registers, step
+from flashladder.common.results import ladders
+from flashladder.common.results.ladder_runs import FIELD, FIXED, OWN, Ladder
 from flashladder.common.results.ladders import Limits
-from flashladder.common.results.records import spilled
+from flashladder.common.results.slowdowns import remarks
 
 FULL_STRENGTH = 0.25  # a ratio so far from 1 (in logarithms) has the strongest colour of the heat map
 STRONGEST = 55  # per cent of that colour
@@ -23,9 +24,9 @@ HEATS = {"own": "its own configuration", "fixed": "one configuration for all"}
 Parts = dict[str, Any]
 
 
-def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: pd.DataFrame) -> Parts:
+def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
     """The parts of one view: `summary` has the lines of this GPU and dtype, `ladder` the rows of the GPU."""
-    rows = ladder[ladder["dtype"] == dtype]
+    rows = ladder.rows[ladder.rows["dtype"] == dtype]
     limits = Limits.of(gpu)
     official = summary["official_tflops"].median()
     name = f"{gpu}-{dtype}"
@@ -38,16 +39,16 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: pd.DataFrame) -> P
         "lengths": sorted(rows["seqlen_q"].unique()),
         "cards": _cards(summary, limits),
         "ladder": drawn,
-        "conditions": _conditions(rows) + _gaps(summary),
+        "conditions": _conditions(rows, ladder) + _gaps(summary),
         "rungs": _rungs(summary),
+        "field": [_field(row, limits) for row in ladders.field(summary).itertuples()],
+        "cards_apart": _on_two_cards(summary, ladder),
         "has_limits": limits is not None,
-        "official": f"{official:.0f}",
+        "official": ladder_tables.official(summary),
         "official_of_mma_sync": f"{100 * official / limits.mma_sync:.0f} %" if limits and limits.mma_sync else "",
         "official_of_peak": f"{100 * official / limits.peak:.0f}" if limits else "",
         "mma_sync_of_peak": f"{100 * limits.mma_sync / limits.peak:.0f}" if limits and limits.mma_sync else "100",
-        "heats": [
-            _heat(rows[rows["kind"] == kind], title) for kind, title in HEATS.items() if kind in set(rows["kind"])
-        ],
+        "heats": [_heat(_heated(rows, kind), title) for kind, title in HEATS.items() if kind in set(rows["kind"])],
         "roofline": roofs,
     }
 
@@ -73,45 +74,28 @@ def _of_limits(best: pd.Series[Any], limits: Limits | None) -> str:
     return f"{instructions}{best['of_peak']:.0f} % of the dense peak"
 
 
-def _conditions(rows: pd.DataFrame) -> str:
+def _conditions(rows: pd.DataFrame, ladder: Ladder) -> str:
     """What was measured, on what, and what a reader must know of the GPU."""
     last = rows.iloc[-1]
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
-    software = f"driver {last['driver']}, torch {last['torch']}, CUDA {last['toolkit']}"
-    commit = f", commit {last['commit']}" if last["commit"] else ""
-    notes = remarks(note for notes in rows["notes"] for note in notes.split("; ") if note)
-    return f"{last['device']}, {shape}, {last['mode']}; {software}{commit}, {last['time'][:10]}.{notes}"
-
-
-def remarks(notes: Iterable[str], of: str = "GPU") -> str:
-    """What slowed the GPU, in how many of the samples at least and at most; and other notes as they are."""
-    shares: dict[str, set[int]] = {}
-    for note in notes:
-        match = re.fullmatch(r"(.*) in (\d+)% of samples", note)
-        shares.setdefault(match[1] if match else note, set()).update([int(match[2])] if match else [])
-    spans = {name: " to ".join(map(str, sorted({min(found), max(found)}))) for name, found in shares.items() if found}
-    said = [f"{name} in {spans[name]} % of samples" if name in spans else name for name in shares]
-    return f" The {of}: {'; '.join(said)}." if said else ""
+    return f"{shape}, {last['mode']}. {ladder.source}{remarks(rows)}"
 
 
 def _gaps(summary: pd.DataFrame) -> str:
-    short = summary[summary["lengths"] < summary["lengths"].max()]["rung"].unique()
-    return (
-        f" Not measured at every length yet, so that their means are of fewer: {', '.join(short)}."
-        if len(short)
-        else ""
-    )
+    fewer = summary[summary["lengths"] < summary["lengths"].max()]
+    short = [row.rung or row.title for row in fewer.drop_duplicates("version").itertuples()]
+    return f" Not measured at every length, so that their means are of fewer: {', '.join(short)}." if short else ""
 
 
 def _rungs(summary: pd.DataFrame) -> list[Parts]:
     """The lines of the table of rungs."""
     lines = []
-    for _, group in summary.groupby("version", sort=True):
+    for _, group in summary[summary["kind"] != FIELD].groupby("version", sort=True):
         kinds = {row.kind: row for row in group.itertuples()}
-        fixed = kinds.get("fixed")
+        fixed = kinds.get(FIXED)
         line: Parts = {"fixed_ratio": f"{fixed.ratio:.3f}" if fixed else ""}
         line |= {"fixed_step": step(fixed), "fixed_step_class": _direction(fixed)}
-        lines.append(line | _own(kinds["own"]))
+        lines.append(line | _own(kinds[OWN]))
     return lines
 
 
@@ -129,27 +113,45 @@ def _own(row: Any) -> Parts:
         "step": step(row),
         "step_class": _direction(row),
         "registers": registers(row),
+        "configuration": configuration(row),
     }
 
 
-def step(row: Any) -> str:
-    """A line's gain on the rung below, in words; none for the lowest."""
-    if row is None or row.step != row.step:
-        return ""
-    return f"x {row.step:.1f}" if row.step > 2 else f"{100 * (row.step - 1):+.1f} %"
+def _field(row: Any, limits: Limits | None) -> Parts:
+    """A line of the same table for a kernel beside the ladder."""
+    return {
+        "title": row.title,
+        "tflops": f"{row.tflops:.0f}",
+        "ratio": f"{row.ratio:.3f}",
+        "interval": f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
+        "of_mma_sync": f"{row.of_mma_sync:.0f} %" if limits and limits.mma_sync else "",
+        "of_peak": f"{row.of_peak:.0f}" if limits else "",
+    }
 
 
-def registers(row: Any) -> str:
-    """A line's registers, and the bytes that a thread spills and reloads."""
-    spills = spilled(row)
-    return f"{row.registers:.0f}" + (f" + {spills} B" if spills else "")
+def _on_two_cards(summary: pd.DataFrame, ladder: Ladder) -> Parts | None:
+    """The own ratios of two runs side by side; None where there is one."""
+    if ladder.again is None:
+        return None
+    lines = summary[(summary["kind"] != FIXED) & summary["again"].notna()]
+    rows = [
+        {"name": f"{row.rung} {row.title}".strip(), "first": f"{row.ratio:.3f}", "again": f"{row.again:.3f}"}
+        | {"gap": f"{100 * row.gap:+.1f} %"}
+        for row in lines.itertuples()
+    ]
+    return {"first": ladder.runs[0].name, "again": ladder.again.name, "rows": rows}
 
 
 def _direction(row: Any) -> str:
     """Whether a step is up or down, or within the intervals."""
-    if row is None or not row.step_is_clear:
+    if row is None or not is_clear(row):
         return "level"
     return "up" if row.step > 1 else "down"
+
+
+def _heated(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The rows of a heat map: beside the rungs' own configurations stands the field."""
+    return rows[rows["kind"].isin([OWN, FIELD] if kind == OWN else [kind])]
 
 
 def _heat(rows: pd.DataFrame, title: str) -> Parts:
@@ -158,7 +160,8 @@ def _heat(rows: pd.DataFrame, title: str) -> Parts:
     for version, group in rows.groupby("version", sort=True):
         by_length = {row.seqlen_q: row for row in group.itertuples()}
         cells = [_heat_cell(by_length.get(length)) for length in lengths]
-        lines.append({"rung": catalog.address_of(str(version)), "version": version, "cells": cells})
+        name = version if group["kind"].iloc[0] == FIELD else catalog.address_of(str(version))
+        lines.append({"rung": name, "version": version, "cells": cells})
     return {"title": title, "lengths": lengths, "rows": lines}
 
 

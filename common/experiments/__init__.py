@@ -2,4 +2,5 @@
 
 sweeps    what each experiment runs          run       on the GPU, or on the emulator in its place
 traffic   the papers' formulas               figures   the pictures
+ladder    all rungs in one run, by tools/ladder.py
 """

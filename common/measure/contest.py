@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import torch
 
 from flashladder.common.build.artifact import Artifact
+from flashladder.common.errors import DeviceError
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.spot import Stage
@@ -106,7 +107,23 @@ class Arena:
         self._device = device
         self.absent = {b.name: reason for b in baselines if (reason := b.missing() or b.refusal(problem))}
         self._ring = Ring(problem, device)
-        self._theirs = [self._ring.official(baseline) for baseline in baselines if baseline.name not in self.absent]
+        self._theirs: list[Contender] = []
+        for baseline in baselines:
+            if baseline.name not in self.absent:
+                self._bind(baseline)
+
+    def _bind(self, baseline: Baseline) -> None:
+        """Lets it take part, unless it fails at its first launch: what a package was built with is known to no one."""
+        try:
+            contender = self._ring.official(baseline)
+            contender.launch()
+        except DeviceError:
+            raise
+        except Exception as error:  # a foreign package may fail in any way
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            self.absent[baseline.name] = f"{baseline.title} failed: {reason}"
+        else:
+            self._theirs.append(contender)
 
     def hold(self, kernels: Mapping[str, Artifact | Configured], settings: TimingSettings | None) -> Contest:
         """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""

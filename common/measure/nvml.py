@@ -30,6 +30,11 @@ class GpuState:
     temperature_c: int | None = None
     slowdowns: tuple[str, ...] = ()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the driver said anything."""
+        return bool(self.slowdowns) or any(each is not None for each in (self.sm_mhz, self.power_w, self.temperature_c))
+
 
 class Monitor:
     """Reads the state of a CUDA device through NVML. Without NVML it reads nothing, and `missing` says why."""

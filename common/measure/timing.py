@@ -15,8 +15,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -127,13 +126,23 @@ class Measurement:
         """Whether the contender is faster or slower than the baseline."""
         return verdict(self.ratio(name), self.control)
 
+    def slowed_by(self, words: Collection[str]) -> float | None:
+        """The share of the samples in which any of these slowed the GPU; None where that was not recorded."""
+        if not any(sample.state.is_known for sample in self.samples):
+            return None
+        return sum(any(word in words for word in sample.state.slowdowns) for sample in self.samples) / len(self.samples)
+
     def notes(self) -> list[str]:
         """What a reader of the figures must know of the GPU: slowdowns, other users, what was not recorded."""
-        counts = Counter(word for sample in self.samples for word in sample.state.slowdowns)
-        slowed = [f"{word} in {count / len(self.samples):.0%} of samples" for word, count in counts.items()]
+        words = dict.fromkeys(word for sample in self.samples for word in sample.state.slowdowns)
+        slowed = [f"{word} in {self.slowed_by({word}) or 0:.0%} of samples" for word in words]
+        return [*slowed, *self._other_clocks(), *self.disturbances()]
+
+    def disturbances(self) -> list[str]:
+        """What of it is in no figure of its own."""
         noise = noise_floor(self.control) if CONTROL in self.names else 0
         noisy = [f"the same kernel differs from itself by {noise:.0%} here"] if noise > LOUD else []
-        return [*slowed, *self._other_clocks(), *noisy, *self.warnings]
+        return [*noisy, *self.warnings]
 
     def _other_clocks(self) -> Iterator[str]:
         """Whose times compare clocks too. Sustained, each has the clock that its power allows."""

@@ -17,6 +17,7 @@ from flashladder.common.pictures import layouts, loops
 from flashladder.common.pictures.device import Device, device
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
+from flashladder.common.sass.diff import comparable_configs
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,11 @@ def machine_loops() -> list[Picture]:
     ]
 
 
-def _requests(*versions: catalog.Version) -> Iterator[BuildRequest]:
-    arch = INSTRUCTION_SETS[versions[-1].instruction_set].arch  # the upper one's
-    return (BuildRequest(version, version.config(), arch) for version in versions)
+def _requests(lower: catalog.Version, upper: catalog.Version) -> Iterator[BuildRequest]:
+    """Both rungs as the tables of the upper one's page have them."""
+    latest = max((version.instruction_set for version in (lower, upper)), key=[*INSTRUCTION_SETS].index)
+    configs = comparable_configs(lower, upper)
+    return (BuildRequest(*each, INSTRUCTION_SETS[latest].arch) for each in zip((lower, upper), configs, strict=True))
 
 
 def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:

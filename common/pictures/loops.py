@@ -149,6 +149,7 @@ def _reference(name: str) -> catalog.Reference:
 # What the instructions of a main loop are for, by opcode or pipe; the first that fits.
 _FLOAT = ("FFMA", "FMUL", "FADD", "FMNMX", "FSETP", "FSEL", "F2FP", "FMNMX3")
 _BARRIERS = ("BAR", "LDGDEPBAR", "DEPBAR", "WARPSYNC", "SYNCS", "WARPGROUP")
+_REST = "address, move, branch"
 _ROLES = {
     "mma": (PIPES["tensor"], COLOURS[0]),
     "shared to registers": (("LDSM", "LDS"), COLOURS[2]),
@@ -156,7 +157,7 @@ _ROLES = {
     "exponential": (("MUFU",), COLOURS[4]),
     "other softmax": (_FLOAT, COLOURS[3]),
     "barrier, wait": (_BARRIERS, "#3d4350"),
-    "address, move, branch": ((), "#d3d7de"),
+    _REST: ((), "#d3d7de"),
 }
 _PER_ROW, _WIDTH = 360, 2.4
 
@@ -172,7 +173,7 @@ def machine_loop(before: Code, after: Code, compiler: str) -> str:
         x += 34 + 6.2 * len(role)
     y = 84.0
     for code in (before, after):
-        stripes = [_role(instruction) for instruction in code.loop if not instruction.is_filler]
+        stripes = [_role(instruction) for instruction in code.loop]
         counts = Counter(stripes)
         svg.text(16, y - 6, code.artifact.version, 12, bold=True)
         svg.text(220, y - 6, f"{len(stripes)} instructions, {counts['mma']} of them mma", 11, MUTED)
@@ -182,7 +183,8 @@ def machine_loop(before: Code, after: Code, compiler: str) -> str:
             if runs:
                 svg.bars(runs, 18, colour)
         y += 22 * len(rows) + 24
-    svg.text(16, y - 8, f"default configurations, {after.artifact.arch}, ptxas {compiler}", 11, MUTED)
+    words = f"configured as in the tables of the page, {after.artifact.arch}, ptxas {compiler}"
+    svg.text(16, y - 8, words, 11, MUTED)
     return str(svg)
 
 
@@ -195,7 +197,9 @@ def _runs(roles: Sequence[str], role: str, y: float) -> list[tuple[float, float,
 
 
 def _role(instruction: SassInstruction) -> str:
+    if instruction.is_filler:  # it is issued, and does nothing
+        return _REST
     for role, (opcodes, _) in _ROLES.items():
         if instruction.base in opcodes:
             return role
-    return "address, move, branch"
+    return _REST

@@ -3,4 +3,6 @@
 display    tables and panels in the terminal          theme     colours, and figures as SVG
 evidence   what a rung changes, for its README        markers   the part of a README that a tool writes
 spills     the page on register spills
+
+ladder_tables    what is said of a rung's figures, and one run of the ladder in the terminal
 """

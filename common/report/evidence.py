@@ -5,8 +5,8 @@ Everything follows from the sources, the compiler and results/: it can be checke
 
 from __future__ import annotations
 
-import math
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -21,13 +21,15 @@ from flashladder.common.build.toolchain import toolchain, version_text
 from flashladder.common.catalog import Version
 from flashladder.common.config import GpuDescription, KernelConfig, load_gpu, spell
 from flashladder.common.paths import ROOT
-from flashladder.common.report import markers
+from flashladder.common.report import ladder_tables, markers
 from flashladder.common.sass.code import Code, read
 from flashladder.common.sass.diff import comparable_configs
 from flashladder.common.sass.occupancy import occupancy
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from flashladder.common.results.ladder_runs import Ladder
 
 MARKER = "evidence"
 PARTS = (  # of a rung's page, in this order; the tables end the fourth
@@ -37,6 +39,7 @@ PARTS = (  # of a rung's page, in this order; the tables end the fourth
     "Expected, measured, why",
     "Tried and dropped",
 )
+WIDTH = 120  # of lines
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
 HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
@@ -194,28 +197,44 @@ def _measured(version: Version) -> list[str]:
     """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
     from flashladder.common.results.ladders import Limits
 
-    tables, below = [], _below(version)
-    for gpu, rows in _ladders().groupby("gpu", sort=False):
+    parts, below = [], _below(version)
+    shown, lines_of = _ladders()
+    for gpu, ladder in shown.items():
+        rows = lines_of[lines_of["gpu"] == gpu]
         limits = Limits.of(gpu)
         head = f"{limits.title if limits else gpu}: ratio to FlashAttention-2"
-        lines = [f"| {head} | rung below | this rung | step |", "| --- | ---: | ---: | ---: |"]
+        lines = [f"| {head} | rung below | this rung | step | configuration | registers |"]
+        lines.append("| --- | ---: | ---: | ---: | --- | ---: |")
         found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
         for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
             if (ours := found.get((kind, dtype, version.name))) is None:
                 continue
             lower = found.get((kind, dtype, below.name)) if below else None
-            cells = [_interval(lower) if lower else "", _interval(ours), _step(lower, ours) if lower else ""]
+            is_pair = lower and ours.below == lower.version
+            cells = [_interval(lower) if lower else "", _interval(ours), ladder_tables.step(ours) if is_pair else ""]
+            cells += ["fixed" if kind == "fixed" else ladder_tables.configuration(ours), ladder_tables.registers(ours)]
             lines.append(f"| {title}, {dtype} | {' | '.join(cells)} |")
-        tables += ["\n".join(lines)] if len(lines) > len(("head", "rule")) else []
-    return tables
+        if len(lines) > len(("head", "rule")):
+            parts += ["\n".join(lines), textwrap.fill(_source(ladder, version, below), WIDTH)]
+    return parts
+
+
+def _source(ladder: Ladder, version: Version, below: Version | None) -> str:
+    """Of which run a rung's figures are, or of which runs."""
+    if ladder.is_one_run:
+        return ladder.source
+    names = {version.name, below.name if below else version.name}
+    runs = [run for run in ladder.runs if names & set(ladder.rows[ladder.rows["run"] == run.name]["version"])]
+    return f"From {'; from '.join(map(str, runs))}. A step needs the rounds of one run, which were not kept."
 
 
 @cache
-def _ladders() -> pd.DataFrame:
+def _ladders() -> tuple[dict[str, Ladder], pd.DataFrame]:
     """What results/ holds of the ladder, for all rungs."""
     from flashladder.common.results import ladders
 
-    return ladders.summary(ladders.read(ROOT / "results", []))
+    found = ladders.read(ROOT / "results", [])
+    return found, ladders.summary(found)
 
 
 def _predicted(version: Version) -> list[str]:
@@ -250,15 +269,6 @@ def _for_gpu(code: Code, gpu: GpuDescription) -> dict[str, int]:
 
 def _interval(row: Any) -> str:
     return f"{row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f})"
-
-
-def _step(lower: Any, upper: Any) -> str:
-    """How much faster the upper rung is, with a 95 % interval: both rungs' widths, as logarithms, in quadrature."""
-    step = upper.ratio / lower.ratio
-    down = math.hypot(math.log(upper.ratio / upper.ratio_low), math.log(lower.ratio_high / lower.ratio))
-    up = math.hypot(math.log(upper.ratio_high / upper.ratio), math.log(lower.ratio / lower.ratio_low))
-    low, high = (100 * (step * math.exp(width) - 1) for width in (-down, up))
-    return f"{100 * (step - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[TableRow]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,26 +12,26 @@ import pandas as pd
 
 from flashladder.common import catalog
 from flashladder.common.config import gpu_names, load_gpu
+from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure.statistics import Times, geometric_mean
+from flashladder.common.results.ladder_runs import FIELD, Ladder, Run
 from flashladder.common.results.log import Damage, read_all
 from flashladder.common.results.records import LADDER
+from flashladder.common.results.slowdowns import completed
 from flashladder.common.sass.pipes import tensor_peak, throughput
 
-_ROW = ["version", "kind", "dtype", "seqlen_q"]  # of several measurements of one thing the latest counts
-_LATEST = ("config", "registers", "spill_store_bytes", "spill_load_bytes", "time", "commit", "driver", "torch")
-EMPTY = pd.DataFrame(columns=["gpu", "dtype", "version"])  # of nothing that was measured
+_LATEST = (
+    *("config", "registers", "spill_store_bytes", "spill_load_bytes"),
+    *("run", "time", "commit", "driver", "torch"),
+)
+EMPTY = pd.DataFrame(columns=["gpu", "dtype", "version", "kind"])  # of nothing that was measured
 
 
-def read(folder: Path, damaged: list[Damage]) -> dict[str, pd.DataFrame]:
-    """By GPU: the latest row of each rung, kind of configuration, dtype and length."""
-    return {gpu: _latest(frame) for gpu, frame in read_all(folder, "ladder_*.csv", LADDER, damaged).items()}
-
-
-def _latest(frame: pd.DataFrame) -> pd.DataFrame:
-    """The timed rows, of several of one thing the latest; a rung counts when its own configuration was timed."""
-    timed = frame[frame["time_us"].notna() & frame["ratio"].notna()]
-    rows = timed.drop_duplicates(_ROW, keep="last").sort_values(_ROW, kind="stable")
-    complete = rows.groupby(["dtype", "version"])["kind"].transform(lambda kinds: "own" in set(kinds))
-    return rows[complete.astype(bool)].reset_index(drop=True)
+def read(folder: Path, damaged: list[Damage]) -> dict[str, Ladder]:
+    """By GPU what is shown of its log, of those with figures."""
+    logs = read_all(folder, "ladder_*.csv", LADDER, damaged)
+    found = {gpu: Ladder.of(completed(frame)) for gpu, frame in logs.items()}
+    return {gpu: ladder for gpu, ladder in found.items() if ladder}
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,64 @@ def titles() -> dict[str, str]:
     return {version.name: version.title for rungs in every for version in rungs}
 
 
-def summary(ladders: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """A line for each GPU, dtype, rung and kind of configuration: means over the sequence lengths.
+def field_titles() -> dict[str, str]:
+    """Those of what stands beside the ladder."""
+    references = {reference.name: reference.title for reference in catalog.references()}
+    return {**references, **{baseline.name: baseline.title for baseline in BASELINES.values()}}
+
+
+def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
+    """A line for each GPU, dtype, kind of configuration and rung or kernel of the field: means over the lengths.
 
     tflops is the harmonic mean, ratio the geometric mean with its 95 % interval (the lengths' intervals are
-    independent, so their logarithms add up in quadrature), of_* are per cent, step is against the rung below.
+    independent, so their logarithms add up in quadrature), of_* are per cent. step is against the rung `below`, with
+    its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its distance.
     """
-    names = titles()
-    lines = []
+    names, lines = {**titles(), **field_titles()}, []
     for gpu, ladder in ladders.items():
         limits = Limits.of(gpu)
-        groups = ladder.groupby(["dtype", "version", "kind"], sort=False)
-        for (dtype, version, kind), rows in groups:
-            line = {"gpu": gpu, "dtype": dtype, "rung": catalog.address_of(version), "version": version, "kind": kind}
-            lines.append(line | {"title": names.get(version, version)} | means(rows, limits))
-    return _with_steps(pd.DataFrame(lines).sort_values(["gpu", "dtype", "version"], kind="stable")) if lines else EMPTY
+        for (dtype, kind), group in ladder.rows.groupby(["dtype", "kind"], sort=False):
+            below = None
+            for version, rows in group.groupby("version", sort=True):
+                rung = "" if kind == FIELD else catalog.address_of(version)
+                line = {"gpu": gpu, "dtype": dtype, "rung": rung, "version": version, "kind": kind}
+                line |= {"title": names.get(version, version)} | means(rows, limits)
+                line |= {"chosen_by": rows["chosen_by"].iloc[-1] or "default"}
+                lines.append(line | _step(below, rows) | _again(line, ladder.again))
+                below = None if kind == FIELD else rows
+    order = ["gpu", "dtype", "version"]  # names of the field begin with a letter, so they follow the rungs
+    return pd.DataFrame(lines).sort_values(order, kind="stable").reset_index(drop=True) if lines else EMPTY
 
 
-def _with_steps(summary: pd.DataFrame) -> pd.DataFrame:
-    """Adds what each rung gains on the one below, and whether the two intervals are apart."""
-    below = summary.groupby(["gpu", "dtype", "kind"], sort=False)[["ratio", "ratio_low", "ratio_high"]].shift()
-    apart = (summary["ratio_low"] > below["ratio_high"]) | (summary["ratio_high"] < below["ratio_low"])
-    return summary.assign(step=summary["ratio"] / below["ratio"], step_is_clear=apart).reset_index(drop=True)
+def field(lines: pd.DataFrame) -> pd.DataFrame:
+    """The lines of what stands beside the ladder, the fastest first."""
+    return lines[lines["kind"] == FIELD].sort_values("ratio", ascending=False, kind="stable")
+
+
+def _step(below: pd.DataFrame | None, rows: pd.DataFrame) -> dict[str, Any]:
+    """What a rung gains on the one below; nothing where no run timed both in the same rounds."""
+    pairs = [] if below is None else _pairs(below, rows)
+    if below is None or not pairs:
+        return {"below": "", "step": np.nan, "step_low": np.nan, "step_high": np.nan}
+    step = geometric_mean(pairs)
+    return {"below": below["version"].iloc[0], "step": step.value, "step_low": step.low, "step_high": step.high}
+
+
+def _pairs(below: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[Times, Times]]:
+    """Of each length that one run timed both at, the times of its rounds."""
+    both = below.merge(rows, on=["run", "seqlen_q"], suffixes=("_below", ""))
+    times = [[np.array(row.split(), float) for row in both[name]] for name in ("round_us_below", "round_us")]
+    return [pair for pair in zip(*times, strict=True) if 0 < len(pair[0]) == len(pair[1])]
+
+
+def _again(line: Mapping[str, Any], again: Run | None) -> dict[str, float]:
+    """The same line's ratio in a run on another card."""
+    if again is None:
+        return {"again": np.nan, "gap": np.nan}
+    alike = [again.rows[column] == line[column] for column in ("dtype", "kind", "version")]
+    rows = again.rows[np.logical_and.reduce(alike)]
+    ratio = means(rows, None)["ratio"] if len(rows) else np.nan
+    return {"again": ratio, "gap": ratio / line["ratio"] - 1}
 
 
 def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:

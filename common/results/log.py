@@ -37,6 +37,16 @@ class PositiveFloat(float):
         return number
 
 
+class Share(float):
+    """A part of a whole. ValueError for what is not from 0 to 1."""
+
+    def __new__(cls, value: str) -> Share:
+        number = super().__new__(cls, value)
+        if not 0 <= number <= 1:
+            raise ValueError(f"{value} is not from 0 to 1")
+        return number
+
+
 @dataclass(frozen=True)
 class Schema:
     """The columns of a log, in order, each with the type of its cells; a cell may be empty."""

@@ -19,13 +19,15 @@ from flashladder.common.errors import ConfigError, ToolchainError
 from flashladder.common.measure.baselines import BASELINES
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem import Check, Problem
-from flashladder.common.results.log import Cell, Log, PositiveFloat, Schema
+from flashladder.common.results.log import Cell, Log, PositiveFloat, Schema, Share
+from flashladder.common.results.slowdowns import SLOWDOWN_SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flashladder.common.emulator import Report
     from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.statistics import Times
     from flashladder.common.measure.timing import Measurement
     from flashladder.common.references import Configured
 
@@ -44,12 +46,32 @@ class ConfigText(str):
 
 
 class LadderKind(str):
-    """Which configuration of a rung: its own, or the fixed one. ValueError for another."""
+    """What a row of the ladder is of: a rung in its own or in the fixed configuration, or one of the field beside it.
+
+    ValueError for another.
+    """
 
     def __new__(cls, text: str) -> LadderKind:
-        if text not in ("own", "fixed"):
-            raise ValueError(f"{text!r} is neither own nor fixed")
+        if text not in ("own", "fixed", "field"):
+            raise ValueError(f"{text!r} is none of own, fixed and field")
         return super().__new__(cls, text)
+
+
+class RoundTimes(str):
+    """The time of each round in microseconds, in order, between spaces; empty where they were not kept.
+
+    ValueError where one is no time.
+    """
+
+    def __new__(cls, text: str) -> RoundTimes:
+        for word in text.split():
+            PositiveFloat(word)
+        return super().__new__(cls, text)
+
+    @classmethod
+    def of(cls, times: Times) -> RoundTimes:
+        """Spells the times of `Measurement.times`, to a hundred-thousandth."""
+        return cls(" ".join(f"{time:.5g}" for time in times))
 
 
 _PLACE = {
@@ -101,6 +123,8 @@ _TIMES = {
     "control_high": float,
     "verdict": str,
     "notes": str,
+    "samples": int,  # of all contenders, of which the shares are
+    **dict.fromkeys(SLOWDOWN_SHARES, Share),
 }
 _COUNTERS = {
     "emulated_seconds": float,
@@ -116,8 +140,9 @@ _COUNTERS = {
 
 RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
 BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
-# Kind: own or fixed, as tools/ladder.py says. Chosen_by, of an own one: tuner, or default as in all rows without it.
-LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str})
+# Chosen_by, of an own configuration: tuner, or default as in all rows without it. Round_us: those of one run and
+# problem are of the same rounds, so that any two of them can be paired.
+LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str, "round_us": RoundTimes})
 EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
 # A row has errors, as common/accuracy/deviation.py says, with the bars they are held against; or it has times.
 ACCURACY = Schema(
@@ -294,7 +319,9 @@ def of_measurement(measurement: Measurement, name: str, problem: Problem, baseli
         "control_low": control.low,
         "control_high": control.high,
         "verdict": measurement.verdict(name),
-        "notes": "; ".join(measurement.notes()),
+        "notes": "; ".join(measurement.disturbances()),
+        "samples": len(measurement.samples),
+        **{name: measurement.slowed_by(words) for name, words in SLOWDOWN_SHARES.items()},
     }
 
 
