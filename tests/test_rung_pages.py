@@ -10,7 +10,7 @@ from flashladder.common.paths import VERSIONS
 from flashladder.common.report import evidence, markers, spills
 
 PAGES = sorted(VERSIONS.glob("**/*.md"))
-RUNGS = [version for version in versions() if version.number < "17"]  # the others' pages follow with their kernels
+RUNGS = versions()
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 MADE = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 FIGURE = re.compile(r"(?<![\w.,])(?:[+-]?\d+\.\d %|\d\.\d{3}|\d{1,3}(?:,\d{3})+)(?![\d,]*\d)")

@@ -4,14 +4,14 @@
 
 #include "lazy_softmax.cuh"
 
-// What the 16-bit type of P holds. bf16 has the exponents of fp32: scores may pass their anchor by far. fp16 ends at 2^16.
+// Whether T has the exponents of fp32, as bf16 has. Then scores may pass their anchor by far. fp16 ends at 2^16.
 template <class T>
 constexpr bool is_wide = false;
 template <>
 constexpr bool is_wide<__nv_bfloat16> = true;
 
-// In shared memory: whether a warp has lost a row. A warp tells of block j after it, and all know after the barrier amid
-// block j - 1. By then a quick warp may tell of block j - 1: hence two words, for even and for odd blocks.
+// In shared memory: whether a warp has lost a row. A warp tells of block j when it has finished it. After the barrier
+// of block j - 1 all warps know. A quick warp may by then tell of block j - 1, so even and odd blocks have a word each.
 struct Loss {
     int of_block[2];
 
@@ -24,16 +24,19 @@ struct Loss {
 };
 
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum: an anchor. Where T is wide, blocks after the
-// first may be taken without a look at their scores. After such a block, `settle` looks at the sums. It moves an anchor
-// whose row has grown large. A row that has jumped too far is lost: its P has left the range, and nothing that came before
-// has any weight beside it. Then the CTA begins anew with the block that brought the jump, and from there on it looks for
-// the maxima (`update`).
+// first may be taken without a look at their scores. After such a block, `settle` looks at the sums, and moves the
+// anchor of a row whose sum has grown large. A row that has jumped too far is lost. Its P may have left the range, and
+// what came before has no weight beside it. Then the CTA begins anew with the block of the jump. From there on it looks
+// for the maxima (`update`).
 template <class T, int rows>
 struct AnchoredSoftmax : LazySoftmax<T, rows> {
-    static constexpr float large = 0x1p16f;  // sums from here on move the anchor
-    static constexpr float far = 0x1p42f;    // beside sums from here on, sums below `large` have no weight, to 2^-26
+    static constexpr float large = 0x1p16f;  // a sum that reaches this moves the anchor
+    static constexpr float far = 0x1p42f;    // and here its row is lost: sums below `large` weigh below 2^-26 beside it
 
-    // Part `part` of `parts` of chunk `chunk`, columns 16 * chunk ... of S, becomes an operand of P V.
+    float block_l[rows / 16][2];  // the sums of the block at hand, apart from l as in `exponentiate_apart`
+
+    // Turns one part of a chunk of S into an operand of P V: number `part` of `parts`. Chunk `chunk` has the 16 columns
+    // from 16 * chunk on.
     template <int cols>
     __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int chunk, int part, int parts) {
         constexpr int pairs = rows / 4;  // of a lane's elements in a chunk
@@ -43,19 +46,20 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
             const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
             const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
             const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
-            this->l[b][h] += left;
-            this->l[b][h] += right;
+            block_l[b][h] = chunk == 0 && i / 2 == 0 ? left + right : block_l[b][h] + (left + right);
+            if (chunk == cols / 16 - 1 && i / 2 == 1) this->l[b][h] += block_l[b][h];
             p.block[chunk][b][i] = pack<T>(left, right);
         }
     }
     // A whole block, in place.
     template <int cols>
     __device__ void add(Accumulator<rows, cols> &s) {
-        this->exponentiate(s);
+        this->exponentiate_apart(s);
     }
 
-    // After a block's P V: moves the anchors where a sum has grown large. `stop` is what the CTA knew before (see Loss);
-    // `loss` is told of a lost row. True when the CTA is to stop.
+    // To be called after the P V of a block. If a sum has grown large, it moves the anchors of the warp's rows, and
+    // calls `loss` if a row is lost. `stop` says whether a row was lost in the block before (see Loss). Returns `stop`,
+    // as one value for the whole warp.
     template <int head_dim, class Loss>
     __device__ bool settle(Accumulator<rows, head_dim> &o, bool stop, Loss loss) {
         int largest = 0;  // the bits of a float, which positive floats are ordered by
@@ -81,9 +85,10 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
     }
 };
 
-// Blocks from block `from` down to 0: attend(j, whether it is anchored). Those from `first_anchored` on are anchored, if
-// the softmax can be, and if they are not done anew. Returns the block to begin anew with, or -1; `last` where rows that
-// have not been lost would lose what they have.
+// Calls attend(j, whether the block is anchored) for the blocks from `from` down to 0. Blocks are anchored from
+// `first_anchored` down, if T is wide and the CTA has not begun anew. Returns the block to begin anew with, or -1 if
+// there is none. This is the block of the jump if every row has been lost; else `last`, as rows that have not been lost
+// would lose what they have.
 template <class T, class Softmax, class Attend>
 __device__ inline int attend_down(int from, int first_anchored, bool anew, int last, const Softmax &softmax,
                                   const Loss &loss, Attend attend) {
@@ -102,7 +107,8 @@ __device__ inline int attend_down(int from, int first_anchored, bool anew, int l
     return -1;
 }
 
-// attend_all(from, anew) returns as attend_down does.
+// Calls attend_all(from, anew), which returns what attend_down returns: first from block `last` on, and then as long as
+// there is a block to begin anew with.
 template <class AttendAll>
 __device__ inline void attend_and_again(int last, AttendAll attend_all) {
     int from = last;

@@ -59,15 +59,15 @@ struct SwizzledPanels {
 __device__ inline int accumulator_row() { return lane_index() / 4; }
 __device__ inline int accumulator_col() { return lane_index() % 4 * 2; }
 
-// `count` tiles in shared memory, used in turn: one is read while the next is filled.
+// A ring of `count` tiles in shared memory. One is read while the next one is filled.
 template <int count, int tile_bytes>
 struct TileRing {
-    int tile = 0;  // that is read
+    int tile = 0;  // the one that is read
 
-    // Bytes from there to the next.
+    // Bytes from this tile to the next.
     __device__ int to_next() const { return tile + 1 < count ? tile_bytes : (1 - count) * tile_bytes; }
 
-    // Goes on by one: the addresses of who reads, and of who fills the tile behind.
+    // Moves both addresses on by one tile: `reader` is in the tile that is read, `writer` in the one that is filled.
     __device__ void turn(uint32_t &reader, uint32_t &writer) {
         reader += to_next();
         tile = tile + 1 < count ? tile + 1 : 0;

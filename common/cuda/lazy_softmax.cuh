@@ -2,14 +2,16 @@
 #pragma once
 #include "softmax.cuh"
 
-// A softmax whose m may lie below the row's maximum, so that P may be larger than 1. Then the largest P is no power of two
-// any more: it is rounded when it becomes an operand of P V, and equal ones are all rounded alike. So there are two sums.
-// O is divided by `w`, the sum of P as rounded. The tensor cores take it, as P times a column of ones, so that the weights
-// of a row add up to one. The log-sum-exp needs `l`, the sum of P before it is rounded.
+// A softmax whose m may lie below the row's maximum, so that P may be larger than 1. The largest P is then no power of
+// 2 any more. It is rounded when it becomes an operand of P V, and equal ones are all rounded alike. So there are two
+// sums:
+// - w, the sum of P as rounded. O is divided by w, so that the weights of a row add up to one. The tensor cores take
+//   this sum, as P times a column of ones.
+// - l, the sum of P before it is rounded. The log-sum-exp takes l.
 template <class T, int rows>
 struct WeighedSoftmax : OnlineSoftmax<rows> {
-    float w;                      // of one row: four lanes share up to four rows, and each keeps the w of its own
-    Accumulator<rows, 8> block_w;  // of the block at hand; all columns are alike
+    float w;                       // of one row: four lanes share up to four rows, and each lane keeps the w of one
+    Accumulator<rows, 8> block_w;  // of the current block; all columns are alike
 
     template <int head_dim>
     __device__ void clear(Accumulator<rows, head_dim> &o) {
@@ -18,7 +20,7 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
         o.clear();
     }
 
-    // Adds k-step `step` of P to the weights; the block's last step closes the block.
+    // Adds k-step `step` of P to block_w. The last step of a block adds block_w to w.
     template <int cols>
     __device__ void weigh(const HeldA<rows, cols> &p, int step) {
         const uint32_t ones = pack<T>(1.0f, 1.0f);
@@ -28,7 +30,7 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
         if (step == cols / 16 - 1) w += own([&](int b, int h) { return block_w.block[b][0][2 * h]; });
     }
 
-    // O /= w, with one reciprocal a row. A row that has seen no key becomes 0, whatever is in V.
+    // O /= w, with one reciprocal per row. A row that has seen no key becomes 0, whatever is in V.
     template <int head_dim>
     __device__ void finish(Accumulator<rows, head_dim> &o) {
         this->each_row([&](int b, int h) {
@@ -39,10 +41,23 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     }
 
   protected:
+    // As `exponentiate`, but the block's sums are taken apart and then added to l. In a long row of equal weights l would
+    // otherwise drift: each addition is rounded, and always to the same side.
+    template <int cols>
+    __device__ void exponentiate_apart(Accumulator<rows, cols> &s) {
+        float before[rows / 16][2];
+        this->each_row([&](int b, int h) {
+            before[b][h] = this->l[b][h];
+            this->l[b][h] = 0.0f;
+        });
+        this->exponentiate(s);
+        this->each_row([&](int b, int h) { this->l[b][h] += before[b][h]; });
+    }
+
     // Which of the four lanes keeps the w of row (b, h).
     __device__ static constexpr int owner(int b, int h) { return 2 * b + h; }
 
-    // The value for the lane's own row.
+    // value(b, h) of the row whose w the lane keeps.
     template <class Value>
     __device__ static float own(Value value) {
         static_assert(rows <= 32, "no more rows than lanes that share them");
@@ -71,8 +86,8 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
 // How far a score may pass m, in log2, before m is raised. P stays below 2^15: fp16 ends at 2^16.
 constexpr float tolerance = 15.0f;
 
-// Raises m only when a score has passed it by the tolerance; until then O needs no rescaling. One vote a warp and block,
-// no shuffles. (FlashAttention-4's conditional rescaling.)
+// Raises m only when a score has passed it by more than the tolerance. Until then O needs no rescaling. This takes one
+// vote per warp and block, and no shuffles. (FlashAttention-4's conditional rescaling.)
 template <class T, int rows>
 struct LazySoftmax : WeighedSoftmax<T, rows> {
     template <int cols, int head_dim>
@@ -85,6 +100,6 @@ struct LazySoftmax : WeighedSoftmax<T, rows> {
         });
         if (__any_sync(0xffffffff, passed))
             this->each_row([&](int b, int h) { this->raise(fmaxf(this->m[b][h], quad_max(highest[b][h])), o, b, h); });
-        this->exponentiate(s);
+        this->exponentiate_apart(s);
     }
 };

@@ -4,9 +4,9 @@
 
 #include "anchored_softmax.cuh"
 
-// Until a row has been shown a score that is not hidden, m is the lowest finite number, for which hidden scores, -inf, are
-// exponentials of 0, and which the first other score raises. A row that sees no key ends with O = 0 and a log-sum-exp of
-// -inf.
+// A hidden score is -inf. Until a row has been shown another score, its m is the lowest finite number: hidden scores
+// then weigh 0, and no NaN arises. The first score that is not hidden raises m. A row that sees no key ends with O = 0
+// and a log-sum-exp of -inf.
 template <class T, int rows>
 struct MaskedSoftmax : AnchoredSoftmax<T, rows> {
     template <int head_dim>

@@ -3,9 +3,9 @@
 #include "layout.cuh"
 #include "ptx.cuh"
 
-// Takes the blocks from the last to the first and each from its last rows to its first, 16 bytes a lane, so that one
-// pointer into each tensor runs backwards through it. A thread's rows are a multiple of 8 apart and so have the same
-// swizzle: one address in shared memory, and constants from there.
+// Copies the blocks from the last to the first, and each block from its last rows to its first, 16 bytes per lane. So
+// one pointer into each tensor runs backwards through it. The rows of one thread are a multiple of 8 apart, so all have
+// the same swizzle. They need one address in shared memory, and constants from there.
 template <class Tile, int num_warps, class T>
 struct StageCopier {
     static constexpr int chunk = 16 / sizeof(T);
@@ -23,14 +23,14 @@ struct StageCopier {
         to_v = shared_address(shared_v + Tile::offset(row(), col()));
         row_stride = row_stride_;
     }
-    // Copies block `block` whole, to so many bytes from where the next block is to lie; the one before it is then the next.
+    // Copies block `block` whole, to so many bytes from where the next block is to lie. The next is then block - 1.
     __device__ void copy_block(const T *k_, const T *v_, int block, int k_shift, int v_shift) {
         const long long offset = ((block + 1LL) * Tile::rows - rows_per_step + row()) * row_stride + col();
         k = k_ + offset;
         v = v_ + offset;
         copy<1>(0, k_shift, v_shift);
     }
-    // Piece `piece` of the next block, one of `pieces`.
+    // Copies piece number `piece` of the next block, which has `pieces` of them.
     template <int pieces>
     __device__ void copy(int piece, int k_shift = 0, int v_shift = 0) {
         constexpr int count = steps / pieces;

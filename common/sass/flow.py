@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from flashladder.common.sass.instruction import BYTES, SassInstruction
 from flashladder.common.sass.opcodes import mma_flops
@@ -58,7 +59,7 @@ class Graph:
 
     def loops(self) -> list[Loop]:
         """All natural loops, in the order of their heads."""
-        dominators = self._dominators()
+        dominators = self._dominators
         bodies: dict[int, set[int]] = {}
         for tail, block in enumerate(self.blocks):
             for head in block.successors:
@@ -74,7 +75,8 @@ class Graph:
         """The instructions of the loop over K and V; empty where there is no loop.
 
         It is the innermost loop with the most tensor-core work (without any: the most FFMA). Of equals, one that copies
-        from global memory goes before one that does not, and the shorter, the unmasked one, before the longer.
+        from global memory goes before one that does not, and the shorter, the unmasked one, before the longer. They are
+        compared without the branches that are seldom taken (`usual_loop`).
         """
         loop = self._main()
         return self.body(loop) if loop else []
@@ -82,12 +84,8 @@ class Graph:
     def usual_loop(self) -> list[SassInstruction]:
         """The same without the branches around neither copies nor products: those rescale what seldom needs it, or hide
         what a mask seldom hides."""
-        if (loop := self._main()) is None:
-            return []
-        dominators = self._dominators()
-        always = set.intersection(*(dominators[n] for n in loop.blocks if loop.head in self.blocks[n].successors))
-        seldom = {n for n in loop.blocks - always if not any(map(_is_work, self.blocks[n].instructions))}
-        return self.body(Loop(loop.head, loop.blocks - seldom))
+        loop = self._main()
+        return self.body(self._usual(loop)) if loop else []
 
     def _main(self) -> Loop | None:
         bodies = {loop: self.body(loop) for loop in self.loops()}
@@ -96,8 +94,17 @@ class Graph:
             work = {loop: sum(i.base == "FFMA" for i in body) for loop, body in bodies.items()}
         innermost = [loop for loop in bodies if not any(work[inner] for inner in bodies if inner < loop)]
         copies = {loop: any(i.base in _COPIES for i in bodies[loop]) for loop in innermost}
-        return max(innermost, key=lambda loop: (work[loop], copies[loop], -len(bodies[loop])), default=None)
+        usual = {loop: len(self.body(self._usual(loop))) for loop in innermost}
+        return max(innermost, key=lambda loop: (work[loop], copies[loop], -usual[loop]), default=None)
 
+    def _usual(self, loop: Loop) -> Loop:
+        """The loop without its blocks that some rounds leave out, and that neither copy nor multiply."""
+        dominators = self._dominators
+        always = set.intersection(*(dominators[n] for n in loop.blocks if loop.head in self.blocks[n].successors))
+        seldom = {n for n in loop.blocks - always if not any(map(_is_work, self.blocks[n].instructions))}
+        return Loop(loop.head, loop.blocks - seldom)
+
+    @cached_property
     def _dominators(self) -> list[set[int]]:
         """For every block, the blocks that every way to it passes."""
         everything = set(range(len(self.blocks)))

@@ -1,4 +1,4 @@
-// Rung 16 with O rescaled only when a maximum has grown by more than 2^8.
+// Rung 16 with O rescaled only when a maximum has grown by more than 2^15.
 #include "block.cuh"
 #include "config.cuh"
 #include "gemm.cuh"

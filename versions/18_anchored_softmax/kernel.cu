@@ -1,5 +1,5 @@
-// Rung 17 with no maximum on the way: the exponentials are anchored to the first block's, and the sums tell whether
-// that still holds. Where it does not, the CTA computes its tile again with every maximum.
+// Rung 17 with no maximum on the way, in bf16: the exponentials are anchored to the first block's, and the sums tell
+// whether that still holds. Where a row has jumped too far, the CTA begins anew, with maxima from there on.
 #include "anchored_softmax.cuh"
 #include "block.cuh"
 #include "config.cuh"

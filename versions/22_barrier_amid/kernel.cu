@@ -1,5 +1,5 @@
-// Rung 21 with the barrier amid P V, where every warp has other work left: with a third tile of V, what a barrier sets
-// free and what it brings are both for later, and the first fragments of the next product are fetched before this one ends.
+// Rung 21 with the barrier amid P V, where every warp has other work left. That takes a third tile of V. The first
+// fragments of each product are fetched before the product before it ends.
 #include "anchored_softmax.cuh"
 #include "block.cuh"
 #include "config.cuh"

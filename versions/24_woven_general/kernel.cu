@@ -1,5 +1,5 @@
 // Rung 23 with the loop of rung 22 for the blocks that every row sees whole. The others come first, in parts of a few
-// keys: a warp leaves out the parts that it sees nothing of, and what a mask needs finds room in the registers.
+// keys. A warp leaves out the parts that it sees nothing of, and the registers have room for what a mask needs.
 #include "config.cuh"
 #include "gemm.cuh"
 #include "mask.cuh"
