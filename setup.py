@@ -24,6 +24,7 @@ setup(
         "matplotlib",
         "jinja2",
         "PyYAML",
+        "pydantic>=2",
         "rich",
         "ninja",
         "nvidia-ml-py",

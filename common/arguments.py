@@ -107,7 +107,7 @@ def config_values(tokens: Sequence[str]) -> dict[str, Value]:
     return parse_values(",".join(tokens))
 
 
-def problem(arguments: argparse.Namespace, **defaults: int | str) -> Problem:
+def problem(arguments: argparse.Namespace, operation: str = "forward", **defaults: int | str) -> Problem:
     """The problem of the options, with defaults for what was not given; UnsupportedProblemError if it is none."""
     from flashladder.common.problem import Problem
 
@@ -123,10 +123,10 @@ def problem(arguments: argparse.Namespace, **defaults: int | str) -> Problem:
         "family": arguments.family,
     }
     chosen = defaults | {name: value for name, value in given.items() if value is not None}
-    return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout)
+    return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout, operation=operation)
 
 
-def shapes(arguments: argparse.Namespace) -> list[Problem]:
+def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Problem]:
     """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for wrong lengths."""
     from flashladder.common.problem import Problem
 
@@ -141,6 +141,7 @@ def shapes(arguments: argparse.Namespace) -> list[Problem]:
             causal=causal,
             seed=arguments.seed,
             family=arguments.family,
+            operation=operation,
         )
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for seqlen in lengths(arguments.seqlens)

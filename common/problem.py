@@ -1,26 +1,25 @@
-"""An attention problem: its shape, seeded inputs in guarded memory, the exact answer, and the verdict on an output."""
+"""A problem: what is asked for, seeded inputs in guarded memory, the exact answer, and the verdict on an output."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 
-from flashladder.common.buffers import Buffer, View, contiguous, poison, unwritten
+from flashladder.common.buffers import Buffer, poison, unwritten
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.families import FAMILIES, NORMAL
+from flashladder.common.families import NORMAL
+from flashladder.common.operations import OPERATIONS, Operation
+from flashladder.common.operations.operation import DTYPES
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LSE = "lse"
 LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
 _FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
-_SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 _SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
-_TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,16 @@ class Problem:
     softmax_scale: float = None  # type: ignore[assignment]
     seed: int = 0
     layout: str = "bshd"
-    family: str = NORMAL  # of inputs: one of FAMILIES
+    family: str = NORMAL  # of inputs: one of the operation's
+    operation: str = "forward"
 
     def __post_init__(self) -> None:
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
             self._require_positive(name)
-        for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("family", FAMILIES)):
-            if getattr(self, name) not in known:
-                raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
-        scale_of = FAMILIES[self.family].softmax_scale
-        scale = scale_of(DTYPES[self.dtype]) if scale_of else self.head_dim**-0.5
+        for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("operation", OPERATIONS)):
+            self._require_known(name, known)
+        self._require_known("family", self.asked.families)
+        scale = self.asked.default_scale(self)
         defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "softmax_scale": scale}
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -75,17 +74,23 @@ class Problem:
                 f"layout=qkv packs q, k and v row by row: seqlen_q={self.seqlen_q} must equal seqlen_k={self.seqlen_k}"
             )
 
+    def _require_known(self, name: str, known: Collection[str]) -> None:
+        if getattr(self, name) not in known:
+            raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
+
     def _require_positive(self, name: str) -> None:
         if getattr(self, name) < 1:
             raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be at least 1")
 
     @property
+    def asked(self) -> Operation:
+        """What is to be computed."""
+        return OPERATIONS[self.operation]
+
+    @property
     def flops(self) -> float:
-        """The two matrix products' operations over the keys that are seen; a causal square counts half."""
-        rows, keys = self.seqlen_q, float(self.seqlen_k)
-        if self.causal:
-            rows, keys = min(rows, self.seqlen_k), (max(0, self.seqlen_k - self.seqlen_q) + self.seqlen_k) / 2
-        return 4.0 * self.batch * self.num_heads * rows * keys * self.head_dim
+        """The operations of its matrix products."""
+        return self.asked.flops(self)
 
     @property
     def name(self) -> str:
@@ -99,146 +104,81 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Inputs and outputs of one problem, (batch, seqlen, heads, head_dim); lse (batch, heads, seqlen_q), fp32."""
+    """Inputs and outputs of one problem, each an attribute: `tensors.q`. An output may be left out."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    o: torch.Tensor
-    lse: torch.Tensor
-    buffers: tuple[Buffer, ...]
+    by_name: Mapping[str, torch.Tensor]
+    operation: Operation = OPERATIONS["forward"]
+    buffers: tuple[Buffer, ...] = ()
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name in (tensors := self.__dict__.get("by_name", {})):
+            return tensors[name]
+        raise AttributeError(f"the operation has no tensor {name}")
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """The outputs by their names."""
+        return {name: self.by_name[name] for name in self.operation.outputs if name in self.by_name}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first input is."""
+        return self.by_name[self.operation.inputs[0]].device
 
     def poison(self) -> None:
         """Fill the outputs with a NaN; to be called before each run that is verified."""
-        poison(self.o)
-        poison(self.lse)
+        for output in self.outputs.values():
+            poison(output)
 
 
 def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
-    """q, k and v of the problem's family for its seed, in its layout, and poisoned outputs, all in guarded memory.
+    """Inputs of the problem's family for its seed, in its layout, and poisoned outputs, all in guarded memory.
 
     One seed gives the same numbers in every layout and, up to 2^25 elements, on every device.
     """
     tensors = allocate(problem, device)
-    large = sum(tensor.numel() for tensor in (tensors.q, tensors.k, tensors.v)) > _CPU_DRAW_LIMIT
-    draw(problem, tensors.q, tensors.k, tensors.v, device if large else "cpu")
+    large = sum(tensors.by_name[name].numel() for name in problem.asked.inputs) > _CPU_DRAW_LIMIT
+    draw(problem, tensors.by_name, device if large else "cpu")
     return tensors
 
 
 def allocate(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
     """The same with inputs that are still to be drawn."""
-    buffers = [
-        Buffer(views, torch.float32 if "lse" in views else DTYPES[problem.dtype], device)
-        for views in _buffer_views(problem)
-    ]
+    asked = problem.asked
+    buffers = [Buffer(views, asked.dtype(problem, next(iter(views))), device) for views in asked.views(problem)]
     views = {name: view for buffer in buffers for name, view in buffer.views.items()}
-    tensors = Tensors(**views, buffers=tuple(buffers))
+    tensors = Tensors(views, asked, tuple(buffers))
     tensors.poison()
     return tensors
 
 
-def draw(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device: torch.device | str = "cpu"
-) -> None:
-    """Fills q, k and v with the inputs of the problem, whose numbers are drawn on the device."""
-    generator = torch.Generator(device=device).manual_seed(problem.seed)
-    FAMILIES[problem.family].draw(q, k, v, problem.softmax_scale, generator)
-
-
-def _buffer_views(problem: Problem) -> list[dict[str, View]]:
-    """What shares a buffer, and where in it."""
-    p = problem
-    q, k = (p.batch, p.seqlen_q, p.num_heads, p.head_dim), (p.batch, p.seqlen_k, p.num_heads_k, p.head_dim)
-    lse = {"lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
-    if p.layout != "qkv":
-        return [{name: _view(p.layout, shape)} for name, shape in zip("qkvo", (q, k, k, q), strict=True)] + [lse]
-    strides = contiguous(p.batch, p.seqlen_q, p.num_heads + 2 * p.num_heads_k, p.head_dim).strides
-    first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
-    packed = {name: View(q if name == "q" else k, strides, head * p.head_dim) for name, head in first_heads.items()}
-    return [packed, {"o": contiguous(*q)}, lse]
-
-
-def _view(layout: str, shape: tuple[int, int, int, int]) -> View:
-    batch, seqlen, heads, head_dim = shape
-    if layout == "bhsd":
-        by_batch, by_head, by_row, _ = contiguous(batch, heads, seqlen, head_dim).strides
-        return View(shape, (by_batch, by_row, by_head, 1))
-    if layout == "padded":
-        return View(shape, contiguous(batch, seqlen + 3, heads + 1, head_dim + 8).strides)
-    return contiguous(*shape)
+def draw(problem: Problem, tensors: Mapping[str, torch.Tensor], device: torch.device | str = "cpu") -> None:
+    """Fills the inputs among the tensors with those of the problem, whose numbers are drawn on the device."""
+    problem.asked.draw(problem, tensors, torch.Generator(device=device).manual_seed(problem.seed))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The exact output, and how far a kernel may be from it."""
+    """The exact outputs, and how far a kernel may be from each."""
 
-    o: torch.Tensor
-    lse: torch.Tensor
-    tolerance: float
-    lse_tolerance: float
+    exact: dict[str, torch.Tensor]
+    tolerances: dict[str, float]
 
 
 def expect(problem: Problem, tensors: Tensors) -> Expected:
-    """The exact answer: in fp64 (fp32 for large problems on a GPU), with FlashAttention's tolerance rule.
-
-    An output may be twice as far from the exact answer as 16-bit torch is; lse as far as fp32 arithmetic goes.
-    """
-    large = tensors.q.is_cuda and problem.flops > _FP64_LIMIT
-    exact, lse = attention(problem, tensors, torch.float32 if large else torch.float64)
-    rounded, _ = attention(problem, tensors, DTYPES[problem.dtype])
-    largest_lse = float(lse[lse.isfinite()].abs().max()) if lse.isfinite().any() else 0.0
-    return Expected(
-        o=exact,
-        lse=lse,
-        tolerance=2 * float((rounded - exact).abs().max()) + _TINY,
-        lse_tolerance=1e-5 * (1 + largest_lse),
-    )
-
-
-def attention(problem: Problem, tensors: Tensors, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Textbook attention with every intermediate in `dtype`: o like q, and lse; rows that see no key get 0 and -inf."""
-    p = problem
-    o = torch.empty(tensors.q.shape, dtype=dtype, device=tensors.q.device)
-    lse = torch.empty(tensors.lse.shape, dtype=dtype, device=tensors.q.device)
-    rows = max(1, _SCORES_LIMIT // (p.num_heads * p.seqlen_k))
-    with _full_precision_matmul():
-        for batch in range(p.batch):
-            q = tensors.q[batch].transpose(0, 1).to(dtype) * p.softmax_scale
-            k, v = (
-                tensor[batch].transpose(0, 1).to(dtype).repeat_interleave(p.num_heads // p.num_heads_k, 0)
-                for tensor in (tensors.k, tensors.v)
-            )
-            for begin in range(0, p.seqlen_q, rows):
-                block = slice(begin, min(begin + rows, p.seqlen_q))
-                scores = q[:, block] @ k.transpose(1, 2)
-                if p.causal:
-                    scores.masked_fill_(_hidden(p, block, scores.device), -math.inf)
-                lse[batch, :, block] = scores.logsumexp(-1)
-                probabilities = scores.softmax(-1).masked_fill_(lse[batch, :, block, None] == -math.inf, 0)
-                o[batch, block] = (probabilities @ v).transpose(0, 1)
-    return o, lse
-
-
-def _hidden(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:
-    """Which keys each of the rows does not see under a causal mask: (rows, seqlen_k)."""
-    last_seen = torch.arange(rows.start, rows.stop, device=device) + problem.seqlen_k - problem.seqlen_q
-    return torch.arange(problem.seqlen_k, device=device) > last_seen[:, None]
-
-
-@contextlib.contextmanager
-def _full_precision_matmul() -> Iterator[None]:
-    """No TF32, whatever the process has set."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+    """The exact answer, in fp64 (fp32 for large problems on a GPU), and the operation's tolerances."""
+    large = tensors.device.type == "cuda" and problem.flops > _FP64_LIMIT
+    exact = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
+    rounded = problem.asked.compute(problem, tensors.by_name, DTYPES[problem.dtype])
+    return Expected(exact, {name: problem.asked.tolerance(name, exact[name], rounded[name]) for name in exact})
 
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one run: the largest errors, and in words everything that is wrong."""
+    """The verdict on one run: the largest errors, and in words everything that is wrong.
+
+    The error is that of the output which comes nearest to its tolerance; lse has one of its own.
+    """
 
     max_error: float
     tolerance: float
@@ -257,12 +197,19 @@ class Check:
             raise VerificationError(f"{what} is wrong:\n  " + "\n  ".join(self.faults))
 
 
-def verify(expected: Expected, o: torch.Tensor, lse: torch.Tensor | None, buffers: tuple[Buffer, ...] = ()) -> Check:
-    """Compare an output with the exact answer, look for what was not written, and at the canaries of `buffers`."""
+def verify(expected: Expected, outputs: Mapping[str, torch.Tensor], buffers: tuple[Buffer, ...] = ()) -> Check:
+    """Compare outputs with the reference, look for what was not written, and at the canaries of `buffers`.
+
+    Outputs that were left out are not compared.
+    """
     faults = [damage for buffer in buffers if (damage := buffer.damage())]
-    max_error = _compare("o", o, expected.o, expected.tolerance, faults)
-    lse_error = 0.0 if lse is None else _compare("lse", lse, expected.lse, expected.lse_tolerance, faults)
-    return Check(max_error, expected.tolerance, lse_error, expected.lse_tolerance, tuple(faults))
+    errors = {
+        name: _compare(name, output, expected.exact[name], expected.tolerances[name], faults)
+        for name, output in outputs.items()
+    }
+    main = max((name for name in errors if name != LSE), key=lambda name: errors[name] / expected.tolerances[name])
+    lse_tolerance = expected.tolerances.get(LSE, 0.0)
+    return Check(errors[main], expected.tolerances[main], errors.get(LSE, 0.0), lse_tolerance, tuple(faults))
 
 
 def _compare(name: str, given: torch.Tensor, exact: torch.Tensor, tolerance: float, faults: list[str]) -> float:

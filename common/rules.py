@@ -1,53 +1,81 @@
-"""A rule over configuration fields: an expression that must hold, and why."""
+"""Arithmetic as text: a rule over configuration fields and why it holds, or a size that depends on the problem."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
+from typing import Any
 
 from flashladder.common.errors import ConfigError
 
-# What an expression may be made of: arithmetic, comparison and logic over names and constants; no calls, no attributes.
+# What an expression may be made of: arithmetic, comparison and logic over names and constants; no attributes.
 ALLOWED_NODES = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
     ast.FloorDiv, ast.Mod, ast.BitAnd, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In,
-    ast.NotIn, ast.Tuple, ast.IfExp, ast.Name, ast.Load, ast.Constant,
+    ast.NotIn, ast.Tuple, ast.IfExp, ast.Name, ast.Load, ast.Constant, ast.Call,
 )  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., int]] = {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 
 
 @dataclass(frozen=True)
-class Rule:
-    """`require` is a Python expression over field names; `why` completes "because ..."."""
+class Expression:
+    """A Python expression over names, whose value anybody may ask for: it can do nothing but reckon.
 
-    require: str
-    why: str
+    `cdiv(a, b)` is a / b, rounded up. ConfigError, naming `what` it is, where it is made of anything else.
+    """
+
+    text: str
+    what: str = "expression"
 
     @cached_property
     def _tree(self) -> ast.Expression:
         try:
-            tree = ast.parse(self.require, mode="eval")
+            tree = ast.parse(self.text.strip(), mode="eval")
         except SyntaxError as error:
-            raise ConfigError(f"the rule {self.require!r} is not a Python expression: {error.msg}") from None
+            raise ConfigError(f"the {self.what} {self.text!r} is not a Python expression: {error.msg}") from None
         for node in ast.walk(tree):
-            if not isinstance(node, ALLOWED_NODES):
+            is_unknown_call = isinstance(node, ast.Call) and getattr(node.func, "id", None) not in FUNCTIONS
+            if is_unknown_call or not isinstance(node, ALLOWED_NODES):
                 raise ConfigError(
-                    f"the rule {self.require!r} contains {type(node).__name__}; rules may use field names, constants, "
-                    "arithmetic, comparisons, and/or/not"
+                    f"the {self.what} {self.text!r} contains {type(node).__name__}; it may use names, constants, "
+                    f"arithmetic, comparisons, and/or/not, {', '.join(FUNCTIONS)}"
                 )
         return tree
 
     @cached_property
     def _code(self) -> CodeType:
-        return compile(self._tree, "<rule>", "eval")
+        return compile(self._tree, f"<{self.what}>", "eval")
 
     @cached_property
     def names(self) -> frozenset[str]:
+        """The names that it reads."""
+        return frozenset(node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
+
+    def value(self, values: Mapping[str, object]) -> Any:
+        """What it comes to. ConfigError for a name that has no value."""
+        if unknown := self.names - values.keys():
+            known = ", ".join(sorted(values))
+            raise ConfigError(f"the {self.what} {self.text!r} reads {', '.join(sorted(unknown))}; there are {known}")
+        return eval(self._code, {"__builtins__": {}}, {**FUNCTIONS, **values})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`require` is an expression over field names; `why` completes "because ..."."""
+
+    require: str
+    why: str
+
+    @cached_property
+    def _expression(self) -> Expression:
+        return Expression(self.require, "rule")
+
+    @property
+    def names(self) -> frozenset[str]:
         """The fields that the expression reads."""
-        return frozenset(node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name))
+        return self._expression.names
 
     def holds(self, values: Mapping[str, object]) -> bool:
         """Whether the expression is true; a rule about a field that is not among `values` does not apply."""
-        if not self.names <= values.keys():
-            return True
-        return bool(eval(self._code, {"__builtins__": {}}, dict(values)))
+        return not self.names <= values.keys() or bool(self._expression.value(values))

@@ -16,8 +16,9 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.families import FAMILIES
 from flashladder.common.families.sketch import Sketch, heads_first
 from flashladder.common.measure.entrants import Entrant
+from flashladder.common.operations.forward import attention
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import DTYPES, Problem, allocate, attention, make_inputs
+from flashladder.common.problem import DTYPES, Problem, allocate, make_inputs
 from flashladder.common.report import markers
 from flashladder.common.results import records
 from flashladder.common.results.log import Log
@@ -100,7 +101,7 @@ def test_scores_are_as_designed(dtype):
 @pytest.mark.parametrize("family", ["one_hot", "huge_scores"])
 def test_one_hot_rows_are_rows_of_v(family, dtype):
     problem, tensors = drawn(family, dtype=dtype)
-    o, _ = attention(problem, tensors, torch.float64)
+    o, _ = attention(problem, tensors.by_name, torch.float64)
     chosen = scores_of(problem, tensors)[0].argmax(-1)
     assert torch.equal(o[0, :, 0].to(DTYPES[dtype]), tensors.v[0, chosen, 0])
     assert len(chosen.unique()) == len(chosen)
@@ -170,7 +171,7 @@ def test_an_ulp_is_the_way_to_the_next_number(number, dtype):
 def test_the_yardstick_is_attention():
     problem, tensors = drawn("falling_steeply", num_heads=2, num_heads_k=1, seqlen_k=100)
     o, lse = yardstick.run(problem, tensors)
-    exact, exact_lse = attention(problem, tensors, torch.float64)
+    exact, exact_lse = attention(problem, tensors.by_name, torch.float64)
     torch.testing.assert_close(o.double(), exact, rtol=0.01, atol=0)
     torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-6, atol=1e-5)
 

@@ -27,14 +27,14 @@ def version(request):
 
 
 def missed_bars(version, dtype, **options):
-    official = [baselines.find(baselines.OFFICIAL)]
+    official = [baselines.official("forward")]
     place = target.resolve("gpu", None)
     version.check_arch(place.arch)
     asked = study.Study([Entrant(version.number, version, {})], place, official, dtypes=(dtype,), **options)
     found = [row for rows in study.rows(asked) for row in rows]
     ours = [row for row in found if row["version"] == version.name]
     assert len(ours) == len(asked.families) * len(asked.lengths)
-    assert {row["yardstick"] for row in ours} == {baselines.OFFICIAL}
+    assert {row["yardstick"] for row in ours} == {baselines.official("forward").name}
     return {(row["family"], row["seqlen_k"]): row["missed"] for row in ours if row["verdict"] == study.MISSED}
 
 

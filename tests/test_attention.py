@@ -39,8 +39,8 @@ def test_it_is_attention(problem, device):
     o, lse = attention(*inputs, causal=problem.causal, softmax_scale=scale, return_lse=True)
     expected = expect(problem, tensors)
     assert (o.shape, o.dtype, lse.dtype) == (tensors.q.shape, tensors.q.dtype, torch.float32)
-    assert (o - expected.o).abs().max() <= expected.tolerance
-    torch.testing.assert_close(lse.double(), expected.lse.double(), rtol=0, atol=expected.lse_tolerance)
+    assert (o - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
+    torch.testing.assert_close(lse.double(), expected.exact["lse"].double(), rtol=0, atol=expected.tolerances["lse"])
     assert torch.equal(attention(*inputs, causal=problem.causal, softmax_scale=scale), o)
 
 
@@ -48,7 +48,8 @@ def test_any_rung_that_takes_the_problem(device):
     problem = Problem(seqlen_q=128, num_heads=2)
     tensors, inputs = qkv(problem, device)
     o = flashladder.attention(*inputs, version="02")
-    assert (o - expect(problem, tensors).o).abs().max() <= expect(problem, tensors).tolerance
+    expected = expect(problem, tensors)
+    assert (o - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
 
 
 def test_torch_sees_through_it(device):
@@ -70,7 +71,7 @@ def test_what_it_cannot_do_is_said(device):
         ((q, k, v.detach().requires_grad_()), {}, "want a gradient, and kernels compute none"),
         ((q.float(), k, v), {}, "q is torch.float32; kernels take torch.bfloat16, torch.float16"),
         ((q[0], k, v), {}, r"q has shape \(64, 1, 64\); it should be \(batch, seqlen, heads, head_dim\)"),
-        ((q, k, v[:, :32]), {}, r"v has shape \(1, 32, 1, 64\); with this q and k it is \(1, 64, 1, 64\)"),
+        ((q, k, v[:, :32]), {}, r"v is \(1, 32, 1, 64\) .*; with the other tensors it is \(1, 64, 1, 64\)"),
         ((q[..., :40], k[..., :40], v[..., :40]), {}, "takes head_dim 128, 64, 96, 256, not 40"),
         ((q, k, v), {"version": "16"}, "nearest rung that takes the problem is"),
         ((q, k, v), {"softmax_scale": -1.0}, "softmax_scale=-1.0"),

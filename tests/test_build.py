@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
-from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one, ninja
+from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
 from flashladder.common.build import compile as build_module
-from flashladder.common.build.artifact import _launch_info, _resources
+from flashladder.common.build.artifact import _resources
 from flashladder.common.build.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import ROOT
@@ -140,12 +140,12 @@ def test_local_memory_fails_the_build_unless_the_rung_allows_it(tmp_path):
     tolerant = make_rung(tmp_path, body=LOCAL_ARRAY, yaml=VERSION_YAML + "local_memory: true\n")
     artifact = build_one(tolerant, tolerant.config(), ARCH)
     assert artifact.cached, "the artifact itself is fine"
-    assert artifact.stack_bytes == artifact.local_bytes == 96
+    assert artifact.main.stack_bytes == artifact.local_bytes == 96
 
 
-def test_kernel_without_launch_info_is_refused(tmp_path):
+def test_kernel_that_declares_no_launch_is_refused(tmp_path):
     version = make_rung(tmp_path, kernel=re.sub(r"FLASHLADDER_LAUNCH.*\n", "", KERNEL))
-    with pytest.raises(BuildError, match="declares no launch_info; put FLASHLADDER_LAUNCH"):
+    with pytest.raises(BuildError, match="declares no launch; put FLASHLADDER_LAUNCH"):
         build_one(version, version.config(), ARCH)
 
 
@@ -261,12 +261,13 @@ def test_killed_build_leaves_nothing_broken(tmp_path, cache):
 @pytest.mark.parametrize(
     "ptx",
     [
-        ".const .align 4 .b8 launch_info[20] = {128, 0, 0, 0, 0, 192, 0, 0, 64, 0, 0, 0, 32, 0, 0, 0, 160};",
-        ".const .align 4 .u32 launch_info[5] = {128, 49152, 64, 32, 160};",
+        ".const .align 4 .b8 launch_main[20] = {128, 0, 0, 0, 0, 192, 0, 0, 64, 0, 0, 0, 32, 0, 0, 0, 160};",
+        ".const .align 4 .u32 launch_main[5] = {128, 49152, 64, 32, 160};",
     ],
 )
-def test_launch_info_is_read_from_bytes_and_words(ptx):
-    assert _launch_info(f"// header\n{ptx}\n") == LaunchInfo(128, 49152, 64, 32, 160)
+def test_a_launch_is_read_from_bytes_and_words(ptx):
+    declared = declaration.read(f"// header\n{ptx}\n")
+    assert declared.launches == {"main": LaunchInfo(128, 49152, 64, 32, 160)}
 
 
 def test_resources_are_read_from_the_log_of_ptxas():
@@ -275,7 +276,7 @@ ptxas info    : Function properties for attention_forward
     40 bytes stack frame, 44 bytes spill stores, 24 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack size, 592 bytes cmem[0]"""
     resources = {"registers": 255, "stack_bytes": 40, "spill_store_bytes": 44, "spill_load_bytes": 24}
-    assert _resources(log) == resources
+    assert _resources(log, "attention_forward") == resources
 
 
 def _not_sources(folder, names):

@@ -1,9 +1,11 @@
 import pytest
 from tiny_ladder import VERSION_YAML, make_rung
 
+from flashladder.common import catalog
 from flashladder.common.catalog import find, nearest, versions
 from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.operations import OPERATIONS
 from flashladder.common.problem import Problem
 
 
@@ -104,9 +106,13 @@ def test_space_is_every_valid_config(tiny):
         ("causal: false", "masks: false", "unknown key masks; the keys here are causal, dtype"),
         ("num_warps: {default: 4, values", "num_warps: {values", "the key default is missing"),
         ("{default: 4, values: [4, 8]}", "4", "4 is not a mapping with the keys default, values"),
-        ("why:", "because:", "the key why is missing"),
+        ("why:", "because:", "rules.0: the key why is missing"),
+        ("why:", "because:", "rules.0: unknown key because; the keys here are require, why"),
+        ("title: Tiny", "title: [Tiny]", r"title: \['Tiny'\]: input should be a valid string"),
+        ("default: false", "default: 0.5", "config.double_buffer.default.*: 0.5: input should be a valid"),
+        ("supports: {", "supports: 3 # {", "supports: 3 is not a mapping with the keys causal, dtype, gqa"),
         ("config:", "config: [", "while parsing"),
-        ("ampere", "turing", "instruction_set=turing is not one of ampere, hopper"),
+        ("ampere", "turing", "instruction_set=turing is not one of ampere, hopper, blackwell"),
         ("dtype: [bf16, fp16]", "dtype: [fp32]", "dtype=fp32 is not one of bf16, fp16"),
         ("default: 4,", "default: 2,", "the default num_warps=2 is not among its values"),
         ("num_warps:", "warps:", "unknown field warps"),
@@ -185,14 +191,69 @@ def test_nearest_prefers_the_rung_above(tiny):
 
 def test_arch_must_have_the_instructions(tiny):
     hopper = make_rung(tiny.directory.parent, "20_hopper", yaml=VERSION_YAML.replace("ampere", "hopper"))
+    blackwell = make_rung(tiny.directory.parent, "30_blackwell", yaml=VERSION_YAML.replace("ampere", "blackwell"))
     for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a"):
         tiny.check_arch(arch)
     hopper.check_arch("sm_90a")
+    blackwell.check_arch("sm_100a")
     for version, arch, message in (
         (tiny, "sm_75", "07_tiny uses ampere instructions, which need sm_80 or later, not sm_75"),
-        (hopper, "sm_80", "20_hopper uses hopper instructions, which need sm_90a, not sm_80"),
+        (hopper, "sm_80", "which need sm_90a, not sm_80; of the GPUs described h100, h200 have them"),
+        (blackwell, "sm_90a", "30_blackwell uses blackwell instructions, which need sm_100a, not sm_90a; .* b200 have"),
         (hopper, "sm_100a", "which need sm_90a, not sm_100a"),
         (tiny, "h100", "h100 is not an arch such as sm_80 or sm_90a"),
     ):
         with pytest.raises(ConfigError, match=message):
             version.check_arch(arch)
+
+
+@pytest.fixture
+def two_ladders(tiny):
+    """The folder of a ladder with 07_tiny, and of a second one, back, with 03_tiny and 07_masked."""
+    root = tiny.directory.parent
+    make_rung(root, "back/03_tiny")
+    make_rung(root, "back/07_masked", yaml=VERSION_YAML.replace("lse: true", "causal: true, lse: true"))
+    return root
+
+
+@pytest.mark.parametrize("name", ["back/03", "back/3", "back/03_tiny", "back/tiny"])
+def test_rung_of_a_further_ladder_bears_its_name(two_ladders, name):
+    rung = find(name, two_ladders)
+    assert (rung.ladder, rung.number, rung.name) == ("back", "03", "back/03_tiny")
+    assert (rung.address, rung.file_name, rung.root) == ("back/03", "back-03_tiny", two_ladders)
+    assert catalog.address_of(rung.name) == rung.address
+    assert rung != find("tiny", two_ladders)
+
+
+def test_ladders_come_one_after_the_other(two_ladders):
+    assert catalog.ladders(two_ladders) == ["", "back"]
+    assert [rung.name for rung in versions(two_ladders)] == ["07_tiny"]
+    assert [rung.name for rung in versions(two_ladders, "back")] == ["back/03_tiny", "back/07_masked"]
+    chosen = {(): ["07"], ("back",): ["back/03", "back/07"], ("07", "back/03"): ["07", "back/03"]}
+    for names, addresses in chosen.items():
+        assert [rung.address for rung in catalog.select(names, two_ladders)] == addresses
+
+
+def test_a_rung_is_not_that_of_another_ladder(two_ladders):
+    masked = Problem(head_dim=64, causal=True)
+    with pytest.raises(ConfigError, match=r"no version 03; there are 07_tiny, those of back/"):
+        find("03", two_ladders)
+    with pytest.raises(ConfigError, match=r"no version back/99; there are back/03_tiny, back/07_masked"):
+        find("back/99", two_ladders)
+    with pytest.raises(ConfigError, match=r"no version forth/03; there are 07_tiny"):
+        find("forth/03", two_ladders)
+    assert nearest(find("07", two_ladders), masked) is None
+    assert nearest(find("back/03", two_ladders), masked) == find("back/07", two_ladders)
+
+
+def test_the_real_ladders_are_valid():
+    for ladder in catalog.ladders():
+        assert all(rung.operation in OPERATIONS for rung in versions(ladder=ladder)), ladder
+
+
+def test_kernels_of_different_operations_are_not_compared(tmp_path):
+    rung = make_rung(tmp_path, yaml=VERSION_YAML + "operation: backward\n")
+    with pytest.raises(UnsupportedProblemError, match="07_tiny computes the operation backward, not forward; no rung"):
+        rung.config_for(Problem(head_dim=64))
+    with pytest.raises(ConfigError, match=r"different operations \(backward, forward\): compare those of one"):
+        catalog.one_operation(["forward", "backward", "forward"])

@@ -18,7 +18,8 @@ from flashladder.common.measure import contest, l2, spot, timing
 from flashladder.common.measure.baselines import CPU_BASELINES
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import Contender, Sample, TimingSettings, measure
-from flashladder.common.problem import Check, Problem, attention
+from flashladder.common.operations.forward import attention
+from flashladder.common.problem import Check, Problem
 
 PROBLEM = Problem(num_heads=2, seqlen_q=192, head_dim=64)
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
@@ -26,7 +27,7 @@ RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
 
 def honest(problem, tensors):
     def launch():
-        o, lse = attention(problem, tensors, torch.float32)
+        o, lse = attention(problem, tensors.by_name, torch.float32)
         tensors.o.copy_(o)
         tensors.lse.copy_(lse)
 

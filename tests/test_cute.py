@@ -45,7 +45,7 @@ def test_right_on_the_emulator_without_conflicts(kernel):
         REFERENCE.check(problem, config)
         tensors = make_inputs(problem)
         report = run(ptx, config, problem, tensors)
-        verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(problem.name)
+        verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(problem.name)
         assert report.shared_wavefronts == report.shared_wavefronts_ideal
 
 

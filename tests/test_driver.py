@@ -1,6 +1,7 @@
 """common/run/gpu.py against a stand-in for the NVIDIA driver: which calls it makes, and what it says when they fail."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ def driver(tmp_path_factory):
     command = [find_host_compiler(), "-x", "c", "-w", "-shared", "-fPIC", HERE / "fake_driver.c", "-ldl"]
     subprocess.run([*command, "-o", folder / "libcuda.so.1"], check=True)
 
-    def use(**environment):
-        script = [sys.executable, HERE / "use_fake_driver.py", folder / "kernel.cubin"]
+    def use(*options, **environment):
+        script = [sys.executable, HERE / "use_fake_driver.py", folder / "kernel.cubin", *options]
         environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), **environment}
         return subprocess.run(script, capture_output=True, text=True, env=environment)
 
@@ -42,6 +43,17 @@ def test_a_kernel_is_loaded_once_and_launched_with_what_was_prepared(driver):
             "occupancy 2",
         ]
     )
+
+
+def test_several_kernels_are_launched_in_order_with_the_memory_that_they_are_lent(driver):
+    result = driver("several")
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stdout.splitlines() if re.match("set|launch|lent", line)] == [
+        "set 0xb00 to 0, 64 bytes, stream 0x77",  # the counters alone
+        "launch 0x33 grid 2 3 4 block 128 1 1 shared 49152 stream 0x77 q 0x1230 extra (nil)",
+        "launch 0x34 grid 2 3 4 block 32 1 1 shared 0 stream 0x77 q 0x1230 extra (nil)",
+        "lent 0xa00 0xb00",
+    ]
 
 
 @pytest.mark.parametrize(("variable", "action"), [("FAKE_LOAD", "load"), ("FAKE_STATUS", "launch")])

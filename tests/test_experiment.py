@@ -73,9 +73,12 @@ def test_what_is_kept_grows_with_the_length_and_in_the_textbook_with_its_square(
 
 
 def test_kernels_of_experiments_are_no_rungs():
-    kernel = catalog.find("fa1_order", sweeps.KERNELS)
+    kernel = catalog.find("experiments/fa1_order")
     assert kernel.name not in {version.name for version in catalog.versions()}
-    assert [entrant.version.name for entrant in sweeps.find("loop_order").entrants([])] == ["00_fa1_order", "01_base"]
+    assert [entrant.version.name for entrant in sweeps.find("loop_order").entrants([])] == [
+        "experiments/00_fa1_order",
+        "01_base",
+    ]
 
 
 # What is run

@@ -25,7 +25,7 @@ def launched(problem, tensors=None, expected=None, **values):
     tensors.poison()
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
-    verify(expected or expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(
+    verify(expected or expect(problem, tensors), tensors.outputs, tensors.buffers).require(
         f"{problem.name} with {config}"
     )
 

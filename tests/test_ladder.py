@@ -1,14 +1,17 @@
 """tools/ladder.py on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from flashladder.common import console
+from flashladder.common import catalog, console
 from flashladder.common.catalog import find
 from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
 from flashladder.common.experiments import ladder as experiment
 from flashladder.common.measure import baselines, contest, nvml
+from flashladder.common.paths import VERSIONS
 from flashladder.common.results import ladder_runs, ladders, records
 from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
@@ -45,6 +48,36 @@ def contests(monkeypatch):
 
     monkeypatch.setattr(contest, "hold", watched)
     return held
+
+
+@pytest.fixture
+def two_ladders(monkeypatch, tmp_path):
+    """A second ladder beside the first, whose rung 02 is that of the first."""
+    folder = tmp_path / "versions" / "more" / "02_other"
+    folder.mkdir(parents=True)
+    yaml = (find("02").directory / "version.yaml").read_text()
+    (folder / "version.yaml").write_text(f"{yaml}kernel: {find('02').kernel}\n")
+    for rung in ("01_base", "02_swizzling"):
+        (tmp_path / "versions" / rung).symlink_to(VERSIONS / rung)
+    monkeypatch.setattr(catalog, "select", partial(catalog.select, root=tmp_path / "versions"))
+    monkeypatch.setattr(catalog, "find", partial(catalog.find, root=tmp_path / "versions"))
+
+
+def test_a_further_ladder_has_a_log_of_its_own(run, two_ladders):
+    code, _, err = run("more", *SMALL)
+    assert code == 0, err
+    frame, damaged = records.ladder("h100", "more").read()
+    assert (damaged, set(frame["version"]), len(frame)) == ([], {"more/02_other"}, 4)
+    assert rows().empty
+    assert "2 of 2 shapes are there already" in run("more/02", *SMALL)[1]
+    assert run("02", *SMALL)[0] == 0, "02 of the first ladder is another rung"
+    assert set(rows()["version"]) == {"02_swizzling"}
+
+
+def test_rungs_of_two_ladders_are_not_measured_together(run, two_ladders):
+    code, _, err = run("02", "more/02", *SMALL)
+    assert code == console.EXIT_ERROR
+    assert "the rungs are of several ladders (the first, more): name one" in err
 
 
 def rows():

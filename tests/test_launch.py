@@ -1,27 +1,57 @@
 """The host's mirror of the kernel argument, and what it refuses."""
 
 import ctypes
+import dataclasses
 import subprocess
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 
-from flashladder.common.errors import BuildError, UnsupportedProblemError
+from flashladder.common.build.artifact import Artifact, RungKernel
+from flashladder.common.build.declaration import (
+    LaunchInfo,
+    LaunchRecord,
+    TensorMap,
+    TensorMapRecord,
+    Workspace,
+    WorkspaceRecord,
+)
+from flashladder.common.config import KernelConfig
+from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.paths import CUDA_HEADERS
-from flashladder.common.run.launch import AttentionParams, TensorStride, attention_params, grid
+from flashladder.common.problem import Problem, Tensors
+from flashladder.common.run.launch import AttentionParams, TensorStride, pack, steps, workspace_bytes
 
-LAUNCH = SimpleNamespace(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160)
+ARTIFACT = Artifact(
+    version="07_tiny",
+    config=KernelConfig.of(block_m=64),
+    arch="sm_80",
+    directory=Path(),
+    kernels=(RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, params_bytes=160), 32, 0, 0, 0),),
+    compile_seconds=0.0,
+    cached=True,
+)
+SIZES = {"batch": 2, "seqlen_q": 100, "seqlen_k": 70, "num_heads": 4, "num_heads_k": 2, "head_dim": 128}
+PROBLEM = Problem(**SIZES, softmax_scale=0.5)
 
 
-def tensors(batch=2, seqlen_q=100, seqlen_k=70, heads=4, heads_k=2, head_dim=128, dtype=torch.bfloat16):
-    q, o = (torch.zeros(batch, seqlen_q, heads, head_dim, dtype=dtype) for _ in range(2))
-    k, v = (torch.zeros(batch, seqlen_k, heads_k, head_dim, dtype=dtype) for _ in range(2))
-    return {"q": q, "k": k, "v": v, "o": o, "lse": torch.zeros(batch, heads, seqlen_q)}
+def tensors():
+    q, o = (torch.zeros(2, 100, 4, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.zeros(2, 70, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    return {"q": q, "k": k, "v": v, "o": o, "lse": torch.zeros(2, 4, 100)}
 
 
-def pack(given, **options):
-    return AttentionParams.from_buffer_copy(attention_params(**given, softmax_scale=0.5, **options))
+def packed(given, **options):
+    return AttentionParams.from_buffer_copy(pack(PROBLEM, Tensors(given), **options))
+
+
+def grid(problem=PROBLEM, num_sms=132, params=bytes(160), **declared):
+    """Of a kernel that declares these things."""
+    launch = dataclasses.replace(ARTIFACT.launch, **declared)
+    kernel = dataclasses.replace(ARTIFACT.main, launch=launch)
+    (step,) = steps(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, params, num_sms)
+    return step.grid
 
 
 def test_the_mirror_has_the_layout_of_the_header(tmp_path):
@@ -37,10 +67,24 @@ def test_the_mirror_has_the_layout_of_the_header(tmp_path):
     subprocess.run(["g++", "-std=c++17", "-fsyntax-only", "-I", CUDA_HEADERS, source], check=True)
 
 
+def test_the_records_have_the_layout_of_the_header(tmp_path):
+    records = {"TensorMap": TensorMapRecord, "Launch": LaunchRecord, "WorkspaceSize": WorkspaceRecord}
+    checks = []
+    for name, record in records.items():
+        checks += [f"static_assert(sizeof({name}) == {ctypes.sizeof(record)});"]
+        checks += [
+            f"static_assert(offsetof({name}, {field}) == {getattr(record, field).offset});"
+            for field, _ in record._fields_
+        ]
+    source = tmp_path / "check.cpp"
+    source.write_text("\n".join(["#include <cstddef>", '#include "launch.cuh"', *checks]))
+    subprocess.run(["g++", "-std=c++17", "-fsyntax-only", "-I", CUDA_HEADERS, source], check=True)
+
+
 def test_packing():
     given = tensors()
     given["k"] = given["k"].transpose(1, 2).contiguous().transpose(1, 2)
-    params = pack(given)
+    params = packed(given)
     assert [getattr(params, name) for name in given] == [tensor.data_ptr() for tensor in given.values()]
     assert (params.q_stride.batch, params.q_stride.row, params.q_stride.head) == (100 * 512, 512, 128)
     assert (params.k_stride.batch, params.k_stride.row, params.k_stride.head) == (70 * 256, 128, 70 * 128)
@@ -49,26 +93,47 @@ def test_packing():
 
 
 def test_other_addresses_and_no_lse():
-    given = tensors() | {"lse": None}
-    params = pack(given, addresses={"q": 16, "k": 32, "v": 48, "o": 64})
+    given = tensors()
+    del given["lse"]
+    params = packed(given, addresses={"q": 16, "k": 32, "v": 48, "o": 64})
     assert (params.q, params.k, params.v, params.o, params.lse) == (16, 32, 48, 64, None)
-    assert pack(given).lse is None
+    assert packed(given).lse is None
 
 
-def test_grid():
-    assert grid(LAUNCH, attention_params(**tensors(), softmax_scale=1.0)) == (2, 4, 2)
+def test_a_grid_is_the_tiles_of_queries_or_what_the_kernel_says():
+    assert grid() == (2, 4, 2)
+    assert grid(grid=("cdiv(seqlen_k, block_n)", "num_heads_k", "batch * 3")) == (2, 2, 6)
+    assert grid(grid=("head_dim // 16", "1", "1")) == (8, 1, 1)
 
 
-def test_grid_refuses_another_argument_struct():
-    other = SimpleNamespace(**{**vars(LAUNCH), "params_bytes": 168})
-    with pytest.raises(BuildError, match="takes 168 bytes of AttentionParams, the host packs 160"):
-        grid(other, attention_params(**tensors(), softmax_scale=1.0))
+def test_a_persistent_grid_is_as_large_as_the_gpu_but_no_larger_than_its_tiles():
+    assert grid(ctas_per_sm=2, num_sms=3) == (6, 1, 1)
+    assert grid(ctas_per_sm=2) == (16, 1, 1)
 
 
-def test_grid_refuses_more_blocks_than_cuda():
-    params = AttentionParams(batch=65536, num_heads=1, seqlen_q=1)
-    with pytest.raises(UnsupportedProblemError, match="batch=65536: a launch takes at most 65535"):
-        grid(LAUNCH, bytes(params))
+def test_a_workspace_is_as_large_as_the_kernel_says():
+    workspace = Workspace("partial_o", 4, "batch * num_heads * cdiv(seqlen_q, block_m) * block_m * head_dim", False)
+    assert workspace_bytes(ARTIFACT, PROBLEM, workspace) == 4 * 2 * 4 * 128 * 128
+    with pytest.raises(ConfigError, match=r"size of the workspace x 'splits' reads splits; there are batch, block_m"):
+        workspace_bytes(ARTIFACT, PROBLEM, Workspace("x", 4, "splits", False))
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"params_bytes": 168}, "takes 168 bytes of parameters, the host packs 160 for the operation forward"),
+        ({"cluster": (2, 1, 1)}, "07_tiny wants clusters of 2 x 1 x 1 CTAs, which neither .* has yet"),
+        ({"tensor_maps": (TensorMap("k", 64, 64, 128),)}, r"wants tensor maps \(k\), which neither .* can make yet"),
+    ],
+)
+def test_what_cannot_be_run_yet_is_refused_by_name(declared, message):
+    with pytest.raises(BuildError, match=f"attention_forward of 07_tiny .*{message.removeprefix('07_tiny ')}"):
+        grid(**declared)
+
+
+def test_a_grid_takes_no_more_blocks_than_cuda():
+    with pytest.raises(UnsupportedProblemError, match="batch=65536 along z: a launch takes at most 65535"):
+        grid(Problem(batch=65536, seqlen_q=1))
 
 
 BF16 = torch.bfloat16
@@ -76,7 +141,8 @@ REFUSED = {
     "three dimensions": ("q", lambda t: t[0], r"q has shape \(100, 4, 128\); kernels take \(batch, seqlen, heads"),
     "empty": ("v", lambda t: t[:, :0], "v has shape .* every dimension must be at least 1"),
     "fp32": ("k", lambda t: t.float(), "k is torch.float32; kernels take torch.bfloat16 or torch.float16"),
-    "two dtypes": ("v", lambda t: t.half(), "v torch.float16 .* one dtype"),
+    "two dtypes": ("v", lambda t: t.half(), "v is .* torch.float16; with the other tensors it is .* torch.bfloat16"),
+    "two devices": ("v", lambda t: t.to("meta"), "q on cpu, k on cpu, v on meta, .* one device"),
     "last dimension strided": (
         "q",
         lambda t: torch.zeros(2, 100, 4, 256, dtype=BF16)[..., ::2],
@@ -97,10 +163,10 @@ REFUSED = {
         lambda t: torch.zeros(t.numel() + 1, dtype=BF16)[1:].view(t.shape),
         "q starts at address .* multiple of 16 bytes",
     ),
-    "other key length": ("v", lambda t: t[:, 1:], r"v has shape \(2, 69, 2, 128\).* it is \(2, 70, 2, 128\)"),
-    "output of another shape": ("o", lambda t: t[:, :, :2], r"o has shape .* it is \(2, 100, 4, 128\)"),
+    "other key length": ("v", lambda t: t[:, 1:], r"v is \(2, 69, 2, 128\) .* it is \(2, 70, 2, 128\)"),
+    "output of another shape": ("o", lambda t: t[:, :, :2], r"o is .* it is \(2, 100, 4, 128\)"),
     "lse in 16 bits": ("lse", lambda t: t.half(), "lse is .* torch.float32"),
-    "lse strided": ("lse", lambda t: torch.zeros(2, 4, 200)[..., ::2], "lse is .* contiguous"),
+    "lse strided": ("lse", lambda t: torch.zeros(2, 4, 200)[..., ::2], "lse has strides .* contiguous"),
 }
 
 
@@ -109,9 +175,4 @@ def test_refused_tensors(name, change, message):
     given = tensors()
     given[name] = change(given[name])
     with pytest.raises(UnsupportedProblemError, match=message):
-        attention_params(**given, softmax_scale=1.0)
-
-
-def test_heads_that_do_not_divide_are_refused():
-    with pytest.raises(UnsupportedProblemError, match="4 query heads do not share 3 key heads evenly"):
-        attention_params(**tensors(heads_k=3), softmax_scale=1.0)
+        pack(PROBLEM, Tensors(given))

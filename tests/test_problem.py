@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.problem import LAYOUTS, Problem, attention, expect, make_inputs, verify
-from flashladder.common.run.launch import attention_params
+from flashladder.common.operations.forward import attention
+from flashladder.common.problem import LAYOUTS, Problem, expect, make_inputs, verify
+from flashladder.common.run.launch import pack
 
 SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
 
@@ -19,13 +20,13 @@ def solved(**options):
     problem = Problem(**(SMALL | options))
     tensors = make_inputs(problem)
     expected = expect(problem, tensors)
-    tensors.o.copy_(expected.o)
-    tensors.lse.copy_(expected.lse)
+    for name, output in tensors.outputs.items():
+        output.copy_(expected.exact[name])
     return tensors, expected
 
 
 def faults(tensors, expected):
-    return verify(expected, tensors.o, tensors.lse, tensors.buffers).faults
+    return verify(expected, tensors.outputs, tensors.buffers).faults
 
 
 def test_defaults_follow_the_queries():
@@ -66,7 +67,7 @@ def test_layouts_hold_the_same_numbers_and_suit_kernels(layout):
     tensors = make_inputs(Problem(**SMALL, layout=layout))
     for name in "qkv":
         assert torch.equal(getattr(tensors, name), getattr(plain, name))
-    assert attention_params(tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse, 1.0)
+    assert pack(Problem(**SMALL, layout=layout), tensors)
     assert not torch.equal(make_inputs(Problem(**SMALL, seed=1)).q, plain.q)
     strides = {"bshd": (64, 16), "bhsd": (16, 320), "padded": (120, 24), "qkv": (128, 16)}
     assert tensors.q.stride()[1:3] == strides[layout]
@@ -77,7 +78,7 @@ def test_layouts_hold_the_same_numbers_and_suit_kernels(layout):
 def test_reference_agrees_with_torch(causal, seqlen_q, seqlen_k):
     problem = Problem(**(SMALL | {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}), causal=causal)
     tensors = make_inputs(problem)
-    o, lse = attention(problem, tensors, torch.float64)
+    o, lse = attention(problem, tensors.by_name, torch.float64)
     q, k, v = (tensor.transpose(1, 2).double() for tensor in (tensors.q, tensors.k, tensors.v))
     mask = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
     mask = mask.tril(seqlen_k - seqlen_q) if causal else mask
@@ -93,9 +94,9 @@ def test_reference_agrees_with_torch(causal, seqlen_q, seqlen_k):
 def test_reference_in_blocks_of_queries_is_the_same(monkeypatch):
     problem = Problem(**SMALL, causal=True)
     tensors = make_inputs(problem)
-    whole, _ = attention(problem, tensors, torch.float64)
-    monkeypatch.setattr("flashladder.common.problem._SCORES_LIMIT", 300)
-    blocks, _ = attention(problem, tensors, torch.float64)
+    whole, _ = attention(problem, tensors.by_name, torch.float64)
+    monkeypatch.setattr("flashladder.common.operations.forward._SCORES_LIMIT", 300)
+    blocks, _ = attention(problem, tensors.by_name, torch.float64)
     torch.testing.assert_close(blocks, whole)
 
 
@@ -148,7 +149,7 @@ def test_what_is_not_written_is_counted():
 def test_nan_is_never_close():
     tensors, expected = solved()
     tensors.o[0, 0, 0, 0] = math.nan
-    check = verify(expected, tensors.o, None)
+    check = verify(expected, {"o": tensors.o})
     assert check.max_error == math.inf
     assert not check.passed
     with pytest.raises(VerificationError, match=r"rung 02 is wrong:\n  o\[0, 0, 0, 0\] is nan instead of"):

@@ -130,7 +130,7 @@ def test_ncu_is_run_once_and_asked_for_both_pages(monkeypatch, tmp_path, pages):
         esac"""
     monkeypatch.setenv("PATH", str(script(tmp_path, answer)), prepend=":")
     monkeypatch.chdir(tmp_path)
-    found = ncu.profile(["python", "launcher.py"], tmp_path)
+    found = ncu.profile(["python", "launcher.py"], tmp_path, "attention_forward")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [("--export" in call, "--page raw" in call, "--page source" in call) for call in calls] == [
         (True, False, False),
@@ -157,7 +157,7 @@ def test_ncu_is_run_once_and_asked_for_both_pages(monkeypatch, tmp_path, pages):
 def test_what_ncu_says_of_a_failure_is_passed_on(monkeypatch, tmp_path, answer, message):
     monkeypatch.setenv("PATH", str(script(tmp_path, answer)), prepend=":")
     with pytest.raises(DeviceError, match=f"(?s){message}"):
-        ncu.profile(["python"], tmp_path)
+        ncu.profile(["python"], tmp_path, "attention_forward")
 
 
 def test_the_emulator_agrees_with_itself(artifact, pages):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from flashladder.common import catalog, console, host
 from flashladder.common.build.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
-from flashladder.common.problem import Problem, attention, expect, make_inputs, verify
+from flashladder.common.operations.forward import attention
+from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.references import Configured, device_for, load, missing, tiling
 from flashladder.common.results import records
 from flashladder.tools import run_version
@@ -45,7 +46,7 @@ def run(name, problem, **values):
     tensors = make_inputs(problem)
     prepared = Configured(found, config).prepare(problem, tensors)
     prepared()
-    verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(f"{name} on {problem.name}")
+    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{name} on {problem.name}")
     return prepared
 
 
@@ -110,7 +111,7 @@ def test_c_in_fp64_is_exact_to_the_last_digits():
     problem = Problem(num_heads=2, seqlen_q=333, seqlen_k=500, causal=True, head_dim=96)
     tensors = make_inputs(problem)
     o, lse = load(reference("c")).attention(tensors.q, tensors.k, tensors.v, causal=True, accumulate="fp64")
-    exact, exact_lse = attention(problem, tensors, torch.float64)
+    exact, exact_lse = attention(problem, tensors.by_name, torch.float64)
     torch.testing.assert_close(o, exact, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(lse, exact_lse, rtol=1e-13, atol=1e-14)
 
@@ -343,7 +344,7 @@ config: {}
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("devices: [cpu]", "devices: [tpu]", "devices: tpu is not one of cpu, gpu"),
+        ("devices: [cpu]", "devices: [tpu]", "devices=tpu is not one of cpu, gpu"),
         ("devices: [cpu]", "", "the key devices is missing"),
         ("title", "instruction_set: ampere\ntitle", "unknown key instruction_set; .* config, defaults, devices"),
         ("title", "kernel: other.py\ntitle", "there is no kernel .*other.py"),

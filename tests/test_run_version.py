@@ -1,5 +1,6 @@
 """tools/run_version.py as a person types it: on the emulator from end to end, and what it says to bad input."""
 
+import dataclasses
 import re
 import resource
 import signal
@@ -12,7 +13,7 @@ import pytest
 from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.results import records
-from flashladder.common.run import tuned
+from flashladder.common.run import launch, tuned
 from flashladder.tests import fake_gpu, interruptible
 from flashladder.tools import run_version
 
@@ -112,7 +113,7 @@ def test_other_layouts(run, layout):
 
 
 def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
-    monkeypatch.setattr("flashladder.common.run.execute.attention_params", _with_another_scale)
+    monkeypatch.setattr("flashladder.common.run.execute.pack", _with_another_scale)
     code, out, err = run("02", "--seqlen", "64", "--heads", "1")
     assert code == console.EXIT_ERROR
     assert "FAIL" in out
@@ -121,10 +122,8 @@ def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
     assert not records.runs().read()[0]["passed"][0]
 
 
-def _with_another_scale(q, k, v, o, lse, softmax_scale, addresses=None):
-    from flashladder.common.run.launch import attention_params
-
-    return attention_params(q, k, v, o, lse, 2 * softmax_scale, addresses)
+def _with_another_scale(problem, tensors, addresses=None):
+    return launch.pack(dataclasses.replace(problem, softmax_scale=2 * problem.softmax_scale), tensors, addresses)
 
 
 def test_on_a_gpu_it_is_timed_beside_the_official_kernel(run, monkeypatch):

@@ -68,8 +68,8 @@ def test_an_unknown_gpu(here):
 
 def test_a_kernel_that_does_not_fit_is_refused(here):
     here()
-    launch = SimpleNamespace(shared_bytes=150_000)
-    artifact = SimpleNamespace(version="02_swizzling", config=KernelConfig.of(block_m=128), launch=launch)
+    kernels = [SimpleNamespace(launch=SimpleNamespace(shared_bytes=needed)) for needed in (0, 150_000)]
+    artifact = SimpleNamespace(version="02_swizzling", config=KernelConfig.of(block_m=128), kernels=kernels)
     target.resolve("emulator", "h100").check(artifact)
     with pytest.raises(UnsupportedProblemError, match=r"needs 150000 bytes .* rtx3090 gives a CTA 101376"):
         target.resolve("emulator", "rtx3090").check(artifact)

@@ -33,7 +33,7 @@ def emulated(version, problem, tensors=None, **overrides):
     tensors = tensors or make_inputs(problem, "cpu")
     tensors.poison()
     report = on_emulator(compiled(version, problem, **overrides), problem, tensors)
-    verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers).require(version.name)
+    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(version.name)
     return report
 
 

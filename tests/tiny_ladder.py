@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flashladder.common.catalog import Version, _load, find
+from flashladder.common.catalog import Version, catalogue, find
 
 VERSION_YAML = """
 title: Tiny
@@ -45,5 +45,5 @@ def make_rung(
     (directory / "version.yaml").write_text(yaml)
     (directory / "kernel.cu").write_text(kernel.replace("BODY", body))
     (directory / "helper.cuh").write_text(helper)
-    _load.cache_clear()
+    catalogue._load.cache_clear()
     return find(name, root)

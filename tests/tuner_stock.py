@@ -4,7 +4,7 @@ import hashlib
 from collections import defaultdict
 
 from flashladder.common import catalog
-from flashladder.common.build.artifact import Artifact, LaunchInfo
+from flashladder.common.build.artifact import Artifact, LaunchInfo, RungKernel
 from flashladder.common.problem import Problem
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tuner.candidates import Candidate, Stock
@@ -41,16 +41,13 @@ def make_predictions(stock):
 
 
 def _artifact(folder, config):
+    launch = LaunchInfo(config.num_warps * 32, 49152, config.block_m, config.block_n, 96)
     return Artifact(
         version="02_swizzling",
         config=config,
         arch="sm_90a",
         directory=folder,
-        registers=128,
-        spill_store_bytes=0,
-        spill_load_bytes=0,
-        stack_bytes=0,
-        launch=LaunchInfo(config.num_warps * 32, 49152, config.block_m, config.block_n, 96),
+        kernels=(RungKernel("attention_forward", launch, 128, 0, 0, 0),),
         compile_seconds=1.0,
         cached=True,
     )

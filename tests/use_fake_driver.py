@@ -19,21 +19,36 @@ for name, value in {
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
 from flashladder.common.build import LaunchInfo  # noqa: E402
+from flashladder.common.build.artifact import RungKernel  # noqa: E402
+from flashladder.common.build.declaration import Workspace  # noqa: E402
 from flashladder.common.run import gpu, launch  # noqa: E402
 
 cubin = Path(sys.argv[1])
 cubin.write_bytes(b"ELF!")
+info = LaunchInfo(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160)
+after = LaunchInfo(num_threads=32, shared_bytes=0, block_m=64, block_n=0, params_bytes=160)
+entries = {"attention_forward": info} | ({"combine": after} if "several" in sys.argv else {})
+kernels = tuple(RungKernel(entry, declared, 32, 0, 0, 0) for entry, declared in entries.items())
+lent = (Workspace("partial", 1, "64", zeroed=False), Workspace("next", 1, "64", zeroed=True))
 artifact = SimpleNamespace(
     version="02_swizzling",
     config=SimpleNamespace(name="block_m=64"),
     arch="sm_90a",
     cubin=cubin,
     code="0123",
-    launch=LaunchInfo(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160),
+    launch=info,
+    entry="attention_forward",
+    kernels=kernels,
+    workspaces=lent if "several" in sys.argv else (),
 )
 kernel = gpu.load(artifact)
 assert gpu.load(SimpleNamespace(**vars(artifact))) is kernel  # as from the cache, a second time
-start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), (2, 3, 4))
-kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), (1, 1, 1))
+memory = [SimpleNamespace(data_ptr=lambda at=at: at, numel=lambda: 64) for at in (0xA00, 0xB00)]
+memory = memory[: len(artifact.workspaces)]
+steps = [
+    launch.Step(entry, (2, 3, 4), declared.num_threads, declared.shared_bytes) for entry, declared in entries.items()
+]
+start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), steps, memory)
+kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), steps, memory)
 start()
 print("occupancy", kernel.occupancy())

@@ -101,7 +101,7 @@ def _study(arguments: argparse.Namespace) -> Study:
     tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
     official = [baselines.find(name) for name in arguments.baselines.split(",")] if place.on_gpu else []
     return Study(
-        entrants=[Entrant(version.number, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
+        entrants=[Entrant(version.address, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
         place=place,
         baselines=official,
         families=_chosen("family", arguments.families, FAMILIES),
@@ -116,7 +116,7 @@ def _study(arguments: argparse.Namespace) -> Study:
 def _rungs(names: Sequence[str], arch: str) -> list[Version]:
     """Those named; without names, those of the default that the arch can run."""
     if names:
-        return [catalog.find(name) for name in names]
+        return catalog.select(names)
     chosen = []
     for version in catalog.versions():
         if version.number == PLAIN or version.number >= FIRST:
@@ -168,7 +168,7 @@ def _show(found: pd.DataFrame) -> int:
     rows = view.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
     made = table("The worst family of each kernel", "kernel", *view.COLUMNS, right=view.FIGURES)
     for line in view.lines(rows):
-        made.add_row(line.version.partition("_")[0], *line.cells())
+        made.add_row(view.short(line.version), *line.cells())
     console.print(made)
     missed = view.missed(rows)
     for words in missed:

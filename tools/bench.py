@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 try:
     from flashladder.common import arguments as options
+    from flashladder.common import catalog
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
     from flashladder.common.measure.entrants import assemble_all, parse
     from flashladder.common.report import display
@@ -56,14 +57,14 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.results import records
 
-    on_gpu = arguments.device == "gpu"
-    names = arguments.baselines or (baselines.OFFICIAL if on_gpu else ",".join(baselines.CPU_BASELINES))
+    on_gpu, operation = arguments.device == "gpu", catalog.one_operation(entrant.operation for entrant in entrants)
+    names = arguments.baselines or (baselines.official(operation).name if on_gpu else ",".join(baselines.CPU_BASELINES))
     among = baselines.BASELINES if on_gpu else baselines.CPU_BASELINES
     official = [baselines.find(name, among) for name in names.split(",")]
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
     run, log = records.new_run(), records.bench(arguments.log)
     contests: list[Contest] = []
-    lineup, left_out = assemble_all(entrants, options.shapes(arguments), arguments.device)
+    lineup, left_out = assemble_all(entrants, options.shapes(arguments, operation), arguments.device)
     for reason in dict.fromkeys(left_out):
         warn(reason)
     for problem, kernels in lineup.items():

@@ -44,7 +44,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    versions = [catalog.find(name) for name in arguments.versions] or list(catalog.versions())
+    versions = catalog.select(arguments.versions)
     pages = [_page(version) for version in versions]
     requests = [request for version in versions for request in evidence.requests(version)]
     if not arguments.versions:
@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _page(version: Version) -> Page:
     calls = partial(evidence.write, version), partial(evidence.is_current, version)
-    return Page(f"{version.name}/README.md", version.number, *calls)
+    return Page(f"{version.name}/README.md", version.address, *calls)
 
 
 def _write(pages: list[Page]) -> int:

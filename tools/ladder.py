@@ -24,15 +24,17 @@ from typing import TYPE_CHECKING
 try:
     from flashladder.common import arguments as options
     from flashladder.common import catalog
-    from flashladder.common.config import parse_values
+    from flashladder.common.config import listing, parse_values
     from flashladder.common.console import EXIT_ERROR, Parser, console, exit_with, warn
+    from flashladder.common.errors import ConfigError
     from flashladder.common.measure.entrants import Entrant, ReferenceEntrant, assemble_all
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python tools/ladder.py`")
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from flashladder.common.catalog import Version
     from flashladder.common.experiments.ladder import Kernels
     from flashladder.common.problem import Problem
     from flashladder.common.results.log import Log
@@ -46,7 +48,7 @@ def parser() -> Parser:
     """The options."""
     summary, _, rest = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=rest)
-    made.add_argument("rungs", nargs="*", metavar="RUNG", help="default: all")
+    made.add_argument("rungs", nargs="*", metavar="RUNG", help="or a ladder: backward; default: all of the first")
     made.add_argument("--seqlens", default="512..16384", help="512..4096 doubles; or a list, 512,4096")
     made.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
     made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
@@ -60,7 +62,8 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
+    versions = catalog.select(arguments.rungs)
+    operation = catalog.one_operation(version.operation for version in versions)
     fixed, lengths = parse_values(arguments.fixed), options.lengths(arguments.seqlens)
 
     from flashladder.common.experiments import ladder
@@ -71,9 +74,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     place = target.resolve("gpu", None)
     name = place.gpu.name
-    log = records.ladder(name)
-    problems = list(ladder.problems(arguments.dtypes.split(","), lengths, arguments.tokens))
-    official, references = ladder.beside(filter(None, arguments.beside.split(",")))
+    log = records.ladder(name, _the_ladder(versions))
+    problems = list(ladder.problems(arguments.dtypes.split(","), lengths, arguments.tokens, operation))
+    official, references = ladder.beside(filter(None, arguments.beside.split(",")), operation)
     gpu = None if arguments.untuned else name  # whose winners are wanted
     entrants: list[Entrant | ReferenceEntrant] = [*ladder.entrants(versions, fixed, place.arch, gpu), *references]
     assembled, left_out = assemble_all(entrants, problems, "gpu")
@@ -95,6 +98,16 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(table)
     console.print(f"[dim]logged to {log.path}; `python tools/dashboard.py` makes tables and pictures of it")
     return EXIT_ERROR if any(not check.passed for result in results for check in result.checks.values()) else 0
+
+
+def _the_ladder(versions: Iterable[Version]) -> str:
+    """The ladder of all the rungs; ConfigError where they are of several, whose figures have nothing in common."""
+    names = sorted({version.ladder for version in versions})
+    if len(names) > 1:
+        raise ConfigError(
+            f"the rungs are of several ladders ({listing(name or 'the first' for name in names)}): name one"
+        )
+    return names[0]
 
 
 def _run(log: Log, field: Mapping[Problem, Kernels], again: bool) -> tuple[str, Mapping[Problem, Kernels]]:

@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
     if bool(arguments.versions) == arguments.all:
         parser().print_help()
         return EXIT_ERROR
-    versions = [catalog.find(name) for name in arguments.versions] or list(catalog.versions())
+    versions = catalog.select(arguments.versions)
     rungs = _profiled(versions, arguments)
     for shown in _details(rungs[0]) if len(versions) == 1 else [_summary(rungs)]:
         console.print(shown)
@@ -77,7 +77,7 @@ def _profiled(versions: Sequence[catalog.Version], arguments: argparse.Namespace
     from flashladder.common.run import target
 
     place = target.resolve("auto", arguments.gpu)
-    problem = options.problem(arguments, **DEFAULTS)
+    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)
     rungs = []
     for version in versions:
         try:
@@ -155,7 +155,7 @@ def _summary(rungs: Sequence[ProfiledRung]) -> Table:
     for rung in rungs:
         tensor = rung.agreement("busy %", "tensor") or rung.agreement("busy %", "wgmma")
         made.add_row(
-            rung.code.artifact.version[:2],
+            catalog.address_of(rung.code.artifact.version),
             f"{rung.time_us:,.1f}",
             f"{tensor.measured:.1f}%" if tensor else "",
             f"{rung.dram_bytes / 1e6:,.0f}MB",

@@ -3,7 +3,7 @@
 python tools/run_version.py 02                        on the GPU of this machine, or on the emulator
 python tools/run_version.py 02 --config block_m=128 num_warps=8 --seqlen 1024
 python tools/run_version.py triton --causal           a reference, on the GPU or on the CPU
-python tools/run_version.py --list                    the ladder and the references
+python tools/run_version.py --list                    the ladders and the references
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def parser() -> Parser:
     """The options; what needs torch is imported later, so that a wrong one is reported at once."""
     summary, _, examples = (__doc__ or "").partition("\n\n")
     made = Parser(summary, epilog=examples)
-    made.add_argument("version", nargs="?", help="a rung: 02, or swizzling; or a reference: triton")
-    made.add_argument("--list", action="store_true", help="show the ladder and the references")
+    made.add_argument("version", nargs="?", help="a rung: 02, swizzling, or backward/03; or a reference: triton")
+    made.add_argument("--list", action="store_true", help="show the ladders and the references")
     options.add_config(made)
     options.add_device(made)
     options.add_problem(made)
@@ -64,7 +64,8 @@ class Outcome:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        console.print(display.ladder())
+        for ladder in catalog.ladders():
+            console.print(display.ladder(ladder))
         console.print(display.references())
         return 0
     if arguments.version is None:
@@ -83,7 +84,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
     from flashladder.common.run import target, tuned
 
     place = target.resolve(arguments.device, arguments.gpu)
-    problem = options.problem(arguments, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
+    problem = options.problem(arguments, version.operation, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
     gpu = None if values or arguments.untuned else place.gpu  # whose winner is wanted
     winner = tuned.config(version, gpu.name, problem) if gpu else None
     config = winner or version.config_for(problem, place.gpu, **values)
@@ -111,7 +112,7 @@ def _run_reference(reference: catalog.Reference, values: dict[str, Value], argum
 
     device = references.device_for(reference, arguments.device)
     on_gpu = device == "cuda"
-    problem = options.problem(arguments, **(GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS))
+    problem = options.problem(arguments, reference.operation, **(GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS))
     config = reference.config_for(problem, **values)
     reference.check(problem, config)
     kernel = references.Configured(reference, config)
@@ -143,7 +144,7 @@ def _on_emulator(artifact: Artifact, problem: Problem, arguments: argparse.Names
     tensors = make_inputs(problem)
     with progress("emulated CTAs") as update:
         report = on_emulator(artifact, problem, tensors, progress=update)
-    check = verify(expect(problem, tensors), tensors.o, tensors.lse, tensors.buffers)
+    check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
     return Outcome(check, records.of_report(report), [display.counters(report, problem), display.traffic(report)])
 
 
@@ -157,7 +158,8 @@ def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argpars
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.results import records
 
-    others = [baselines.find(baselines.OFFICIAL)] if device == "cuda" else list(baselines.CPU_BASELINES.values())
+    official = [baselines.official(problem.operation)] if problem.operation in baselines.OFFICIAL else []
+    others = official if device == "cuda" else list(baselines.CPU_BASELINES.values())
     settings = None if arguments.no_measure else TimingSettings(arguments.mode, arguments.rounds)
     name = kernel.version
     result = contest.hold(problem, {name: kernel}, others, settings, device)
@@ -167,7 +169,7 @@ def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argpars
         return Outcome(result.checks[name], {}, [], result.facts.get(name, {}))
     for note in result.measurement.notes():
         warn(note)
-    row = records.of_measurement(result.measurement, name, problem, others[0].version)
+    row = records.of_measurement(result.measurement, name, problem, others[0].version if others else "")
     titles = {other.name: f"{other.title} {other.version}" for other in others}
     times = display.times(result.measurement, problem, titles)
     return Outcome(result.measurement.checks[name], row, [times], result.facts.get(name, {}))

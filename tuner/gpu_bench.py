@@ -21,15 +21,16 @@ class OnGpu:
 
     gpu: str
     mode: Mode
+    operation: str = "forward"
 
     def __call__(self) -> GpuBench:
-        return GpuBench(self.gpu, self.mode)
+        return GpuBench(self.gpu, self.mode, self.operation)
 
 
 class GpuBench:
     """The first GPU that the process sees. DeviceError where that is not the one to tune for."""
 
-    def __init__(self, gpu: str, mode: Mode) -> None:
+    def __init__(self, gpu: str, mode: Mode, operation: str) -> None:
         here = target.resolve("gpu", None)
         if here.gpu.name != gpu:
             raise DeviceError(
@@ -37,7 +38,7 @@ class GpuBench:
                 f"or rank the configurations for {gpu} without measuring: --offline"
             )
         self._mode = mode
-        self._official = baselines.find(baselines.OFFICIAL)
+        self._official = baselines.official(operation)
         self._arenas: dict[Problem, Arena] = {}
 
     def place(self) -> records.Row:

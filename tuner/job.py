@@ -74,7 +74,7 @@ class Job:
         if self.settings.study:
             return self.settings.study
         narrowed = [f"{name}={'+'.join(map(spell, values))}" for name, values in self.space.only.items()]
-        return "-".join([self.space.version.name, self.gpu.name, _kind(self.space), *narrowed])
+        return "-".join([self.space.version.file_name, self.gpu.name, _kind(self.space), *narrowed])
 
     @property
     def storage(self) -> str:
@@ -87,7 +87,7 @@ class Job:
 
     def identity(self) -> dict[str, Any]:
         """What every search of one study must have in common."""
-        official = baselines.find(baselines.OFFICIAL)
+        official = baselines.official(self.space.version.operation)
         compiler = toolchain()
         tools = (version_text(compiler.nvcc), version_text(compiler.ptxas), *NVCC_FLAGS, *PTXAS_FLAGS)
         return {
@@ -173,7 +173,7 @@ def usual_trials(kernels: int) -> int:
     return kernels if kernels <= FEW else max(FEW, int(PART * kernels))
 
 
-def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float) -> list[Worker]:
+def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str = "forward") -> list[Worker]:
     """One worker a GPU, for as many as asked for ('auto': all that are visible). DeviceError where there are fewer."""
     import torch
 
@@ -191,9 +191,8 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float) -> li
     wanted = len(devices) if number == "auto" else int(number)
     if wanted > len(devices):
         raise DeviceError(f"--workers {number}: each needs a GPU of its own, and {len(devices)} are visible")
-    return [
-        Worker(OnGpu(gpu.name, mode), {"CUDA_VISIBLE_DEVICES": device.strip()}, patience) for device in devices[:wanted]
-    ]
+    bench = OnGpu(gpu.name, mode, operation)
+    return [Worker(bench, {"CUDA_VISIBLE_DEVICES": device.strip()}, patience) for device in devices[:wanted]]
 
 
 def _kind(space: Space) -> str:

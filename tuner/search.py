@@ -89,12 +89,15 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     gpu = _gpu(arguments.gpu)
-    versions = [catalog.find(name) for name in arguments.rungs] or catalog.versions()
+    versions = catalog.select(arguments.rungs)
 
     from flashladder.tuner import job
 
-    jobs = _jobs(versions, gpu, arguments)
-    workers = [] if arguments.offline else job.workers(arguments.workers, gpu, arguments.mode, arguments.patience)
+    operation = catalog.one_operation(version.operation for version in versions)
+    jobs = _jobs(versions, operation, gpu, arguments)
+    workers = (
+        [] if arguments.offline else job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation)
+    )
     return run(jobs, workers, offline=arguments.offline, seconds=arguments.budget_seconds)
 
 
@@ -185,13 +188,15 @@ class _Ahead:
         self._latest = done, total, detail
 
 
-def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: argparse.Namespace) -> list[Job]:
+def _jobs(
+    versions: Sequence[catalog.Version], operation: str, gpu: GpuDescription, arguments: argparse.Namespace
+) -> list[Job]:
     """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
     from flashladder.tuner import candidates, job
     from flashladder.tuner.space import Space
     from flashladder.tuner.study_runner import ROUNDS
 
-    problems = options.shapes(arguments)
+    problems = options.shapes(arguments, operation)
     only = dict(_values(text) for text in arguments.only)
     compiled = _affordable(arguments.budget_seconds, len(versions) * len(problems))
     jobs = []
@@ -206,7 +211,7 @@ def _jobs(versions: Sequence[catalog.Version], gpu: GpuDescription, arguments: a
             mode=arguments.mode,
             rounds=arguments.rounds or ROUNDS,
             seed=arguments.seed,
-            study=f"{prefix}-{version.name}" if prefix and len(versions) > 1 else prefix,
+            study=f"{prefix}-{version.file_name}" if prefix and len(versions) > 1 else prefix,
             storage=arguments.storage,
         )
         try:

@@ -10,11 +10,12 @@ negative mean, whatever the signs in V.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from flashladder.common.problem import DTYPES, Problem, Tensors, attention
+from flashladder.common.operations.forward import attention
+from flashladder.common.problem import DTYPES, Problem, Tensors
 
 RMS_FACTOR = 1.15  # of the yardstick's RMS error
 RMS_FLOOR = 1 / 16  # of half a unit in the last place: where the yardstick is exact by the family's making
@@ -75,8 +76,8 @@ class Bars:
 
 def exact(problem: Problem, tensors: Tensors) -> Exact:
     """Attention in fp64, over the inputs as they were rounded."""
-    o, lse = attention(problem, tensors, torch.float64)
-    weight, _ = attention(problem, replace(tensors, v=tensors.v.abs()), torch.float64)
+    o, lse = attention(problem, tensors.by_name, torch.float64)
+    weight, _ = attention(problem, {**tensors.by_name, "v": tensors.v.abs()}, torch.float64)
     return Exact(o, lse, weight)
 
 

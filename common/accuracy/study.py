@@ -17,7 +17,7 @@ from flashladder.common.accuracy import yardstick
 from flashladder.common.accuracy.deviation import Bars, Deviation, Exact, bars, compare, exact
 from flashladder.common.console import progress, warn
 from flashladder.common.families import FAMILIES
-from flashladder.common.measure.baselines import OFFICIAL, Baseline
+from flashladder.common.measure.baselines import Baseline, official
 from flashladder.common.measure.entrants import Entrant, assemble
 from flashladder.common.problem import DTYPES, Problem, Tensors, allocate, draw
 from flashladder.common.results import records
@@ -85,8 +85,7 @@ class Stack:
         """Each problem's inputs, drawn on the device."""
         tensors = allocate(self.problem, device)
         for i, part in enumerate(self.parts):
-            q, k, v = (x[i : i + 1] for x in (tensors.q, tensors.k, tensors.v))
-            draw(part, q, k, v, device)
+            draw(part, {name: tensor[i : i + 1] for name, tensor in tensors.by_name.items()}, device)
         return tensors
 
 
@@ -164,9 +163,10 @@ def _subjects(
             absent[baseline.name] = reason
         else:
             present.append(baseline)
-    if OFFICIAL not in [baseline.name for baseline in present]:
+    first = official("forward").name
+    if first not in [baseline.name for baseline in present]:
         yield _Subject({"version": yardstick.NAME}, partial(yardstick.run, problem, tensors))
-    for baseline in sorted(present, key=lambda baseline: baseline.name != OFFICIAL):
+    for baseline in sorted(present, key=lambda baseline: baseline.name != first):
         yield _Subject({"version": baseline.name}, baseline.prepare(problem, tensors))
     for artifact in kernels.values():
         yield _Subject(records.of_code(artifact), partial(_run, study.place, artifact, problem, tensors))

@@ -54,7 +54,7 @@ def _inputs(normal: Problem, families: Iterable[str]) -> Iterator[tuple[str, tup
 
 def _tensors(problem: Problem) -> Tensors:
     tensors = allocate(problem, "cuda")
-    draw(problem, tensors.q, tensors.k, tensors.v, "cuda")  # where the CPU would take a second for each
+    draw(problem, tensors.by_name, "cuda")  # where the CPU would take a second for each
     return tensors
 
 

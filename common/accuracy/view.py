@@ -75,7 +75,7 @@ class Line:
 
 def lines(rows: pd.DataFrame) -> Iterator[Line]:
     """A line for each kernel and dtype of `latest`: official kernels first, then rungs."""
-    order = sorted(rows["version"].unique(), key=lambda name: (name[:2].isdigit(), name))
+    order = sorted(rows["version"].unique(), key=lambda name: (_is_rung(name), name))
     for version in order:
         for dtype, group in rows[rows["version"] == version].groupby("dtype"):
             judged, timed = group[~group["timed"]], group[group["timed"]]
@@ -94,7 +94,7 @@ def lines(rows: pd.DataFrame) -> Iterator[Line]:
 
 def missed(rows: pd.DataFrame) -> list[str]:
     """A line for each kernel, dtype and family that missed a bar: which, and with how many keys."""
-    found = rows[(rows["verdict"] == MISSED) & rows["version"].str[:2].str.isdigit()]
+    found = rows[(rows["verdict"] == MISSED) & rows["version"].map(_is_rung)]
     return [
         f"{title(str(version))}, {dtype}, {family}: {_bars(group)}"
         for (version, dtype, family), group in found.groupby(["version", "dtype", "family"])
@@ -113,6 +113,13 @@ def title(version: str) -> str:
     """A kernel's name for readers."""
     if version in BASELINES:
         return BASELINES[version].title
-    if version[:2].isdigit():
-        return f"{version[:2]} {catalog.find(version).title}"
-    return version
+    return f"{short(version)} {catalog.find(version).title}" if _is_rung(version) else version
+
+
+def short(version: str) -> str:
+    """A kernel's name for terminals."""
+    return catalog.address_of(version) if _is_rung(version) else version
+
+
+def _is_rung(version: str) -> bool:
+    return catalog.address_of(version)[-2:].isdigit()

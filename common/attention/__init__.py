@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 
 import torch
@@ -15,7 +16,7 @@ from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
 from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator, on_gpu
-from flashladder.common.run.launch import check_shapes
+from flashladder.common.run.launch import check
 
 DEFAULT = "woven_general"  # the fastest that takes any attention
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -63,7 +64,8 @@ def _forward(
         return _emulated(problem, q, k, v, version)
     o, lse = _outputs(q)
     with torch.cuda.device(q.device):
-        on_gpu(_artifact(version, problem, q.device.index), problem, Tensors(q, k, v, o, lse, ()))()
+        tensors = Tensors({"q": q, "k": k, "v": v, "o": o, "lse": lse})
+        on_gpu(_artifact(version, problem, q.device.index), problem, tensors)()
     return o, lse
 
 
@@ -115,7 +117,7 @@ def _emulated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
     artifact, tensors = _artifact(version, problem, None), make_inputs(problem)
-    check_shapes(q, k, v, tensors.o, tensors.lse)
+    check(problem, dataclasses.replace(tensors, by_name={**tensors.by_name, "q": q, "k": k, "v": v}))
     for copy, tensor in ((tensors.q, q), (tensors.k, k), (tensors.v, v)):
         copy.copy_(tensor)
     on_emulator(artifact, problem, tensors, race=False)

@@ -11,43 +11,79 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from flashladder.common.build import declaration
 from flashladder.common.build.cubin import code_digest
-from flashladder.common.config import KernelConfig
+from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
+from flashladder.common.catalog import Version
+from flashladder.common.config import KernelConfig, listing
 from flashladder.common.errors import BuildError
 
-ENTRY = "attention_forward"
 HEADER, PTX, CUBIN, LOG, FACTS = "config.cuh", "kernel.ptx", "kernel.cubin", "build.log", "artifact.json"
 
 
 @dataclass(frozen=True)
-class LaunchInfo:
-    """What the kernel declares about its launch (FLASHLADDER_LAUNCH in common/cuda/params.cuh)."""
+class RungKernel:
+    """One kernel of a rung: how it is launched, and what ptxas says of it."""
 
-    num_threads: int
-    shared_bytes: int  # dynamic shared memory of one CTA
-    block_m: int
-    block_n: int
-    params_bytes: int  # size of AttentionParams
+    entry: str
+    launch: LaunchInfo
+    registers: int  # of one thread
+    spill_store_bytes: int  # of one thread, as ptxas counts them
+    spill_load_bytes: int
+    stack_bytes: int
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory, above 0 when registers spill or an array does not fit them."""
+        return max(self.stack_bytes, self.spill_store_bytes, self.spill_load_bytes)
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled kernel and what the compiler said of it."""
+    """A compiled rung and what the compiler said of it. Registers, spills and launch are those of the main kernel."""
 
     version: str  # the rung's name, "02_swizzling"
     config: KernelConfig
     arch: str
     directory: Path
-    registers: int  # of one thread
-    spill_store_bytes: int  # of one thread, as ptxas counts them
-    spill_load_bytes: int
-    stack_bytes: int
-    launch: LaunchInfo
+    kernels: tuple[RungKernel, ...]  # in the order in which they run
     compile_seconds: float
     cached: bool
+    operation: str = "forward"
+    workspaces: tuple[Workspace, ...] = ()  # memory that the kernels share
 
-    entry = ENTRY
+    @property
+    def entry(self) -> str:
+        """The main kernel."""
+        return entry_of(self.operation)
+
+    @cached_property
+    def main(self) -> RungKernel:
+        """The kernel that is named after the operation."""
+        return next(kernel for kernel in self.kernels if kernel.entry == self.entry)
+
+    @property
+    def launch(self) -> LaunchInfo:
+        return self.main.launch
+
+    @property
+    def registers(self) -> int:
+        return self.main.registers
+
+    @property
+    def spill_store_bytes(self) -> int:
+        return self.main.spill_store_bytes
+
+    @property
+    def spill_load_bytes(self) -> int:
+        return self.main.spill_load_bytes
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory of the kernel that has most."""
+        return max(kernel.local_bytes for kernel in self.kernels)
 
     @property
     def cubin(self) -> Path:
@@ -72,23 +108,28 @@ class Artifact:
         """What nvcc and ptxas printed."""
         return self.directory / LOG
 
-    @property
-    def local_bytes(self) -> int:
-        """Bytes of local memory, above 0 when registers spill or an array does not fit them."""
-        return max(self.stack_bytes, self.spill_store_bytes, self.spill_load_bytes)
+
+def entry_of(operation: str) -> str:
+    """The name of the main kernel in the rungs of an operation."""
+    return f"attention_{operation}"
 
 
-def seal(directory: Path, version: str, config: KernelConfig, arch: str, compile_seconds: float) -> None:
+def seal(directory: Path, version: Version, config: KernelConfig, arch: str, compile_seconds: float) -> None:
     """Reads the compiler's outputs in a folder and writes artifact.json, which makes the folder an artifact."""
+    log, declared = (directory / LOG).read_text(), declaration.read((directory / PTX).read_text())
+    if (main := entry_of(version.operation)) not in declared.launches:
+        raise BuildError(f"the rung declares no launch of {main}, only of {listing(declared.launches)}")
+    kernels = tuple(RungKernel(entry, launch, **_resources(log, entry)) for entry, launch in declared.launches.items())
     artifact = Artifact(
-        version,
+        version.name,
         config,
         arch,
         directory,
-        **_resources((directory / LOG).read_text()),
-        launch=_launch_info((directory / PTX).read_text()),
+        kernels,
         compile_seconds=compile_seconds,
         cached=False,
+        operation=version.operation,
+        workspaces=declared.workspaces,
     )
     facts = dataclasses.asdict(artifact)
     del facts["directory"], facts["cached"]
@@ -103,41 +144,39 @@ def load(directory: Path, cached: bool) -> Artifact | None:
         facts = json.loads((directory / FACTS).read_text())
         if facts.pop("digests") != _digests(directory):
             return None
-        config, launch = KernelConfig.parse(facts.pop("config")), LaunchInfo(**facts.pop("launch"))
-        return Artifact(config=config, launch=launch, directory=directory, cached=cached, **facts)
+        config = KernelConfig.parse(facts.pop("config"))
+        kernels = tuple(RungKernel(launch=_launch(each.pop("launch")), **each) for each in facts.pop("kernels"))
+        workspaces = tuple(Workspace(**fields) for fields in facts.pop("workspaces"))
+        return Artifact(
+            config=config, kernels=kernels, workspaces=workspaces, directory=directory, cached=cached, **facts
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _launch(facts: dict[str, Any]) -> LaunchInfo:
+    tensor_maps = tuple(TensorMap(**fields) for fields in facts.pop("tensor_maps"))
+    lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("grid", "cluster")}
+    return LaunchInfo(**facts, **lists, tensor_maps=tensor_maps)
 
 
 def _digests(directory: Path) -> dict[str, str]:
     return {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in (PTX, CUBIN, LOG)}
 
 
-def _resources(log: str) -> dict[str, int]:
-    """Registers, stack and spills from the log of `ptxas -v`."""
-    stack = re.search(
-        rf"Function properties for {ENTRY}\s+"
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+def _resources(log: str, entry: str) -> dict[str, int]:
+    """Registers, stack and spills of a kernel from the log of `ptxas -v`."""
+    found = re.search(
+        rf"Function properties for {entry}\s+"
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
         log,
+        re.S,
     )
-    registers = re.search(r"Used (\d+) registers", log)
-    if stack is None or registers is None:
-        raise BuildError(f"ptxas says nothing of a kernel {ENTRY}; it printed:\n{log.strip()}")
+    if found is None:
+        raise BuildError(f"ptxas says nothing of a kernel {entry}; it printed:\n{log.strip()}")
     return {
-        "registers": int(registers[1]),
-        "stack_bytes": int(stack[1]),
-        "spill_store_bytes": int(stack[2]),
-        "spill_load_bytes": int(stack[3]),
+        "registers": int(found[4]),
+        "stack_bytes": int(found[1]),
+        "spill_store_bytes": int(found[2]),
+        "spill_load_bytes": int(found[3]),
     }
-
-
-def _launch_info(ptx: str) -> LaunchInfo:
-    """The constant launch_info, an array of 32-bit words that PTX spells as words or as bytes."""
-    match = re.search(r"\.align 4 \.(b8|u32|b32) launch_info\[\d+\] = \{([\d, ]+)\}", ptx)
-    numbers = [int(number) for number in match[2].split(",")] if match else []
-    if match and match[1] == "b8":
-        numbers += [0] * (-len(numbers) % 4)  # trailing zeros may be left out
-        numbers = [int.from_bytes(bytes(numbers[i : i + 4]), "little") for i in range(0, len(numbers), 4)]
-    if len(numbers) != len(dataclasses.fields(LaunchInfo)):
-        raise BuildError("the kernel declares no launch_info; put FLASHLADDER_LAUNCH(...) of params.cuh into it")
-    return LaunchInfo(*numbers)

@@ -93,19 +93,21 @@ def build(
 def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
     """The folder of an artifact in the cache, named after everything that decides its content."""
     code = sources.digest(request.version.kernel), request.config.header()
-    decisive = (*code, request.arch, NVCC_FLAGS, PTXAS_FLAGS, compiler.identity)
+    decisive = (*code, request.version.operation, request.arch, NVCC_FLAGS, PTXAS_FLAGS, compiler.identity)
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
-    return cache_dir() / "artifacts" / f"{request.version.name}-{request.arch}-{key}"
+    return cache_dir() / "artifacts" / f"{request.version.file_name}-{request.arch}-{key}"
 
 
 def _without_local_memory(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
     """The result, or a BuildError when it uses local memory and its rung declares none."""
     if isinstance(result, BuildError) or not result.local_bytes or request.version.local_memory:
         return result
+    worst = max(result.kernels, key=lambda kernel: kernel.local_bytes)
+    which = f"{worst.entry} of " if len(result.kernels) > 1 else ""
     return BuildError(
-        f"{request} uses local memory: {result.stack_bytes} bytes of stack, {result.spill_store_bytes} bytes of spill "
-        f"stores, {result.spill_load_bytes} bytes of spill loads (at {result.registers} registers). Choose a smaller "
-        f"tile or more warps, or declare `local_memory: true` in {request.version.directory / 'version.yaml'}"
+        f"{which}{request} uses local memory: {worst.stack_bytes} bytes of stack, {worst.spill_store_bytes} bytes of "
+        f"spill stores, {worst.spill_load_bytes} bytes of spill loads (at {worst.registers} registers). Choose a "
+        f"smaller tile or more warps, or declare `local_memory: true` in {request.version.directory / 'version.yaml'}"
     )
 
 
@@ -131,7 +133,7 @@ def _compile(
                 sources.check_complete(kernel, folder / DEPENDENCIES)
                 if now.digest(kernel) != sources.digest(kernel):
                     raise BuildError("its source was edited while it was compiled; build it again")
-                artifacts.seal(folder, request.version.name, request.config, request.arch, seconds[place.name])
+                artifacts.seal(folder, request.version, request.config, request.arch, seconds[place.name])
                 results[place] = _install(folder, place)
             except BuildError as error:
                 results[place] = BuildError(f"{request} cannot be built:\n{error}")

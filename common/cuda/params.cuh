@@ -1,7 +1,7 @@
 // What the host passes to every kernel, and what every kernel tells the host.
 #pragma once
 
-// The one kernel argument. common/run/launch.py mirrors it with ctypes and checks its size against launch_info.
+// The first kernel argument. common/run/launch.py mirrors it with ctypes, and checks its size against the declared one.
 // Tensors are (batch, seqlen, heads, head_dim), their last dimension contiguous; lse is (batch, heads, seqlen_q) fp32,
 // contiguous, or null. Strides are in elements.
 struct TensorStride {
@@ -29,7 +29,7 @@ struct AttentionParams {
 };
 
 // Declares what the host must know to launch the kernel. The build reads it from the PTX, so the kernel alone says it.
-// The grid is (ceil(seqlen_q / block_m), num_heads, batch).
+// The grid is (ceil(seqlen_q / block_m), num_heads, batch). launch.cuh has whatever else a kernel may declare.
 #define FLASHLADDER_LAUNCH(num_threads, shared_bytes, block_m, block_n)                                              \
-    extern "C" __constant__ const unsigned launch_info[] = {num_threads, shared_bytes, block_m, block_n,             \
-                                                            sizeof(AttentionParams)}
+    extern "C" __constant__ const unsigned launch_attention_forward[] = {num_threads, shared_bytes, block_m,         \
+                                                                         block_n, sizeof(AttentionParams)}

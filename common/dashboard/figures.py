@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from flashladder.common import catalog
 from flashladder.common.report.theme import colour, figure, pixels, tip
 from flashladder.common.results import ladders
 from flashladder.common.results.ladder_runs import FIELD
@@ -140,7 +141,12 @@ def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
     height = ROW * len(table) + 94
     drawn = pixels(WIDTH, height)
     axes = _panel(drawn, LABELS, WIDTH - LABELS - 50, height)
-    rungs = pd.DataFrame({"rung": table.index.str[:2], "title": [titles.get(name, name) for name in table.index]})
+    rungs = pd.DataFrame(
+        {
+            "rung": [catalog.address_of(name) for name in table.index],
+            "title": [titles.get(name, name) for name in table.index],
+        }
+    )
     _name_rungs(axes, rungs)
     pipes = [pipe for pipe in PIPES if pipe in table]
     left = np.zeros(len(table))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from flashladder.common import catalog
 from flashladder.common.config import listing
 from flashladder.common.dashboard import figures
 from flashladder.common.report import markers, theme
@@ -152,8 +153,8 @@ def _on_two_cards(lines: pd.DataFrame, ladder: Ladder) -> list[str]:
 
 def _unmeasured(lines: pd.DataFrame) -> str:
     """A sentence on the rungs that are not in the table; empty where all are."""
-    left = {name: title for name, title in ladders.titles().items() if name not in set(lines["version"])}
-    links = [f"[{name[:2]}](versions/{name}) ({title})" for name, title in left.items()]
+    left = {rung.name: rung.title for rung in catalog.versions() if rung.name not in set(lines["version"])}
+    links = [f"[{catalog.address_of(name)}](versions/{name}) ({title})" for name, title in left.items()]
     return f"Not measured in what is shown: {', '.join(links)}. " if links else ""
 
 

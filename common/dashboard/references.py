@@ -121,7 +121,7 @@ def _label(version: str, config: str) -> str:
     except ConfigError:  # what has another name or other fields by now, or whose row is damaged
         return f"{version} {config}".strip() or "unnamed"
     changed = [f"{name}={value}" for name, value in changes.items()]
-    return ", ".join([f"rung {version[:2]}" if version[0].isdigit() else version, *changed])
+    return ", ".join([f"rung {catalog.address_of(version)}" if version[0].isdigit() else version, *changed])
 
 
 def _changes(implementation: Implementation, config: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flashladder.common import catalog
 from flashladder.common.dashboard import figures
 from flashladder.common.dashboard.roofline import roofline
 from flashladder.common.report import ladder_tables, theme
@@ -159,7 +160,7 @@ def _heat(rows: pd.DataFrame, title: str) -> Parts:
     for version, group in rows.groupby("version", sort=True):
         by_length = {row.seqlen_q: row for row in group.itertuples()}
         cells = [_heat_cell(by_length.get(length)) for length in lengths]
-        name = version if group["kind"].iloc[0] == FIELD else str(version)[:2]
+        name = version if group["kind"].iloc[0] == FIELD else catalog.address_of(str(version))
         lines.append({"rung": name, "version": version, "cells": cells})
     return {"title": title, "lengths": lengths, "rows": lines}
 

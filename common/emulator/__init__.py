@@ -15,8 +15,8 @@ Hopper adds has its places: TMA copies are agents like those of copies.py, which
 is a Gate, whose clock the race detector carries as it does a barrier's; a wgmma reads shared memory as such an agent.
 """
 
-from .counters import LineCount, Report
+from .counters import LineCount, Report, total
 from .machine import run
 from .memory import GlobalMemory
 
-__all__ = ["GlobalMemory", "LineCount", "Report", "run"]
+__all__ = ["GlobalMemory", "LineCount", "Report", "run", "total"]

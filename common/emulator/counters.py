@@ -118,6 +118,21 @@ class Report:
         return sum(line.units for line in self.global_memory)
 
 
+def total(reports: Sequence[Report]) -> Report:
+    """The counters of kernels that ran one after the other; `reached` are places in the last one's program."""
+    if len(reports) == 1:
+        return reports[0]
+    whole = Report(reached=reports[-1].reached)
+    for report in reports:
+        for name in ("instructions", "bytes_read", "bytes_written"):
+            counts = getattr(whole, name)
+            for key, count in getattr(report, name).items():
+                counts[key] = counts.get(key, 0) + count
+        for name in ("mma_flops", "shared", "global_memory", "num_ctas", "elapsed"):
+            setattr(whole, name, getattr(whole, name) + getattr(report, name))
+    return whole
+
+
 class Counters:
     """Collects during a run: executed blocks, and traffic per instruction and space."""
 

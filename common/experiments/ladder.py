@@ -35,12 +35,21 @@ SLOW = "00"  # takes 25 times as long as the others
 NUM_HEADS, HEAD_DIM = 16, 128
 
 
-def problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int) -> Iterator[Problem]:
+def problems(
+    dtypes: Iterable[str], lengths: Iterable[int], tokens: int, operation: str = "forward"
+) -> Iterator[Problem]:
     """The shapes: so many tokens in each, in batches of a length."""
     for dtype in dtypes:
         for seqlen in lengths:
             batch = max(1, tokens // seqlen)
-            yield Problem(batch=batch, num_heads=NUM_HEADS, seqlen_q=seqlen, head_dim=HEAD_DIM, dtype=dtype)
+            yield Problem(
+                batch=batch,
+                num_heads=NUM_HEADS,
+                seqlen_q=seqlen,
+                head_dim=HEAD_DIM,
+                dtype=dtype,
+                operation=operation,
+            )
 
 
 def entrants(
@@ -53,10 +62,10 @@ def entrants(
         except ConfigError as error:
             warn(f"left out: {error}")
             continue
-        yield Entrant(f"{version.number} {OWN}", version, {}, tuned_for=gpu)
+        yield Entrant(f"{version.address} {OWN}", version, {}, tuned_for=gpu)
         values = {name: value for name, value in fixed.items() if name in version.choices}
         if values.keys() >= TILE and _takes(version, values):
-            yield Entrant(f"{version.number} {FIXED}", version, values)
+            yield Entrant(f"{version.address} {FIXED}", version, values)
 
 
 def _takes(version: Version, values: dict[str, Value]) -> bool:
@@ -67,10 +76,10 @@ def _takes(version: Version, values: dict[str, Value]) -> bool:
     return True
 
 
-def beside(names: Iterable[str]) -> tuple[list[baselines.Baseline], list[ReferenceEntrant]]:
+def beside(names: Iterable[str], operation: str = "forward") -> tuple[list[baselines.Baseline], list[ReferenceEntrant]]:
     """The official kernels, first the one that ratios refer to, and this project's references; what cannot run here is
     left out with a word. ConfigError for another name."""
-    official, references = [baselines.find(baselines.OFFICIAL)], []
+    official, references = [baselines.official(operation)], []
     for name in dict.fromkeys(names):
         if name in baselines.BASELINES:
             official.append(baselines.find(name))

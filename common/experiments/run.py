@@ -111,6 +111,6 @@ def _emulate(artifact: Artifact, problem: Problem, tensors: Tensors, expected: E
     """What the emulator counts, of a kernel whose output is right; VerificationError otherwise."""
     tensors.poison()
     report = execute.on_emulator(artifact, problem, tensors)
-    check = verify(expected, tensors.o, tensors.lse, tensors.buffers)
+    check = verify(expected, tensors.outputs, tensors.buffers)
     check.require(f"{artifact.version} with {artifact.config.name}")
     return records.of_artifact(artifact) | records.of_check(check) | records.of_report(report)

@@ -11,9 +11,7 @@ from flashladder.common.catalog import Version
 from flashladder.common.config import listing
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.entrants import Entrant
-from flashladder.common.paths import VERSIONS
 
-KERNELS = VERSIONS / "experiments"  # kernels that are no rungs
 FA1 = "FlashAttention-1"
 FA2 = "FlashAttention-2"
 BLOCKS = ("block_m", "block_n", "num_warps")
@@ -37,7 +35,7 @@ class Experiment:
 
 def _own(rungs: Sequence[Version]) -> list[Entrant]:
     """Each rung in its default configuration."""
-    return [Entrant(version.number, version, {}) for version in rungs]
+    return [Entrant(version.address, version, {}) for version in rungs]
 
 
 def _blocks(rungs: Sequence[Version]) -> list[Entrant]:
@@ -52,13 +50,13 @@ def _blocks(rungs: Sequence[Version]) -> list[Entrant]:
             except ConfigError:
                 continue  # a combination that breaks a rule
             label = ",".join(f"{name}={value}" for name, value in chosen.items())
-            entrants.append(Entrant(f"{version.number}@{label}", version, chosen))
+            entrants.append(Entrant(f"{version.address}@{label}", version, chosen))
     return entrants
 
 
 def _orders(_: Sequence[Version]) -> list[Entrant]:
     """Both orders of the loops, in tiles of the same size."""
-    return [Entrant(FA1, catalog.find("fa1_order", KERNELS), {}), Entrant(FA2, catalog.find("01"), {})]
+    return [Entrant(FA1, catalog.find("experiments/fa1_order"), {}), Entrant(FA2, catalog.find("01"), {})]
 
 
 _ALL = (

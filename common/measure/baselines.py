@@ -17,12 +17,15 @@ import torch
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.problem import Problem, Tensors
 
-OFFICIAL = "fa2"
+OFFICIAL = {"forward": "fa2"}  # by operation
 _SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
 
 
 class Output(NamedTuple):
-    """O, (batch, seqlen_q, num_heads, head_dim), and LSE, (batch, num_heads, seqlen_q), where the library gives it."""
+    """O, (batch, seqlen_q, num_heads, head_dim), and LSE, (batch, num_heads, seqlen_q), where the library gives it.
+
+    Those of the forward operation: kernels of another give a named tuple of its outputs.
+    """
 
     o: torch.Tensor
     lse: torch.Tensor | None = None
@@ -37,7 +40,7 @@ def _takes_anything(_: Problem) -> str | None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A library's forward kernel."""
+    """A library's kernel."""
 
     name: str
     title: str
@@ -47,6 +50,7 @@ class Baseline:
     bind: Callable[[Any, Problem, Tensors], Run]  # with the imported module
     refuses: Callable[[Problem], str | None] = _takes_anything  # the reason, to be read after the title
     arches: tuple[int, ...] = (8, 9, 10, 12)  # major compute capabilities
+    operation: str = "forward"
 
     def missing(self) -> str | None:
         """Why it cannot be used here, with the line that mends it; None when it can."""
@@ -71,12 +75,17 @@ class Baseline:
     def refusal(self, problem: Problem) -> str | None:
         """Why it does not take the problem on the current device; None when it does."""
         major, minor = torch.cuda.get_device_capability()
-        reason = self.refuses(problem)
+        reason = self._does_not_take(problem)
         if major not in self.arches:
             reason = f"has no kernel for sm_{major}{minor}"
         elif problem.head_dim > 256 or problem.head_dim % 8:
             reason = f"takes no head_dim of {problem.head_dim}"
         return f"{self.title} {reason}" if reason else None
+
+    def _does_not_take(self, problem: Problem) -> str | None:
+        if problem.operation != self.operation:
+            return f"computes the operation {self.operation}, not {problem.operation}"
+        return self.refuses(problem)
 
     def prepare(self, problem: Problem, tensors: Tensors) -> Run:
         """What runs the kernel on these tensors. Raises DeviceError where it is missing or refuses."""
@@ -95,7 +104,7 @@ class CpuBaseline(Baseline):
         return None
 
     def refusal(self, problem: Problem) -> str | None:
-        reason = self.refuses(problem)
+        reason = self._does_not_take(problem)
         return f"{self.title} {reason}" if reason else None
 
 
@@ -234,7 +243,7 @@ def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 _TORCH = "pip install torch (a CUDA build)"
 _FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
 _ALL = (
-    Baseline(OFFICIAL, "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash),
+    Baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash),
     Baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
     Baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
     Baseline(
@@ -278,6 +287,13 @@ def find(name: str, among: Mapping[str, Baseline] = BASELINES) -> Baseline:
     if name not in among:
         raise ConfigError(f"no baseline {name}; there are {', '.join(among)}")
     return among[name]
+
+
+def official(operation: str) -> Baseline:
+    """The kernel that an operation is measured against; ConfigError where nobody has one."""
+    if operation not in OFFICIAL:
+        raise ConfigError(f"there is no official kernel for the operation {operation}, only for {', '.join(OFFICIAL)}")
+    return BASELINES[OFFICIAL[operation]]
 
 
 def _first_line(error: Exception) -> str:

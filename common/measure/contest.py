@@ -15,7 +15,7 @@ from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.spot import Stage
 from flashladder.common.measure.timing import Contender, Measurement, TimingSettings, measure
-from flashladder.common.problem import Check, Problem, expect, make_inputs, verify
+from flashladder.common.problem import DTYPES, LSE, Check, Problem, expect, make_inputs, verify
 from flashladder.common.references import Configured, Prepared
 from flashladder.common.run.execute import on_gpu
 from flashladder.common.run.gpu import faults_named
@@ -54,8 +54,13 @@ class Ring:
         self.problem = problem
         self.tensors = make_inputs(problem, device)
         expected = expect(problem, self.tensors)
-        ulp = torch.finfo(self.tensors.o.dtype).eps * float(expected.o.abs().max())
-        self.expected = replace(expected, tolerance=expected.tolerance + ulps * ulp)
+        ulp = torch.finfo(DTYPES[problem.dtype]).eps
+        allowed = {
+            name: 0.0 if name in problem.asked.fp32 else ulps * ulp * float(exact.abs().max())
+            for name, exact in expected.exact.items()
+        }
+        tolerances = {name: tolerance + allowed[name] for name, tolerance in expected.tolerances.items()}
+        self.expected = replace(expected, tolerances=tolerances)
 
     @cached_property
     def stage(self) -> Stage:
@@ -65,13 +70,18 @@ class Ring:
     def official(self, baseline: Baseline) -> Contender:
         """A baseline on these tensors."""
         run = baseline.prepare(self.problem, self.tensors)
-        return Contender(baseline.name, run, lambda: verify(self.expected, run().o, None))
+
+        def check() -> Check:
+            given = run()._asdict()
+            return verify(self.expected, {name: given[name] for name in self.problem.asked.outputs if name != LSE})
+
+        return Contender(baseline.name, run, check)
 
     def ours(self, name: str, kernel: Artifact | Configured, *, timed: bool) -> Contender:
         """A kernel on these tensors. DeviceError where it faults."""
 
         def faults() -> AbstractContextManager[None]:
-            return faults_named(kernel) if self.tensors.q.is_cuda else nullcontext()
+            return faults_named(kernel) if self.tensors.device.type == "cuda" else nullcontext()
 
         with faults():
             bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
@@ -81,7 +91,7 @@ class Ring:
             self.tensors.poison()
             with faults():
                 launch()
-            return verify(self.expected, self.tensors.o, self.tensors.lse, self.tensors.buffers)
+            return verify(self.expected, self.tensors.outputs, self.tensors.buffers)
 
         return Contender(name, launch, check, self.stage if timed else None)
 

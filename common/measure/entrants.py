@@ -32,6 +32,10 @@ class Entrant:
     values: dict[str, Value]
     tuned_for: str | None = None  # the GPU whose winner goes before the values, for problems that it has one for
 
+    @property
+    def operation(self) -> str:
+        return self.version.operation
+
     def config(self, problem: Problem, gpu: GpuDescription | None) -> KernelConfig:
         """What is compiled for a problem, by default for `gpu`. UnsupportedProblemError where the rung refuses it."""
         winner = tuned.config(self.version, self.tuned_for, problem) if self.tuned_for else None
@@ -47,6 +51,10 @@ class ReferenceEntrant:
     label: str
     reference: Reference
     values: dict[str, Value]
+
+    @property
+    def operation(self) -> str:
+        return self.reference.operation
 
     def configured(self, problem: Problem) -> Configured:
         """What takes part in a contest. UnsupportedProblemError where the reference does not take the problem."""
@@ -65,7 +73,7 @@ def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entrant |
     suffix, values = f"@{own}" if own else "", values | parse_values(own)
     if isinstance(kernel, Version):
         target.resolve(device, None)
-        return Entrant(kernel.number + suffix, kernel, values)
+        return Entrant(kernel.address + suffix, kernel, values)
     device_for(kernel, device)
     return ReferenceEntrant(kernel.name + suffix, kernel, values)
 

@@ -10,8 +10,9 @@ How that shows here, where a call is held in the GPU's queue behind what prepare
 - It skips work for data that it has seen: every spot check is a pair, a call on new inputs and one on those of all
   timed calls with their answer in the outputs. Both follow a call on the latter and the same copies, and take as long.
 
-New inputs are the old ones with the signs of columns changed, which leaves the scores as they are and changes the signs
-of O's columns: the exact answer is known, and rounding is the same. gpu-mode's kernel competitions met such kernels
+New inputs are the old ones with the signs of columns changed, as an operation allows it: of Q and K alike, which leaves
+the scores as they are, and of V, which changes the signs of O's columns. The exact answer is known, and rounding is the
+same. gpu-mode's kernel competitions met such kernels
 (gpu-mode/pygpubench), and karpathy/llm.c's pull request 851 describes two.
 """
 
@@ -52,11 +53,11 @@ class Stage:
     def __init__(self, tensors: Tensors, expected: Expected, seed: int = 0) -> None:
         self._tensors, self._expected = tensors, expected
         self._signs = torch.Generator().manual_seed(seed)
-        self._seen = {name: getattr(tensors, name).clone() for name in "qkv"}
-        self._new = {name: torch.empty_like(tensor) for name, tensor in self._seen.items()}
-        self._right = {"o": expected.o.to(tensors.o.dtype), "lse": expected.lse.to(tensors.lse.dtype)}
+        self._seen = {name: tensors.by_name[name].clone() for name in tensors.operation.inputs}
+        self._new = {name: tensor.clone() for name, tensor in self._seen.items()}
+        self._right = {name: expected.exact[name].to(tensor.dtype) for name, tensor in tensors.outputs.items()}
         tensors.poison()
-        self._poison = {name: getattr(tensors, name).clone() for name in self._right}
+        self._poison = {name: tensor.clone() for name, tensor in tensors.outputs.items()}
         self._kept = {name: torch.empty_like(tensor) for name, tensor in self._right.items()}
         self._wanted = expected
 
@@ -66,10 +67,15 @@ class Stage:
 
     def draw(self) -> None:
         """Make new inputs, and know their answer."""
-        scores, values = (self._draw_signs() for _ in range(2))
-        for name, signs in (("q", scores), ("k", scores), ("v", values)):
-            torch.mul(self._seen[name], signs, out=self._new[name])
-        self._wanted = replace(self._expected, o=self._expected.o * values)
+        wanted = dict(self._expected.exact)
+        for names in self._tensors.operation.signed_together:
+            signs = self._draw_signs(self._seen[names[0]])
+            for name in names:
+                if name in self._seen:
+                    torch.mul(self._seen[name], signs, out=self._new[name])
+                else:
+                    wanted[name] = wanted[name] * signs
+        self._wanted = replace(self._expected, exact=wanted)
 
     def new(self) -> None:
         """Queue the inputs that were drawn, and the poison in the outputs."""
@@ -78,28 +84,28 @@ class Stage:
     def keep(self) -> None:
         """Queue that what the outputs hold is taken away."""
         for name, tensor in self._kept.items():
-            tensor.copy_(getattr(self._tensors, name))
+            tensor.copy_(self._tensors.by_name[name])
 
     def fault(self) -> str | None:
         """What is wrong with the outputs that were kept, to be read after the contender's name."""
-        check = verify(self._wanted, self._kept["o"], self._kept["lse"], self._tensors.buffers)
+        check = verify(self._wanted, self._kept, self._tensors.buffers)
         if check.passed:
             return None
         faults = "\n  ".join(check.faults)
         if any("not written" in fault for fault in check.faults):
             return f"had not written its output when the clock of a timed call stopped:\n  {faults}"
-        if verify(self._expected, self._kept["o"], self._kept["lse"]).passed:
+        if verify(self._expected, self._kept).passed:
             return f"gave the answer of an earlier call to new inputs:\n  {faults}"
         return f"is wrong in a timed call on new inputs:\n  {faults}"
 
     def _put(self, values: dict[str, torch.Tensor]) -> None:
         for name, tensor in values.items():
-            getattr(self._tensors, name).copy_(tensor)
+            self._tensors.by_name[name].copy_(tensor)
 
-    def _draw_signs(self) -> torch.Tensor:
-        q = self._seen["q"]
-        signs = 1 - 2 * torch.randint(2, (q.shape[-1],), generator=self._signs)
-        return signs.to(q.device, q.dtype)
+    def _draw_signs(self, like: torch.Tensor) -> torch.Tensor:
+        """One for each column."""
+        signs = 1 - 2 * torch.randint(2, (like.shape[-1],), generator=self._signs)
+        return signs.to(like.device, like.dtype)
 
 
 class SpotChecks:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
+from flashladder.common.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.paths import VERSIONS
 from flashladder.common.pictures import layouts, loops
 from flashladder.common.pictures.device import Device, device
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
 from flashladder.common.sass.diff import comparable_configs
-
-ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}  # what the machine code is shown for
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def drawn_layouts() -> list[Picture]:
         **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_device, draw) for path, draw in of_device.items()}
-    return [Picture(catalog.VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
+    return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
 
 
 def machine_loops() -> list[Picture]:
@@ -79,9 +79,9 @@ def machine_loops() -> list[Picture]:
 
 def _requests(lower: catalog.Version, upper: catalog.Version) -> Iterator[BuildRequest]:
     """Both rungs as the tables of the upper one's page have them."""
-    arch = max(ARCH[version.instruction_set] for version in (lower, upper))
+    latest = max((version.instruction_set for version in (lower, upper)), key=[*INSTRUCTION_SETS].index)
     configs = comparable_configs(lower, upper)
-    return (BuildRequest(*each, arch) for each in zip((lower, upper), configs, strict=True))
+    return (BuildRequest(*each, INSTRUCTION_SETS[latest].arch) for each in zip((lower, upper), configs, strict=True))
 
 
 def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flashladder.common.build.artifact import ENTRY
 from flashladder.common.errors import DeviceError, ToolchainError
 from flashladder.common.sass.opcodes import FILLER, kind_of
 
@@ -89,15 +88,15 @@ def find_ncu() -> Path:
     )
 
 
-def profile(command: Sequence[str], folder: Path) -> Profile:
-    """Runs a command that launches one of our kernels, and profiles its first launch with all of ncu's sections.
+def profile(command: Sequence[str], folder: Path, entry: str) -> Profile:
+    """Runs a command that launches our kernel `entry`, and profiles its first launch with all of ncu's sections.
 
     The pages raw.csv and source.csv are left in the folder. Raises ToolchainError without ncu and DeviceError where the
     command or the profiler fails.
     """
     ncu = str(find_ncu())
     report = folder / "report.ncu-rep"
-    options = ["--set", "full", "--kernel-name", ENTRY, "--launch-count", "1", "--target-processes", "all"]
+    options = ["--set", "full", "--kernel-name", entry, "--launch-count", "1", "--target-processes", "all"]
     folder.mkdir(parents=True, exist_ok=True)
     _run([ncu, *options, "--force-overwrite", "--export", str(report), *command])
     for page, name in (("raw", RAW), ("source", SOURCE)):

@@ -127,7 +127,7 @@ def _kept(code: Code, problem: Problem, folder: Path) -> Profile | None:
 def _count(artifact: Artifact, problem: Problem, folder: Path) -> Profile:
     """A new profile, whose pages are left in the folder."""
     job = _job(artifact, problem)
-    counted = profile([sys.executable, "-c", _LAUNCHER, job], folder)
+    counted = profile([sys.executable, "-c", _LAUNCHER, job], folder, artifact.entry)
     (folder / JOB).write_text(job)
     return counted
 

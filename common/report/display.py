@@ -13,6 +13,7 @@ from rich.text import Text
 from flashladder.common import catalog
 from flashladder.common.build.sources import own_line
 from flashladder.common.console import facts, table
+from flashladder.common.instruction_sets import INSTRUCTION_SETS
 
 if TYPE_CHECKING:
     from flashladder.common.build.artifact import Artifact
@@ -30,11 +31,12 @@ LENGTHS = 6  # that a table has room for beside a kernel's name, in a console of
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear": "dim"}
 
 
-def ladder() -> Table:
-    """Every rung, with its idea and what it takes."""
-    made = table("The ladder", "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
-    for version in catalog.versions():
-        needs = "sm_90a" if version.instruction_set == "hopper" else "sm_80"
+def ladder(name: str = catalog.FIRST) -> Table:
+    """Every rung of a ladder, with its idea and what it takes."""
+    title = f"The ladder {name}" if name else "The ladder"
+    made = table(title, "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
+    for version in catalog.versions(ladder=name):
+        needs = INSTRUCTION_SETS[version.instruction_set].needs
         idea = Text.assemble((version.title, "bold"), "\n", version.idea)
         made.add_row(version.name, idea, needs, _takes(version.supports))
     return made

@@ -115,7 +115,7 @@ def text(version: Version) -> str:
 
 def _below(version: Version) -> Version | None:
     """The rung that a rung is compared with: the next lower one for the same instruction set."""
-    ladder = catalog.versions(version.directory.parent)
+    ladder = version.its_ladder()
     lower = [other for other in ladder[: ladder.index(version)] if other.instruction_set == version.instruction_set]
     return lower[-1] if lower else None
 
@@ -244,7 +244,7 @@ def _predicted(version: Version) -> list[str]:
     from flashladder.common.problem import Problem
 
     gpus = [load_gpu(name) for name in PREDICTED]
-    rungs = (catalog.find(PREDICTED_AGAINST, version.directory.parent), version)
+    rungs = (catalog.find(PREDICTED_AGAINST, version.root), version)
     pairs = [(rung, gpu) for gpu in gpus for rung in rungs]
     built = build([BuildRequest(rung, rung.config_for(Problem(), gpu), gpu.arch) for rung, gpu in pairs])
     figures = [_for_gpu(read(artifact), gpu) for artifact, (_, gpu) in zip(built, pairs, strict=True)]

@@ -59,7 +59,7 @@ class Run:
     @cached_property
     def cells(self) -> set[tuple[object, ...]]:
         """The rungs that it has of those that there are, each with its dtypes and lengths."""
-        known = {version.name for version in catalog.versions()}
+        known = {version.name for ladder in catalog.ladders() for version in catalog.versions(ladder=ladder)}
         own = self.rows[(self.rows["kind"] == OWN) & self.rows["version"].isin(known)]
         return set(own[["version", *_SHAPE]].itertuples(index=False, name=None))
 
@@ -115,7 +115,7 @@ class Ladder:
         """Those that are shown of a run: 00 to 16, 18."""
         mine = self.rows[(self.rows["run"] == run.name) & (self.rows["kind"] == OWN)]
         stretches: list[list[int]] = []
-        for rung in sorted({int(version[:2]) for version in mine["version"]}):
+        for rung in sorted({int(catalog.address_of(version)[-2:]) for version in mine["version"]}):
             if stretches and rung == stretches[-1][-1] + 1:
                 stretches[-1].append(rung)
             else:

@@ -56,8 +56,9 @@ class Limits:
 
 
 def titles() -> dict[str, str]:
-    """The rungs' titles, by their names."""
-    return {version.name: version.title for version in catalog.versions()}
+    """The titles of all ladders' rungs, by their names."""
+    every = (catalog.versions(ladder=ladder) for ladder in catalog.ladders())
+    return {version.name: version.title for rungs in every for version in rungs}
 
 
 def field_titles() -> dict[str, str]:
@@ -79,7 +80,7 @@ def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
         for (dtype, kind), group in ladder.rows.groupby(["dtype", "kind"], sort=False):
             below = None
             for version, rows in group.groupby("version", sort=True):
-                rung = "" if kind == FIELD else version[:2]
+                rung = "" if kind == FIELD else catalog.address_of(version)
                 line = {"gpu": gpu, "dtype": dtype, "rung": rung, "version": version, "kind": kind}
                 line |= {"title": names.get(version, version)} | means(rows, limits)
                 line |= {"chosen_by": rows["chosen_by"].iloc[-1] or "default"}

@@ -198,9 +198,12 @@ def bench(name: str = "bench") -> Log:
     return Log(results_dir() / f"{name}.csv", BENCH)
 
 
-def ladder(gpu: str) -> Log:
-    """The ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape."""
-    return Log(results_dir() / f"ladder_{gpu}.csv", LADDER)
+def ladder(gpu: str, name: str = "") -> Log:
+    """A ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape.
+
+    Further ladders, which have a name, each have a folder of their own.
+    """
+    return Log(results_dir() / name / f"ladder_{gpu}.csv", LADDER)
 
 
 def experiment(name: str) -> Log:

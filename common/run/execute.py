@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import Problem, Tensors
-from flashladder.common.run.launch import attention_params, grid
+from flashladder.common.run.launch import pack, steps, workspace_bytes
 
 if TYPE_CHECKING:
     from flashladder.common.emulator import Report
     from flashladder.common.run.gpu import Launch
 
-OUTPUTS = {"o", "lse"}
+EMULATED_SMS = 2  # of a persistent grid: few, so that a CTA has more than one tile to do
 
 
 def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
-    """What launches the kernel on these tensors, on torch's current stream; DeviceError without a GPU."""
+    """What launches the kernels on these tensors, on torch's current stream; DeviceError without a GPU."""
     from flashladder.common.run import gpu
 
     params = _params(artifact, problem, tensors)
     kernel = gpu.load(artifact)
-    with torch.cuda.device(tensors.q.device):
-        return kernel.prepare(params, grid(artifact.launch, params))
+    with torch.cuda.device(tensors.device):
+        lent = [
+            torch.empty(workspace_bytes(artifact, problem, workspace), dtype=torch.uint8, device=tensors.device)
+            for workspace in artifact.workspaces
+        ]
+        return kernel.prepare(params, steps(artifact, problem, params, gpu.num_sms()), lent)
 
 
 def on_emulator(
@@ -37,49 +42,66 @@ def on_emulator(
     race: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Run the kernel's PTX on the CPU tensors, filling the outputs. EmulatorError where the kernel does wrong.
+    """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
 
-    The kernel sees exactly the bytes between a buffer's guards; inputs are read-only, and outputs may not be read
-    before they are written.
+    The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
+    workspaces may be read before they are written, but for those that are zeroed.
     """
     from flashladder.common import emulator
 
     memory = emulator.GlobalMemory()
     addresses: dict[str, int] = {}
+    written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
     for buffer in tensors.buffers:
-        writes = OUTPUTS.issuperset(buffer.names)
         name = "/".join(buffer.names)
-        base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=not writes, initialised=not writes)
+        is_input = name not in written
+        base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=is_input, initialised=is_input)
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
     params = _params(artifact, problem, tensors, addresses)
-    report = emulator.run(
-        artifact.ptx.read_text(),
-        params,
-        grid(artifact.launch, params),
-        artifact.launch.num_threads,
-        artifact.launch.shared_bytes,
-        memory,
-        race=race,
-        progress=progress,
-    )
-    for buffer in tensors.buffers:
-        if OUTPUTS.issuperset(buffer.names):
-            buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read("/".join(buffer.names))))
-    return report
+    lent = [
+        memory.add(
+            f"workspace {workspace.name}",
+            np.zeros(workspace_bytes(artifact, problem, workspace), np.uint8),
+            initialised=workspace.zeroed,
+        )
+        for workspace in artifact.workspaces
+    ]
+    arguments, ptx = params + np.array(lent, np.uint64).tobytes(), artifact.ptx.read_text()
+    reports = [
+        emulator.run(
+            ptx,
+            arguments,
+            step.grid,
+            step.num_threads,
+            step.shared_bytes,
+            memory,
+            step.entry,
+            race=race,
+            progress=progress,
+        )
+        for step in steps(artifact, problem, params, EMULATED_SMS)
+    ]
+    for name, buffer in written.items():
+        buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
+    return emulator.total(reports)
+
+
+def _is_written(names: tuple[str, ...], problem: Problem) -> bool:
+    return set(problem.asked.outputs).issuperset(names)
 
 
 def _params(artifact: Artifact, problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
-    _check_row_stride(artifact, tensors)
-    return attention_params(tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse, problem.softmax_scale, addresses)
+    _check_row_stride(artifact, problem, tensors)
+    return pack(problem, tensors, addresses)
 
 
-def _check_row_stride(artifact: Artifact, tensors: Tensors) -> None:
+def _check_row_stride(artifact: Artifact, problem: Problem, tensors: Tensors) -> None:
     """A kernel compiled for one row stride would be silently wrong on tensors with another."""
     if "row_stride" not in artifact.config.fields:
         return
     compiled = artifact.config.row_stride
-    for name in ("q", "k", "v", "o"):
-        if (stride := getattr(tensors, name).stride(1)) != compiled:
+    for name, shape in problem.asked.shapes(problem).items():
+        if len(shape) == 4 and (stride := tensors.by_name[name].stride(1)) != compiled:
             raise UnsupportedProblemError(
                 f"{name} has rows {stride} elements apart; {artifact.version} was compiled for row_stride={compiled}: "
                 f"configure it with row_stride={stride}"

@@ -6,8 +6,9 @@ Importing this file needs no GPU; `require_gpu`, `load` and everything after it 
 from __future__ import annotations
 
 import ctypes
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from statistics import median
@@ -15,9 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
-from flashladder.common.build.artifact import ENTRY, Artifact
+from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
+from flashladder.common.run.launch import Step
 
 Launch = Callable[[], None]
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}
@@ -45,12 +47,17 @@ def device_arch(device: int | None = None) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
+def num_sms() -> int:
+    """SMs of the current device."""
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
 def load(artifact: Artifact) -> LoadedKernel:
-    """The artifact's kernel; DeviceError where there is no GPU or the driver refuses it.
+    """The artifact's kernels; DeviceError where there is no GPU or the driver refuses it.
 
     Artifacts that are the same, wherever they lie and whether or not they were compiled just now, are loaded once.
     """
-    same = describe(artifact), artifact.arch, artifact.code, artifact.launch
+    same = describe(artifact), artifact.arch, artifact.code, artifact.kernels, artifact.workspaces
     if same not in _loaded:
         require_gpu()
         torch.cuda.init()
@@ -59,7 +66,7 @@ def load(artifact: Artifact) -> LoadedKernel:
 
 
 class LoadedKernel:
-    """A loaded cubin, until the process ends. It may be launched on any device that its arch suits."""
+    """A loaded cubin and its kernels, until the process ends. It may be launched on any device that its arch suits."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -67,58 +74,70 @@ class LoadedKernel:
         no_options = (None, None, 0)
         image = artifact.cubin.read_bytes()
         self._library = self._checked("load", self._driver.cuLibraryLoadData(image, *no_options, *no_options))
-        self._kernel = self._checked(
-            "find the entry of", self._driver.cuLibraryGetKernel(self._library, ENTRY.encode())
-        )
-        self._functions: dict[int, Any] = {}
+        self._kernels = {kernel.entry: self._found(kernel.entry) for kernel in artifact.kernels}
+        self._functions: dict[tuple[int, str], Any] = {}
 
-    def prepare(self, params: bytes, grid: tuple[int, int, int]) -> Launch:
-        """A callable that launches the kernel on torch's current stream of the device that is current now.
+    def prepare(self, params: bytes, steps: Sequence[Step], workspaces: Sequence[torch.Tensor] = ()) -> Launch:
+        """A callable that launches the kernels on torch's current stream of the device that is current now.
 
         Everything is packed here, so that a launch costs the host a few microseconds; it can be captured in a CUDA
         graph. The tensors behind `params` must outlive it.
         """
         device = torch.cuda.current_device()
-        function = self._function(device)
-        argument = ctypes.create_string_buffer(params, len(params))
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        pointers = struct.pack(f"{len(workspaces)}Q", *(memory.data_ptr() for memory in workspaces))
+        packed = [ctypes.create_string_buffer(each, len(each)) for each in (params, pointers) if each]
+        arguments = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
         where = ctypes.addressof(arguments)
-        info = self.artifact.launch
-        shape = (*grid, info.num_threads, 1, 1, info.shared_bytes)
-        cu_launch, current_device = self._driver.cuLaunchKernel, torch.cuda.current_device
+        launches = [
+            (self._function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes)
+            for step in steps
+        ]
+        zeroed = [
+            (memory.data_ptr(), 0, memory.numel())
+            for memory, declared in zip(workspaces, self.artifact.workspaces, strict=True)
+            if declared.zeroed
+        ]
+        driver, current_device = self._driver, torch.cuda.current_device
         current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
 
-        def launch(_keep_alive: object = (argument, arguments)) -> None:
+        def launch(_keep_alive: object = (packed, arguments, workspaces)) -> None:
             if current_device() != device:
                 with torch.cuda.device(device):
                     return launch()
-            (status,) = cu_launch(function, *shape, current_stream(device), where, 0)
-            if status:
-                self._checked("launch", (status,))
+            stream = current_stream(device)
+            for memory in zeroed:
+                self._checked("clear a workspace of", driver.cuMemsetD8Async(*memory, stream))
+            for each in launches:
+                (status,) = driver.cuLaunchKernel(*each, stream, where, 0)
+                if status:
+                    self._checked("launch", (status,))
             return None
 
         return launch
 
     def occupancy(self) -> int:
-        """How many CTAs an SM of the current device holds at a time."""
+        """How many CTAs of the main kernel an SM of the current device holds at a time."""
         info = self.artifact.launch
-        function = self._function(torch.cuda.current_device())
+        function = self._function(torch.cuda.current_device(), self.artifact.entry)
         query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(self._checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
 
-    def _function(self, device: int) -> Any:
-        """The kernel on the current device, `device`, allowed its dynamic shared memory."""
-        if device not in self._functions:
+    def _found(self, entry: str) -> Any:
+        return self._checked(f"find {entry} in", self._driver.cuLibraryGetKernel(self._library, entry.encode()))
+
+    def _function(self, device: int, entry: str) -> Any:
+        """A kernel on the current device, `device`, allowed its dynamic shared memory."""
+        if (device, entry) not in self._functions:
             torch.cuda.synchronize()  # makes the device's context, which the driver's calls need
-            function = self._checked("load", self._driver.cuKernelGetFunction(self._kernel))
+            function = self._checked("load", self._driver.cuKernelGetFunction(self._kernels[entry]))
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            shared_bytes = self.artifact.launch.shared_bytes
+            shared_bytes = next(k.launch.shared_bytes for k in self.artifact.kernels if k.entry == entry)
             self._checked(
                 f"reserve {shared_bytes} bytes of shared memory for",
                 self._driver.cuFuncSetAttribute(function, attribute, shared_bytes),
             )
-            self._functions[device] = function
-        return self._functions[device]
+            self._functions[device, entry] = function
+        return self._functions[device, entry]
 
     def _checked(self, action: str, answer: tuple[Any, ...]) -> Any:
         """The value of a driver call's answer; DeviceError where its status is not success."""

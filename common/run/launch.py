@@ -1,25 +1,31 @@
-"""What the host hands to a kernel: a mirror of AttentionParams in common/cuda/params.cuh, and the grid.
+"""What the host hands to the kernels of a rung, and how it launches them: arguments, grids, workspaces.
 
 Tensors are (batch, seqlen, heads, head_dim) of one 16-bit type with any strides, as long as the last dimension is
-contiguous and every row starts at a multiple of 16 bytes. LSE is (batch, heads, seqlen_q), fp32, contiguous.
+contiguous and every row starts at a multiple of 16 bytes; or of any other shape, contiguous (LSE, of fp32).
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from flashladder.common.errors import BuildError, UnsupportedProblemError
+from flashladder.common.rules import Expression
 
 if TYPE_CHECKING:
     import torch
 
-    from flashladder.common.build import LaunchInfo
+    from flashladder.common.build import Artifact, LaunchInfo
+    from flashladder.common.build.declaration import Workspace
+    from flashladder.common.problem import Problem, Tensors
 
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
-MAX_ROW_STRIDE = 2**25 - 8  # elements: kernels count the bytes of the 32 rows that one step of a copy takes in 32 bits
+MAX_ROW_STRIDE = 2**25 - 8  # elements, in multiples of 8; kernels compute row * stride in 32 bits within a tile
+SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")
 
 
 class TensorStride(ctypes.Structure):
@@ -28,78 +34,137 @@ class TensorStride(ctypes.Structure):
     _fields_ = [(name, ctypes.c_longlong) for name in ("batch", "row", "head")]
 
 
-class AttentionParams(ctypes.Structure):
-    """The one kernel argument; params.cuh declares it for the device."""
+@dataclass(frozen=True)
+class Step:
+    """One launch of a kernel."""
 
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
-        *((f"{name}_stride", TensorStride) for name in ("q", "k", "v", "o")),
-        *((name, ctypes.c_int) for name in ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")),
+    entry: str
+    grid: tuple[int, int, int]
+    num_threads: int
+    shared_bytes: int
+
+
+@cache
+def params_type(tensors: tuple[str, ...], strided: tuple[str, ...]) -> type[ctypes.Structure]:
+    """The first argument of the kernels of an operation: its tensors, strides of those with four dimensions, sizes."""
+    fields = [
+        *((name, ctypes.c_void_p) for name in tensors),
+        *((f"{name}_stride", TensorStride) for name in strided),
+        *((name, ctypes.c_int) for name in SIZES),
         ("softmax_scale", ctypes.c_float),
     ]
+    return type("Params", (ctypes.Structure,), {"_fields_": fields})
 
 
-def attention_params(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor | None,
-    softmax_scale: float,
-    addresses: Mapping[str, int] | None = None,
-) -> bytes:
-    """The packed AttentionParams of these tensors.
+_expression = cache(Expression)  # read once: each call in a model is a new problem
+AttentionParams = params_type(("q", "k", "v", "o", "lse"), ("q", "k", "v", "o"))  # as params.cuh has it
 
-    `addresses` gives the tensors other addresses than their own (the emulator's), by the names q, k, v, o, lse.
-    Raises UnsupportedProblemError for a tensor that no kernel takes.
+
+def pack(problem: Problem, tensors: Tensors, addresses: Mapping[str, int] | None = None) -> bytes:
+    """The first argument of a rung's kernels for these tensors.
+
+    `addresses` gives the tensors other addresses than their own (the emulator's), by name. What is left out is null.
+    Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's.
     """
-    tensors = {"q": q, "k": k, "v": v, "o": o}
-    for name, tensor in tensors.items():
-        _check_layout(name, tensor)
-    check_shapes(q, k, v, o, lse)
+    shapes = problem.asked.shapes(problem)
+    _check(problem, tensors, shapes)
     if addresses is None:
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        addresses |= {"lse": 0 if lse is None else lse.data_ptr()}
-    for name in tensors:
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.by_name.items()}
+    strided = tuple(name for name, shape in shapes.items() if len(shape) == 4)
+    for name in strided:
         if (address := addresses[name]) % ALIGNMENT:
             raise UnsupportedProblemError(
                 f"{name} starts at address {address:#x}; kernels need a multiple of {ALIGNMENT} bytes"
             )
-    batch, seqlen_q, num_heads, _ = q.shape
-    params = AttentionParams(
-        **{name: addresses.get(name) or None for name in ("q", "k", "v", "o", "lse")},
-        **{f"{name}_stride": _stride(tensor) for name, tensor in tensors.items()},
-        batch=batch,
-        num_heads=num_heads,
-        num_heads_k=k.shape[2],
-        seqlen_q=seqlen_q,
-        seqlen_k=k.shape[1],
-        softmax_scale=softmax_scale,
+    params = params_type(tuple(shapes), strided)(
+        **{name: addresses.get(name) for name in shapes},
+        **{f"{name}_stride": _stride(tensors.by_name[name]) for name in strided},
+        **{name: getattr(problem, name) for name in SIZES},
+        softmax_scale=problem.softmax_scale,
     )
     return bytes(params)
 
 
-def grid(launch: LaunchInfo, params: bytes) -> tuple[int, int, int]:
-    """The grid (blocks of queries, heads, batch) of a kernel for packed `params`.
+def steps(artifact: Artifact, problem: Problem, params: bytes, num_sms: int) -> list[Step]:
+    """The launches of a run, in order.
 
-    Raises BuildError where the kernel was compiled against another AttentionParams, UnsupportedProblemError where
-    the grid is larger than CUDA allows.
+    Raises BuildError where a kernel was compiled against other parameters or declares what cannot be run yet,
+    UnsupportedProblemError where a grid is larger than CUDA allows.
     """
-    if not launch.params_bytes == len(params) == ctypes.sizeof(AttentionParams):
+    return [
+        Step(kernel.entry, _grid(artifact, kernel.entry, kernel.launch, problem, params, num_sms),
+             kernel.launch.num_threads, kernel.launch.shared_bytes)
+        for kernel in artifact.kernels
+    ]  # fmt: skip
+
+
+def workspace_bytes(artifact: Artifact, problem: Problem, workspace: Workspace) -> int:
+    """How large a workspace is for a problem."""
+    names = _names(artifact, artifact.launch, problem)
+    count = _expression(workspace.count, f"size of the workspace {workspace.name}").value(names)
+    return max(1, int(count)) * workspace.element_bytes
+
+
+def _grid(
+    artifact: Artifact, entry: str, launch: LaunchInfo, problem: Problem, params: bytes, num_sms: int
+) -> tuple[int, int, int]:
+    what = f"{entry} of {artifact.version}"
+    if launch.params_bytes != len(params):
         raise BuildError(
-            f"the kernel takes {launch.params_bytes} bytes of AttentionParams, the host packs {len(params)}: "
-            "make common/run/launch.py and common/cuda/params.cuh agree, then build again"
+            f"{what} takes {launch.params_bytes} bytes of parameters, the host packs {len(params)} for the operation "
+            f"{problem.operation}: make the kernel's struct and common/run/launch.py agree, then build again"
         )
-    fields = AttentionParams.from_buffer_copy(params)
-    for name in ("num_heads", "batch"):
-        if getattr(fields, name) > MAX_GRID_YZ:
-            raise UnsupportedProblemError(f"{name}={getattr(fields, name)}: a launch takes at most {MAX_GRID_YZ}")
-    return -(-fields.seqlen_q // launch.block_m), fields.num_heads, fields.batch
+    if launch.tensor_maps:
+        wanted = ", ".join(each.tensor for each in launch.tensor_maps)
+        raise BuildError(f"{what} wants tensor maps ({wanted}), which neither the launch nor the emulator can make yet")
+    if launch.cluster != (1, 1, 1):
+        shape = " x ".join(map(str, launch.cluster))
+        raise BuildError(f"{what} wants clusters of {shape} CTAs, which neither the launch nor the emulator has yet")
+    names = _names(artifact, launch, problem)
+    x, y, z = (int(_expression(text, f"grid of {entry}").value(names)) for text in launch.grid)
+    if launch.ctas_per_sm:
+        return min(x * y * z, launch.ctas_per_sm * num_sms), 1, 1
+    for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
+        if count > MAX_GRID_YZ:
+            raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
+    return x, y, z
+
+
+def _names(artifact: Artifact, launch: LaunchInfo, problem: Problem) -> dict[str, object]:
+    """What a declaration's arithmetic may read: the configuration, the problem's sizes, the kernel's tile."""
+    sizes = {name: getattr(problem, name) for name in (*SIZES, "head_dim")}
+    return {**artifact.config.as_dict(), **sizes, "block_m": launch.block_m, "block_n": launch.block_n}
 
 
 def _stride(tensor: torch.Tensor) -> TensorStride:
     batch, row, head, _ = tensor.stride()
     return TensorStride(batch=batch, row=row, head=head)
+
+
+def check(problem: Problem, tensors: Tensors) -> None:
+    """Raises UnsupportedProblemError unless kernels take the tensors, and they are the problem's."""
+    _check(problem, tensors, problem.asked.shapes(problem))
+
+
+def _check(problem: Problem, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    devices = {}
+    for name, shape in shapes.items():
+        if name not in tensors.by_name:
+            continue
+        tensor = tensors.by_name[name]
+        dtype = problem.asked.dtype(problem, name)
+        if len(shape) == 4:
+            _check_layout(name, tensor)
+        elif not tensor.is_contiguous():
+            raise UnsupportedProblemError(f"{name} has strides {tensor.stride()}; kernels take it contiguous")
+        if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+            raise UnsupportedProblemError(
+                f"{name} is {tuple(tensor.shape)} {tensor.dtype}; with the other tensors it is {shape} {dtype}"
+            )
+        devices[name] = tensor.device
+    if len(set(devices.values())) > 1:
+        given = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise UnsupportedProblemError(f"{given}; kernels take one device")
 
 
 def _check_layout(name: str, tensor: torch.Tensor) -> None:
@@ -124,35 +189,3 @@ def _check_layout(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedProblemError(
             f"{name} has rows {tensor.stride(1)} elements apart; kernels take at most {MAX_ROW_STRIDE}"
         )
-
-
-def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor | None) -> None:
-    """Raises UnsupportedProblemError unless the tensors fit each other: shapes, dtypes and devices."""
-    tensors = {"q": q, "k": k, "v": v, "o": o}
-    if len({(tensor.dtype, tensor.device) for tensor in tensors.values()}) > 1:
-        given = ", ".join(f"{name} {tensor.dtype} on {tensor.device}" for name, tensor in tensors.items())
-        raise UnsupportedProblemError(f"{given}; kernels take one dtype on one device")
-    batch, seqlen_q, num_heads, head_dim = q.shape
-    seqlen_k, num_heads_k = k.shape[1:3]
-    expected = {
-        "k": (batch, seqlen_k, num_heads_k, head_dim),
-        "v": (batch, seqlen_k, num_heads_k, head_dim),
-        "o": (batch, seqlen_q, num_heads, head_dim),
-    }
-    for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise UnsupportedProblemError(
-                f"{name} has shape {tuple(tensors[name].shape)}; with this q and k it is {shape}"
-            )
-    if num_heads % num_heads_k:
-        raise UnsupportedProblemError(f"{num_heads} query heads do not share {num_heads_k} key heads evenly")
-    if lse is None:
-        return
-    wanted = (batch, num_heads, seqlen_q)
-    if tuple(lse.shape) != wanted or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise UnsupportedProblemError(
-            f"lse is {tuple(lse.shape)} {lse.dtype} with strides {lse.stride()}; kernels write a contiguous {wanted} "
-            "torch.float32"
-        )
-    if lse.device != q.device:
-        raise UnsupportedProblemError(f"lse is on {lse.device}, q on {q.device}; kernels take one device")

@@ -34,8 +34,8 @@ class Target:
         return f"emulator (as {self.gpu.title})"
 
     def check(self, artifact: Artifact) -> None:
-        """Raises UnsupportedProblemError where a CTA of the kernel does not fit an SM of the target."""
-        needed = artifact.launch.shared_bytes
+        """Raises UnsupportedProblemError where a CTA of a kernel does not fit an SM of the target."""
+        needed = max(kernel.launch.shared_bytes for kernel in artifact.kernels)
         if needed > self.gpu.shared_per_block:
             raise UnsupportedProblemError(
                 f"{artifact.version} with {artifact.config.name} needs {needed} bytes of shared memory; "

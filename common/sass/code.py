@@ -113,8 +113,9 @@ class Code:
 
 @cache
 def read(artifact: Artifact) -> Code:
-    """Disassembles an artifact; ToolchainError where there is no nvdisasm."""
-    return Code(artifact, tuple(disassemble(artifact.cubin)))
+    """Disassembles an artifact's main kernel; ToolchainError where there is no nvdisasm."""
+    others = {kernel.entry for kernel in artifact.kernels} - {artifact.entry}
+    return Code(artifact, tuple(disassemble(artifact.cubin, others)))
 
 
 def count(instructions: Iterable[SassInstruction], bases: Sequence[str]) -> int:

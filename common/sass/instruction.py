@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ NO_BARRIER = 7
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x([0-9a-f]{16}) \*/$")
 _SECOND_WORD = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")
+_SECTION = re.compile(r"^\t\.section\t\.text\.([\w.$]+),")
 _LABEL = re.compile(r"^([\w.$]+):$")
 _SOURCE = re.compile(r'^\s*//## File "([^"]+)", line (\d+)')
 _GUARD = re.compile(r"^@(!?U?P\w+)\s+(.*)$")
@@ -102,14 +103,14 @@ class SassInstruction:
         return f"{guard}{self.opcode} {', '.join(self.operands)}".rstrip()
 
 
-def disassemble(cubin: Path) -> list[SassInstruction]:
+def disassemble(cubin: Path, others: Collection[str] = ()) -> list[SassInstruction]:
     """The instructions of a cubin's kernel and of the functions that it calls, in order, without the final padding.
 
-    Raises ToolchainError where nvdisasm is missing or refuses the file.
+    `others` are kernels of the cubin that are left out. ToolchainError where nvdisasm is missing or refuses the file.
     """
     command = [str(find_tool("nvdisasm")), "-c", "-gi", "-hex", str(cubin)]
     result = subprocess.run(command, capture_output=True, text=True)
-    instructions = parse(result.stdout)
+    instructions = parse("\n".join(_without_kernels(result.stdout, others)))
     if result.returncode or not instructions:
         said = result.stderr.strip() or "it printed no instructions"
         raise ToolchainError(f"nvdisasm cannot disassemble {cubin}: {said}. A whole cubin of one kernel would work")
@@ -121,6 +122,16 @@ def parse(listing: str) -> list[SassInstruction]:
     lines = list(_lines(listing))
     labels = dict(_labels(lines))
     return _without_padding([_instruction(line, labels) for line in lines if isinstance(line, _Line)])
+
+
+def _without_kernels(listing: str, others: Collection[str]) -> Iterator[str]:
+    """The lines of a listing, but for the code of these kernels."""
+    is_left_out = False
+    for row in listing.splitlines():
+        if match := _SECTION.match(row):
+            is_left_out = match[1] in others
+        if not is_left_out:
+            yield row
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from flashladder.common.emulator.mutate import synchronisations, without
 from flashladder.common.errors import EmulatorError
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.launch import attention_params, grid
+from flashladder.common.run.launch import pack, steps
 
 ARCH = "sm_80"
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
@@ -84,9 +84,9 @@ class Rung:
         for name, view in views.items():
             raw, is_input = view.contiguous().view(torch.uint8).numpy(), name in "qkv"
             addresses[name] = memory.add(name, raw, readonly=is_input, initialised=is_input)
-        params = attention_params(*views.values(), self.problem.softmax_scale, addresses)
-        launch = self.artifact.launch
-        report = emulator.run(program, params, grid(launch, params), launch.num_threads, launch.shared_bytes, memory)
+        params = pack(self.problem, tensors, addresses)
+        (step,) = steps(self.artifact, self.problem, params, num_sms=1)
+        report = emulator.run(program, params, step.grid, step.num_threads, step.shared_bytes, memory)
         return report, [memory.read(name).tobytes() for name in ("o", "lse")]
 
     def mutations(self):

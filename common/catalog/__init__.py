@@ -1,0 +1,46 @@
+"""Finds the rungs and the references in versions/ and knows what each takes, as its version.yaml declares it.
+
+schema      what a version.yaml may say             choice   the fields of a configuration, and their values
+catalogue   rungs and references, and finding them
+"""
+
+from flashladder.common.catalog.catalogue import (
+    FIRST,
+    PTXAS_LEVEL,
+    Implementation,
+    Reference,
+    Version,
+    address_of,
+    decided_by,
+    find,
+    find_implementation,
+    ladders,
+    nearest,
+    one_operation,
+    references,
+    select,
+    versions,
+)
+from flashladder.common.catalog.choice import Choice
+from flashladder.common.catalog.schema import SmallSm, Supports
+
+__all__ = [
+    "FIRST",
+    "PTXAS_LEVEL",
+    "Choice",
+    "Implementation",
+    "Reference",
+    "SmallSm",
+    "Supports",
+    "Version",
+    "address_of",
+    "decided_by",
+    "find",
+    "find_implementation",
+    "ladders",
+    "nearest",
+    "one_operation",
+    "references",
+    "select",
+    "versions",
+]

@@ -1,0 +1,314 @@
+"""The rungs and the references in versions/: what each is, which problems it takes, and how it is found.
+
+A ladder is a folder of rungs, NN_name: versions/ itself holds the first ladder, versions/backward/ one that is called
+backward. A rung of a further ladder bears its ladder's name, backward/03_name, and is addressed as backward/03.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashladder.common.catalog import schema
+from flashladder.common.catalog.choice import Configurable, choices_of
+from flashladder.common.catalog.schema import Supports
+from flashladder.common.config import GpuDescription, KernelConfig, Value, listing, spell
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.paths import VERSIONS
+from flashladder.common.rules import Rule
+
+if TYPE_CHECKING:
+    from flashladder.common.problem import Problem
+
+FIRST = ""  # the ladder that versions/ itself holds
+PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation(Configurable):
+    """An attention kernel of versions/: what it is, what it takes, and how it can be configured."""
+
+    title: str
+    idea: str
+    directory: Path
+    kernel: Path
+    supports: Supports
+    operation: str  # what it computes, one of common/operations
+
+    def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem.
+
+        Raises UnsupportedProblemError where no configuration computes the problem.
+        """
+        if refusal := self._unsupported(problem):
+            raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
+        decided = {name: value for name, value in decided_by(problem).items() if name in self.choices}
+        return self.config(gpu, **{**decided, **overrides})
+
+    def check(self, problem: "Problem", config: KernelConfig) -> None:
+        """Raises UnsupportedProblemError unless this implementation, so configured, computes the problem."""
+        if refusal := self._refusal(problem, config):
+            if self.takes(problem):
+                advice = f"configured as {self.config_for(problem)} it takes the problem"
+            else:
+                advice = self.alternative(problem)
+            raise UnsupportedProblemError(f"{self.name} {refusal}; {advice}")
+
+    @property
+    def root(self) -> Path:
+        """The folder that it was found in."""
+        return self.directory.parent
+
+    def alternative(self, problem: "Problem") -> str:
+        """What else takes the problem, in words."""
+        able = [other.name for other in references(self.root) if other.takes(problem)]
+        return f"of the references {listing(able)} take it" if able else "no reference takes the problem"
+
+    def takes(self, problem: "Problem") -> bool:
+        """Whether the default configuration computes the problem."""
+        if self._unsupported(problem):
+            return False
+        try:
+            return self._refusal(problem, self.config_for(problem)) is None
+        except ConfigError:
+            return False
+
+    def _unsupported(self, problem: "Problem") -> str | None:
+        """Why no configuration takes the problem, to be read after the name; None when one may."""
+        supports = self.supports
+        if problem.operation != self.operation:
+            return f"computes the operation {self.operation}, not {problem.operation}"
+        if problem.dtype not in supports.dtype:
+            return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
+        if problem.head_dim not in supports.head_dim:
+            return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
+        if problem.causal and not supports.causal:
+            return "has no causal mask"
+        if problem.num_heads != problem.num_heads_k and not supports.gqa:
+            return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
+        return None
+
+    def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
+        """Why it does not take the problem so configured, to be read after its name; None when it does."""
+        if unsupported := self._unsupported(problem):
+            return unsupported
+        if "row_stride" in config.fields and problem.layout != "bshd":
+            return f"needs the layout bshd, whose rows are row_stride={config.row_stride} apart, not {problem.layout}"
+        for name, value in decided_by(problem).items():
+            if name in config.fields and getattr(config, name) != value:
+                configured = f"{name}={spell(getattr(config, name))}"
+                return f"is configured for {configured}, but the problem has {name}={spell(value)}"
+        for name in ("seqlen_q", "seqlen_k"):
+            tile, seqlen = getattr(self.supports, name), getattr(problem, name)
+            if tile != "any" and seqlen % getattr(config, tile):
+                return f"takes {name} in multiples of {tile}={getattr(config, tile)}, not {seqlen}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version(Implementation):
+    """A rung of the ladder: a CUDA kernel that common/build compiles."""
+
+    ladder: str  # "backward"; FIRST of versions/ itself
+    instruction_set: str
+    local_memory: bool = False  # whether its kernels may spill registers
+
+    @property
+    def number(self) -> str:
+        """Its place in its ladder: "03"."""
+        return self.directory.name[:2]
+
+    @property
+    def address(self) -> str:
+        """What it is called by, short and of this rung alone: "03", "backward/03"."""
+        return address_of(self.name)
+
+    @property
+    def file_name(self) -> str:
+        """Its name as a part of a file's: "backward-03_name"."""
+        return self.name.replace("/", "-")
+
+    @property
+    def root(self) -> Path:
+        """The folder of all ladders."""
+        return self.directory.parents[1] if self.ladder else self.directory.parent
+
+    def its_ladder(self) -> "list[Version]":
+        """The rungs of its ladder, from the lowest up, itself among them."""
+        return versions(self.root, self.ladder)
+
+    def check_value(self, name: str, value: Value) -> None:
+        """As `Implementation.check_value`; PTXAS_LEVEL need not be declared, and is then the last field."""
+        if name == PTXAS_LEVEL and name not in self.choices:
+            self._checked({name: value})
+        else:
+            super().check_value(name, value)
+
+    def check_arch(self, arch: str) -> None:
+        """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""
+        INSTRUCTION_SETS[self.instruction_set].check(self.name, arch)
+
+    def alternative(self, problem: "Problem") -> str:
+        if able := nearest(self, problem):
+            return f"the nearest rung that takes the problem is {able.name}"
+        return f"no rung takes the problem; {super().alternative(problem)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(Implementation):
+    """An implementation beside the ladder: a Python module that common/references runs."""
+
+    devices: tuple[str, ...]  # cpu, gpu
+    requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it
+
+
+def decided_by(problem: "Problem") -> dict[str, Value]:
+    """The configuration fields that a problem decides, in a rung that has them."""
+    row_stride = problem.num_heads * problem.head_dim
+    return {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal, "row_stride": row_stride}
+
+
+def ladders(root: Path = VERSIONS) -> list[str]:
+    """The ladders' names, the first one's (FIRST) before the others."""
+    others = {path.parents[1].name for path in root.glob("[!0-9]*/[0-9][0-9]_*/version.yaml")}
+    return [FIRST, *sorted(others)]
+
+
+def versions(root: Path = VERSIONS, ladder: str = FIRST) -> list[Version]:
+    """All rungs of a ladder, from the lowest up."""
+    return [_load(directory, ladder) for directory in _rungs(root, ladder)]
+
+
+def find(name: str, root: Path = VERSIONS) -> Version:
+    """A rung by its number ("02" or "2"), its name ("02_swizzling") or the name's words ("swizzling").
+
+    One of a further ladder has the ladder's name before it: "backward/03". ConfigError lists those there are.
+    """
+    ladder, _, rung = name.rpartition("/")
+    rungs = _rungs(root, ladder) if ladder in ladders(root) else []
+    for directory in rungs:
+        number, words = directory.name[:2], directory.name[3:]
+        if rung in (number, number.lstrip("0") or "0", directory.name, words):
+            return _load(directory, ladder)
+    if ladder and rungs:
+        known = [_qualified(ladder, directory.name) for directory in rungs]
+    else:
+        known = [directory.name for directory in (*_rungs(root, FIRST), *_reference_directories(root))]
+        known += [f"those of {other}/" for other in ladders(root) if other != FIRST]
+    raise ConfigError(f"no version {name}; there are {listing(known)}")
+
+
+def address_of(name: str) -> str:
+    """What the rung of this name is called by: "02" of 02_swizzling, "backward/03" of backward/03_name."""
+    ladder, _, rung = name.rpartition("/")
+    return _qualified(ladder, rung[:2])
+
+
+def select(names: Iterable[str], root: Path = VERSIONS) -> list[Version]:
+    """The rungs that a person names, each alone or a whole ladder ("backward"); without a name the first ladder."""
+    chosen = [versions(root, name) if name in ladders(root) else [find(name, root)] for name in names]
+    return [version for several in chosen for version in several] or versions(root)
+
+
+def one_operation(operations: Iterable[str]) -> str:
+    """The operation of kernels that are to be compared; ConfigError where they are several."""
+    several = sorted(set(operations))
+    if len(several) > 1:
+        raise ConfigError(f"the kernels compute different operations ({listing(several)}): compare those of one")
+    return several[0]
+
+
+def references(root: Path = VERSIONS) -> list[Reference]:
+    """The implementations beside the ladders, by name."""
+    return [_load_reference(directory) for directory in _reference_directories(root)]
+
+
+def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference:
+    """A rung by any of its names, or a reference by its own."""
+    for directory in _reference_directories(root):
+        if name == directory.name:
+            return _load_reference(directory)
+    return find(name, root)
+
+
+def nearest(version: Version, problem: "Problem") -> Version | None:
+    """The rung of the same ladder closest to `version` (the higher one of two) that takes the problem."""
+    able = [other for other in version.its_ladder() if other != version and other.takes(problem)]
+    here = int(version.number)
+    return min(able, key=lambda other: (abs(int(other.number) - here), -int(other.number)), default=None)
+
+
+def _rungs(root: Path, ladder: str) -> list[Path]:
+    return [path.parent for path in sorted((root / ladder).glob("[0-9][0-9]_*/version.yaml"))]
+
+
+def _reference_directories(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(root.glob("[!0-9]*/version.yaml"))]
+
+
+def _qualified(ladder: str, name: str) -> str:
+    return f"{ladder}/{name}" if ladder else name
+
+
+@cache
+def _load(directory: Path, ladder: str) -> Version:
+    """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
+    path = directory / schema.FILE
+    try:
+        declared = schema.read(path, schema.RungDeclaration)
+        version = Version(
+            **_shared(directory, _qualified(ladder, directory.name), declared, "kernel.cu"),
+            ladder=ladder,
+            instruction_set=declared.instruction_set,
+            local_memory=declared.local_memory,
+        )
+        _check(version)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return version
+
+
+@cache
+def _load_reference(directory: Path) -> Reference:
+    """Reads a reference's version.yaml; ConfigError names the file and what is wrong with it."""
+    path = directory / schema.FILE
+    try:
+        declared = schema.read(path, schema.ReferenceDeclaration)
+        reference = Reference(
+            **_shared(directory, directory.name, declared, "kernel.py"),
+            devices=declared.devices,
+            requires=declared.requires,
+        )
+        _check(reference)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return reference
+
+
+def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: str) -> dict[str, Any]:
+    """What every implementation has."""
+    return {
+        "name": name,
+        "title": declared.title,
+        "idea": declared.idea,
+        "directory": directory,
+        "kernel": (directory / (declared.kernel or kernel)).resolve(),
+        "supports": declared.supports,
+        "operation": declared.operation,
+        "choices": choices_of(declared),
+        "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
+        "defaults": declared.defaults,
+        "small_sm": declared.small_sm,
+    }
+
+
+def _check(implementation: Implementation) -> None:
+    if not implementation.kernel.is_file():
+        raise ConfigError(f"there is no kernel {implementation.kernel}")
+    for tile in (implementation.supports.seqlen_q, implementation.supports.seqlen_k):
+        if tile != "any" and tile not in implementation.choices:
+            raise ConfigError(f"seqlen_q and seqlen_k are `any` or a field of the rung, not {tile}")
+    implementation.check_choices()

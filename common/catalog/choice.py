@@ -1,0 +1,115 @@
+"""How an implementation can be configured: its fields, their defaults, and which values go together."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flashladder.common.catalog.schema import Declaration, SmallSm
+from flashladder.common.config import (
+    RULES,
+    GpuDescription,
+    KernelConfig,
+    Value,
+    check_rules,
+    field_named,
+    listing,
+    parse_values,
+    spell,
+)
+from flashladder.common.errors import ConfigError
+from flashladder.common.rules import Rule
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration field of a rung: its default and the values it may take (`any`: what its type allows).
+
+    Of a field that takes any value, the search space has the default alone.
+    """
+
+    default: Value
+    values: tuple[Value, ...]
+    any_value: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configurable:
+    """What has a name and fields, and becomes a KernelConfig."""
+
+    name: str
+    choices: Mapping[str, Choice] = dataclasses.field(hash=False)  # in declared order; dtype and head_dim lead
+    rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
+    # of a head_dim, where they are not those of the choices
+    defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
+    small_sm: SmallSm | None = dataclasses.field(default=None, hash=False)
+
+    def config(self, gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
+        """The default configuration, that for `gpu` where there is one, with these fields changed.
+
+        ConfigError names what is not allowed.
+        """
+        for name, value in overrides.items():
+            self.check_value(name, value)
+        head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
+        values = {name: choice.default for name, choice in self.choices.items()}
+        values.update(self.defaults.get(head_dim, {}))
+        if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
+            values.update(self.small_sm.defaults.get(head_dim, {}))
+        return self._checked({**values, **overrides})
+
+    def check_value(self, name: str, value: Value) -> None:
+        """Raises ConfigError unless there is such a field, and it may have this value."""
+        if name not in self.choices:
+            raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
+        field_named(name).check(value)
+        if value not in self.choices[name].values and not self.choices[name].any_value:
+            allowed = listing(self.choices[name].values)
+            raise ConfigError(f"{name}={spell(value)} is not one of {allowed}, which {self.name} takes")
+
+    def parse_config(self, text: str) -> KernelConfig:
+        """The configuration that `field=value,...` names; fields it leaves out have their defaults."""
+        return self.config(**parse_values(text))
+
+    def space(self) -> Iterator[KernelConfig]:
+        """Every valid configuration."""
+        for values in itertools.product(*(choice.values for choice in self.choices.values())):
+            named = dict(zip(self.choices, values, strict=True))
+            if all(rule.holds(named) for rule in (*RULES, *self.rules)):
+                yield KernelConfig.of(**named)
+
+    def check_choices(self) -> None:
+        """Raises ConfigError unless every default, and every value that may be chosen, is allowed."""
+        for name, choice in self.choices.items():
+            for value in choice.values:
+                field_named(name).check(value)
+            if choice.default not in choice.values:
+                raise ConfigError(f"the default {name}={spell(choice.default)} is not among its values")
+        for rule in self.rules:
+            if unknown := rule.names - self.choices.keys():
+                raise ConfigError(f"the rule {rule.require!r} reads {listing(sorted(unknown))}, which the rung lacks")
+        self.config()
+        small = self.small_sm.defaults if self.small_sm else {}
+        for head_dim, values in (*self.defaults.items(), *small.items()):
+            self.config(**{"head_dim": head_dim, **values})
+
+    def _checked(self, values: dict[str, Value]) -> KernelConfig:
+        try:
+            check_rules(self.rules, values)
+            return KernelConfig.of(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from None
+
+
+def choices_of(declared: Declaration) -> dict[str, Choice]:
+    """The fields that a version.yaml declares; dtype and head_dim lead."""
+    supports = declared.supports
+    choices = {
+        "dtype": Choice(supports.dtype[0], supports.dtype),
+        "head_dim": Choice(supports.head_dim[0], supports.head_dim),
+    }
+    for name, field in declared.config.items():
+        any_value = field.values == "any"
+        choices[name] = Choice(field.default, (field.default,) if any_value else tuple(field.values), any_value)
+    return choices

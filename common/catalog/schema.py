@@ -1,0 +1,144 @@
+"""What a version.yaml may say: its keys and their types, checked by pydantic, told in the words of whoever wrote it."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from flashladder.common.config import listing
+from flashladder.common.errors import ConfigError
+from flashladder.common.instruction_sets import INSTRUCTION_SETS
+
+FILE = "version.yaml"
+
+StrictValue = StrictBool | StrictInt | StrictStr
+Fields = dict[StrictStr, StrictValue]
+ByHeadDim = dict[StrictInt, Fields]
+
+
+class Declared(BaseModel):
+    """A mapping of a version.yaml: no unknown keys, no other types, nothing that changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Supports(Declared):
+    """The problems an implementation takes. seqlen_*: `any`, or the config field of which it must be a multiple."""
+
+    dtype: tuple[StrictStr, ...]
+    head_dim: tuple[StrictInt, ...]
+    seqlen_q: StrictStr = "any"
+    seqlen_k: StrictStr = "any"
+    causal: StrictBool = False
+    gqa: StrictBool = False
+    lse: StrictBool = True
+
+
+class DeclaredChoice(Declared):
+    """A configuration field: its default, and the values it may take (`any`: what its type allows)."""
+
+    default: StrictValue
+    values: Literal["any"] | tuple[StrictValue, ...]
+
+
+class SmallSm(Declared):
+    """The defaults for a GPU whose SMs have less than `below` bytes of shared memory: fields by head_dim."""
+
+    below: StrictInt
+    defaults: ByHeadDim
+
+
+class DeclaredRule(Declared):
+    """A rule of its own, as common/rules.py has it."""
+
+    require: StrictStr
+    why: StrictStr
+
+
+class Declaration(Declared):
+    """What rungs and references declare alike."""
+
+    title: StrictStr
+    idea: StrictStr
+    supports: Supports
+    config: dict[StrictStr, DeclaredChoice]
+    operation: StrictStr = "forward"  # one of common/operations
+    kernel: StrictStr | None = None  # the file, where it is not the usual one
+    rules: tuple[DeclaredRule, ...] = ()  # on top of config.RULES
+    defaults: ByHeadDim = {}  # where they are not those of `config`
+    small_sm: SmallSm | None = None
+
+
+def _one_of(*known: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in known:
+            raise PydanticCustomError("one_of", "is not one of {known}", {"known": listing(known)})
+        return value
+
+    return AfterValidator(check)
+
+
+class RungDeclaration(Declaration):
+    """The version.yaml of a rung."""
+
+    instruction_set: Annotated[StrictStr, _one_of(*INSTRUCTION_SETS)]
+    local_memory: StrictBool = False
+
+
+class ReferenceDeclaration(Declaration):
+    """The version.yaml of a reference."""
+
+    devices: tuple[Annotated[StrictStr, _one_of("cpu", "gpu")], ...]
+    requires: dict[StrictStr, StrictStr] = {}
+
+
+Kind = TypeVar("Kind", bound=Declaration)
+
+
+def read(path: Path, kind: type[Kind]) -> Kind:
+    """A version.yaml; ConfigError says what is wrong with it, all at once."""
+    try:
+        return kind.model_validate(yaml.safe_load(path.read_text()))
+    except yaml.YAMLError as error:
+        raise ConfigError(str(error)) from None
+    except ValidationError as invalid:
+        raise ConfigError("; ".join(_in_words(error, kind) for error in invalid.errors())) from None
+
+
+def _in_words(error: ErrorDetails, kind: type[Declared]) -> str:
+    """One of pydantic's errors, as it is said here: where, what was given, and what would work."""
+    *outer, last = error["loc"] or ("",)
+    given: Any = error["input"]
+    match error["type"]:
+        case "missing":
+            return _at(outer, f"the key {last} is missing")
+        case "extra_forbidden":
+            return _at(outer, f"unknown key {last}; the keys here are {listing(_keys(kind, outer))}")
+        case "model_type":
+            return _at(error["loc"], f"{given!r} is not a mapping with the keys {listing(_keys(kind, error['loc']))}")
+        case "one_of":
+            name = next(step for step in reversed(error["loc"]) if isinstance(step, str))
+            return f"{name}={given} {error['msg']}"
+        case _:
+            return _at(error["loc"], f"{given!r}: {error['msg'][0].lower()}{error['msg'][1:]}")
+
+
+def _at(place: "list[int | str] | tuple[int | str, ...]", text: str) -> str:
+    return f"{'.'.join(map(str, place))}: {text}" if place else text
+
+
+def _keys(kind: type[Declared], place: "list[int | str] | tuple[int | str, ...]") -> list[str]:
+    """The keys of the mapping at a place."""
+    for step in place:
+        if field := kind.model_fields.get(str(step)):
+            kind = _inner(field.annotation) or kind
+    return sorted(kind.model_fields)
+
+
+def _inner(annotation: Any) -> type[Declared] | None:
+    """The mapping that a type speaks of: X of `tuple[X, ...]`, `dict[str, X]` and `X | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, Declared):
+        return annotation
+    return next(filter(None, map(_inner, getattr(annotation, "__args__", ()))), None)
