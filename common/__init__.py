@@ -2,6 +2,7 @@
 
 The rooms, in the order of their imports: each knows only those above it. What every room uses lies beside them.
 
+families      inputs that are hard on an attention kernel, by design
 operations    what a problem asks for: its tensors, exact answer and tolerance
 catalog       the rungs and references in versions/, and what each declares
 emulator      runs PTX on the CPU

@@ -198,7 +198,7 @@ def test_arch_must_have_the_instructions(tiny):
     blackwell.check_arch("sm_100a")
     for version, arch, message in (
         (tiny, "sm_75", "07_tiny uses ampere instructions, which need sm_80 or later, not sm_75"),
-        (hopper, "sm_80", "which need sm_90a, not sm_80; of the GPUs described h100, h200 have them"),
+        (hopper, "sm_80", "which need sm_90a, not sm_80; of the GPUs described gh200, h100, .* have them"),
         (blackwell, "sm_90a", "30_blackwell uses blackwell instructions, which need sm_100a, not sm_90a; .* b200 have"),
         (hopper, "sm_100a", "which need sm_90a, not sm_100a"),
         (tiny, "h100", "h100 is not an arch such as sm_80 or sm_90a"),

@@ -181,4 +181,4 @@ def test_strides_that_no_copy_can_follow_are_refused(name):
     artifact = build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH)
     odd = torch.zeros(1, 64, 1, 68, dtype=torch.bfloat16)[..., :64]
     with pytest.raises(UnsupportedProblemError, match=rf"{name} has strides .*; kernels need multiples of 8 elements"):
-        on_emulator(artifact, problem, dataclasses.replace(tensors, **{name: odd}))
+        on_emulator(artifact, problem, dataclasses.replace(tensors, by_name={**tensors.by_name, name: odd}))
