@@ -66,6 +66,7 @@ FIELDS = {
         Field("skip_first_rescale", bool, "the first step of the main loop does not rescale O"),
         Field("row_stride", int, "elements from a row of Q, K, V or O to the next, known to the compiler"),
         Field("causal", bool, "a row of Q sees no later row of K"),
+        Field("lse", bool, "the log-sum-exp of each row may be asked for"),
         Field("accumulate", str, "type of every number in between", choices=("fp32", "fp64")),
     )
 }

@@ -10,30 +10,60 @@ constexpr bool is_wide = false;
 template <>
 constexpr bool is_wide<__nv_bfloat16> = true;
 
-// In shared memory: whether a warp has lost a row. A warp tells of block j when it has finished it. After the barrier
-// of block j - 1 all warps know. A quick warp may by then tell of block j - 1, so even and odd blocks have a word each.
+// In shared memory: what the warps have lost. A warp tells of block j when it has finished it. After the barrier of
+// block j - 1 all warps know. A quick warp may by then tell of block j - 1, so even and odd blocks have a word each.
 struct Loss {
+    // What may be lost: a row's sum up to its jump, which has no weight beside what the row jumped to; or more.
+    enum { sum = 1, more = 2 };
     int of_block[2];
 
     // Before the first barrier.
     __device__ void clear() {
         if (threadIdx.x < 2) of_block[threadIdx.x] = 0;
     }
-    __device__ void tell(int block) { atomicOr(&of_block[block % 2], 1); }
+    __device__ void tell(int block, int what) { atomicOr(&of_block[block % 2], what); }
     __device__ bool known(int block) const { return of_block[block % 2] != 0; }
+    __device__ int all() const { return of_block[0] | of_block[1]; }
+};
+
+// A way through the blocks from `from` down to 0. All passes but the first begin anew. Then rows that have lost nothing
+// sleep until block `until` is done, as they had these blocks before; if it is negative, all rows begin anew.
+struct Pass {
+    static constexpr int anchored = 3;  // so many may be anchored: who loses rows all the time looks for the maxima
+    int from;
+    int until;
+    int number;
 };
 
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum: an anchor. Where T is wide, blocks after the
 // first may be taken without a look at their scores. After such a block, `settle` looks at the sums, and moves the
-// anchor of a row whose sum has grown large. A row that has jumped too far is lost. Its P may have left the range, and
-// what came before has no weight beside it. Then the CTA begins anew with the block of the jump. From there on it looks
-// for the maxima (`update`).
+// anchor of a row whose sum has grown large. If a row has jumped so far that it left the range, it is lost. What came
+// before its jump has no weight. Then the CTA begins anew with the block of the jump, and looks for the maxima
+// (`update`) there. Rows that are not lost sleep until they are asked for new blocks.
 template <class T, int rows>
 struct AnchoredSoftmax : LazySoftmax<T, rows> {
     static constexpr float large = 0x1p16f;  // a sum that reaches this moves the anchor
-    static constexpr float far = 0x1p42f;    // and here its row is lost: sums below `large` weigh below 2^-26 beside it
+    static constexpr float far = 0x1p42f;    // and beside this one, those below `large` weigh below 2^-26
+    static constexpr float most = 120.0f;    // by which an anchor moves, in log2: 2^-126 is the smallest factor
+    static constexpr float asleep = 0x1p126f;  // the m of a row that sleeps: whatever it is shown weighs 0
 
-    float block_l[rows / 16][2];  // the sums of the block at hand, apart from l as in `exponentiate_apart`
+    float waking_m[rows / 16][2];  // of a row that sleeps
+
+    // Before a pass that begins anew: clears the rows that are to begin anew, and puts the others to sleep. (A branch
+    // for the two kinds of passes would cost registers in all of the loop.)
+    template <int head_dim>
+    __device__ void begin_anew(Accumulator<rows, head_dim> &o, const Pass &pass) {
+        const bool all = pass.until < 0;
+        this->each_row([&](int b, int h) {
+            const bool begins = all || this->row_w(b, h) == INFINITY;
+            waking_m[b][h] = this->m[b][h];
+            this->m[b][h] = begins ? -FLT_MAX : asleep;
+            this->l[b][h] = begins ? 0.0f : this->l[b][h];
+            this->older_l[b][h] = begins ? 0.0f : this->older_l[b][h];
+            this->template each_element<head_dim>(o, b, h, [&](float &x) { x = begins ? 0.0f : x; });
+        });
+        if (all || this->w == INFINITY) this->w = 0.0f;
+    }
 
     // Turns one part of a chunk of S into an operand of P V: number `part` of `parts`. Chunk `chunk` has the 16 columns
     // from 16 * chunk on.
@@ -46,75 +76,96 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
             const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
             const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
             const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
-            block_l[b][h] = chunk == 0 && i / 2 == 0 ? left + right : block_l[b][h] + (left + right);
-            if (chunk == cols / 16 - 1 && i / 2 == 1) this->l[b][h] += block_l[b][h];
+            this->l[b][h] += left + right;
             p.block[chunk][b][i] = pack<T>(left, right);
         }
     }
     // A whole block, in place.
     template <int cols>
     __device__ void add(Accumulator<rows, cols> &s) {
-        this->exponentiate_apart(s);
+        this->exponentiate(s);
     }
 
-    // To be called after the P V of a block. If a sum has grown large, it moves the anchors of the warp's rows, and
-    // calls `loss` if a row is lost. `stop` says whether a row was lost in the block before (see Loss). Returns `stop`,
+    // To be called after the P V of block j. If a sum has grown large, it moves the anchors of the warp's rows, and tells
+    // `loss` of those that are lost. Anchors move by whole numbers: P of equal scores are then rounded alike, before and
+    // after. `stop` says whether a row was lost in the block before (see Loss). Returns `stop`,
     // as one value for the whole warp.
-    template <int head_dim, class Loss>
-    __device__ bool settle(Accumulator<rows, head_dim> &o, bool stop, Loss loss) {
-        int largest = 0;  // the bits of a float, which positive floats are ordered by
-        this->each_row([&](int b, int h) { largest = max(largest, __float_as_int(this->l[b][h])); });
-        if (!__any_sync(0xffffffff, stop || largest >= __float_as_int(large))) return false;
-        bool lost = false;
-        this->each_row([&](int b, int h) {
-            const float sum = quad_max(this->l[b][h]);
-            const float up = sum < far ? fmaxf(__log2f(sum), 0.0f) : 0.0f;
-            this->raise(this->m[b][h] + up, o, b, h);
-            this->template each_element<head_dim>(o, b, h, [&](float x) { lost |= !(fabsf(x) < INFINITY); });
-            lost |= !(sum < far);
-        });
-        if (lost) loss();
+    template <int head_dim>
+    __device__ bool settle(Accumulator<rows, head_dim> &o, int j, bool stop, Loss &loss) {
+        const bool new_group = j % this->group == 0;
+        if (!__any_sync(0xffffffff, stop || new_group || !(this->w < large))) return false;
+        this->begin_group(j);
+        if (__any_sync(0xffffffff, !(this->w < large))) move_anchors(o, j, loss);
         return __any_sync(0xffffffff, stop);
     }
 
-    // Whether all rows of the lane have been lost to a jump.
-    __device__ bool all_lost() const {
-        bool all = true;
-        this->each_row([&](int b, int h) { all &= quad_max(this->l[b][h]) >= far; });
-        return all;
+    // The rows that sleep are asked for new blocks.
+    __device__ void wake() {
+        this->each_row([&](int b, int h) {
+            if (this->m[b][h] == asleep) this->m[b][h] = waking_m[b][h];
+        });
+    }
+
+  private:
+    template <int head_dim>
+    __device__ void move_anchors(Accumulator<rows, head_dim> &o, int j, Loss &loss) {
+        int lost = 0;
+        this->each_row([&](int b, int h) {
+            const float sum = this->row_w(b, h);
+            bool is_lost = !(sum < INFINITY);
+            this->template each_element<head_dim>(o, b, h, [&](float x) { is_lost |= !(fabsf(x) < INFINITY); });
+            is_lost = quad_max(is_lost) > 0.0f;
+            const float up = is_lost ? 0.0f : fminf(fmaxf(floorf(__log2f(sum)), 0.0f), most);
+            this->raise(this->m[b][h] + up, o, b, h);
+            if (is_lost) {
+                lost |= sum < far ? Loss::more : Loss::sum;
+                if (this->keeps(b, h)) this->w = INFINITY;
+            }
+        });
+        if (lost) loss.tell(j, lost);
     }
 };
 
-// Calls attend(j, whether the block is anchored) for the blocks from `from` down to 0. Blocks are anchored from
-// `first_anchored` down, if T is wide and the CTA has not begun anew. Returns the block to begin anew with, or -1 if
-// there is none. This is the block of the jump if every row has been lost; else `last`, as rows that have not been lost
-// would lose what they have.
+// Calls attend(j, whether the block is anchored) for the blocks of a pass. In the first pass blocks are anchored from
+// `first_anchored` down, if T is wide; in a later one when no row sleeps any more. Returns the next pass; it has no blocks
+// if there is none. It begins with the block in which a row was lost, or with block `last` if more was lost than what
+// came before a jump.
 template <class T, class Softmax, class Attend>
-__device__ inline int attend_down(int from, int first_anchored, bool anew, int last, const Softmax &softmax,
-                                  const Loss &loss, Attend attend) {
-    const bool anchors = is_wide<T> && !anew;
-    int j = from;
-    for (; j > (anchors ? first_anchored : -1); --j) attend(j, std::false_type{});
+__device__ inline Pass attend_down(const Pass &pass, int first_anchored, int last, Softmax &softmax, Loss &loss,
+                                   Attend attend) {
+    constexpr Pass none{-1, -1, Pass::anchored};
+    const bool anchors = is_wide<T> && pass.number < Pass::anchored;
+    const int anchored = !anchors ? -1 : pass.number == 0 ? first_anchored : pass.until - 1;
+    int j = pass.from;
+    for (; j > anchored; --j) {
+        attend(j, std::false_type{});
+        if (is_wide<T> && j == pass.until) softmax.wake();
+    }
     if constexpr (is_wide<T>) {
-        if (!anchors) return -1;
+        if (!anchors) return none;
         bool stop = false;
         for (; j >= 0 && !stop; --j) stop = attend(j, std::true_type{});
         cp_async_wait<0>();
         __syncthreads();  // every warp has told of its last block, and no copy is under way
-        if (!__any_sync(0xffffffff, loss.known(0) || loss.known(1))) return -1;
-        return any_of_cta(!softmax.all_lost()) ? last : j + 1 + stop;
+        const int lost = loss.all();
+        if (!__any_sync(0xffffffff, lost != 0)) return none;
+        __syncthreads();  // every warp knows
+        loss.clear();
+        if (__any_sync(0xffffffff, lost & Loss::more)) return {last, -1, Pass::anchored};
+        return {j + 1 + stop, j + 1, pass.number + 1};
     }
-    return -1;
+    return none;
 }
 
-// Calls attend_all(from, anew), which returns what attend_down returns: first from block `last` on, and then as long as
-// there is a block to begin anew with.
-template <class AttendAll>
-__device__ inline void attend_and_again(int last, AttendAll attend_all) {
-    int from = last;
-    bool anew = false;
-    do {
-        from = attend_all(from, anew);
-        anew = true;
-    } while (from >= 0);
+// Calls attend_all(pass), which returns what attend_down returns: from block `last` on, and then as long as a pass has
+// blocks.
+template <class Softmax, int rows, int head_dim, class AttendAll>
+__device__ inline void attend_passes(int last, Softmax &softmax, Accumulator<rows, head_dim> &o, AttendAll attend_all) {
+    Pass pass{last, -1, 0};
+    softmax.clear(o);
+    while (true) {
+        pass = attend_all(pass);
+        if (pass.from < 0) return;
+        softmax.begin_anew(o, pass);
+    }
 }

@@ -1,5 +1,7 @@
 // Online softmaxes that touch O only when they must.
 #pragma once
+#include <float.h>
+
 #include "softmax.cuh"
 
 // A softmax whose m may lie below the row's maximum, so that P may be larger than 1. The largest P is then no power of
@@ -7,17 +9,33 @@
 // sums:
 // - w, the sum of P as rounded. O is divided by w, so that the weights of a row add up to one. The tensor cores take
 //   this sum, as P times a column of ones.
-// - l, the sum of P before it is rounded. The log-sum-exp takes l.
+// - l, the sum of P before it is rounded. The log-sum-exp takes l, and nothing else does. In a long row of equal weights
+//   l would drift: each addition is rounded, and always to the same side. So the sums of each `group` blocks are taken
+//   apart, and then added up.
 template <class T, int rows>
 struct WeighedSoftmax : OnlineSoftmax<rows> {
-    float w;                       // of one row: four lanes share up to four rows, and each lane keeps the w of one
+    static constexpr int group = 16;
+    float older_l[rows / 16][2];   // of the groups before
+    float w;                       // of one row: the lanes that share some rows keep the w of one each
     Accumulator<rows, 8> block_w;  // of the current block; all columns are alike
 
     template <int head_dim>
     __device__ void clear(Accumulator<rows, head_dim> &o) {
-        OnlineSoftmax<rows>::clear();
+        this->each_row([&](int b, int h) {
+            this->m[b][h] = -FLT_MAX;  // no infinity: the difference of two is NaN
+            this->l[b][h] = older_l[b][h] = 0.0f;
+        });
         w = 0.0f;
         o.clear();
+    }
+
+    // Begins a new group of l, if one begins with block j.
+    __device__ void begin_group(int j) {
+        if (j % group != 0) return;
+        this->each_row([&](int b, int h) {
+            older_l[b][h] += this->l[b][h];
+            this->l[b][h] = 0.0f;
+        });
     }
 
     // Adds k-step `step` of P to block_w. The last step of a block adds block_w to w.
@@ -34,33 +52,23 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     template <int head_dim>
     __device__ void finish(Accumulator<rows, head_dim> &o) {
         this->each_row([&](int b, int h) {
-            this->l[b][h] = quad_sum(this->l[b][h]);
-            const float sum = __shfl_sync(0xffffffff, w, owner(b, h), 4), factor = 1.0f / sum;
+            this->l[b][h] = quad_sum(this->l[b][h] + older_l[b][h]);
+            const float sum = row_w(b, h), factor = 1.0f / sum;
             this->template each_element<head_dim>(o, b, h, [&](float &x) { x = sum == 0.0f ? 0.0f : x * factor; });
         });
     }
 
   protected:
-    // As `exponentiate`, but the block's sums are taken apart and then added to l. In a long row of equal weights l would
-    // otherwise drift: each addition is rounded, and always to the same side.
-    template <int cols>
-    __device__ void exponentiate_apart(Accumulator<rows, cols> &s) {
-        float before[rows / 16][2];
-        this->each_row([&](int b, int h) {
-            before[b][h] = this->l[b][h];
-            this->l[b][h] = 0.0f;
-        });
-        this->exponentiate(s);
-        this->each_row([&](int b, int h) { this->l[b][h] += before[b][h]; });
-    }
+    // Rows of the accumulators that four lanes share. If there are fewer than four, some lanes keep the same w.
+    static constexpr int shared_rows = rows / 8;
 
-    // Which of the four lanes keeps the w of row (b, h).
-    __device__ static constexpr int owner(int b, int h) { return 2 * b + h; }
+    __device__ static bool keeps(int b, int h) { return lane_index() % shared_rows == 2 * b + h; }
+    __device__ float row_w(int b, int h) const { return __shfl_sync(0xffffffff, w, 2 * b + h, 4); }
 
     // value(b, h) of the row whose w the lane keeps.
     template <class Value>
     __device__ static float own(Value value) {
-        static_assert(rows <= 32, "no more rows than lanes that share them");
+        static_assert(shared_rows <= 4, "no more rows than lanes that share them");
         const bool odd = lane_index() & 1, upper = lane_index() & 2;
         const float low = odd ? value(0, 1) : value(0, 0);
         if constexpr (rows == 16)
@@ -78,7 +86,8 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     template <int head_dim>
     __device__ void rescale_row(Accumulator<rows, head_dim> &o, int b, int h, float factor) {
         this->l[b][h] *= factor;
-        if (lane_index() % 4 == owner(b, h)) w *= factor;
+        older_l[b][h] *= factor;
+        if (keeps(b, h)) w *= factor;
         this->scale_row(o, b, h, factor);
     }
 };
@@ -86,12 +95,13 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
 // How far a score may pass m, in log2, before m is raised. P stays below 2^15: fp16 ends at 2^16.
 constexpr float tolerance = 15.0f;
 
-// Raises m only when a score has passed it by more than the tolerance. Until then O needs no rescaling. This takes one
+// Takes block j. Raises m only when a score has passed it by more than the tolerance. Until then O needs no rescaling. This takes one
 // vote per warp and block, and no shuffles. (FlashAttention-4's conditional rescaling.)
 template <class T, int rows>
 struct LazySoftmax : WeighedSoftmax<T, rows> {
     template <int cols, int head_dim>
-    __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o) {
+    __device__ void update(Accumulator<rows, cols> &s, Accumulator<rows, head_dim> &o, int j) {
+        this->begin_group(j);
         float highest[rows / 16][2];
         bool passed = false;
         this->each_row([&](int b, int h) {
@@ -100,6 +110,6 @@ struct LazySoftmax : WeighedSoftmax<T, rows> {
         });
         if (__any_sync(0xffffffff, passed))
             this->each_row([&](int b, int h) { this->raise(fmaxf(this->m[b][h], quad_max(highest[b][h])), o, b, h); });
-        this->exponentiate_apart(s);
+        this->exponentiate(s);
     }
 };

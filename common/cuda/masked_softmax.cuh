@@ -1,20 +1,12 @@
 // An online softmax for rows of which some scores, or all, are hidden.
 #pragma once
-#include <float.h>
-
 #include "anchored_softmax.cuh"
 
 // A hidden score is -inf. Until a row has been shown another score, its m is the lowest finite number: hidden scores
-// then weigh 0, and no NaN arises. The first score that is not hidden raises m. A row that sees no key ends with O = 0
-// and a log-sum-exp of -inf.
+// weigh 0. The first score that is not hidden raises m. A row that sees no key ends with O = 0 and a log-sum-exp of
+// -inf.
 template <class T, int rows>
 struct MaskedSoftmax : AnchoredSoftmax<T, rows> {
-    template <int head_dim>
-    __device__ void clear(Accumulator<rows, head_dim> &o) {
-        AnchoredSoftmax<T, rows>::clear(o);
-        this->each_row([&](int b, int h) { this->m[b][h] = -FLT_MAX; });
-    }
-
     // Writes the log-sum-exp of the warp's rows before row `end`, in natural logarithms.
     __device__ void store_lse(float *lse, int end) const {
         if (lane_index() % 4 != 0) return;

@@ -124,10 +124,6 @@ __device__ inline void keep_in_place(const T *&a, const T *&b) {
     asm volatile("" : "+l"(a), "+l"(b));
 }
 
-// Whether any thread of the CTA says so. The vote tells the compiler that the answer is one for the whole warp, which it
-// does not know of what the barrier returns.
-__device__ inline bool any_of_cta(bool condition) { return __any_sync(0xffffffff, __syncthreads_or(condition)); }
-
 // blockIdx, read anew each time: the compiler does not keep what it was in registers.
 __device__ inline uint3 cta_index() {
     uint3 cta;

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         if constexpr (decltype(is_first)::value)
             softmax.start(s);
         else
-            softmax.update(s, o);
+            softmax.update(s, o, j);
 
         // O += P V
         auto p = round_to_operand<dtype>(s);

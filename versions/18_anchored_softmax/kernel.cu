@@ -77,22 +77,21 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         if constexpr (decltype(is_anchored)::value)
             softmax.add(s);
         else
-            softmax.update(s, o);
+            softmax.update(s, o, j);
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
         gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand, [&](int step) { softmax.weigh(p, step); });
-        if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+        if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, j, stop, loss);
         return stop;
     };
-    // All blocks from block `from`, which has its maxima.
-    auto attend_all = [&](int from, bool anew) {
-        k_copier.copy(from);
+    // The blocks of a pass. The first one has its maxima.
+    auto attend_all = [&](const Pass &pass) {
+        k_copier.copy(pass.from);
         cp_async_commit();
-        softmax.clear(o);
-        return attend_down<dtype>(from, from - 1, anew, last, softmax, loss, attend);
+        return attend_down<dtype>(pass, pass.from - 1, last, softmax, loss, attend);
     };
-    attend_and_again(last, attend_all);
+    attend_passes(last, softmax, o, attend_all);
 
     softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);

@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         if constexpr (decltype(is_anchored)::value)
             softmax.add(s);
         else
-            softmax.update(s, o);
+            softmax.update(s, o, j);
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
@@ -83,20 +83,19 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
             if (t % v_operand.per_step == 0) softmax.weigh(p, t / v_operand.per_step);
         });
-        if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+        if constexpr (decltype(is_anchored)::value) stop = softmax.settle(o, j, stop, loss);
 
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         v_tiles.turn(v_operand.reader.base, copier.to_v);
         return stop;
     };
-    // All blocks from block `from`, which has its maxima.
-    auto attend_all = [&](int from, bool anew) {
-        copier.copy_block(block.k(), block.v(), from, -k_tiles.to_next(), -v_tiles.to_next());
+    // The blocks of a pass. The first one has its maxima.
+    auto attend_all = [&](const Pass &pass) {
+        copier.copy_block(block.k(), block.v(), pass.from, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
-        softmax.clear(o);
-        return attend_down<dtype>(from, from - 1, anew, last, softmax, loss, attend);
+        return attend_down<dtype>(pass, pass.from - 1, last, softmax, loss, attend);
     };
-    attend_and_again(last, attend_all);
+    attend_passes(last, softmax, o, attend_all);
 
     softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);

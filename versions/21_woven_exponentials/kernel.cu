@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
         });
         cp_async_commit();
         if (!anchored) {
-            softmax.update(s, o);
+            softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);
         }
 
@@ -90,20 +90,19 @@ extern "C" __global__ void __launch_bounds__(num_threads)
             if (part == 0) softmax.weigh(p, chunk);
             if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk);
         });
-        if (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+        if (anchored) stop = softmax.settle(o, j, stop, loss);
 
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         v_tiles.turn(v_operand.reader.base, copier.to_v);
         return stop;
     };
-    // All blocks from block `from`, which has its maxima.
-    auto attend_all = [&](int from, bool anew) {
-        copier.copy_block(block.k(), block.v(), from, -k_tiles.to_next(), -v_tiles.to_next());
+    // The blocks of a pass. The first one has its maxima.
+    auto attend_all = [&](const Pass &pass) {
+        copier.copy_block(block.k(), block.v(), pass.from, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
-        softmax.clear(o);
-        return attend_down<dtype>(from, from - 1, anew, last, softmax, loss, attend);
+        return attend_down<dtype>(pass, pass.from - 1, last, softmax, loss, attend);
     };
-    attend_and_again(last, attend_all);
+    attend_passes(last, softmax, o, attend_all);
 
     softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);

@@ -88,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 softmax.add(s);
             } else {
                 mask.hide(s, first_row, j * block_n);
-                softmax.update(s, o);
+                softmax.update(s, o, j);
             }
 
             // O += P V
             auto p = round_to_operand<dtype>(s);
             gemm<dtype, block_n, double_buffer, Serpentine>(o, p, v_operand, [&](int step) { softmax.weigh(p, step); });
-            if constexpr (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+            if constexpr (anchored) stop = softmax.settle(o, j, stop, loss);
         }
 
         for (uint32_t *stage : {&k_copier.to, &v_copier.to, &k_operand.reader.base, &v_operand.reader.base})
@@ -102,17 +102,16 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         to_other_stage = -to_other_stage;
         return stop;
     };
-    // All blocks from block `from`. Only the last one may be cut by the end of K and V.
-    auto attend_all = [&](int from, bool anew) {
-        if (from >= 0) {
-            k_copier.copy_rows(from, params.seqlen_k - from * block_n);
-            v_copier.copy_rows(from, params.seqlen_k - from * block_n);
+    // The blocks of a pass. Only the last one may be cut by the end of K and V.
+    auto attend_all = [&](const Pass &pass) {
+        if (pass.from >= 0) {
+            k_copier.copy_rows(pass.from, params.seqlen_k - pass.from * block_n);
+            v_copier.copy_rows(pass.from, params.seqlen_k - pass.from * block_n);
         }
         cp_async_commit();
-        softmax.clear(o);
-        return attend_down<dtype>(from, plain_blocks - 1, anew, blocks - 1, softmax, loss, attend);
+        return attend_down<dtype>(pass, plain_blocks - 1, blocks - 1, softmax, loss, attend);
     };
-    attend_and_again(blocks - 1, attend_all);
+    attend_passes(blocks - 1, softmax, o, attend_all);
 
     softmax.finish(o);
     if (params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);

@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             s.clear();
             gemm<dtype, head_dim, false, Serpentine>(s, q_operand, k);
             mask.hide(s, first_row, j * block_n + part * edge_n);
-            softmax.update(s, o);
+            softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
             gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) { softmax.weigh(p, step); });
         }
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         cp_async_commit();
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         if (!anchored) {
-            softmax.update(s, o);
+            softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);
         }
 
@@ -128,36 +128,34 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             }
         });
         v_tiles.turn(v_operand.reader.base, copier.to_v);
-        if (anchored) stop = softmax.settle(o, stop, [&] { loss.tell(j); });
+        if (anchored) stop = softmax.settle(o, j, stop, loss);
         return stop;
     };
 
-    // All blocks from block `from`, first those at the edge.
+    // The blocks of a pass, first those at the edge.
     const int last = [&] {
         const Work work{params, cta_index()};
         return mask.template blocks<block_n>(work.first_row() + work.rows()) - 1;
     }();
-    auto attend_all = [&](int from, bool anew) {
+    auto attend_all = [&](Pass pass) {
         const Work work{params, cta_index()};
-        const int first = max(from, 0);  // no row may see any key
+        const int first = max(pass.from, 0);  // no row may see any key
         copier.copy_block(work.k(), work.v(), first, params.seqlen_k - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
-        softmax.clear(o);
         const int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
-        int j = from;
-        for (; j >= plain_blocks; --j) attend_edge(j, work.first_row() + warp_row);
+        for (; pass.from >= plain_blocks; --pass.from) attend_edge(pass.from, work.first_row() + warp_row);
         cp_async_wait<0>();
         __syncthreads();  // the first plain block is there for every warp
-        if (j < 0) return -1;
+        if (pass.from < 0) return pass;
         q_operand.fetch(0);
         k_operand.fetch();
-        return attend_down<dtype>(j, j, anew, last, softmax, loss, attend);
+        return attend_down<dtype>(pass, pass.from, last, softmax, loss, attend);
     };
-    attend_and_again(last, attend_all);
+    attend_passes(last, softmax, o, attend_all);
 
     softmax.finish(o);
     const Work work{params, cta_index()};
-    if (params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
+    if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
