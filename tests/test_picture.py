@@ -86,7 +86,8 @@ def test_the_tool_writes_checks_and_tells_compilers_apart(monkeypatch, tmp_path,
 
     kept = tmp_path / "one.svg"
     drawn = gallery.Picture(kept, lambda: "<svg/> ptxas 13.0", "13.0")
-    monkeypatch.setattr(picture, "KINDS", {"layouts": lambda: [drawn]})
+    monkeypatch.setattr(gallery, "drawn_layouts", lambda: [drawn])
+    monkeypatch.setattr(gallery, "machine_loops", list)
     monkeypatch.setattr(picture, "ROOT", tmp_path)
     assert call("--check")[0] == picture.EXIT_STALE
     assert not kept.exists()
