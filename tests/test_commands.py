@@ -1,5 +1,6 @@
 """The one entry point, `flashladder COMMAND`, and the scripts of a checkout that lead to the same commands."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,19 @@ def test_an_option_is_not_guessed_from_its_beginning(capsys):
         with pytest.raises(SystemExit, match="2"):
             commands.main(words)
         assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "swizling"], "no version swizling; there are 00_minimal, .*; did you mean 02_swizzling?"),
+        (["run", "py_fa3"], "no version py_fa3; .*; did you mean py_fa2?"),
+        (["run", "02", "--gpu", "h10"], "no description of the GPU h10; there are .*; did you mean h100?"),
+        (["run", "02", "--config", "blok_m=64"], "unknown field blok_m; .*; did you mean block_m?"),
+        (["sass", "py_fa1"], "py_fa1 is a reference, not a rung of a ladder; rungs have numbers, such as 02"),
+        (["experiment", "block"], "no experiment block; there are blocks, .*; did you mean blocks?"),
+    ],
+)
+def test_a_name_that_is_not_quite_right(words, message, capsys):
+    assert commands.main(words) == console.EXIT_ERROR
+    assert re.search(message.replace("?", r"\?") + "\n$", capsys.readouterr().err)
