@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from flashladder.common.console import EXIT_ERROR, Parser, fail, run
+from flashladder.common.console import EXIT_ERROR, Parser, console, fail, run
 from flashladder.common.errors import unknown
 from flashladder.common.packages import lack
 from flashladder.common.paths import ROOT, is_checkout, mixed_checkouts
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """`flashladder COMMAND ...`, without the first word; the exit code."""
     name, *rest = list(sys.argv[1:] if words is None else words) or [""]
     if name in ("", "-h", "--help"):
-        print(_overview())
+        console.print(_overview(), markup=False, soft_wrap=True)
         return 0 if name else EXIT_ERROR
     if name not in COMMANDS:
         return fail(str(unknown("command", name, COMMANDS)))
