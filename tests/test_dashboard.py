@@ -364,6 +364,16 @@ def test_the_first_lines_of_the_readme_hold_for_what_was_measured():
     assert own.groupby("gpu")["ratio_low"].max().gt(1).all()
 
 
+def test_without_a_gpu_runs_have_no_rates(folder, run):
+    """A log of nothing but emulated runs, as on a machine where FlashLadder was just installed."""
+    made_up.runs(folder)
+    (folder / "bench.csv").unlink()
+    log = folder / "runs.csv"
+    log.write_text("".join(line for line in log.open() if "emulator" in line or line.startswith("time,")))
+    assert run()[0] == 0
+    assert "<td>emulator</td>" in page(folder)
+
+
 # Machine code
 
 
