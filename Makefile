@@ -1,18 +1,23 @@
-# make run VERSION=02 runs a rung, make test the tests; both first make .venv when it is missing or out of date.
-# ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
+# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones; they first make .venv when it is
+# missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
+QUICK := $(addprefix tests/test_,catalog.py config.py house.py problem.py commands.py run_version.py) \
+	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
-.PHONY: run test lint doctor venv clean
+.PHONY: run test quick lint doctor venv dev clean
 
 run: venv
 	@$(PY) tools/run_version.py $(VERSION) $(ARGS)
 
-test: venv
+test: dev
 	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
 
-lint: venv
+quick: dev
+	$(PY) -m pytest -n auto --dist worksteal $(QUICK) $(ARGS)
+
+lint: dev
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	@mkdir -p .mypy_cache && ln -sfn .. .mypy_cache/flashladder
@@ -23,6 +28,9 @@ doctor: venv
 
 venv:
 	@$(PYTHON) tools/bootstrap.py
+
+dev:
+	@$(PYTHON) tools/bootstrap.py dev
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, did_you_mean, unknown
 from flashladder.common.paths import CONFIGS
 from flashladder.common.rules import Rule
 
@@ -156,14 +156,18 @@ def spell(value: Value) -> str:
 
 
 def listing(values: Iterable[object]) -> str:
-    """Values for an error message: `16, 32, 64`."""
+    """Values for an error message, numbers in their order: `16, 32, 64`."""
+    values = list(values)
+    numbers = [value for value in values if type(value) is int]
+    if len(numbers) == len(values):
+        values = sorted(numbers)
     return ", ".join(spell(value) if isinstance(value, bool) else str(value) for value in values)
 
 
 def field_named(name: str) -> Field:
     """The field's declaration; ConfigError when there is none."""
     if name not in FIELDS:
-        raise ConfigError(f"unknown field {name}; the fields are {listing(FIELDS)}")
+        raise ConfigError(f"unknown field {name}; the fields are {listing(FIELDS)}{did_you_mean(name, FIELDS)}")
     return FIELDS[name]
 
 
@@ -221,7 +225,7 @@ def load_gpu(name: str) -> GpuDescription:
     """The description of a GPU by its short name, such as `h100`; ConfigError when there is none."""
     path = CONFIGS / "gpus" / f"{name.lower()}.yaml"
     if name.lower() not in gpu_names():
-        raise ConfigError(f"no description of the GPU {name}; there are {listing(gpu_names())} (in {path.parent})")
+        raise unknown("description of the GPU", name, gpu_names())
     values = yaml.safe_load(path.read_text())
     expected = {field.name for field in dataclasses.fields(GpuDescription)} - {"name"}
     wrong = {*(expected - {"unconfirmed"} - values.keys()), *(values.keys() - expected)}

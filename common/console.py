@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
@@ -17,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.errors import FlashLadderError
-from flashladder.common.paths import mixed_checkouts
+from flashladder.common.errors import FlashLadderError, did_you_mean
+from flashladder.common.packages import lack
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
 LINE_SECONDS = 20.0  # from one line of progress to the next there
@@ -36,11 +35,27 @@ EXIT_INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with the options that every tool has."""
+    """An argument parser with the options that every tool has; the tool's docstring gives its texts."""
 
-    def __init__(self, description: str, epilog: str | None = None) -> None:
-        super().__init__(description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def __init__(self, doc: str | None) -> None:
+        summary, _, rest = (doc or "").partition("\n\n")
+        # an option is not guessed from its beginning: --seqlen is not --seqlens
+        super().__init__(
+            description=summary,
+            epilog=rest,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         self.add_argument("--traceback", action="store_true", help="show where an error comes from")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; of an unknown option it says which one is like it."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+            meant = "".join(did_you_mean(option, self._option_string_actions) for option in options[:1])
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return parsed
 
 
 def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequence[str] | None = None) -> int:
@@ -48,12 +63,10 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
     arguments = parser.parse_args(argv)
     try:
         return main(arguments)
-    except (FlashLadderError, OSError) as error:  # a file that is not there, a folder that is not to be written
+    except (FlashLadderError, OSError, ModuleNotFoundError) as error:  # OSError: a file is not there, for example
         if arguments.traceback:
             errors.print_exception()
-        errors.print("[bold red]error:[/]", end=" ")
-        errors.print(str(error), markup=False, soft_wrap=True)
-        return EXIT_ERROR
+        return fail(lack(error) if isinstance(error, ModuleNotFoundError) else str(error))
     except KeyboardInterrupt:
         if arguments.traceback:
             errors.print_exception()
@@ -61,14 +74,11 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
         return EXIT_INTERRUPTED
 
 
-def exit_with(main: Callable[[argparse.Namespace], int], parser: Parser) -> None:
-    """Run as a program, of this checkout."""
-    program = getattr(sys.modules["__main__"], "__file__", None)
-    if program and (mixed := mixed_checkouts(Path(program))):
-        errors.print("[bold red]error:[/]", end=" ")
-        errors.print(mixed, markup=False, soft_wrap=True)
-        sys.exit(EXIT_ERROR)
-    sys.exit(run(main, parser))
+def fail(message: str) -> int:
+    """Says on stderr what went wrong; the exit code of that."""
+    errors.print("[bold red]error:[/]", end=" ")
+    errors.print(message, markup=False, soft_wrap=True)
+    return EXIT_ERROR
 
 
 def table(title: str, *columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:

@@ -1,5 +1,8 @@
 """The errors that a user can cause or mend. Each message names what was given and what would work."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FlashLadderError(Exception):
     """Base of every error that a tool shows without a traceback."""
@@ -35,3 +38,15 @@ class VerificationError(FlashLadderError):
 
 class ResultsError(FlashLadderError):
     """A results file is damaged or cannot be written."""
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not among the known ones: it names them, and the one that may have been meant."""
+    names = list(known)
+    return ConfigError(f"no {what} {given}; there are {', '.join(names) or 'none'}{did_you_mean(given, names)}")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?" where a known name is like the given one, to be put after a message; otherwise ""."""
+    like = difflib.get_close_matches(given.lower(), list(known), n=1)
+    return f"; did you mean {like[0]}?" if like else ""

@@ -35,5 +35,9 @@ def results_dir() -> Path:
     """The folder of measurements: $FLASHLADDER_RESULTS, else results/ of the checkout, else ./results."""
     if explicit := os.environ.get("FLASHLADDER_RESULTS"):
         return Path(explicit).expanduser().absolute()
-    is_checkout = (ROOT / "setup.py").exists()
-    return (ROOT if is_checkout else Path.cwd()) / "results"
+    return (ROOT if is_checkout() else Path.cwd()) / "results"
+
+
+def is_checkout() -> bool:
+    """Whether this is the project's own folder, not a package that was installed from it."""
+    return (ROOT / "setup.py").exists()

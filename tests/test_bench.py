@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flashladder.commands import bench
 from flashladder.common import arguments as options
 from flashladder.common import console
 from flashladder.common.errors import ConfigError
@@ -11,7 +12,6 @@ from flashladder.common.measure.entrants import parse
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.tests import fake_gpu
-from flashladder.tools import bench
 
 SMALL = ["--seqlens", "64,128", "--tokens", "128", "--heads", "1", "--rounds", "6"]
 

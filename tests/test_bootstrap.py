@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -34,23 +33,51 @@ def test_pins_yield_to_lent_packages(monkeypatch):
     constraints = []
     monkeypatch.setattr(bootstrap, "lent_packages", lambda: {"torch", "pyyaml"})
 
-    def run(command):
+    def run_pip(command):
         with open(command[command.index("--constraint") + 1]) as file:
             constraints.extend(file.read().splitlines())
-        return subprocess.CompletedProcess(command, 0)
+        return 0, []
 
-    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    monkeypatch.setattr(bootstrap, "run_pip", run_pip)
     bootstrap.pip_install("something")
     pinned = {bootstrap.normal(line) for line in constraints}
     assert {"numpy", "rich", "types-pyyaml"} <= pinned
     assert not {"torch", "pyyaml"} & pinned
 
 
-def test_failing_pip_says_what_to_do_without_a_network(monkeypatch):
+def test_failing_pip_says_what_to_do_without_a_network(monkeypatch, capfd):
     monkeypatch.setattr(bootstrap, "lent_packages", set)
-    monkeypatch.setattr(bootstrap.subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
+    monkeypatch.setattr(bootstrap, "run_pip", lambda command: (1, [*map(str, range(100)), "no such host"]))
     with pytest.raises(SystemExit, match="PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make venv"):
         bootstrap.pip_install("something")
+    assert capfd.readouterr().out.splitlines()[-2:] == ["99", "no such host"]
+
+
+def test_of_what_pip_says_few_lines_are_shown(capfd):
+    lines = [f"Collecting package{number}" for number in range(200)]
+    lines += ["  Downloading torch.whl (846.1 MB)", "  Downloading six.whl (12.3 MB)", "  Downloading x.whl (846.1 kB)"]
+    lines += ["Installing collected packages: torch, six"]
+    code, said = bootstrap.run_pip([sys.executable, "-c", f"print(*{lines}, sep='\\n'); exit(3)"])
+    assert (code, said) == (3, lines)
+    assert capfd.readouterr().out.split("\n") == [
+        "  Downloading torch.whl (846.1 MB)",
+        "  Installing collected packages: torch, six",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_size_and_time_are_said_beforehand(shared):
+    run, test = (bootstrap.announcement(shared, extra) for extra in (bootstrap.TOOLS, bootstrap.TESTS))
+    assert "GB of disk" in run
+    assert "takes minutes" in run
+    assert "and 1.1 GB for tests and lint" in test
+    assert "tests" not in run
+
+
+def test_the_extras_are_setups():
+    setup = (bootstrap.ROOT / "setup.py").read_text()
+    assert all(f'"{extra}": [' in setup or f'"{extra}": TUNER' in setup for extra in (bootstrap.TOOLS, bootstrap.TESTS))
 
 
 def test_another_checkouts_environment_is_left_alone(tmp_path, monkeypatch):
@@ -87,3 +114,8 @@ def test_up_to_date_environment_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path / "copy")
     bootstrap.main()
     assert len(made) == 9, "it was copied with its checkout"
+    bootstrap.main(bootstrap.TESTS)
+    assert len(made) == 12, "the tests need more"
+    bootstrap.main()
+    bootstrap.main(bootstrap.TESTS)
+    assert len(made) == 12

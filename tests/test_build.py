@@ -305,4 +305,11 @@ def test_installed_package_finds_its_kernels(tmp_path):
         *(str(root), str(tmp_path / "results"), "True"),
         *(str(root / "versions" / "02_swizzling" / "kernel.cu"), "sm_90a"),
     ]
-    assert Path(root / "tools").is_dir()
+    command = [sys.executable, target / "bin" / "flashladder"]
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    said = subprocess.run([*command, "run", "--list"], **options)
+    assert "Swizzling" in said.stdout, said.stderr
+    for name in ("evidence", "picture"):
+        refused = subprocess.run([*command, name], **options)
+        assert refused.returncode == 2
+        assert f"flashladder {name} works on the files of a checkout, which {root} is not" in refused.stderr

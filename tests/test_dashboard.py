@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flashladder.commands import dashboard
 from flashladder.common import catalog, console
 from flashladder.common.dashboard import data, figures, opcodes, studies
 from flashladder.common.dashboard import readme as readme_part
@@ -18,7 +19,6 @@ from flashladder.common.results import ladders
 from flashladder.common.results.log import Log
 from flashladder.common.results.records import BENCH
 from flashladder.tests import made_up
-from flashladder.tools import dashboard
 
 
 @pytest.fixture
@@ -362,6 +362,16 @@ def test_the_first_lines_of_the_readme_hold_for_what_was_measured():
     assert "each one idea faster" not in first
     own = ladders.summary(data.Results.load(ROOT / "results").ladders).query("kind == 'own'")
     assert own.groupby("gpu")["ratio_low"].max().gt(1).all()
+
+
+def test_without_a_gpu_runs_have_no_rates(folder, run):
+    """A log of nothing but emulated runs, as on a machine where FlashLadder was just installed."""
+    made_up.runs(folder)
+    (folder / "bench.csv").unlink()
+    log = folder / "runs.csv"
+    log.write_text("".join(line for line in log.open() if "emulator" in line or line.startswith("time,")))
+    assert run()[0] == 0
+    assert "<td>emulator</td>" in page(folder)
 
 
 # Machine code

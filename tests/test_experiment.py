@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flashladder.commands import experiment
 from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
 from flashladder.common.experiments import figures, sweeps, traffic
@@ -10,7 +11,6 @@ from flashladder.common.experiments import run as experiments
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.tests import fake_gpu, made_up
-from flashladder.tools import experiment
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from flashladder.commands import picture
 from flashladder.common import console
 from flashladder.common.build import build_one
 from flashladder.common.build.artifact import Artifact
@@ -14,7 +15,6 @@ from flashladder.common.pictures import device as device_module
 from flashladder.common.pictures import gallery, layouts, loops
 from flashladder.common.pictures.device import COLS, ROWS, WARPS, device
 from flashladder.common.sass import read
-from flashladder.tools import picture
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_the_tool_writes_checks_and_tells_compilers_apart(monkeypatch, tmp_path,
 
     kept = tmp_path / "one.svg"
     drawn = gallery.Picture(kept, lambda: "<svg/> ptxas 13.0", "13.0")
-    monkeypatch.setattr(picture, "KINDS", {"layouts": lambda: [drawn]})
+    monkeypatch.setattr(gallery, "drawn_layouts", lambda: [drawn])
+    monkeypatch.setattr(gallery, "machine_loops", list)
     monkeypatch.setattr(picture, "ROOT", tmp_path)
     assert call("--check")[0] == picture.EXIT_STALE
     assert not kept.exists()

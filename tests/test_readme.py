@@ -1,17 +1,19 @@
 """The commands of the READMEs: each is one that its tool understands; the quick ones of the first README run."""
 
-import importlib
 import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
+from flashladder.commands import COMMANDS
 from flashladder.common.paths import ROOT
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "versions").glob("**/README.md"))]
-COMMAND = re.compile(r"^(?: {4}|.*`)(?:\.venv/bin/)?python (t(?:ools|uner)/\w+\.py)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
+SPELLED = r"(?:\.venv/bin/)?(?:python (t(?:ools|uner)/\w+\.py)|(?:python -m )?flashladder ([a-z]\w*))"
+COMMAND = re.compile(rf"^(?: {{4}}|.*`){SPELLED}((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
 QUICK = [
     "tools/run_version.py --list",
     "tools/run_version.py 02 --config block_m=128 num_warps=8",
@@ -21,22 +23,29 @@ QUICK = [
 
 
 def commands(readme):
-    """The tools that a README calls, with their arguments."""
-    for tool, rest in COMMAND.findall(readme.read_text()):
-        yield tool, shlex.split(rest.replace("\\\n", " "), comments=True)
+    """The commands that a README calls, by their doors or their names, with their arguments."""
+    for door, name, rest in COMMAND.findall(readme.read_text()):
+        yield door or name, shlex.split(rest.replace("\\\n", " "), comments=True)
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_tool_understands_its_commands(readme):
     for tool, arguments in commands(readme):
-        module = importlib.import_module(f"flashladder.{tool.removesuffix('.py').replace('/', '.')}")
-        module.parser().parse_args([word for word in arguments if word != "..."])
+        (module,) = (known.module for name, known in COMMANDS.items() if tool in (name, known.door))
+        import_module(module).parser().parse_args([word for word in arguments if word != "..."])
 
 
 def test_commands_are_found():
     found = [(tool, arguments) for readme in READMES for tool, arguments in commands(readme)]
     assert ("tools/run_version.py", ["02", "--config", "block_m=128", "num_warps=8"]) in found
+    assert ("run", ["02"]) in found
     assert len(found) > 12
+
+
+def test_the_one_entry_point_runs_as_printed(tmp_path):
+    assert "    flashladder run 02" in (ROOT / "README.md").read_text()
+    environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
+    subprocess.run([*environment, sys.executable, "-m", "flashladder", "run", "02"], check=True)
 
 
 @pytest.mark.parametrize("command", QUICK)

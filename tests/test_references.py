@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashladder.commands import run_version
 from flashladder.common import catalog, console, host
 from flashladder.common.build.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
@@ -20,7 +21,6 @@ from flashladder.common.operations.forward import attention
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.references import Configured, device_for, load, missing, tiling
 from flashladder.common.results import records
-from flashladder.tools import run_version
 
 NAMES = ("py_fa1", "py_fa2", "c", "triton")
 ALGORITHMS = ("py_fa1", "py_fa2")
@@ -244,7 +244,7 @@ def test_a_wrong_output_fails(tool, monkeypatch):
         (["c", "--device", "gpu"], "c runs on cpu, not on gpu"),
         (["py_fa1", "--device", "emulator"], "py_fa1 runs on cpu, gpu, not on emulator"),
         (["02", "--device", "cpu"], "a rung is a CUDA kernel"),
-        (["py_fa2", "--head-dim", "72"], "py_fa2 takes head_dim 128, 16, 32, 64, 96, 192, 256, not 72; no reference"),
+        (["py_fa2", "--head-dim", "72"], "py_fa2 takes head_dim 16, 32, 64, 96, 128, 192, 256, not 72; no reference"),
         (["c", "--config", "accumulate=fp16"], "accumulate=fp16 is not one of fp32, fp64"),
         (["c", "--config", "block_m=64"], "c has no field block_m"),
         (["py_fa1", "--config", "block_n=20"], "block_n=20 breaks the rule"),

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
+from flashladder.commands import run_version
 from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.results import records
 from flashladder.common.run import launch, tuned
 from flashladder.tests import fake_gpu, interruptible
-from flashladder.tools import run_version
 
 TOOL = ROOT / "tools" / "run_version.py"
 
@@ -199,11 +199,12 @@ def test_no_gpu_is_said_so(capsys):
 
 # An interrupt amid an import of torch may be lost there, so that comes first.
 RUN_AND_SAY_SO = """
+import sys
 from flashladder.common import console
 from flashladder.common.run import execute
-from flashladder.tools import run_version
+from flashladder.commands import run_version
 print("running", flush=True)
-console.exit_with(run_version.main, run_version.parser())
+sys.exit(console.run(run_version.main, run_version.parser()))
 """
 
 

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from flashladder.commands import replay as tool
 from flashladder.common import console
 from flashladder.common.errors import ResultsError
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import ROOT
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tests.tuner_stock import make_predictions, make_space, make_stock
-from flashladder.tuner import finalists, replay, trial_log
-from flashladder.tuner.replay import ExhaustiveStudy
+from flashladder.tuner import finalists, trial_log
+from flashladder.tuner.recorded import ExhaustiveStudy, replay
 from flashladder.tuner.strategy import Corrected, Guided, InOrder
 from flashladder.tuner.worker import Comparison
 
@@ -138,7 +139,7 @@ class TestLevels:
 def test_on_an_h100_the_best_level_was_found_at_once(study):
     """Recorded times; told nothing of the default, as many as there are levels and one more."""
     found = ExhaustiveStudy.load(str(ROOT / "results" / "tuning" / f"{study}.csv"))
-    assert all(replay.replay(found, seed, trials=3).found >= 0.995 for seed in range(2))
+    assert all(replay(found, seed, trials=3).found >= 0.995 for seed in range(2))
 
 
 def contest(times, rounds=32, noise=0.002, seed=0):
@@ -240,7 +241,7 @@ def test_a_recorded_study_is_read_back(stock, recorded):
 
 def test_replays_are_as_good_as_they_are_said_to_be(stock, recorded):
     found = ExhaustiveStudy.load(recorded)
-    replays = [replay.replay(found, seed, trials=40) for seed in range(3)]
+    replays = [replay(found, seed, trials=40) for seed in range(3)]
     for each in replays:
         assert len(each.progress) == 40
         assert list(each.progress) == sorted(each.progress)
@@ -248,11 +249,11 @@ def test_replays_are_as_good_as_they_are_said_to_be(stock, recorded):
         before = [0.0, *each.progress]
         assert before[each.trials_to_close] >= 0.99 > before[each.trials_to_close - 1]
     assert len({each.measured for each in replays}) > 1, "seeds differ"
-    assert replay.replay(found, 0, trials=40) == replays[0]
+    assert replay(found, 0, trials=40) == replays[0]
 
 
 def test_the_tool_reports_every_seed(recorded, capsys):
-    assert console.run(replay.main, replay.parser(), ["recorded", "--seeds", "2"]) == 0
+    assert console.run(tool.main, tool.parser(), ["recorded", "--seeds", "2"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "528 configurations are 144 kernels" in out
     assert "Spearman's rank correlation with the predicted times: 0." in out

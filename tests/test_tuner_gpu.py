@@ -2,11 +2,12 @@
 
 import pytest
 
+from flashladder.commands import search
 from flashladder.common import catalog
 from flashladder.common.problem import Problem
 from flashladder.common.run import target, tuned
 from flashladder.tests.tiny_ladder import make_rung
-from flashladder.tuner import job, search, trial_log
+from flashladder.tuner import job, trial_log
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
 

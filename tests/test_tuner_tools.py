@@ -8,9 +8,11 @@ import sys
 import pytest
 import torch
 
+from flashladder.commands import plots, search
 from flashladder.common import catalog, console
 from flashladder.common.build import build_one
 from flashladder.common.config import load_gpu
+from flashladder.common.dashboard import studies
 from flashladder.common.errors import ConfigError, DeviceError, VerificationError
 from flashladder.common.measure import contest
 from flashladder.common.measure.timing import CONTROL
@@ -19,7 +21,7 @@ from flashladder.common.problem import Problem
 from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
-from flashladder.tuner import job, plots, search, trial_log
+from flashladder.tuner import job, trial_log
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.space import Space
@@ -185,13 +187,15 @@ def test_a_study_as_pictures(tmp_path, capsys):
     fields = {"block_m": (64, 128), "block_n": (32, 64)}
     ledger = Ledger(default_url(results_dir()), "mine", {}, fields)
     for number, (block_m, block_n) in enumerate(itertools.product(*fields.values())):
-        if number == plots.FEWEST - 1:
-            assert plots.figures(plots.load("mine")) == {}, "there is nothing to be seen yet"
+        if number == studies.FEWEST - 1:
+            assert console.run(plots.main, plots.parser(), ["mine"]) == console.EXIT_ERROR
+            assert "fewer than 3 measured kernels" in capsys.readouterr().err
         trial = ledger.claim(str(number), {"block_m": block_m, "block_n": block_n}, {})
         ledger.finish(trial, {"verdict": "measured"}, 1.0 + number / 10)
-    assert plots.figures(plots.load("mine")).keys() == {"history", "importances", "parallel"}
     assert console.run(plots.main, plots.parser(), ["mine", "--out", str(tmp_path / "pictures")]) == 0
-    assert "plotly" in (tmp_path / "pictures" / "mine-history.html").read_text()
+    drawn = {path.stem: path for path in (tmp_path / "pictures").iterdir()}
+    assert drawn.keys() == {"mine-history", "mine-importances", "mine-parallel-coordinates"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn.values())
     assert console.run(plots.main, plots.parser(), ["another"]) == console.EXIT_ERROR
     assert "no study another in sqlite:" in capsys.readouterr().err
     ledger.close()

@@ -1,8 +1,8 @@
 """Makes .venv, the environment that everything here runs in: `python3 tools/bootstrap.py`.
 
 Needs Python 3.10, venv and g++; the rest is installed by pip, at the versions of constraints.txt. A torch or a CUDA
-toolkit that the machine already has is used instead. Does nothing when .venv is up to date, and is of this folder: in a
-copied or moved checkout it is made anew.
+toolkit that the machine already has is used instead. What tests and lint need besides comes with `bootstrap.py dev`.
+Does nothing when .venv is up to date, and is of this folder: in a copied or moved checkout it is made anew.
 """
 
 from __future__ import annotations  # for the sake of the message that an older Python gets
@@ -27,29 +27,41 @@ STAMP = VENV / "flashladder.stamp"  # holds the digest of the files that the env
 INPUTS = ("setup.py", "pyproject.toml", "constraints.txt", "tools/bootstrap.py")
 MINIMUM_PYTHON = (3, 10)
 MINIMUM_TORCH = (2, 9)
+TOOLS, TESTS = "tuner", "dev"  # the extras of setup.py: what the tools need, and what tests and lint need besides
+LARGE_MB = 50  # a download that a line tells of where there is no terminal
+LAST_LINES = 20  # of what pip said, where it failed
 
 
-def main() -> None:
+def main(extra: str = TOOLS) -> None:
     if VENV.is_symlink():
         sys.exit(
             f"{VENV} is a link to the environment of another checkout, {VENV.resolve()}: delete it, then make venv"
         )
     decisive = [os.fsencode(ROOT), *((ROOT / name).read_bytes() for name in INPUTS)]
     digest = hashlib.sha256(b"".join(decisive)).hexdigest()
-    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == digest:
+    there = STAMP.read_text().split() if PYTHON.exists() and STAMP.exists() else []
+    if there[:1] == [digest] and extra in there:
         return
     check_machine()
     shared = has_usable_torch()
-    print(
-        f"Making {VENV}{' around the installed torch' if shared else ''}; the first time takes a minute or more.",
-        flush=True,
-    )
+    print(announcement(shared, extra), flush=True)
     make_environment(shared)
-    pip_install("-e", f"{ROOT}[dev]")
+    pip_install("-e", f"{ROOT}[{extra}]")
     extras = missing_extras()
     if extras:
         pip_install("-e", f"{ROOT}[{','.join(extras)}]")
-    STAMP.write_text(digest)
+    STAMP.write_text(" ".join([digest, TOOLS, *([TESTS] if extra == TESTS else [])]))
+
+
+def announcement(shared: bool, extra: str) -> str:
+    """What is about to happen, what it takes, and how long."""
+    torch = (
+        "around the installed torch: 0.5 GB of disk"
+        if shared
+        else "with torch: 1.3 GB of disk where pip has a build for CPUs, several GB with the build for CUDA"
+    )
+    tests = ", and 1.1 GB for tests and lint, Triton above all" if extra == TESTS else ""
+    return f"Making {VENV} {torch}{tests}. This happens once, and takes minutes."
 
 
 def check_machine() -> None:
@@ -96,12 +108,32 @@ def pip_install(*arguments: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("\n".join(pins))
         constraints.flush()
-        command = [str(PYTHON), "-m", "pip", "install", "--constraint", constraints.name, *arguments]
-        if subprocess.run(command).returncode:
-            sys.exit(
-                "pip could not install what FlashLadder needs; its last lines say why. Without a network, point pip at "
-                "a folder of wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make venv"
-            )
+        command = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", "--constraint", constraints.name]
+        code, said = run_pip([*command, *arguments])
+    if code:
+        print(*said[-LAST_LINES:], sep="\n")
+        sys.exit(
+            "pip could not install what FlashLadder needs; its last lines say why. Without a network, point pip at "
+            "a folder of wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make venv"
+        )
+
+
+def run_pip(command: list[str]) -> tuple[int, list[str]]:
+    """Its exit code and what it said. One line of the terminal shows what it does; elsewhere, large downloads do."""
+    said = []
+    is_terminal = sys.stdout.isatty()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        assert pip.stdout
+        for line in pip.stdout:
+            said.append(line.rstrip())
+            megabytes = re.search(r"Downloading .*\((\d+)[\d.]* MB\)", line)
+            if is_terminal:
+                print(f"\r\033[K{said[-1].strip()[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+            elif (megabytes and int(megabytes[1]) >= LARGE_MB) or line.startswith("Installing"):
+                print(f"  {said[-1].strip()[:110]}", flush=True)
+    if is_terminal:
+        print("\r\033[K", end="", flush=True)
+    return pip.returncode, said
 
 
 def lent_packages() -> set[str]:
@@ -132,4 +164,4 @@ def normal(requirement: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

@@ -15,7 +15,7 @@ from flashladder.common.catalog import schema
 from flashladder.common.catalog.choice import Configurable, choices_of
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.config import GpuDescription, KernelConfig, Value, listing, spell
-from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.paths import VERSIONS
 from flashladder.common.rules import Rule
@@ -187,6 +187,8 @@ def find(name: str, root: Path = VERSIONS) -> Version:
 
     One of a further ladder has the ladder's name before it: "backward/03". ConfigError lists those there are.
     """
+    if name in _reference_names(root):
+        raise ConfigError(f"{name} is a reference, not a rung of a ladder; rungs have numbers, such as 02")
     ladder, _, rung = name.rpartition("/")
     rungs = _rungs(root, ladder) if ladder in ladders(root) else []
     for directory in rungs:
@@ -196,9 +198,9 @@ def find(name: str, root: Path = VERSIONS) -> Version:
     if ladder and rungs:
         known = [_qualified(ladder, directory.name) for directory in rungs]
     else:
-        known = [directory.name for directory in (*_rungs(root, FIRST), *_reference_directories(root))]
+        known = [directory.name for directory in _rungs(root, FIRST)] + _reference_names(root)
         known += [f"those of {other}/" for other in ladders(root) if other != FIRST]
-    raise ConfigError(f"no version {name}; there are {listing(known)}")
+    raise unknown("version", name, known)
 
 
 def address_of(name: str) -> str:
@@ -228,10 +230,7 @@ def references(root: Path = VERSIONS) -> list[Reference]:
 
 def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference:
     """A rung by any of its names, or a reference by its own."""
-    for directory in _reference_directories(root):
-        if name == directory.name:
-            return _load_reference(directory)
-    return find(name, root)
+    return _load_reference(root / name) if name in _reference_names(root) else find(name, root)
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
@@ -247,6 +246,10 @@ def _rungs(root: Path, ladder: str) -> list[Path]:
 
 def _reference_directories(root: Path) -> list[Path]:
     return [path.parent for path in sorted(root.glob("[!0-9]*/version.yaml"))]
+
+
+def _reference_names(root: Path) -> list[str]:
+    return [directory.name for directory in _reference_directories(root)]
 
 
 def _qualified(ladder: str, name: str) -> str:

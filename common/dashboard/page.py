@@ -98,7 +98,7 @@ def _run(row: Any) -> dict[str, Any]:
         "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{mask}",
         "device": row.device,
         "us": _number(row.time_us, ",.1f"),
-        "tflops": tflops(row.tflops) if row.tflops == row.tflops else "",
+        "tflops": tflops(row.tflops) if pd.notna(row.tflops) else "",
         "ratio": _number(row.ratio, ".3f"),
         "verdict": row.verdict,
         "passed": row.passed is True,
@@ -106,4 +106,4 @@ def _run(row: Any) -> dict[str, Any]:
 
 
 def _number(value: float | None, spelling: str) -> str:
-    return "" if value is None or value != value else format(value, spelling)
+    return format(value, spelling) if pd.notna(value) else ""

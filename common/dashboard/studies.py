@@ -19,29 +19,37 @@ FEWEST = 3  # measured kernels of which there is something to be seen
 
 
 def pictures(trials: pd.DataFrame) -> dict[str, str]:
-    """PNGs by title, as data URIs; none of a study with few measured kernels, or where Optuna is not installed."""
+    """The pictures of a study's log by title, as data URIs; none where Optuna is not installed."""
     measured = trials[trials["ratio"].notna()]
-    if len(measured) < FEWEST:
-        return {}
     try:
-        from optuna.visualization import matplotlib as plots
-    except ImportError:
+        drawn = draw(_study(measured)) if len(measured) else {}
+    except ModuleNotFoundError:
         return {}
-    study, found = _study(measured), {}
+    return {title: f"data:image/png;base64,{base64.b64encode(png).decode()}" for title, png in drawn.items()}
+
+
+def draw(study: optuna.Study) -> dict[str, bytes]:
+    """PNGs by title; none of a study with few measured kernels."""
+    import optuna
+    from optuna.visualization import matplotlib as plots
+
+    if len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))) < FEWEST:
+        return {}
+    found = {}
     with plt.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Optuna's matplotlib plots are experimental
-        for title, draw in (
+        for title, plot in (
             ("History", plots.plot_optimization_history),
             ("Importances", plots.plot_param_importances),
             ("Parallel coordinates", plots.plot_parallel_coordinate),
         ):
-            draw(study, target_name="ratio")
+            plot(study, target_name="ratio")
             figure = plt.gcf()
             figure.set_size_inches(10, 4)
             file = io.BytesIO()
             figure.savefig(file, format="png", dpi=80, bbox_inches="tight", metadata={"Software": None})
             plt.close(figure)
-            found[title] = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+            found[title] = file.getvalue()
     return found
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
-from flashladder.common.config import listing
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.measure.entrants import Entrant
 
 FA1 = "FlashAttention-1"
@@ -103,5 +102,5 @@ EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
 def find(name: str) -> Experiment:
     """The experiment of this name; ConfigError lists those there are."""
     if name not in EXPERIMENTS:
-        raise ConfigError(f"no experiment {name}; there are {listing(EXPERIMENTS)}")
+        raise unknown("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashladder.common.errors import ConfigError, DeviceError
+from flashladder.common.errors import ConfigError, DeviceError, unknown
 from flashladder.common.problem import Problem, Tensors
 
 OFFICIAL = {"forward": "fa2"}  # by operation
@@ -285,7 +285,7 @@ CPU_BASELINES = {"sdpa": SDPA, "math": CpuBaseline(**vars(_MATH))}
 def find(name: str, among: Mapping[str, Baseline] = BASELINES) -> Baseline:
     """The baseline of this name; ConfigError lists those there are."""
     if name not in among:
-        raise ConfigError(f"no baseline {name}; there are {', '.join(among)}")
+        raise unknown("baseline", name, among)
     return among[name]
 
 

@@ -13,11 +13,11 @@ from flashladder.common.catalog import Reference, Version
 from flashladder.common.config import GpuDescription, KernelConfig, Value, parse_values
 from flashladder.common.console import progress
 from flashladder.common.errors import BuildError, UnsupportedProblemError
-from flashladder.common.references import Configured, device_for
-from flashladder.common.run import target, tuned
+from flashladder.common.run import tuned
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
+    from flashladder.common.references import Configured
     from flashladder.common.run.target import Target
 
 Lineup: TypeAlias = "dict[Problem, dict[str, Artifact]]"  # the kernels of each problem, by the entrants' labels
@@ -58,6 +58,8 @@ class ReferenceEntrant:
 
     def configured(self, problem: Problem) -> Configured:
         """What takes part in a contest. UnsupportedProblemError where the reference does not take the problem."""
+        from flashladder.common.references import Configured  # torch takes seconds
+
         config = self.reference.config_for(problem, **self.values)
         self.reference.check(problem, config)
         return Configured(self.reference, config)
@@ -68,6 +70,9 @@ def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entrant |
 
     Raises DeviceError, ToolchainError or ConfigError for what cannot run on that device of this machine.
     """
+    from flashladder.common.references import device_for
+    from flashladder.common.run import target
+
     name, _, own = text.partition("@")
     kernel = catalog.find_implementation(name)
     suffix, values = f"@{own}" if own else "", values | parse_values(own)
@@ -82,6 +87,8 @@ def assemble_all(
     entrants: Sequence[Entrant | ReferenceEntrant], problems: Sequence[Problem], device: str
 ) -> tuple[dict[Problem, dict[str, Artifact | Configured]], list[str]]:
     """Rungs and references: for each problem those that take it; and why others take no part."""
+    from flashladder.common.run import target
+
     ladder = [entrant for entrant in entrants if isinstance(entrant, Entrant)]
     rungs, left_out = assemble(ladder, problems, target.resolve(device, None)) if ladder else ({}, [])
     lineup: dict[Problem, dict[str, Artifact | Configured]] = {}

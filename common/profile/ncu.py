@@ -1,4 +1,7 @@
-"""The GPU's own counters for one launch, through NVIDIA Nsight Compute (ncu)."""
+"""The GPU's own counters for one launch, through NVIDIA Nsight Compute (ncu).
+
+Read from its CSV pages, not by its Python module ncu_report: pages are kept, and read where there is no ncu.
+"""
 
 from __future__ import annotations
 

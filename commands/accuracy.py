@@ -1,0 +1,180 @@
+"""How exact kernels are over families of inputs, beside official ones: errors of O and LSE against fp64, and bars.
+
+python tools/accuracy.py                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
+python tools/accuracy.py 24 --families plateau_4,jump_rows --seqlens 131072
+python tools/accuracy.py 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
+python tools/accuracy.py --list                         the families, and what each is for
+python tools/accuracy.py --page                         only writes the page and its pictures, from the log
+
+Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; results/accuracy.md says what bars are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from flashladder.common import arguments as options
+from flashladder.common import catalog
+from flashladder.common.catalog import Version
+from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from flashladder.common.accuracy.study import Study
+    from flashladder.common.results.log import Log
+
+EXIT_MISSED = 1
+PLAIN, FIRST = "00", "16"  # the rungs that are studied: the textbook's, and from this one on
+LENGTHS = {True: "128,1024,4096,16384,131072", False: "512"}  # on a GPU or not
+ROWS = {True: 256, False: 128}
+HEADS = {True: 2, False: 1}
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("rungs", nargs="*", metavar="RUNG", help=f"default: {PLAIN}, and all from {FIRST} on")
+    made.add_argument("--list", action="store_true", help="say what each family is for")
+    made.add_argument("--families", help="plateau_4,one_hot for example (default: all)")
+    made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
+    made.add_argument(
+        "--seqlens", help=f"of keys: 512..4096 doubles; or a list (default: {LENGTHS[True]}; {LENGTHS[False]})"
+    )
+    made.add_argument("--rows", type=int, help=f"of queries (default: {ROWS[True]}; {ROWS[False]} on the emulator)")
+    made.add_argument("--heads", type=int, help=f"default: {HEADS[True]}; {HEADS[False]} on the emulator")
+    made.add_argument(
+        "--baselines", default="fa2,cudnn,fa3", help="official kernels, on a GPU (default: fa2,cudnn,fa3)"
+    )
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--no-time", action="store_true", help="errors alone, on a GPU")
+    made.add_argument("--no-log", action="store_true", help="write nothing to results/")
+    made.add_argument("--page", action="store_true", help="run nothing; write the page from the log")
+    options.add_device(made)
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.results import records
+
+    if arguments.list:
+        return _list()
+    log = records.accuracy()
+    if arguments.page:
+        _write_page(log)
+        return 0
+    found = _run(_study(arguments), None if arguments.no_log else log, not arguments.no_time)
+    if not arguments.no_log:
+        console.print(f"[dim]logged to {log.path}")
+        if found["device"].iloc[-1] != "emulator":
+            _write_page(log)
+    return _show(found)
+
+
+def _list() -> int:
+    from flashladder.common.families import FAMILIES
+
+    made = table("Families of inputs", "name", "what it is", wrap=("what it is",))
+    for family in FAMILIES.values():
+        made.add_row(family.name, family.purpose)
+    console.print(made)
+    return 0
+
+
+def _study(arguments: argparse.Namespace) -> Study:
+    from flashladder.common.accuracy.study import Study
+    from flashladder.common.families import FAMILIES
+    from flashladder.common.measure import baselines
+    from flashladder.common.measure.entrants import Entrant
+    from flashladder.common.run import target
+
+    place = target.resolve(arguments.device, arguments.gpu)
+    tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
+    official = [baselines.find(name) for name in arguments.baselines.split(",")] if place.on_gpu else []
+    return Study(
+        entrants=[Entrant(version.address, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
+        place=place,
+        baselines=official,
+        families=_chosen("family", arguments.families, FAMILIES),
+        dtypes=_chosen("dtype", arguments.dtypes, ("bf16", "fp16")),
+        lengths=options.lengths(arguments.seqlens or LENGTHS[place.on_gpu]),
+        rows=arguments.rows or ROWS[place.on_gpu],
+        heads=arguments.heads or HEADS[place.on_gpu],
+        seed=arguments.seed,
+    )
+
+
+def _rungs(names: Sequence[str], arch: str) -> list[Version]:
+    """Those named; without names, those of the default that the arch can run."""
+    if names:
+        return catalog.select(names)
+    chosen = []
+    for version in catalog.versions():
+        if version.number == PLAIN or version.number >= FIRST:
+            try:
+                version.check_arch(arch)
+                chosen.append(version)
+            except ConfigError as error:
+                warn(f"left out: {error}")
+    return chosen
+
+
+def _chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
+    """The names between commas, or all; ConfigError for one that is unknown."""
+    known = list(known)
+    names = given.split(",") if given else known
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
+    return names
+
+
+def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
+    """Runs a study, logging each batch as soon as it is done; its rows as the log would give them."""
+    import pandas as pd
+
+    from flashladder.common.accuracy import study as studies
+    from flashladder.common.accuracy import timing
+    from flashladder.common.results.records import ACCURACY
+
+    found: list[Mapping[str, object]] = []
+    wrong: set[tuple[object, ...]] = set()
+    for rows in studies.rows(study):
+        found += rows
+        wrong |= {(row["version"], row["dtype"], row["family"]) for row in rows if row["verdict"] == studies.MISSED}
+        if log:
+            log.append(rows)
+    if study.place.on_gpu and timed:
+        for rows in timing.rows(study, lambda *what: what in wrong):
+            found += rows
+            if log:
+                log.append(rows)
+    return pd.DataFrame(found).reindex(columns=[*ACCURACY.columns])
+
+
+def _show(found: pd.DataFrame) -> int:
+    """The worst family of each kernel, and the bars that rungs miss."""
+    from flashladder.common.accuracy import view
+
+    rows = view.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
+    made = table("The worst family of each kernel", "kernel", *view.COLUMNS, right=view.FIGURES)
+    for line in view.lines(rows):
+        made.add_row(view.short(line.version), *line.cells())
+    console.print(made)
+    missed = view.missed(rows)
+    for words in missed:
+        console.print(f"beyond a bar: {words}", soft_wrap=True)
+    return EXIT_MISSED if missed else 0
+
+
+def _write_page(log: Log) -> None:
+    from flashladder.common.accuracy import page
+
+    frame, damaged = log.read()
+    for damage in damaged:
+        warn(f"{damage}; the line is left where it is")
+    for path in page.write(log.path.with_suffix(".md"), frame):
+        console.print(f"[dim]{path} brought up to date")

@@ -1,0 +1,61 @@
+"""Tables and pictures of all of results/: dashboard.html (open it in a browser), dashboard.csv, the READMEs' parts.
+
+python tools/dashboard.py
+python tools/dashboard.py --sass h100     disassemble the rungs for an H100 first; no GPU needed
+python tools/dashboard.py --check         change nothing, and fail where a README's part is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashladder.common.console import Parser, console, progress, warn
+from flashladder.common.paths import ROOT, results_dir
+
+EXIT_STALE = 1
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("--sass", metavar="GPU", help="count the rungs' instructions for this GPU first")
+    made.add_argument(
+        "--readme", type=Path, metavar="FILE", help="default: the project's, of the project's own results"
+    )
+    made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.dashboard import data, opcodes, page, readme, references
+    from flashladder.common.results import ladders
+
+    folder = results_dir()
+    if arguments.sass:
+        with progress("compiled") as update:
+            console.print(f"[dim]{opcodes.count(arguments.sass, folder, update)}")
+    results = data.Results.load(folder)
+    for damage in results.damaged:
+        warn(f"{damage}; the line is left where it is, and out of the pictures")
+    summary = ladders.summary(results.ladders)
+    is_own = folder == ROOT / "results"  # the project's READMEs tell of its own results, and of no others
+    page_of = arguments.readme or (ROOT / "README.md" if is_own else None)
+    of_ladder = (page_of, folder, results.ladders, summary)
+    if arguments.check:
+        return _check([*readme.stale(*of_ladder), *(references.stale(results.references) if is_own else [])])
+    for path in [*readme.write(*of_ladder), *(references.write(results.references) if is_own else [])]:
+        console.print(f"[dim]{path}")
+    if not is_own:
+        console.print(f"[dim]the READMEs are left as they are: they tell of {ROOT / 'results'}", soft_wrap=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
+    (folder / "dashboard.html").write_text(page.render(results, summary))
+    console.print(f"[dim]{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
+    return 0
+
+
+def _check(stale: list[Path]) -> int:
+    for path in stale:
+        console.print(f"{path} is out of date; `python tools/dashboard.py` mends it")
+    return EXIT_STALE if stale else 0

@@ -1,0 +1,121 @@
+"""Sweeps that readers of the field expect, each logged to results/experiments/NAME.csv and drawn beside it.
+
+python tools/experiment.py --list
+python tools/experiment.py                          all of them: on the GPU where there is one, else on the emulator
+python tools/experiment.py blocks --rungs 08        every tile and number of warps of a rung
+python tools/experiment.py loop_order               FlashAttention-1's and -2's traffic, counted by the emulator
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from flashladder.common import arguments as options
+from flashladder.common import catalog
+from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.experiments import sweeps
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from flashladder.common.experiments.sweeps import Experiment
+    from flashladder.common.results.log import Log
+
+FIGURES = {  # columns of the log, what they are called on the console, and their unit there
+    "time_us": ("us", 1),
+    "tflops": ("TFLOP/s", 1),
+    "ratio": ("ratio", 1),
+    "max_error": ("error", 1),
+    "memory_bytes": ("MiB taken", 2**20),
+    "instructions": ("instructions", 1),
+    "shared_wavefronts": ("wavefronts", 1),
+    "global_bytes_read": ("MiB read", 2**20),
+    "global_bytes_written": ("written", 2**20),
+    "registers": ("registers", 1),
+}
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument(
+        "experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(sweeps.EXPERIMENTS)}; default: all"
+    )
+    made.add_argument("--list", action="store_true", help="say what each is")
+    made.add_argument("--rungs", help="08,16 for example, instead of the experiment's own choice")
+    made.add_argument(
+        "--seqlens", help="512..4096 doubles; or a list, 512,4096; instead of the experiment's own choice"
+    )
+    options.add_rounds(made)
+    options.add_device(made)
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        console.print(_overview())
+        return 0
+    for experiment in [sweeps.find(name) for name in arguments.experiments] or sweeps.EXPERIMENTS.values():
+        _run(experiment, arguments)
+    return 0
+
+
+def _overview() -> Table:
+    made = table("Experiments", "name", "what its picture shows", wrap=("what its picture shows",))
+    for experiment in sweeps.EXPERIMENTS.values():
+        made.add_row(experiment.name, experiment.text)
+    return made
+
+
+def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
+    """Runs, logs and draws one experiment; each problem is logged as soon as it is done."""
+    rungs = [catalog.find(name) for name in (arguments.rungs.split(",") if arguments.rungs else experiment.rungs)]
+
+    from flashladder.common.experiments import run
+    from flashladder.common.measure.timing import TimingSettings
+    from flashladder.common.results import records
+    from flashladder.common.run import target
+
+    place = target.resolve(arguments.device if experiment.lengths else "emulator", arguments.gpu)
+    lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
+    if arguments.seqlens:
+        lengths = tuple(options.lengths(arguments.seqlens))
+    log = records.experiment(experiment.name)
+    for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
+        log.append(rows)
+    _show(experiment, log)
+
+
+def _show(experiment: Experiment, log: Log) -> None:
+    """A table of the latest run in the log; a picture of the latest on a GPU, where there is any."""
+    from flashladder.common.experiments import figures
+    from flashladder.common.report import theme
+
+    log.report()
+    frame, _ = log.read()
+    if frame.empty:
+        warn(f"{experiment.title}: nothing was run")
+        return
+    ran, drawn = frame[frame["run"] == frame["run"].iloc[-1]], figures.latest(frame)
+    console.print(_table(f"{experiment.title}, {figures.source(ran)}", ran))
+    pictures = theme.write(figures.DRAW[experiment.name](drawn), log.path.with_suffix(".svg"), experiment.title)
+    names = " and ".join(path.name for path in pictures)
+    console.print(f"[dim]logged to {log.path}; {names} show what was {figures.source(drawn)}")
+
+
+def _table(title: str, rows: pd.DataFrame) -> Table:
+    """The rows' figures, those that there are."""
+    present = {column: words for column, (words, _) in FIGURES.items() if rows[column].notna().any()}
+    made = table(title, "kernel", "dtype", "S", *present.values(), right=("S", *present.values()), wrap=("kernel",))
+    for _, row in rows.iterrows():
+        made.add_row(row["label"], row["dtype"], str(row["seqlen_q"]), *(_cell(row[name], name) for name in present))
+    return made
+
+
+def _cell(value: float, column: str) -> str:
+    if value != value:
+        return ""
+    scaled = value / FIGURES[column][1]
+    return f"{scaled:,.0f}" if scaled >= 1000 else f"{scaled:.3g}"

@@ -1,0 +1,32 @@
+"""The packages that setup.py asks for, and what brings one that this Python lacks."""
+
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator
+
+
+def requirements() -> Iterator[tuple[str, str]]:
+    """The packages' names, each with the extra that brings it; "" where it is no extra's."""
+    for line in importlib.metadata.requires("flashladder") or ():
+        extra = re.search(r"extra == ['\"](\w+)", line)
+        yield re.split(r"[^\w.-]", line)[0], extra[1] if extra else ""
+
+
+def install(extra: str) -> str:
+    """The command that brings the packages of an extra."""
+    return f"`{sys.executable} -m pip install 'flashladder[{extra}]'`"
+
+
+def lack(error: ModuleNotFoundError) -> str:
+    """What lacks where an import failed, and what brings it. An error of the project's own modules is raised again."""
+    module = (error.name or "").partition(".")[0]
+    if module in ("", "flashladder"):
+        raise error
+    try:
+        extras = [extra for name, extra in requirements() if name == module and extra]
+    except importlib.metadata.PackageNotFoundError:  # not installed, but found by way of PYTHONPATH
+        extras = []
+    if extras:
+        return f"{sys.executable} has no {module}; {install(extras[0])} brings it"
+    return f"{sys.executable} has no {module}; in a checkout `make venv` brings it, else pip install {module}"

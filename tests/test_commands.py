@@ -1,0 +1,121 @@
+"""The one entry point, `flashladder COMMAND`, and the scripts of a checkout that lead to the same commands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashladder import commands
+from flashladder.common import console, packages
+from flashladder.common.paths import ROOT
+
+
+def call(*words, **options):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, **options)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
+def test_each_command_has_a_line(words, capsys):
+    assert commands.main(words) == (0 if words else console.EXIT_ERROR)
+    lines = capsys.readouterr().out.splitlines()
+    for name, command in commands.COMMANDS.items():
+        assert f"  {name:<11} {command.summary}" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_unknown_command(capsys):
+    assert commands.main(["bnch", "07"]) == console.EXIT_ERROR
+    said = capsys.readouterr().err
+    assert "no command bnch; there are run, bench, search" in said
+    assert said.endswith("; did you mean bench?\n")
+    assert commands.main(["7"]) == console.EXIT_ERROR
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module():
+    done = call("-m", "flashladder", "run", "--list", cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert "Swizzling" in done.stdout
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_a_command_and_its_door(name, capsys):
+    command = commands.COMMANDS[name]
+    with pytest.raises(SystemExit, match="0"):
+        commands.main([name, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: flashladder {name} ")
+    assert f"flashladder {name}" in said.partition("\n\n")[2], "its examples are spelled as it was called"
+    assert f"python {command.door}" not in said
+    by_door = call(ROOT / command.door, "--help")
+    assert by_door.stdout.startswith(f"usage: {Path(command.door).name} "), by_door.stderr
+    assert f"python {command.door}" in by_door.stdout
+
+
+def test_every_script_is_a_door_of_a_command():
+    scripts = {path for folder in ("tools", "tuner") for path in ROOT.glob(f"{folder}/*.py")}
+    doors = {path.relative_to(ROOT).as_posix() for path in scripts if "from door import enter" in path.read_text()}
+    assert doors == {command.door for command in commands.COMMANDS.values()}
+    modules = {path.stem for path in ROOT.glob("commands/*.py")} - {"__init__"}
+    assert modules == {Path(door).stem for door in doors}
+
+
+def test_help_waits_for_nothing_that_is_slow_to_import():
+    code = (
+        "import sys, importlib; from flashladder import commands\n"
+        "for command in commands.COMMANDS.values(): importlib.import_module(command.module).parser().format_help()\n"
+        "print(*{'torch', 'optuna', 'pandas', 'matplotlib', 'numpy'} & sys.modules.keys())"
+    )
+    done = call("-c", code)
+    assert done.stdout == "\n", done.stderr
+
+
+def test_without_the_package_a_door_says_what_would_work(tmp_path):
+    (tmp_path / "flashladder.py").write_text("raise ModuleNotFoundError(name='flashladder')")
+    done = call(ROOT / "tools" / "bench.py", "07", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{sys.executable} has no flashladder: run `make venv`, then `.venv/bin/python tools/bench.py`\n"
+    )
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    for name in [name for name in sys.modules if name.startswith("flashladder.tuner")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for words in (["search", "02", "--gpu", "a100", "--offline"], ["plots", "study"], ["replay", "study"]):
+        assert commands.main(words) == console.EXIT_ERROR
+        assert "has no optuna; " in (said := capsys.readouterr().err)
+        assert "-m pip install 'flashladder[tuner]'` brings it" in said
+
+
+def test_a_missing_package_of_no_extra(monkeypatch):
+    assert "has no nothing; in a checkout `make venv`" in packages.lack(ModuleNotFoundError(name="nothing"))
+    with pytest.raises(ModuleNotFoundError):
+        packages.lack(ModuleNotFoundError(name="flashladder.common.nothing"))
+
+
+def test_an_option_is_not_guessed_from_its_beginning(capsys):
+    for words, meant in ((["bench", "07", "--seqlen", "4096"], "--seqlens"), (["run", "02", "--casual"], "--causal")):
+        with pytest.raises(SystemExit, match="2"):
+            commands.main(words)
+        assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "swizling"], "no version swizling; there are 00_minimal, .*; did you mean 02_swizzling?"),
+        (["run", "py_fa3"], "no version py_fa3; .*; did you mean py_fa2?"),
+        (["run", "02", "--gpu", "h10"], "no description of the GPU h10; there are .*; did you mean h100?"),
+        (["run", "02", "--config", "blok_m=64"], "unknown field blok_m; .*; did you mean block_m?"),
+        (["sass", "py_fa1"], "py_fa1 is a reference, not a rung of a ladder; rungs have numbers, such as 02"),
+        (["experiment", "block"], "no experiment block; there are blocks, .*; did you mean blocks?"),
+    ],
+)
+def test_a_name_that_is_not_quite_right(words, message, capsys):
+    assert commands.main(words) == console.EXIT_ERROR
+    assert re.search(message.replace("?", r"\?") + "\n$", capsys.readouterr().err)
