@@ -2,7 +2,7 @@
 
 import sys
 
-from flashladder.commands import main
+from flashladder.tools.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 from setuptools import find_namespace_packages, setup
 
-SUBPACKAGES = find_namespace_packages(include=["commands*", "common*", "tuner*"], exclude=["common.cuda*"])
+SUBPACKAGES = find_namespace_packages(include=["tools.commands*", "common*", "tuner*"], exclude=["common.cuda*"])
 
 TUNER = ["optuna>=5,<6", "psycopg[binary]"]
 
@@ -17,7 +17,7 @@ setup(
     package_dir={"flashladder": "."},
     packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
     package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "common/dashboard/page.*", "configs/**/*"]},
-    entry_points={"console_scripts": ["flashladder=flashladder.commands:main"]},
+    entry_points={"console_scripts": ["flashladder=flashladder.tools.commands:main"]},
     install_requires=[
         "torch>=2.9",
         "numpy>=2",

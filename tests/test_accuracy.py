@@ -9,7 +9,6 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from flashladder.commands import accuracy
 from flashladder.common import catalog, console
 from flashladder.common.accuracy import deviation, page, study, timing, view, yardstick
 from flashladder.common.build.compile import build_one
@@ -26,6 +25,7 @@ from flashladder.common.results.log import Log
 from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator
 from flashladder.tests import fake_gpu
+from flashladder.tools.commands import accuracy
 
 SMALL = {"seqlen_q": 128, "seqlen_k": 512}
 SCALES = ("tiny_scale", "huge_scale")

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flashladder.commands import bench
 from flashladder.common import arguments as options
 from flashladder.common import console
 from flashladder.common.errors import ConfigError
@@ -12,6 +11,7 @@ from flashladder.common.measure.entrants import parse
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.tests import fake_gpu
+from flashladder.tools.commands import bench
 
 SMALL = ["--seqlens", "64,128", "--tokens", "128", "--heads", "1", "--rounds", "6"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flashladder import commands
 from flashladder.common import console, packages
 from flashladder.common.paths import ROOT
+from flashladder.tools import commands
 
 
 def call(*words, **options):
@@ -58,13 +58,13 @@ def test_every_script_is_a_door_of_a_command():
     scripts = {path for folder in ("tools", "tuner") for path in ROOT.glob(f"{folder}/*.py")}
     doors = {path.relative_to(ROOT).as_posix() for path in scripts if "from door import enter" in path.read_text()}
     assert doors == {command.door for command in commands.COMMANDS.values()}
-    modules = {path.stem for path in ROOT.glob("commands/*.py")} - {"__init__"}
+    modules = {path.stem for path in ROOT.glob("tools/commands/*.py")} - {"__init__"}
     assert modules == {Path(door).stem for door in doors}
 
 
 def test_help_waits_for_nothing_that_is_slow_to_import():
     code = (
-        "import sys, importlib; from flashladder import commands\n"
+        "import sys, importlib; from flashladder.tools import commands\n"
         "for command in commands.COMMANDS.values(): importlib.import_module(command.module).parser().format_help()\n"
         "print(*{'torch', 'optuna', 'pandas', 'matplotlib', 'numpy'} & sys.modules.keys())"
     )

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flashladder.commands import dashboard
 from flashladder.common import catalog, console
 from flashladder.common.dashboard import data, figures, opcodes, studies
 from flashladder.common.dashboard import readme as readme_part
@@ -19,6 +18,7 @@ from flashladder.common.results import ladders
 from flashladder.common.results.log import Log
 from flashladder.common.results.records import BENCH
 from flashladder.tests import made_up
+from flashladder.tools.commands import dashboard
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from flashladder.commands import dashboard
 from flashladder.common import catalog, console
 from flashladder.common.dashboard import references
 from flashladder.common.results.log import Log
 from flashladder.common.results.records import BENCH
 from flashladder.tests import made_up
+from flashladder.tools.commands import dashboard
 
 
 def lines(run, time, name, config, ratio, **changes):

@@ -7,7 +7,6 @@ import torch
 from delta_ladder import HALVES, HEAD, VERSION_YAML, Delta, make_ladder
 from tiny_ladder import make_rung
 
-from flashladder.commands import run_version
 from flashladder.common import catalog, console
 from flashladder.common.build import build_one
 from flashladder.common.catalog import catalogue
@@ -20,6 +19,7 @@ from flashladder.common.results import records
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.gpu import device_arch
 from flashladder.common.sass import read
+from flashladder.tools.commands import run_version
 
 SIZES = {"batch": 2, "num_heads": 2, "seqlen_q": 70, "head_dim": 64}
 

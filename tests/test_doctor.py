@@ -1,9 +1,9 @@
 import pytest
 
-from flashladder.commands import doctor
 from flashladder.common.build import toolchain as toolchain_module
 from flashladder.common.build.toolchain import toolchain
 from flashladder.common.errors import ConfigError
+from flashladder.tools.commands import doctor
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from flashladder.commands import evidence as tool
 from flashladder.common import console
 from flashladder.common.catalog import find, versions
 from flashladder.common.errors import ResultsError
@@ -12,6 +11,7 @@ from flashladder.common.report import evidence, markers
 from flashladder.common.results import ladders
 from flashladder.tests import made_up
 from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tools.commands import evidence as tool
 
 COMMITTED = ("02", "09", "14")  # `python tools/evidence.py --check` does all of them, in a minute
 MARKED = "# A rung\n\nprose\n\n<!-- evidence:begin -->\nold\n<!-- evidence:end -->\n\nmore prose\n"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flashladder.commands import experiment
 from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
 from flashladder.common.experiments import figures, sweeps, traffic
@@ -11,6 +10,7 @@ from flashladder.common.experiments import run as experiments
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.tests import fake_gpu, made_up
+from flashladder.tools.commands import experiment
 
 
 @pytest.fixture

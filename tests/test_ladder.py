@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flashladder.commands import ladder
 from flashladder.common import catalog, console
 from flashladder.common.catalog import find
 from flashladder.common.config import parse_values, spell
@@ -16,6 +15,7 @@ from flashladder.common.paths import VERSIONS
 from flashladder.common.results import ladder_runs, ladders, records
 from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
+from flashladder.tools.commands import ladder
 
 SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--rounds", "6", "--beside", ""]
 

@@ -4,7 +4,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from flashladder.commands import picture
 from flashladder.common import console
 from flashladder.common.build import build_one
 from flashladder.common.build.artifact import Artifact
@@ -15,6 +14,7 @@ from flashladder.common.pictures import device as device_module
 from flashladder.common.pictures import gallery, layouts, loops
 from flashladder.common.pictures.device import COLS, ROWS, WARPS, device
 from flashladder.common.sass import read
+from flashladder.tools.commands import picture
 
 
 @pytest.mark.parametrize(

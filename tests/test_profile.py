@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from flashladder.commands import profile
 from flashladder.common import catalog, console
 from flashladder.common.build import build_one
 from flashladder.common.catalog import find
@@ -26,6 +25,7 @@ from flashladder.common.run.execute import on_emulator
 from flashladder.common.sass.code import read
 from flashladder.common.sass.opcodes import bank_wavefronts
 from flashladder.tests import fake_ncu
+from flashladder.tools.commands import profile
 
 PAGE = (Path(__file__).parent / "data" / "ncu_source.csv").read_text()  # from an H100, most lines left out
 PROBLEM = Problem(seqlen_q=64)
@@ -267,7 +267,9 @@ def test_a_launch_is_described_whole_to_the_process_that_ncu_watches(pages):
 def test_an_import_of_the_librarys_profile_in_a_tool_gets_it():
     """tools/ leads the path of its programs, and profile.py is in it."""
     path = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})"
-    inside = "from flashladder import commands; commands.enter = lambda script: print(__import__('profile').__file__)"
+    inside = (
+        "from flashladder.tools import commands; commands.enter = lambda script: print(__import__('profile').__file__)"
+    )
     enter = f"import door; door.enter({str(ROOT / 'tools' / 'profile.py')!r})"
     command = [sys.executable, "-c", "; ".join([path, inside, enter])]
     printed = subprocess.run(command, capture_output=True, text=True).stdout

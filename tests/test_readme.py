@@ -8,8 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from flashladder.commands import COMMANDS
 from flashladder.common.paths import ROOT
+from flashladder.tools.commands import COMMANDS
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "versions").glob("**/README.md"))]
 SPELLED = r"(?:\.venv/bin/)?(?:python (t(?:ools|uner)/\w+\.py)|(?:python -m )?flashladder ([a-z]\w*))"

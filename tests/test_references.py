@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashladder.commands import run_version
 from flashladder.common import catalog, console, host
 from flashladder.common.build.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
@@ -21,6 +20,7 @@ from flashladder.common.operations.forward import attention
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.references import Configured, device_for, load, missing, tiling
 from flashladder.common.results import records
+from flashladder.tools.commands import run_version
 
 NAMES = ("py_fa1", "py_fa2", "c", "triton")
 ALGORITHMS = ("py_fa1", "py_fa2")

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from flashladder.commands import run_version
 from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.results import records
 from flashladder.common.run import launch, tuned
 from flashladder.tests import fake_gpu, interruptible
+from flashladder.tools.commands import run_version
 
 TOOL = ROOT / "tools" / "run_version.py"
 
@@ -202,7 +202,7 @@ RUN_AND_SAY_SO = """
 import sys
 from flashladder.common import console
 from flashladder.common.run import execute
-from flashladder.commands import run_version
+from flashladder.tools.commands import run_version
 print("running", flush=True)
 sys.exit(console.run(run_version.main, run_version.parser()))
 """

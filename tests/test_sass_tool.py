@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from flashladder.commands import sass
 from flashladder.common import console
+from flashladder.tools.commands import sass
 
 
 @pytest.fixture(autouse=True)

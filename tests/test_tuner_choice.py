@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flashladder.commands import replay as tool
 from flashladder.common import console
 from flashladder.common.errors import ResultsError
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import ROOT
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tests.tuner_stock import make_predictions, make_space, make_stock
+from flashladder.tools.commands import replay as tool
 from flashladder.tuner import finalists, trial_log
 from flashladder.tuner.recorded import ExhaustiveStudy, replay
 from flashladder.tuner.strategy import Corrected, Guided, InOrder

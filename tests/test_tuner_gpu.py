@@ -2,11 +2,11 @@
 
 import pytest
 
-from flashladder.commands import search
 from flashladder.common import catalog
 from flashladder.common.problem import Problem
 from flashladder.common.run import target, tuned
 from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tools.commands import search
 from flashladder.tuner import job, trial_log
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space

@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 
-from flashladder.commands import plots, search
 from flashladder.common import catalog, console
 from flashladder.common.build import build_one
 from flashladder.common.config import load_gpu
@@ -21,6 +20,7 @@ from flashladder.common.problem import Problem
 from flashladder.common.run import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
+from flashladder.tools.commands import plots, search
 from flashladder.tuner import job, trial_log
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger

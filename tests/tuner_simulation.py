@@ -8,12 +8,12 @@ import os
 import sys
 from pathlib import Path
 
-from flashladder.commands import search
 from flashladder.common import console
 from flashladder.common.config import load_gpu
 from flashladder.common.run import tuned
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tests.tuner_stock import make_predictions, make_stock
+from flashladder.tools.commands import search
 from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.worker import Worker
 

@@ -1,4 +1,4 @@
-"""`python tools/accuracy.py` is `flashladder accuracy`: see commands/accuracy.py."""
+"""`python tools/accuracy.py` is `flashladder accuracy`: see tools/commands/accuracy.py."""
 
 if __name__ == "__main__":
     from door import enter

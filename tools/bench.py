@@ -1,4 +1,4 @@
-"""`python tools/bench.py` is `flashladder bench`: see commands/bench.py."""
+"""`python tools/bench.py` is `flashladder bench`: see tools/commands/bench.py."""
 
 if __name__ == "__main__":
     from door import enter

@@ -1,4 +1,4 @@
-"""`python tools/dashboard.py` is `flashladder dashboard`: see commands/dashboard.py."""
+"""`python tools/dashboard.py` is `flashladder dashboard`: see tools/commands/dashboard.py."""
 
 if __name__ == "__main__":
     from door import enter

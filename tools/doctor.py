@@ -1,4 +1,4 @@
-"""`python tools/doctor.py` is `flashladder doctor`: see commands/doctor.py."""
+"""`python tools/doctor.py` is `flashladder doctor`: see tools/commands/doctor.py."""
 
 if __name__ == "__main__":
     from door import enter

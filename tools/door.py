@@ -15,7 +15,7 @@ def enter(file: str) -> None:
     script = Path(file).resolve()
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() not in DOORS]
     try:
-        from flashladder import commands
+        from flashladder.tools import commands
     except ImportError as error:
         door = script.relative_to(ROOT)
         sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python {door}`")

@@ -1,4 +1,4 @@
-"""`python tools/evidence.py` is `flashladder evidence`: see commands/evidence.py."""
+"""`python tools/evidence.py` is `flashladder evidence`: see tools/commands/evidence.py."""
 
 if __name__ == "__main__":
     from door import enter

@@ -1,4 +1,4 @@
-"""`python tools/experiment.py` is `flashladder experiment`: see commands/experiment.py."""
+"""`python tools/experiment.py` is `flashladder experiment`: see tools/commands/experiment.py."""
 
 if __name__ == "__main__":
     from door import enter

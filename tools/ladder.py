@@ -1,4 +1,4 @@
-"""`python tools/ladder.py` is `flashladder ladder`: see commands/ladder.py."""
+"""`python tools/ladder.py` is `flashladder ladder`: see tools/commands/ladder.py."""
 
 if __name__ == "__main__":
     from door import enter

@@ -1,4 +1,4 @@
-"""`python tools/picture.py` is `flashladder picture`: see commands/picture.py."""
+"""`python tools/picture.py` is `flashladder picture`: see tools/commands/picture.py."""
 
 if __name__ == "__main__":
     from door import enter

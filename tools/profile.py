@@ -1,4 +1,4 @@
-"""`python tools/profile.py` is `flashladder profile`: see commands/profile.py."""
+"""`python tools/profile.py` is `flashladder profile`: see tools/commands/profile.py."""
 
 if __name__ == "__main__":
     from door import enter

@@ -8,5 +8,5 @@ ledger      the study in its storage           finalists     who wins, and by wh
 gpu_bench   what it does on a GPU              show          what a person sees of a search
 trial_log   the study as CSV                   recorded      the search over a study in which every kernel was measured
 
-search, plots and replay are the doors to commands of that name, in commands/.
+search, plots and replay are the doors to commands of that name, in tools/commands/.
 """

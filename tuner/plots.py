@@ -1,4 +1,4 @@
-"""`python tuner/plots.py` is `flashladder plots`: see commands/plots.py."""
+"""`python tuner/plots.py` is `flashladder plots`: see tools/commands/plots.py."""
 
 if __name__ == "__main__":
     import sys

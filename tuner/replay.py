@@ -1,4 +1,4 @@
-"""`python tuner/replay.py` is `flashladder replay`: see commands/replay.py."""
+"""`python tuner/replay.py` is `flashladder replay`: see tools/commands/replay.py."""
 
 if __name__ == "__main__":
     import sys

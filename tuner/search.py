@@ -1,4 +1,4 @@
-"""`python tuner/search.py` is `flashladder search`: see commands/search.py."""
+"""`python tuner/search.py` is `flashladder search`: see tools/commands/search.py."""
 
 if __name__ == "__main__":
     import sys
