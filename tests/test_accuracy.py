@@ -135,7 +135,7 @@ def judged(o=lambda exact: exact, lse=lambda exact: exact, family="normal_3", dt
     truth = deviation.exact(problem, tensors)
     theirs = deviation.compare(truth, *yardstick.run(problem, tensors))
     ours = deviation.compare(truth, o(truth.o).to(DTYPES[dtype]), lse(truth.lse).float())
-    return deviation.bars(truth, theirs, dtype, FAMILIES[family].one_hot).missed(ours)
+    return deviation.bars(truth, theirs, dtype, problem.seqlen_k, FAMILIES[family].one_hot).missed(ours)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -248,7 +248,7 @@ def test_any_steps_along_the_keys(rung, dtype, data):
         theirs, ours = (
             deviation.compare(truth, x[i : i + 1], y[i : i + 1]) for x, y in ((o, lse), (tensors.o, tensors.lse))
         )
-        assert deviation.bars(truth, theirs, dtype, False).missed(ours) == (), (theirs, ours)
+        assert deviation.bars(truth, theirs, dtype, problem.seqlen_k, False).missed(ours) == (), (theirs, ours)
 
 
 # Times, on a stand-in for a GPU

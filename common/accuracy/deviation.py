@@ -20,6 +20,8 @@ from flashladder.common.problem import DTYPES, Problem, Tensors
 RMS_FACTOR = 1.15  # of the yardstick's RMS error
 RMS_FLOOR = 1 / 16  # of half a unit in the last place: where the yardstick is exact by the family's making
 STANDARD_ERRORS = 3  # by which a mean may be above the yardstick's
+CUT_OFF = 2.0**-23  # of a sum, by each mma: tensor cores drop what is below its last bit (Fasi et al., 2021)
+KEYS_PER_MMA = 16
 LSE_FLOOR = 1e-5
 LSE_ULPS = 2.0**-22  # of the largest LSE: a score's scale, product, maximum and logarithm are rounded to fp32
 LEAST_TIME_RATIO = 0.9  # time on normal inputs / on the family's
@@ -99,18 +101,20 @@ def compare(truth: Exact, o: torch.Tensor, lse: torch.Tensor | None) -> Deviatio
     )
 
 
-def bars(truth: Exact, yardstick: Deviation, dtype: str, one_hot: bool) -> Bars:
+def bars(truth: Exact, yardstick: Deviation, dtype: str, keys: int, one_hot: bool) -> Bars:
     """What is asked of an output, from what the yardstick does on the same inputs.
 
     Half a unit in the last place is granted to the mean where all outputs are one number, which is rounded one way; n
-    different ones are rounded n ways, whose mean is smaller by the root of n.
+    different ones are rounded n ways, whose mean is smaller by the root of n. O may also lose what tensor cores cut off
+    its sums. The yardstick may lose less: sums of equal weights are exact, and of few rows it splits the keys.
     """
+    cut_off = keys / KEYS_PER_MMA * CUT_OFF
     half_ulp = torch.finfo(DTYPES[dtype]).eps / 2
     different = truth.o.float().unique().numel()
     largest_lse = float(truth.lse[truth.lse.isfinite()].abs().max()) if truth.lse.isfinite().any() else 0.0
     return Bars(
-        rms_error=RMS_FACTOR * yardstick.rms_error + RMS_FLOOR * half_ulp,
-        mean_error=abs(yardstick.mean_error) + half_ulp / math.sqrt(different),
+        rms_error=RMS_FACTOR * yardstick.rms_error + RMS_FLOOR * half_ulp + cut_off,
+        mean_error=abs(yardstick.mean_error) + half_ulp / math.sqrt(different) + cut_off,
         lse_error=(yardstick.lse_error or 0.0) + LSE_FLOOR + LSE_ULPS * largest_lse,
         max_ulps=max(1.0, yardstick.max_ulps) if one_hot else None,
     )

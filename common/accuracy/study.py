@@ -120,7 +120,7 @@ def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: d
     first, *others = _subjects(study, stack.problem, tensors, kernels, absent)
     yardsticks = _deviations(first, truths)
     limits = [
-        bars(truth, theirs, part.dtype, FAMILIES[part.family].one_hot)
+        bars(truth, theirs, part.dtype, part.seqlen_k, FAMILIES[part.family].one_hot)
         for truth, theirs, part in zip(truths, yardsticks, stack.parts, strict=True)
     ]
     for subject in (first, *others):
