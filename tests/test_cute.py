@@ -11,7 +11,6 @@ import torch
 from flashladder.common import catalog, emulator
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.references import load, missing
-from flashladder.common.run.execute import OUTPUTS
 
 pytest.importorskip("cutlass", reason="pip install nvidia-cutlass-dsl")
 
@@ -50,9 +49,9 @@ def test_right_on_the_emulator_without_conflicts(kernel):
 
 
 def run(ptx, config, problem, tensors):
-    memory, addresses = emulator.GlobalMemory(), {}
+    memory, addresses, outputs = emulator.GlobalMemory(), {}, set(problem.asked.outputs)
     for buffer in tensors.buffers:
-        writes, name = OUTPUTS.issuperset(buffer.names), "/".join(buffer.names)
+        writes, name = outputs.issuperset(buffer.names), "/".join(buffer.names)
         base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=not writes, initialised=not writes)
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
     strides = [step for name in "qkvo" for step in getattr(tensors, name).stride()[:3]]
@@ -73,6 +72,6 @@ def run(ptx, config, problem, tensors):
         entry=re.search(r"\.entry (\S+)\(", ptx)[1],
     )
     for buffer in tensors.buffers:
-        if OUTPUTS.issuperset(buffer.names):
+        if outputs.issuperset(buffer.names):
             buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read("/".join(buffer.names))))
     return report
