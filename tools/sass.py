@@ -1,4 +1,4 @@
-"""`python tools/sass.py` is `flashladder sass`: see commands/sass.py."""
+"""`python tools/sass.py` is `flashladder sass`: see tools/commands/sass.py."""
 
 if __name__ == "__main__":
     from door import enter
