@@ -26,11 +26,11 @@ LIMIT = 40  # lines that a step may have
 LARGER = {  # the steps that are larger: how many lines they may have, and why
     "01_base": (589, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "08_fewer_address_ops": (52, "Its copier and its reader keep their addresses, and stand beside those that do not."),
-    "17_lazy_rescale": (83, "A softmax that rescales seldom needs a second sum, of P as rounded."),
-    "18_anchored_softmax": (106, "A softmax without maxima must find out when it has lost a row, and begin again."),
+    "17_lazy_rescale": (91, "A softmax that rescales seldom needs a second sum, of P as rounded."),
+    "18_anchored_softmax": (147, "A softmax without maxima must find out when it has lost a row, and begin again."),
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
-    "23_general": (263, "Masks, any lengths, any strides and a schedule come in one step."),
-    "24_woven_general": (200, "It weaves what rungs 20 to 22 weave, on top of the general kernel."),
+    "23_general": (257, "Masks, any lengths, any strides and a schedule come in one step."),
+    "24_woven_general": (201, "It weaves what rungs 20 to 22 weave, on top of the general kernel."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
