@@ -218,7 +218,7 @@ def _compare(name: str, given: torch.Tensor, exact: torch.Tensor, tolerance: flo
         faults.append(f"{missing} of {given.numel()} elements of {name} were not written")
     error = (given.to(exact.dtype) - exact).abs()
     error.masked_fill_(given == exact, 0)  # -inf on both sides
-    error.nan_to_num_(nan=math.inf)
+    error.nan_to_num_(nan=math.inf, posinf=math.inf)
     index = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
     largest = float(error[index])
     if largest > tolerance:

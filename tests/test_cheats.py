@@ -5,6 +5,7 @@ The kinds are those that gpu-mode's kernel competitions met (gpu-mode/pygpubench
 """
 
 import contextlib
+import re
 import sys
 import threading
 import time
@@ -128,8 +129,8 @@ def hold(monkeypatch):
     """A contest on the CPU, whose kernels are functions as above."""
     monkeypatch.setattr(contest, "on_gpu", lambda kernel, problem, tensors: kernel(problem, tensors))
 
-    def call(kernel, rounds=4):
-        return contest.hold(PROBLEM, {"ours": kernel}, [CPU_BASELINES["math"]], TimingSettings(rounds=rounds), "cpu")
+    def call(kernel, rounds=4, problem=PROBLEM):
+        return contest.hold(problem, {"ours": kernel}, [CPU_BASELINES["math"]], TimingSettings(rounds=rounds), "cpu")
 
     return call
 
@@ -165,8 +166,50 @@ def test_precision_that_normal_inputs_do_not_ask_for_is_missed_on_others(hold):
     result = hold(takes_no_maximum)
     assert result.measurement is None
     assert result.remarks[0].startswith("ours is wrong, and not timed")
-    assert "instead of -0.535133: error inf, tolerance 0.273, with other inputs: " in result.remarks[0]
+    assert re.search(r"error inf, tolerance .*, with other inputs: .*family=sinks", result.remarks[0])
     assert contest.hold(PROBLEM, {"ours": takes_no_maximum}, [], None, "cpu").checks["ours"].passed
+
+
+def changed(change):
+    """A kernel with changed weights: change(exponentials, scores), keys last."""
+
+    def kernel(problem, tensors):
+        def launch():
+            q, k, v = (tensor.transpose(1, 2).float() for tensor in (tensors.q, tensors.k, tensors.v))
+            scores = problem.softmax_scale * q @ k.mT
+            highest = scores.amax(-1, keepdim=True)
+            sums = (scores - highest).exp().sum(-1, keepdim=True)
+            p = change((scores - highest).exp(), scores)
+            tensors.o.copy_((p @ v / p.sum(-1, keepdim=True)).transpose(1, 2))
+            tensors.lse.copy_((highest + sums.log())[..., 0])
+
+        return launch
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("change", "found_by"),
+    [
+        (lambda p, s: torch.where(p < 2**-12, 0, p), "family=sinks"),
+        (lambda p, s: p.masked_fill(s < s.topk(950).values[..., -1:], 0), "softmax_scale=0.0078125"),
+        (lambda p, s: (s - s[..., -64:].amax(-1, keepdim=True)).exp(), "family=falling_steeply"),
+        (lambda p, s: p.to(torch.float8_e4m3fn).float(), "family=maximum_in_turn"),
+    ],
+    ids=["small weights left out", "some keys left out", "maximum of one block", "coarse weights"],
+)
+def test_what_hard_inputs_are_for(hold, change, found_by):
+    """Only O is wrong, and with normal inputs within the tolerance."""
+    faults = hold(changed(change), problem=Problem(seqlen_q=192, seqlen_k=1024, head_dim=64)).checks["ours"].faults
+    assert any(found_by in fault for fault in faults), faults
+    assert all("with other inputs" in fault for fault in faults), faults
+
+
+def test_an_operation_without_hard_families_has_flat_inputs_alone(monkeypatch):
+    assert [task.family for task in contest.hard_problems(PROBLEM)] == ["normal", *contest.HARD]
+    monkeypatch.setattr(type(PROBLEM.asked), "families", ("normal",))
+    (flat,) = contest.hard_problems(PROBLEM)
+    assert (flat.batch, flat.family, flat.softmax_scale) == (1, "normal", 1 / 128)
 
 
 def test_new_inputs_have_the_answer_that_is_expected(hold):

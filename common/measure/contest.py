@@ -11,6 +11,7 @@ import torch
 
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.errors import DeviceError
+from flashladder.common.families import NORMAL
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.spot import Stage
@@ -19,6 +20,8 @@ from flashladder.common.problem import DTYPES, LSE, Check, Problem, expect, make
 from flashladder.common.references import Configured, Prepared
 from flashladder.common.run.execute import on_gpu
 from flashladder.common.run.gpu import faults_named
+
+HARD = ("sinks", "maximum_in_turn", "falling_steeply")  # families of inputs that a kernel must be right on to be timed
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,12 @@ class Contest:
 def hard_problems(problem: Problem) -> list[Problem]:
     """One batch of it with other inputs, which show what normal ones hide: coarse arithmetic, work that is left out.
 
-    Flat scores make O a small mean of all of V; sharp ones let few keys count, far from the others.
+    The families make weights large and small, and maxima far from the first one. Flat scores make O a small mean of all
+    of V, which no family does.
     """
-    return [replace(problem, batch=1, softmax_scale=problem.softmax_scale * factor) for factor in (1 / 16, 8)]
+    usual = replace(problem, batch=1, family=NORMAL, softmax_scale=problem.head_dim**-0.5)
+    flat = replace(usual, softmax_scale=usual.softmax_scale / 16)
+    return [flat, *(replace(usual, family=name) for name in HARD if name in problem.asked.families)]
 
 
 class Ring:

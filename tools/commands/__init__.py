@@ -37,6 +37,7 @@ COMMANDS = {
     "bench": Command("tools/bench.py", "time kernels beside the official ones, over many shapes"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
+    "neighbours": Command("tools/neighbours.py", "how many lines of code each step of a ladder is"),
     "profile": Command("tools/profile.py", "what a GPU counts in a rung, beside what is predicted"),
     "accuracy": Command("tools/accuracy.py", "errors over families of inputs, against bars"),
     "ladder": Command("tools/ladder.py", "measure the whole ladder on this GPU, in one run"),

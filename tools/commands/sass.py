@@ -9,8 +9,6 @@ python tools/sass.py --diff 07 08                      two rungs: sources, main 
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterable
 from pathlib import Path
 
 from flashladder.common import arguments as options
@@ -18,7 +16,7 @@ from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.config import GpuDescription, load_gpu
 from flashladder.common.console import EXIT_ERROR, Parser, console
-from flashladder.common.errors import ResultsError
+from flashladder.common.report.export import write_csv
 from flashladder.common.sass import Code, read, show
 from flashladder.common.sass.diff import RungPair
 
@@ -42,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     gpu = load_gpu(arguments.gpu)
     codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
     if arguments.csv:
-        _write(arguments.csv, (row for code in codes for row in show.rows(code)))
+        write_csv(arguments.csv, [row for code in codes for row in show.rows(code)])
         console.print(f"[dim]opcode counts written to {arguments.csv}")
     return 0
 
@@ -75,14 +73,3 @@ def _compare(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     if not arguments.loop:
         console.print(show.count_changes("Opcodes of the kernel", left.counts, right.counts))
     return [left, right]
-
-
-def _write(path: Path, rows: Iterable[dict[str, str | int]]) -> None:
-    every = list(rows)
-    try:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, every[0].keys())
-            writer.writeheader()
-            writer.writerows(every)
-    except OSError as error:
-        raise ResultsError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None

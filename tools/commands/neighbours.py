@@ -1,0 +1,49 @@
+"""How far each rung's code is from that of the rung below, in lines without comments. No GPU needed.
+
+python tools/neighbours.py          every step of the ladder
+python tools/neighbours.py 17 18    two steps, and which definitions of headers they newly use
+python tools/neighbours.py --check  fails where a step is larger than it may be (common/report/neighbours.py)
+
+whole: lines added to the kernel, and all lines of the headers newly included
+used: lines added to the kernel, and the definitions of headers newly used
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashladder.common import catalog
+from flashladder.common.console import Parser, console
+from flashladder.common.errors import ConfigError
+from flashladder.common.report import neighbours
+from flashladder.common.report.export import write_csv
+
+EXIT_TOO_LARGE = 1
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    made.add_argument("versions", nargs="*", help="rungs, such as 08 or swizzling; default: all")
+    made.add_argument("--check", action="store_true", help="fail where a step is larger than it may be")
+    made.add_argument("--csv", type=Path, metavar="FILE", help="write the steps to a file")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if not (steps := neighbours.steps(catalog.select(arguments.versions))):
+        raise ConfigError(f"{' '.join(arguments.versions)} has no rung below; name a higher one")
+    console.print(neighbours.overview(steps))
+    for step in steps if arguments.versions else ():
+        console.print(neighbours.details(step))
+    if arguments.csv:
+        write_csv(arguments.csv, [neighbours.row(step) for step in steps])
+        console.print(f"[dim]steps written to {arguments.csv}")
+    return _check(steps) if arguments.check else 0
+
+
+def _check(steps: list[neighbours.Step]) -> int:
+    too_large = [step for step in steps if step.is_too_large]
+    for step in too_large:
+        console.print(f"{step.upper.name} has {max(step.whole, step.used)} lines; it may have {step.limit}")
+    return EXIT_TOO_LARGE if too_large else 0
