@@ -145,7 +145,7 @@ def _on_two_cards(lines: pd.DataFrame, ladder: Ladder) -> list[str]:
     head = ["rung", f"run {ladder.runs[0].name}", f"run {ladder.again.name}", "gap"]
     made = [_row(head), _row(["---", *["---:"] * 3])]
     for row in lines[(lines["kind"] != FIXED) & lines["again"].notna()].itertuples():
-        cells = [f"{row.ratio:.3f}", f"{row.again:.3f}", f"{100 * row.gap:+.1f} %"]
+        cells = [f"{row.ratio:.3f}", f"{row.again:.3f}", ladders.gap(row)]
         made.append(_row([f"{row.rung} {row.title}".strip(), *cells]))
     table = "\n".join(made)
     return [f"<details><summary>The same on another card, {dtype}: own ratios</summary>\n\n{table}\n\n</details>"]

@@ -72,7 +72,8 @@ def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
 
     tflops is the harmonic mean, ratio the geometric mean with its 95 % interval (the lengths' intervals are
     independent, so their logarithms add up in quadrature), of_* are per cent. step is against the rung `below`, with
-    its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its distance.
+    its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its distance,
+    and recompiled says whether the machine code was another.
     """
     names, lines = {**titles(), **field_titles()}, []
     for gpu, ladder in ladders.items():
@@ -84,7 +85,7 @@ def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
                 line = {"gpu": gpu, "dtype": dtype, "rung": rung, "version": version, "kind": kind}
                 line |= {"title": names.get(version, version)} | means(rows, limits)
                 line |= {"chosen_by": rows["chosen_by"].iloc[-1] or "default"}
-                lines.append(line | _step(below, rows) | _again(line, ladder.again))
+                lines.append(line | _step(below, rows) | _again(line, rows, ladder.again))
                 below = None if kind == FIELD else rows
     order = ["gpu", "dtype", "version"]  # names of the field begin with a letter, so they follow the rungs
     return pd.DataFrame(lines).sort_values(order, kind="stable").reset_index(drop=True) if lines else EMPTY
@@ -111,14 +112,20 @@ def _pairs(below: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[Times, Times]]
     return [pair for pair in zip(*times, strict=True) if 0 < len(pair[0]) == len(pair[1])]
 
 
-def _again(line: Mapping[str, Any], again: Run | None) -> dict[str, float]:
+def _again(line: Mapping[str, Any], ours: pd.DataFrame, again: Run | None) -> dict[str, Any]:
     """The same line's ratio in a run on another card."""
     if again is None:
-        return {"again": np.nan, "gap": np.nan}
+        return {"again": np.nan, "gap": np.nan, "recompiled": False}
     alike = [again.rows[column] == line[column] for column in ("dtype", "kind", "version")]
     rows = again.rows[np.logical_and.reduce(alike)]
     ratio = means(rows, None)["ratio"] if len(rows) else np.nan
-    return {"again": ratio, "gap": ratio / line["ratio"] - 1}
+    recompiled = set(rows["code"]) != set(ours["code"])
+    return {"again": ratio, "gap": ratio / line["ratio"] - 1, "recompiled": recompiled}
+
+
+def gap(row: Any) -> str:
+    """How far a line's ratio is from that on another card, in words."""
+    return f"{100 * row.gap:+.1f} %" + ", other code" * row.recompiled
 
 
 def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:
