@@ -7,6 +7,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.config import listing
 from flashladder.common.errors import ConfigError
 from flashladder.common.instruction_sets import INSTRUCTION_SETS
@@ -87,6 +88,7 @@ class RungDeclaration(Declaration):
 
     instruction_set: Annotated[StrictStr, one_of(*INSTRUCTION_SETS)]
     local_memory: StrictBool = False
+    addresses: tuple[Annotated[StrictStr, one_of(*LIMITERS)], ...] = ()  # what its idea removes or makes less of
 
 
 class ReferenceDeclaration(Declaration):
