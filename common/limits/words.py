@@ -40,8 +40,8 @@ def _limiter(found: Diagnosis) -> list[str]:
         return [f"Nothing beside the products costs {FLOOR:.0%} or more."]
     most = "at best " if found.is_measured else ""
     said = (
-        f"What costs most is {limit.meaning}. Without it, {most}{_spelled(found, limit.without)} would be left: "
-        f"{found.gain(limit):.0%} faster."
+        f"What costs most is {limit.meaning}. Without that, {most}{_spelled(found, limit.without)} would be left: "
+        f"{_faster(found.gain(limit))}."
     )
     return [said, *(_line(place, share) for place, share in limit.lines)]
 
@@ -62,9 +62,13 @@ def _idea(found: Diagnosis) -> str:
     if advice is limiter:
         return f"The idea against it is that of {idea}"
     return (
-        f"No later rung has an idea against that. The next limit with one is {advice.meaning}: without it "
-        f"{_spelled(found, advice.without)} would be left, {found.gain(advice):.0%} faster. The idea is that of {idea}"
+        f"No later rung has an idea against that. The next limit with one is {advice.meaning}. Without that, "
+        f"{_spelled(found, advice.without)} would be left: {_faster(found.gain(advice))}. The idea is that of {idea}"
     )
+
+
+def _faster(gain: float) -> str:
+    return f"{gain:.0%} faster" if gain < 1 else f"{1 + gain:.1f} times as fast"
 
 
 def _source(found: Diagnosis) -> str:
@@ -85,7 +89,7 @@ def page(version: Version) -> str:
 def limits(found: Diagnosis) -> Table:
     """All limits, the costliest first, and the later rungs against each."""
     right = ("without it", "faster by")
-    made = table(f"{found.version.name}: limits, by what is gained without them", "limit", *right, "ideas", right=right)
+    made = table("What is gained without", "limit", *right, "ideas", right=right)
     for limit in found.limits:
         gain = found.gain(limit)
         style = "" if gain >= FLOOR else "dim"
