@@ -9,7 +9,7 @@ from flashladder.common.console import EXIT_ERROR, run
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.exercises import page
 from flashladder.common.sass import count
-from flashladder.tools import exercise as tool
+from flashladder.tools.commands import exercise as tool
 
 ALL = exercises.exercises()
 of_each = pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.version.name)

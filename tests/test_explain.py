@@ -21,7 +21,7 @@ from flashladder.common.sass import read
 from flashladder.common.sass.subcore import Step
 from flashladder.tests import fake_ncu
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
-from flashladder.tools import explain as tool
+from flashladder.tools.commands import explain as tool
 
 H100 = load_gpu("h100")
 WOVEN = {"softmax", "fragment_loads", "copies"}  # what the upper rungs fight against, in turns
