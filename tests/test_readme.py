@@ -19,6 +19,7 @@ QUICK = [
     "tools/run_version.py 02 --config block_m=128 num_warps=8",
     "tools/run_version.py 02 --seqlen 1024 --heads 4 --gpu h100",
     "tools/run_version.py triton --causal",
+    "tools/exercise.py",
 ]
 
 

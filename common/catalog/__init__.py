@@ -1,7 +1,7 @@
 """Finds the rungs and the references in versions/ and knows what each takes, as its version.yaml declares it.
 
 schema      what a version.yaml may say             choice   the fields of a configuration, and their values
-catalogue   rungs and references, and finding them
+catalogue   rungs and references, and finding them    limiters   what can keep a kernel from being faster
 """
 
 from flashladder.common.catalog.catalogue import (
@@ -22,10 +22,12 @@ from flashladder.common.catalog.catalogue import (
     versions,
 )
 from flashladder.common.catalog.choice import Choice
+from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.catalog.schema import SmallSm, Supports
 
 __all__ = [
     "FIRST",
+    "LIMITERS",
     "PTXAS_LEVEL",
     "Choice",
     "Implementation",

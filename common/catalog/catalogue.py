@@ -115,6 +115,7 @@ class Version(Implementation):
     ladder: str  # "backward"; FIRST of versions/ itself
     instruction_set: str
     local_memory: bool = False  # whether its kernels may spill registers
+    addresses: tuple[str, ...] = ()  # what its idea removes or makes less of, of limiters.LIMITERS
 
     @property
     def number(self) -> str:
@@ -267,6 +268,7 @@ def _load(directory: Path, ladder: str) -> Version:
             ladder=ladder,
             instruction_set=declared.instruction_set,
             local_memory=declared.local_memory,
+            addresses=declared.addresses,
         )
         _check(version)
     except ConfigError as error:
