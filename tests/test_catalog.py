@@ -180,6 +180,24 @@ def test_field_of_any_value_follows_the_problem(tmp_path):
         version.check(Problem(num_heads=3, head_dim=64, layout="padded"), config)
 
 
+def test_lse_follows_the_problem(tmp_path):
+    choice = "config:\n  lse: {default: true, values: [true, false]}"
+    version = make_rung(tmp_path, yaml=VERSION_YAML.replace("config:", choice))
+    asked, bare = Problem(head_dim=64), Problem(head_dim=64, lse=False)
+    assert [version.config_for(problem).lse for problem in (asked, bare)] == [True, False]
+    for problem, given, wanted in ((bare, "true", "false"), (asked, "false", "true")):
+        config = version.config_for(problem, lse=given == "true")
+        advice = f"is configured for lse={given}, but the problem has lse={wanted}; configured as .*,lse={wanted}"
+        with pytest.raises(UnsupportedProblemError, match=advice):
+            version.check(problem, config)
+    plain = make_rung(tmp_path, "08_plain")
+    plain.check(bare, plain.config_for(bare))
+    none = make_rung(tmp_path, "09_none", yaml=VERSION_YAML.replace("lse: true", "lse: false"))
+    none.check(bare, none.config_for(bare))
+    with pytest.raises(UnsupportedProblemError, match=r"09_none gives no log-sum-exp; the nearest rung .* is 08_plain"):
+        none.config_for(asked)
+
+
 def test_nearest_prefers_the_rung_above(tiny):
     root = tiny.directory.parent
     for name in ("05_below", "09_above", "12_far"):

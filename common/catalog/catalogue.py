@@ -39,7 +39,7 @@ class Implementation(Configurable):
     operation: str  # what it computes, one of common/operations
 
     def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
-        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem.
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, lse, ...) follow the problem.
 
         Raises UnsupportedProblemError where no configuration computes the problem.
         """
@@ -87,6 +87,8 @@ class Implementation(Configurable):
             return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
         if problem.causal and not supports.causal:
             return "has no causal mask"
+        if "lse" in problem.outputs and not supports.lse:
+            return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
             return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
         return None
@@ -169,7 +171,8 @@ class Reference(Implementation):
 def decided_by(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
     row_stride = problem.num_heads * problem.head_dim
-    return {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal, "row_stride": row_stride}
+    same = {name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse")}
+    return {**same, "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:

@@ -114,10 +114,9 @@ def reference_summary(
 
 
 def _verdict(check: Check) -> Text:
-    errors = (
-        f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g}), "
-        f"of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
-    )
+    errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
+    if check.lse_tolerance:  # it was compared
+        errors += f", of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
     return Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors)
 
 
@@ -200,7 +199,8 @@ def overview(contests: Sequence[Contest]) -> list[Table]:
     for contest in contests:
         if contest.measurement:
             mask = "causal" if contest.problem.causal else "full"
-            groups.setdefault(f"{contest.problem.dtype}, {mask}", []).append((contest.problem, contest.measurement))
+            what = f"{contest.problem.dtype}, {mask}" + ("" if contest.problem.lse else ", no LSE")
+            groups.setdefault(what, []).append((contest.problem, contest.measurement))
     tables = []
     for what, timed in groups.items():
         parts = (timed[start : start + LENGTHS] for start in range(0, len(timed), LENGTHS))

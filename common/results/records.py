@@ -98,6 +98,7 @@ _PROBLEM = {
     "seed": int,
     "layout": str,
     "family": str,  # of inputs; empty in older rows, which are normal
+    "lse": bool,  # whether it is asked for; empty in older rows, which all did
 }
 _CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 _RESOURCES = {

@@ -38,7 +38,7 @@ class Winner:
 
 
 def kind_of(problem: Problem) -> str:
-    """The problems that share a winner: 'dtype=bf16,head_dim=128,causal=false'."""
+    """The problems that share a winner, with the log-sum-exp or without: 'dtype=bf16,head_dim=128,causal=false'."""
     return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
 
 

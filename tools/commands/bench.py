@@ -29,6 +29,7 @@ def parser() -> Parser:
     made.add_argument("--baselines", help="first the one that ratios refer to (default: fa2; on a cpu: sdpa,math)")
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     options.add_shapes(made, seqlens="512..16384")
+    options.add_no_lse(made)
     options.add_config(made)
     options.add_timing(made)
     made.add_argument("--brief", action="store_true", help="only the last table, one line a kernel")

@@ -40,6 +40,7 @@ def parser() -> Parser:
     options.add_config(made)
     options.add_device(made)
     options.add_problem(made)
+    options.add_no_lse(made)
     options.add_timing(made)
     made.add_argument("--untuned", action="store_true", help="the rung's default, not what was tuned for the GPU")
     made.add_argument("--no-measure", action="store_true", help="run once and check, no timing")
