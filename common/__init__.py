@@ -14,6 +14,7 @@ measure       times kernels side by side, and beside other people's
 results       the CSV logs, and what they come to
 profile       Nsight Compute's counters beside the emulator's and the machine code's
 report        tables for the terminal and for READMEs, and the colours of all figures
+ideas         a new rung, what a trial of it gives, and the log of what was tried
 experiments   the sweeps
 accuracy      errors and times over families of inputs, against bars
 pictures      drawings of what the code does

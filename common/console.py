@@ -47,6 +47,14 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        self.add_argument(
+            "--versions",
+            dest="own_ladders",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="a ladder of one's own to search too (also: FLASHLADDER_VERSIONS=DIR:DIR)",
+        )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; of an unknown option it says which one is like it."""
@@ -62,6 +70,10 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
     """Parse, run and return the exit code: 2 with one message on stderr for an error that the user can mend."""
     arguments = parser.parse_args(argv)
     try:
+        if arguments.own_ladders:
+            from flashladder.common.catalog import own
+
+            own.add(arguments.own_ladders)
         return main(arguments)
     except (FlashLadderError, OSError, ModuleNotFoundError) as error:  # OSError: a file is not there, for example
         if arguments.traceback:

@@ -102,7 +102,7 @@ def test_space_is_every_valid_config(tiny):
     ("old", "new", "message"),
     [
         ("title: Tiny", "titel: Tiny", "the key title is missing"),
-        ("title: Tiny", "title: Tiny\nauthor: me", "unknown key author; the keys here are config, defaults, idea"),
+        ("title: Tiny", "title: Tiny\nauthor: me", "unknown key author; the keys here are config, defaults, draft"),
         ("causal: false", "masks: false", "unknown key masks; the keys here are causal, dtype"),
         ("num_warps: {default: 4, values", "num_warps: {values", "the key default is missing"),
         ("{default: 4, values: [4, 8]}", "4", "4 is not a mapping with the keys default, values"),
@@ -247,7 +247,7 @@ def test_a_rung_is_not_that_of_another_ladder(two_ladders):
 
 
 def test_the_real_ladders_are_valid():
-    for ladder in catalog.ladders():
+    for ladder in set(catalog.ladders()) - catalog.own.ladders().keys():
         assert all(rung.operation in OPERATIONS for rung in versions(ladder=ladder)), ladder
 
 

@@ -85,6 +85,8 @@ class RungDeclaration(Declaration):
 
     instruction_set: Annotated[StrictStr, _one_of(*INSTRUCTION_SETS)]
     local_memory: StrictBool = False
+    parent: StrictStr | None = None  # what it is compared with, where that is not the rung below
+    draft: StrictBool = False  # its page is not written yet
 
 
 class ReferenceDeclaration(Declaration):

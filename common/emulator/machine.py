@@ -16,6 +16,8 @@ from .ptx import Address, Imm, PtxKernel, Symbol, Variable
 from .scheduler import Chunk
 from .shared import WINDOW, PatternCache
 
+MAX_INSTRUCTIONS = 50_000_000  # of one warp and chunk
+
 
 @lru_cache(maxsize=16)
 def compile_ptx(text: str, entry: str) -> Program:
@@ -106,7 +108,7 @@ def run(
     race: bool = True,
     lazy_copies: bool = True,
     chunk: int = 64,
-    max_instructions: int = 50_000_000,
+    max_instructions: int = MAX_INSTRUCTIONS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Executes a kernel.

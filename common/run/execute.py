@@ -41,8 +41,11 @@ def on_emulator(
     *,
     race: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    max_instructions: int | None = None,
 ) -> Report:
     """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
+
+    `max_instructions` is of one warp, against endless loops; by default the emulator's own bound.
 
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
     workspaces may be read before they are written, but for those that are zeroed.
@@ -78,6 +81,7 @@ def on_emulator(
             step.entry,
             race=race,
             progress=progress,
+            max_instructions=max_instructions or emulator.MAX_INSTRUCTIONS,
         )
         for step in steps(artifact, problem, params, EMULATED_SMS)
     ]
