@@ -63,6 +63,10 @@ class Parser(argparse.ArgumentParser):
             options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
             meant = "".join(did_you_mean(option, self._option_string_actions) for option in options[:1])
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        if parsed.own_ladders:
+            from flashladder.common.catalog import own
+
+            own.add(parsed.own_ladders)
         return parsed
 
 
@@ -70,10 +74,6 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
     """Parse, run and return the exit code: 2 with one message on stderr for an error that the user can mend."""
     arguments = parser.parse_args(argv)
     try:
-        if arguments.own_ladders:
-            from flashladder.common.catalog import own
-
-            own.add(arguments.own_ladders)
         return main(arguments)
     except (FlashLadderError, OSError, ModuleNotFoundError) as error:  # OSError: a file is not there, for example
         if arguments.traceback:
