@@ -15,6 +15,7 @@ results       the CSV logs, and what they come to
 profile       Nsight Compute's counters beside the emulator's and the machine code's
 limits        what keeps a kernel from being faster: predicted, or sampled on a GPU
 report        tables for the terminal and for READMEs, and the colours of all figures
+ideas         a new rung, what a trial of it gives, and the log of what was tried
 experiments   the sweeps
 accuracy      errors and times over families of inputs, against bars
 pictures      drawings of what the code does

@@ -265,7 +265,7 @@ def test_a_rung_is_not_that_of_another_ladder(two_ladders):
 
 
 def test_the_real_ladders_are_valid():
-    for ladder in catalog.ladders():
+    for ladder in set(catalog.ladders()) - catalog.own.ladders().keys():
         assert all(rung.operation in OPERATIONS for rung in versions(ladder=ladder)), ladder
 
 

@@ -136,6 +136,7 @@ def test_scores_that_outgrow_their_anchor(version, dtype, growth, lost, causal):
     skipped = (64 * 64 if version.name == "23_general" else 32 * (32 + 64 + 96)) if causal else 0
     again = 2 * 64 * 128 if lost else 0  # the block of the jump, and the one in which all warps know
     once = 4 * problem.head_dim + 2 * 8  # with the sum of P, eight columns alike
+    print("AGAIN", version.name, dtype, growth, causal, (report.mma_flops / once - 128 * 512 + skipped) / 64 / 128)
     assert report.mma_flops == once * (128 * 512 - skipped + again), "blocks are computed twice when a P jumped"
 
 
@@ -161,8 +162,7 @@ def test_defaults_fit_a_gpu_of_every_architecture(head_dim, gpu):
     config = GENERAL.config_for(Problem(head_dim=head_dim, causal=True), described)
     artifact = build_one(GENERAL, config, described.arch)
     assert artifact.launch.shared_bytes <= described.shared_per_block
-    # With a causal mask on Hopper, the sums of a block cost the last registers: 4 bytes at head_dim 128, 48 at 64.
-    assert artifact.spill_store_bytes <= ({64: 48, 128: 4}.get(head_dim, 0) if described.arch == "sm_90a" else 0)
+    assert artifact.spill_store_bytes == 0
 
 
 def test_it_is_what_other_rungs_advise():

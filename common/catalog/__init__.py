@@ -2,6 +2,7 @@
 
 schema      what a version.yaml may say             choice   the fields of a configuration, and their values
 catalogue   rungs and references, and finding them    limiters   what can keep a kernel from being faster
+own         ladders outside this repository
 """
 
 from flashladder.common.catalog.catalogue import (
@@ -14,15 +15,20 @@ from flashladder.common.catalog.catalogue import (
     decided_by,
     find,
     find_implementation,
+    finished,
+    folder_of,
+    forget,
     ladders,
     nearest,
     one_operation,
     references,
+    rung_names,
     select,
     versions,
 )
 from flashladder.common.catalog.choice import Choice
 from flashladder.common.catalog.limiters import LIMITERS
+from flashladder.common.catalog.own import results_of
 from flashladder.common.catalog.schema import SmallSm, Supports
 
 __all__ = [
@@ -39,10 +45,15 @@ __all__ = [
     "decided_by",
     "find",
     "find_implementation",
+    "finished",
+    "folder_of",
+    "forget",
     "ladders",
     "nearest",
     "one_operation",
     "references",
+    "results_of",
+    "rung_names",
     "select",
     "versions",
 ]

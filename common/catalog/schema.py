@@ -89,6 +89,8 @@ class RungDeclaration(Declaration):
     instruction_set: Annotated[StrictStr, one_of(*INSTRUCTION_SETS)]
     local_memory: StrictBool = False
     addresses: tuple[Annotated[StrictStr, one_of(*LIMITERS)], ...] = ()  # what its idea removes or makes less of
+    parent: StrictStr | None = None  # what it is compared with, where that is not the rung below
+    draft: StrictBool = False  # its page is not written yet
 
 
 class ReferenceDeclaration(Declaration):

@@ -153,7 +153,7 @@ def _on_two_cards(lines: pd.DataFrame, ladder: Ladder) -> list[str]:
 
 def _unmeasured(lines: pd.DataFrame) -> str:
     """A sentence on the rungs that are not in the table; empty where all are."""
-    left = {rung.name: rung.title for rung in catalog.versions() if rung.name not in set(lines["version"])}
+    left = {rung.name: rung.title for rung in catalog.finished() if rung.name not in set(lines["version"])}
     links = [f"[{catalog.address_of(name)}](versions/{name}) ({title})" for name, title in left.items()]
     return f"Not measured in what is shown: {', '.join(links)}. " if links else ""
 

@@ -37,7 +37,8 @@ def ladder(name: str = catalog.FIRST) -> Table:
     made = table(title, "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
     for version in catalog.versions(ladder=name):
         needs = INSTRUCTION_SETS[version.instruction_set].needs
-        idea = Text.assemble((version.title, "bold"), "\n", version.idea)
+        draft = f" (a draft, from {version.parent})" if version.draft else ""
+        idea = Text.assemble((version.title, "bold"), draft, "\n", version.idea)
         made.add_row(version.name, idea, needs, _takes(version.supports))
     return made
 

@@ -34,6 +34,7 @@ class Command:
 
 COMMANDS = {
     "run": Command("tools/run_version.py", "compile a rung or a reference, run it, check it, measure it"),
+    "new": Command("tools/new_version.py", "make a new rung from another"),
     "bench": Command("tools/bench.py", "time kernels beside the official ones, over many shapes"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
