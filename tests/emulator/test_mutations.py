@@ -38,15 +38,15 @@ def cases():
 class Rung:
     """A rung's program and a problem that takes it every way through its softmax.
 
-    Each head has a jump of its own: of all warps, which begin anew with its block; of one warp, and of one in the last
-    block, after which all begin anew as a whole; and one that only moves an anchor.
+    Each head has a jump of its own: of all warps, of one warp, and of one in the last block, all of which leave the range,
+    so that their rows begin anew; and one that only moves an anchor.
     """
 
     BLOCKS = 4
     JUMPS = (
-        {"block": 2, "warps": (0, 1, 2, 3), "nats": 60},
-        {"block": 1, "warps": (0,), "nats": 60},
-        {"block": 0, "warps": (1,), "nats": 60},
+        {"block": 2, "warps": (0, 1, 2, 3), "nats": 100},
+        {"block": 1, "warps": (0,), "nats": 100},
+        {"block": 0, "warps": (1,), "nats": 100},
         {"block": 1, "warps": (2,), "nats": 20},
     )
 
