@@ -81,7 +81,7 @@ def test_random_problems_and_configurations(number, data):
 )
 def test_scores_that_outgrow_their_anchor(number, dtype, growth, blocks):
     """Blocks are taken from the last: scores that grow towards the first block move the anchor, or jump out of range. A
-    jump in one block is told of in the next, and then all begins anew with the first of the two: three times at most."""
+    jump in one block is told of in the next, and then all begins anew with the first of both: three times at most."""
     problem = Problem(num_heads=1, seqlen_q=128, seqlen_k=512, dtype=dtype)
     tensors = make_inputs(problem, "cpu")
     ramp = torch.linspace(growth, 0.1, 512).reshape(1, 512, 1, 1)

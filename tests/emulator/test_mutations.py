@@ -38,8 +38,8 @@ def cases():
 class Rung:
     """A rung's program and a problem that takes it every way through its softmax.
 
-    Each head has a jump of its own: of all warps, of one warp, and of one in the last block, all of which leave the range,
-    so that their rows begin anew; and one that only moves an anchor.
+    Each head has a jump of its own: of all warps, of one warp, and of one in the last block, which leave the range, so
+    that their rows begin anew; and one that only moves an anchor.
     """
 
     BLOCKS = 4
