@@ -17,6 +17,7 @@ setup(
     package_dir={"flashladder": "."},
     packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
     package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "common/dashboard/page.*", "configs/**/*"]},
+    exclude_package_data={"flashladder": ["versions/private/**/*"]},
     entry_points={"console_scripts": ["flashladder=flashladder.tools.commands:main"]},
     install_requires=[
         "torch>=2.9",

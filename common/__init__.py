@@ -13,11 +13,14 @@ references    implementations beside the ladder, which compile themselves
 measure       times kernels side by side, and beside other people's
 results       the CSV logs, and what they come to
 profile       Nsight Compute's counters beside the emulator's and the machine code's
+limits        what keeps a kernel from being faster: predicted, or sampled on a GPU
 report        tables for the terminal and for READMEs, and the colours of all figures
+ideas         a new rung, what a trial of it gives, and the log of what was tried
 experiments   the sweeps
 accuracy      errors and times over families of inputs, against bars
 pictures      drawings of what the code does
 dashboard     pages and charts of what was measured
+exercises     a rung with its idea taken out, a task, and a grade for what is put in
 attention     attention as a function of torch tensors
 
 cuda          the device headers that the rungs share

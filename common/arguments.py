@@ -44,6 +44,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """The options that describe one attention problem."""
+    parser.set_defaults(lse=True)
     group = parser.add_argument_group("problem")
     for option, meaning in (
         ("--batch", "sequences"),
@@ -65,6 +66,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
 
 def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
     """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default."""
+    parser.set_defaults(lse=True)
     group = parser.add_argument_group("problems")
     group.add_argument(
         "--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {seqlens})"
@@ -77,6 +79,16 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
     group.add_argument("--dtype", choices=_DTYPES, default="bf16")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--family", default="normal", metavar="NAME", help="of inputs (default: normal)")
+
+
+def add_no_lse(parser: argparse.ArgumentParser) -> None:
+    """--no-lse, for tools whose rows stand for themselves: ladders, tuned configurations and studies have it."""
+    parser.add_argument(
+        "--no-lse",
+        dest="lse",
+        action="store_false",
+        help="ask for no log-sum-exp, which inference does not need: rung 24 is then compiled without its sum",
+    )
 
 
 def add_timing(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +135,14 @@ def problem(arguments: argparse.Namespace, operation: str = "forward", **default
         "family": arguments.family,
     }
     chosen = defaults | {name: value for name, value in given.items() if value is not None}
-    return Problem(**chosen, causal=arguments.causal, seed=arguments.seed, layout=arguments.layout, operation=operation)
+    return Problem(
+        **chosen,
+        causal=arguments.causal,
+        seed=arguments.seed,
+        layout=arguments.layout,
+        operation=operation,
+        lse=arguments.lse,
+    )
 
 
 def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Problem]:
@@ -142,6 +161,7 @@ def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Pr
             seed=arguments.seed,
             family=arguments.family,
             operation=operation,
+            lse=arguments.lse,
         )
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for seqlen in lengths(arguments.seqlens)

@@ -47,6 +47,14 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        self.add_argument(
+            "--versions",
+            dest="own_ladders",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="a ladder of one's own to search too (also: FLASHLADDER_VERSIONS=DIR:DIR)",
+        )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; of an unknown option it says which one is like it."""
@@ -55,6 +63,10 @@ class Parser(argparse.ArgumentParser):
             options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
             meant = "".join(did_you_mean(option, self._option_string_actions) for option in options[:1])
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        if parsed.own_ladders:
+            from flashladder.common.catalog import own
+
+            own.add(parsed.own_ladders)
         return parsed
 
 

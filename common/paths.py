@@ -31,10 +31,12 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashladder"
 
 
-def results_dir() -> Path:
-    """The folder of measurements: $FLASHLADDER_RESULTS, else results/ of the checkout, else ./results."""
+def results_dir(home: Path | None = None) -> Path:
+    """The folder of measurements: $FLASHLADDER_RESULTS, else results/ of `home`, of the checkout, or of this folder."""
     if explicit := os.environ.get("FLASHLADDER_RESULTS"):
         return Path(explicit).expanduser().absolute()
+    if home:
+        return home / "results"
     return (ROOT if is_checkout() else Path.cwd()) / "results"
 
 

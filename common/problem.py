@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from flashladder.common.buffers import Buffer, poison, unwritten
+from flashladder.common.config import spell
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
 from flashladder.common.families import NORMAL
 from flashladder.common.operations import OPERATIONS, Operation
@@ -44,6 +45,7 @@ class Problem:
     layout: str = "bshd"
     family: str = NORMAL  # of inputs: one of the operation's
     operation: str = "forward"
+    lse: bool = True  # the log-sum-exp is asked for, where it is among the operation's outputs
 
     def __post_init__(self) -> None:
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
@@ -51,6 +53,10 @@ class Problem:
         for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("operation", OPERATIONS)):
             self._require_known(name, known)
         self._require_known("family", self.asked.families)
+        if not self.lse and LSE not in self.asked.outputs:
+            raise UnsupportedProblemError(
+                f"lse=false: the log-sum-exp is no output of the operation {self.operation} that could be left out"
+            )
         scale = self.asked.default_scale(self)
         defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "softmax_scale": scale}
         for name, value in defaults.items():
@@ -88,6 +94,11 @@ class Problem:
         return OPERATIONS[self.operation]
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that are asked for, in the operation's order."""
+        return tuple(name for name in self.asked.outputs if self.lse or name != LSE)
+
+    @property
     def flops(self) -> float:
         """The operations of its matrix products."""
         return self.asked.flops(self)
@@ -99,7 +110,7 @@ class Problem:
         plain = Problem(num_heads=self.num_heads, seqlen_q=self.seqlen_q, head_dim=self.head_dim)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         shown = {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
-        return ",".join(f"{name}={'true' if value is True else value}" for name, value in shown.items())
+        return ",".join(f"{name}={spell(value)}" for name, value in shown.items())
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,9 @@ def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors
 def allocate(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
     """The same with inputs that are still to be drawn."""
     asked = problem.asked
-    buffers = [Buffer(views, asked.dtype(problem, next(iter(views))), device) for views in asked.views(problem)]
+    wanted = {*asked.inputs, *problem.outputs}
+    together = [views for views in asked.views(problem) if wanted.issuperset(views)]
+    buffers = [Buffer(views, asked.dtype(problem, next(iter(views))), device) for views in together]
     views = {name: view for buffer in buffers for name, view in buffer.views.items()}
     tensors = Tensors(views, asked, tuple(buffers))
     tensors.poison()
@@ -159,7 +172,7 @@ def draw(problem: Problem, tensors: Mapping[str, torch.Tensor], device: torch.de
 
 @dataclass(frozen=True)
 class Expected:
-    """The exact outputs, and how far a kernel may be from each."""
+    """The exact outputs that are asked for, and how far a kernel may be from each."""
 
     exact: dict[str, torch.Tensor]
     tolerances: dict[str, float]
@@ -168,7 +181,8 @@ class Expected:
 def expect(problem: Problem, tensors: Tensors) -> Expected:
     """The exact answer, in fp64 (fp32 for large problems on a GPU), and the operation's tolerances."""
     large = tensors.device.type == "cuda" and problem.flops > _FP64_LIMIT
-    exact = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
+    computed = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
+    exact = {name: computed[name] for name in problem.outputs}
     rounded = problem.asked.compute(problem, tensors.by_name, DTYPES[problem.dtype])
     return Expected(exact, {name: problem.asked.tolerance(name, exact[name], rounded[name]) for name in exact})
 
@@ -177,7 +191,7 @@ def expect(problem: Problem, tensors: Tensors) -> Expected:
 class Check:
     """The verdict on one run: the largest errors, and in words everything that is wrong.
 
-    The error is that of the output which comes nearest to its tolerance; lse has one of its own.
+    The error is that of the output which comes nearest to its tolerance; lse has one of its own, or 0.
     """
 
     max_error: float

@@ -9,6 +9,7 @@ from flashladder.common.problem import LAYOUTS, Problem
 GENERALS = [catalog.find("general"), catalog.find("woven_general")]
 GENERAL = GENERALS[-1]
 HEAD_DIMS = GENERAL.supports.head_dim
+DECIDED = ("head_dim", "dtype", "causal", "lse")  # fields of the configuration that a problem decides
 KINDS = [
     {"head_dim": head_dim, "dtype": dtype, "causal": causal}
     for head_dim in sorted(HEAD_DIMS)

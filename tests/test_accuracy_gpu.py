@@ -1,5 +1,7 @@
 """The rungs on a GPU over families of inputs and long rows, beside FlashAttention-2; see test_accuracy.py."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -66,5 +68,7 @@ def test_every_baseline_gives_its_lse():
     exact = study.exact(problem, tensors)
     for baseline in baselines.BASELINES.values():
         if not (baseline.missing() or baseline.refusal(problem)):
-            _, lse = baseline.prepare(problem, tensors)()
+            o, lse = baseline.prepare(problem, tensors)()
             assert lse is None or (lse - exact.lse).abs().max() < 1e-4, baseline.name
+            bare, _ = baseline.prepare(dataclasses.replace(problem, lse=False), tensors)()
+            assert torch.allclose(bare, o, rtol=0.02, atol=0.02), f"{baseline.name} without it"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flashladder
+from flashladder.common import attention as public
 from flashladder.common import catalog
 from flashladder.common.attention import _forward, attention
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
@@ -41,7 +42,25 @@ def test_it_is_attention(problem, device):
     assert (o.shape, o.dtype, lse.dtype) == (tensors.q.shape, tensors.q.dtype, torch.float32)
     assert (o - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
     torch.testing.assert_close(lse.double(), expected.exact["lse"].double(), rtol=0, atol=expected.tolerances["lse"])
-    assert torch.equal(attention(*inputs, causal=problem.causal, softmax_scale=scale), o)
+    assert torch.equal(attention(*inputs, causal=problem.causal, softmax_scale=scale), o), "without the log-sum-exp"
+
+
+def test_no_log_sum_exp_is_summed_that_is_not_returned(device):
+    _, inputs = qkv(Problem(seqlen_q=48, head_dim=64), device)
+    configs = []
+
+    def noted(artifact, problem, tensors, **options):
+        configs.append((problem.lse, artifact.config.lse, "lse" in tensors.by_name))
+        return run(artifact, problem, tensors, **options)
+
+    name = "on_gpu" if device == "cuda" else "on_emulator"
+    run = getattr(public, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(public, name, noted)
+        attention(*inputs)
+        _, lse = attention(*inputs, return_lse=True)
+    assert configs == [(False, False, False), (True, True, True)]
+    assert lse.isfinite().all()
 
 
 def test_any_rung_that_takes_the_problem(device):
@@ -56,13 +75,15 @@ def test_torch_sees_through_it(device):
     """Its schema and its shapes are what torch.compile needs, which then takes a model in one piece."""
     _, inputs = qkv(Problem(seqlen_q=48, seqlen_k=64, num_heads=2, num_heads_k=1, head_dim=64), device)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(_forward, (*inputs, True, 0.125, "general"), test_utils=checks)
+    for return_lse in (False, True):
+        torch.library.opcheck(_forward, (*inputs, True, 0.125, "general", return_lse), test_utils=checks)
 
     def model(q, k, v):
-        return attention(q * 2, k, v, causal=True).transpose(1, 2) + 1
+        o, lse = attention(q, k, v, return_lse=True)
+        return attention(q * 2, k, v, causal=True).transpose(1, 2) + 1, o, lse + 1
 
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(*inputs), model(*inputs))
+    assert all(map(torch.equal, compiled(*inputs), model(*inputs)))
 
 
 def test_what_it_cannot_do_is_said(device):

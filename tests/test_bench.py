@@ -131,6 +131,16 @@ def test_shapes():
     assert problems[2] == Problem(batch=8, num_heads=16, seqlen_q=2048)
 
 
+def test_without_the_log_sum_exp(run):
+    code, out, err = run("02", *SMALL, "--no-lse")
+    assert code == 0, err
+    assert "full, no LSE: harmonic mean" in out
+    frame, _ = records.bench().read()
+    assert not frame["lse"].any()
+    assert set(frame["version"]) == {"fa2", "02_swizzling"}
+    assert frame["passed"].all()
+
+
 def test_references_on_the_cpu(run):
     small = ["--device", "cpu", "--seqlens", "64", "--tokens", "64", "--heads", "1", "--rounds", "3"]
     code, out, err = run("c", "c@accumulate=fp64", *small, "--baselines", "math,sdpa", "--log", "references")

@@ -66,6 +66,19 @@ def test_a_general_rung_has_a_table_for_each_head_dim_and_mask(log):
     assert found[2].rows == (("rung 23", "375 (1.25)", "375 (1.25)", "**1.250**", "1.248 to 1.252"),)
 
 
+def test_rows_without_the_log_sum_exp_are_not_among_those_with_it(log):
+    """Older rows, which do not say, have it."""
+    shown = references.tables(log.read()[0], "triton")
+    log.append(lines("bare", "2026-01-06", "triton", "dtype=bf16,head_dim=128", 1.9, lse=False))
+    frame, _ = log.read()
+    assert list(frame["lse"].isna()) == [True] * (len(frame) - 2) + [False] * 2
+    assert references.tables(frame, "triton") == shown
+    asked = lines("asked", "2026-01-07", "triton", "dtype=bf16,head_dim=128", 1.5, lse=True)
+    log.append(asked)
+    (table,) = references.tables(log.read()[0], "triton")
+    assert [row[-2] for row in table.rows] == ["**1.500**"]
+
+
 def test_on_a_cpu_the_unit_is_smaller(log):
     log.append(lines("cpu", "2026-01-03", "c", "dtype=bf16,head_dim=128,accumulate=fp64", 1.5, driver="", tflops=0.1))
     (table,) = references.tables(log.read()[0], "c")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from flashladder.common import console
-from flashladder.common.catalog import find, versions
+from flashladder.common.catalog import find, finished
 from flashladder.common.errors import ResultsError
 from flashladder.common.report import evidence, markers
 from flashladder.common.results import ladders
@@ -137,7 +137,7 @@ def test_check_fails_where_a_readme_is_out_of_date(ladder, upper, run, monkeypat
 
 
 def test_every_rung_has_a_readme_with_room_for_evidence():
-    for version in versions():
+    for version in finished():
         text = (version.directory / "README.md").read_text()
         assert text.startswith(f"# {version.number} {version.title}\n"), version.name
         assert "ptxas" in markers.between(version.directory / "README.md", "evidence"), version.name
@@ -183,6 +183,6 @@ def test_a_rung_has_no_step_where_rounds_were_not_kept_or_another_is_below(monke
 
 
 def test_the_ratios_in_every_readme_are_those_of_the_log():
-    for version in versions():
+    for version in finished():
         text = markers.between(version.directory / "README.md", "evidence")
         assert all(part in text for part in evidence._measured(version)), f"tools/evidence.py {version.number} mends it"

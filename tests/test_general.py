@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from general_problems import FA_LENGTHS, GENERAL, GENERALS, HEAD_DIMS, KINDS, draw, draw_config, id_of
+from general_problems import DECIDED, FA_LENGTHS, GENERAL, GENERALS, HEAD_DIMS, KINDS, draw, draw_config, id_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +62,7 @@ def test_any_lengths_and_heads(seqlen_q, seqlen_k, heads_k, group, kind):
 def test_random_configurations(seed):
     rng = random.Random(seed)
     config = draw_config(rng)
-    kind = {name: getattr(config, name) for name in ("head_dim", "dtype", "causal")}
+    kind = {name: getattr(config, name) for name in DECIDED}
     emulated(draw(rng, longest=200, **kind), **config.as_dict())
 
 
@@ -103,17 +103,21 @@ def test_softmax_scale(scale, causal):
     emulated(Problem(seqlen_q=70, seqlen_k=90, head_dim=64, causal=causal, softmax_scale=scale))
 
 
-def test_lse_may_be_left_out():
-    problem = Problem(seqlen_q=70, head_dim=64)
-    tensors = make_inputs(problem)
-    expected = expect(problem, tensors)
-    without = dataclasses.replace(
-        tensors,
-        by_name={name: tensors.by_name[name] for name in "qkvo"},
-        buffers=tuple(buffer for buffer in tensors.buffers if "lse" not in buffer.names),
+@pytest.mark.parametrize("growth", [1, 400], ids=["", "rows jump"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_without_lse_o_is_the_same(version, dtype, causal, growth):
+    problem = Problem(seqlen_q=100, seqlen_k=300, num_heads=2, head_dim=64, dtype=dtype, causal=causal)
+    without = dataclasses.replace(problem, lse=False)
+    given = [make_inputs(problem), make_inputs(without)]
+    for tensors in given:
+        tensors.k.copy_(tensors.k * torch.linspace(growth, 1, 300).reshape(1, 300, 1, 1))
+    (ours, _), (bare, report) = (
+        emulated(asked, tensors, version, **SMALL) for asked, tensors in zip((problem, without), given, strict=True)
     )
-    on_emulator(build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH), problem, without)
-    verify(expected, {"o": tensors.o}, tensors.buffers).require("a launch without lse")
+    assert torch.equal(bare.o, ours.o)
+    assert (set(bare.outputs), [buffer.names for buffer in bare.buffers][-1]) == ({"o"}, ("o",))
+    assert report.bytes_written["global"] == bare.o.nbytes
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -132,6 +136,7 @@ def test_scores_that_outgrow_their_anchor(version, dtype, growth, lost, causal):
     skipped = (64 * 64 if version.name == "23_general" else 32 * (32 + 64 + 96)) if causal else 0
     again = 2 * 64 * 128 if lost else 0  # the block of the jump, and the one in which all warps know
     once = 4 * problem.head_dim + 2 * 8  # with the sum of P, eight columns alike
+    print("AGAIN", version.name, dtype, growth, causal, (report.mma_flops / once - 128 * 512 + skipped) / 64 / 128)
     assert report.mma_flops == once * (128 * 512 - skipped + again), "blocks are computed twice when a P jumped"
 
 
@@ -157,8 +162,7 @@ def test_defaults_fit_a_gpu_of_every_architecture(head_dim, gpu):
     config = GENERAL.config_for(Problem(head_dim=head_dim, causal=True), described)
     artifact = build_one(GENERAL, config, described.arch)
     assert artifact.launch.shared_bytes <= described.shared_per_block
-    # With a causal mask on Hopper, the sums of a block cost the last registers: 4 bytes at head_dim 128, 48 at 64.
-    assert artifact.spill_store_bytes <= ({64: 48, 128: 4}.get(head_dim, 0) if described.arch == "sm_90a" else 0)
+    assert artifact.spill_store_bytes == 0
 
 
 def test_it_is_what_other_rungs_advise():

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from far_apart import spread
-from general_problems import FA_LENGTHS, GENERAL, HEAD_DIMS, KINDS, draw, draw_config, id_of
+from general_problems import DECIDED, FA_LENGTHS, GENERAL, HEAD_DIMS, KINDS, draw, draw_config, id_of
 
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
@@ -60,7 +60,7 @@ def test_random_configurations():
     ]
     assert len(fitting) > 20
     for config in fitting:
-        kind = {name: getattr(config, name) for name in ("head_dim", "dtype", "causal")}
+        kind = {name: getattr(config, name) for name in DECIDED}
         launched(draw(rng, longest=1200, **kind), **config.as_dict())
 
 

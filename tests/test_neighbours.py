@@ -13,7 +13,13 @@ from flashladder.common.report import neighbours
 from flashladder.tools.commands import neighbours as tool
 
 HEADERS = sorted(CUDA_HEADERS.glob("*.cuh"))
-STEPPED = [version for name in catalog.ladders() for version in catalog.versions(ladder=name)[1:]]
+STEPPED = [
+    version
+    for name in catalog.ladders()
+    if name not in catalog.own.ladders()
+    for version in catalog.versions(ladder=name)[1:]
+    if not version.draft
+]
 PTX_LINES = 150  # of a ptx header, comments among them; a longer one is to be split by roles: copy, mma, barrier, ...
 
 LOWER = """

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.operations.forward import attention
+from flashladder.common.operations import OPERATIONS
+from flashladder.common.operations.forward import Forward, attention
 from flashladder.common.problem import LAYOUTS, Problem, expect, make_inputs, verify
 from flashladder.common.run.launch import pack
 
@@ -35,6 +36,28 @@ def test_defaults_follow_the_queries():
     assert problem.name == "batch=1,num_heads=8,seqlen_q=512,head_dim=64,dtype=bf16"
     grouped = Problem(num_heads=8, num_heads_k=2, seqlen_q=512, seqlen_k=64)
     assert "num_heads_k=2,seqlen_q=512,seqlen_k=64" in grouped.name
+
+
+def test_an_output_may_not_be_asked_for():
+    problem = Problem(**SMALL, lse=False)
+    assert problem.name.endswith(",lse=false")
+    assert (problem.outputs, Problem(**SMALL).outputs) == (("o",), ("o", "lse"))
+    tensors, expected = solved(lse=False)
+    check = verify(expected, tensors.outputs, tensors.buffers)
+    assert check.passed
+    assert (set(expected.exact), check.lse_error, check.lse_tolerance) == ({"o"}, 0, 0)
+    with pytest.raises(AttributeError, match="the operation has no tensor lse"):
+        tensors.lse  # noqa: B018
+    tensors.poison()
+    unwritten_o, _ = faults(tensors, expected)
+    assert unwritten_o == "2560 of 2560 elements of o were not written"
+
+
+def test_what_is_no_output_cannot_be_left_out(monkeypatch):
+    monkeypatch.setitem(OPERATIONS, "forward", type("Given", (Forward,), {"outputs": ("o",)})())
+    assert Problem(**SMALL).outputs == ("o",)
+    with pytest.raises(UnsupportedProblemError, match="lse=false: the log-sum-exp is no output of the operation forw"):
+        Problem(**SMALL, lse=False)
 
 
 def test_flops_count_the_keys_that_are_seen():

@@ -8,10 +8,14 @@ from importlib import import_module
 
 import pytest
 
+from flashladder.common.catalog import own
 from flashladder.common.paths import ROOT
 from flashladder.tools.commands import COMMANDS
 
-READMES = [ROOT / "README.md", *sorted((ROOT / "versions").glob("**/README.md"))]
+READMES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "versions").glob("**/README.md")) if own.PRIVATE not in page.parents),
+]
 SPELLED = r"(?:\.venv/bin/)?(?:python (t(?:ools|uner)/\w+\.py)|(?:python -m )?flashladder ([a-z]\w*))"
 COMMAND = re.compile(rf"^(?: {{4}}|.*`){SPELLED}((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
 QUICK = [
@@ -19,6 +23,7 @@ QUICK = [
     "tools/run_version.py 02 --config block_m=128 num_warps=8",
     "tools/run_version.py 02 --seqlen 1024 --heads 4 --gpu h100",
     "tools/run_version.py triton --causal",
+    "tools/exercise.py",
 ]
 
 
@@ -53,6 +58,20 @@ def test_quick_commands_run_as_printed(command, tmp_path):
     assert f"    python {command}" in (ROOT / "README.md").read_text()
     environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
     subprocess.run([*environment, sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
+    made, watched, judged = re.findall(
+        r"^    python (\S+ my_idea [^#]*)", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert "--watch" in watched  # test_watch.py runs it
+    (tmp_path / "mine").mkdir()
+    environment = ["env", f"FLASHLADDER_VERSIONS={tmp_path / 'mine'}"]
+    for command in (made, judged):
+        subprocess.run([*environment, sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
+    assert (tmp_path / "mine" / "00_my_idea" / "tried.csv").exists()
+    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "README.md").read_text()
 
 
 def test_python_runs_as_printed():

@@ -50,6 +50,11 @@ def run(name, problem, **values):
     return prepared
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_without_the_log_sum_exp(name):
+    run(name, Problem(seqlen_q=40, head_dim=16 if name != "triton" else 64, num_heads=2, lse=False))
+
+
 @st.composite
 def problems(draw, longest=300):
     heads_k, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))

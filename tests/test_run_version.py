@@ -105,6 +105,19 @@ def test_a_row_is_logged(run, results):
     assert row["toolkit"]
 
 
+def test_without_the_log_sum_exp(run):
+    small = ("--seqlen", "64", "--heads", "1")
+    for version, words in (("24", "lse=false"), ("02", "")):
+        code, out, err = run(version, *small, "--no-lse")
+        assert code == 0, err
+        assert words in figure(out, "configuration")
+        assert "of lse" not in figure(out, "check")
+    assert "of lse" in figure(run("02", *small)[1], "check")
+    frame, _ = records.runs().read()
+    assert list(frame["lse"]) == [False, False, True]
+    assert list(frame["lse_error"].gt(0)) == [False, False, True]
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "qkv"])
 def test_other_layouts(run, layout):
     code, out, err = run("02", "--seqlen", "64", "--heads", "2", "--layout", layout, "--dtype", "fp16", "--no-log")
@@ -165,6 +178,8 @@ def test_without_arguments_it_says_how_to_use_it(run):
         (["02", "--seqlen", "0"], "seqlen_q=0: must be at least 1"),
         (["02", "--head-dim", "96"], "head_dim"),
         (["02", "--causal"], "has no causal mask"),
+        (["24", "--no-lse", "--config", "lse=true"], "is configured for lse=true, but the problem has lse=false"),
+        (["24", "--config", "lse=false"], "is configured for lse=false, but the problem has lse=true"),
         (["02", "--heads", "4", "--heads-k", "3"], "num_heads=4 must be a multiple of num_heads_k=3"),
         (["02", "--heads", "4", "--heads-k", "2"], "needs as many K/V heads as Q heads, not 4 and 2"),
         (["02", "--layout", "sbhd"], "layout=sbhd: must be one of bshd, bhsd, padded, qkv"),

@@ -5,12 +5,13 @@ from functools import cache
 
 import pytest
 
-from flashladder.common.catalog import versions
+from flashladder.common.catalog import finished, own
+from flashladder.common.ideas import scaffold
 from flashladder.common.paths import VERSIONS
 from flashladder.common.report import evidence, markers, spills
 
-PAGES = sorted(VERSIONS.glob("**/*.md"))
-RUNGS = versions()
+PAGES = [page for page in sorted(VERSIONS.glob("**/*.md")) if own.PRIVATE not in page.parents]
+RUNGS = finished()
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 MADE = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 FIGURE = re.compile(r"(?<![\w.,])(?:[+-]?\d+\.\d %|\d\.\d{3}|\d{1,3}(?:,\d{3})+)(?![\d,]*\d)")
@@ -50,6 +51,7 @@ def test_a_page_has_five_parts(rung):
     found = parts(page)
     assert tuple(found) == evidence.PARTS
     assert all(text.strip() for text in found.values())
+    assert scaffold.OPEN not in page.read_text()
     fourth = page.read_text().index(f"## {evidence.PARTS[3]}")
     assert fourth < page.read_text().index(f"<!-- {evidence.MARKER}:begin") < page.read_text().index("## Tried")
 
@@ -84,7 +86,7 @@ def test_a_figure_comes_from_a_tool_or_says_when_it_was_measured(rung):
 def test_the_path_names_every_rung_as_its_page_does():
     named = re.findall(r"\[(\d\d) ([^\]]*)\]\((\w+)/README\.md\)", (VERSIONS / "README.md").read_text())
     assert [version for version in named if version[0] < "20"] == [
-        (version.number, version.title, version.name) for version in versions() if version.number < "20"
+        (version.number, version.title, version.name) for version in finished() if version.number < "20"
     ]
 
 

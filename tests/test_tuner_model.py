@@ -6,18 +6,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flashladder.common import catalog
+from flashladder.common import catalog, sass
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.config import load_gpu
+from flashladder.common.limits.predicted import PASSES
 from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem
 from flashladder.common.sass import throughput
 from flashladder.common.sass.instruction import NO_BARRIER
+from flashladder.common.sass.occupancy import SUB_CORES
+from flashladder.common.sass.subcore import BARRIER_LATENCY, BESIDE_MMA, GLOBAL_LATENCY, LATENCY, Step, cycles
 from flashladder.tuner import model
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.model import MainLoop, Workload, rank_correlation
 from flashladder.tuner.space import Space
-from flashladder.tuner.subcore import BARRIER_LATENCY, GLOBAL_LATENCY, LATENCY, Step, cycles
 
 H100 = load_gpu("h100")
 RATES = throughput(H100)
@@ -121,18 +123,45 @@ def test_times_are_in_the_right_range(artifacts):
         assert PROBLEM.flops / seconds / 1e12 == pytest.approx(rate, rel=0.35)
 
 
-def test_the_rungs_rank_as_the_ladder_has_them():
-    """As README.md says: each in the configuration in which it was timed."""
+def test_what_an_instruction_costs_beside_mmas_is_the_tensor_cores_time():
+    loop = [step("HMMA.16816.F32.BF16"), step("FFMA")] * 10
+    assert passes(loop) == pytest.approx(10 * HMMA, rel=0.05)
+    beside = cycles(loop, 1, 1, RATES, beside_mma={"FFMA": 1.5})
+    assert beside == pytest.approx(10 * (HMMA + 1.5), rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def timed_ladder():
+    """The rungs, each in the configuration in which it was timed on an H200, and the times."""
     frame = pd.read_csv(ROOT / "results" / "ladder_h200.csv")
     frame = frame[(frame["kind"] == "own") & (frame["dtype"] == "bf16") & (frame["seqlen_q"] == 4096)]
     latest = frame.sort_values("time").drop_duplicates("version", keep="last").query("version >= '02'")
     assert len(latest) >= 23
     rungs = [(catalog.find(row.version), row.config) for row in latest.itertuples()]
     built = build([BuildRequest(version, version.parse_config(config), H100.arch) for version, config in rungs])
+    return built, list(1 / latest["ratio"])
+
+
+def test_the_rungs_rank_as_the_ladder_has_them(timed_ladder):
+    """As README.md says."""
+    built, measured = timed_ladder
     predicted = [workload(artifact).cycles() for artifact in built]
-    measured = list(1 / latest["ratio"])
     assert rank_correlation(predicted, measured) > 0.8
     assert np.std(np.log(predicted) - np.log(measured)) < 0.06
+
+
+def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(timed_ladder):
+    """As README.md says of tools/explain.py."""
+    built, measured = timed_ladder
+    predicted = []
+    for artifact in built:
+        loop, resident = MainLoop.of(artifact), sass.occupancy(artifact, H100).ctas
+        rates, finer = sass.throughput(H100), {"beside_mma": BESIDE_MMA, "passes": PASSES}
+        spent = cycles(loop.steps, resident, loop.warps // SUB_CORES, rates, **finer)
+        tile = artifact.launch.block_m * artifact.launch.block_n
+        predicted.append(spent / resident / loop.blocks / tile)
+    assert rank_correlation(predicted, measured) > 0.9
+    assert np.std(np.log(predicted) - np.log(measured)) < 0.04
 
 
 def test_conflicts_make_a_kernel_slower(artifacts):

@@ -227,6 +227,15 @@ class TestGpuBench:
         assert comparison.medians("0")[0] == pytest.approx(80, rel=0.01)
         assert bench.place()["device"] == fake_gpu.NAME
 
+    def test_ours_alone_are_timed_beside_the_first(self, artifacts, monkeypatch):
+        fake_gpu.install(monkeypatch)
+        bench = OnGpu("h100", "hot", is_alone=True)()
+        bench.prepare(self.PROBLEM)
+        comparison = bench.compare((self.PROBLEM,), artifacts, 4)
+        assert (comparison.baseline, comparison.control) == ("0", CONTROL)
+        assert comparison.times[0].keys() == {"0", "1", CONTROL}
+        assert bench.place()["baseline_version"] == ""
+
     def test_the_place_can_be_written_beside_a_winner(self, bench):
         tuned.save("h100", "02_swizzling", "kind", {"block_n": 32}, bench.place())
         (winner,) = tuned.winners("h100")

@@ -1,4 +1,5 @@
-"""What a worker does on a GPU: kernels beside official FlashAttention-2, on the same tensors, checked and timed."""
+"""What a worker does on a GPU: kernels beside official FlashAttention-2, or beside each other, on the same tensors,
+checked and timed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 
 from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure import baselines
+from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.contest import Arena
 from flashladder.common.measure.timing import CONTROL, Mode, TimingSettings
 from flashladder.common.problem import Problem
@@ -22,15 +24,16 @@ class OnGpu:
     gpu: str
     mode: Mode
     operation: str = "forward"
+    is_alone: bool = False  # no official kernel takes part: ratios refer to the first of ours
 
     def __call__(self) -> GpuBench:
-        return GpuBench(self.gpu, self.mode, self.operation)
+        return GpuBench(self.gpu, self.mode, [] if self.is_alone else [baselines.official(self.operation)])
 
 
 class GpuBench:
     """The first GPU that the process sees. DeviceError where that is not the one to tune for."""
 
-    def __init__(self, gpu: str, mode: Mode, operation: str) -> None:
+    def __init__(self, gpu: str, mode: Mode, official: Sequence[Baseline]) -> None:
         here = target.resolve("gpu", None)
         if here.gpu.name != gpu:
             raise DeviceError(
@@ -38,18 +41,19 @@ class GpuBench:
                 f"or rank the configurations for {gpu} without measuring: --offline"
             )
         self._mode = mode
-        self._official = baselines.official(operation)
+        self._official = official
         self._arenas: dict[Problem, Arena] = {}
 
     def place(self) -> records.Row:
-        return records.of_place(on_gpu=True) | {"baseline_version": self._official.version}
+        version = self._official[0].version if self._official else ""
+        return records.of_place(on_gpu=True) | {"baseline_version": version}
 
     def prepare(self, problem: Problem) -> None:
         if problem in self._arenas:
             return
-        arena = Arena(problem, [self._official])
-        if arena.absent:
-            raise DeviceError(f"there is nothing to compare with: {arena.absent[self._official.name]}")
+        arena = Arena(problem, self._official)
+        for reason in arena.absent.values():
+            raise DeviceError(f"there is nothing to compare with: {reason}")
         self._arenas[problem] = arena
 
     def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison:
@@ -64,4 +68,4 @@ class GpuBench:
             notes += [note for note in contest.measurement.notes() if note not in notes]
             names = [*contest.measurement.checks, CONTROL]
             times.append({name: contest.measurement.times(name) for name in names})
-        return Comparison(self._official.name, CONTROL, tuple(times), tuple(notes))
+        return Comparison(next(iter(times[0])), CONTROL, tuple(times), tuple(notes))

@@ -7,8 +7,10 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from flashladder.common import catalog
 from flashladder.common.build.compile import NVCC_FLAGS, PTXAS_FLAGS, Progress
 from flashladder.common.build.sources import Sources
 from flashladder.common.build.toolchain import toolchain, version_text
@@ -17,7 +19,6 @@ from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.timing import BUDGET_S, Mode
-from flashladder.common.paths import results_dir
 from flashladder.common.run import tuned
 from flashladder.common.run.gpu import require_gpu
 from flashladder.tuner import candidates, model
@@ -79,11 +80,16 @@ class Job:
     @property
     def storage(self) -> str:
         """The URL of the study's storage."""
-        return self.settings.storage or default_url(results_dir())
+        return self.settings.storage or default_url(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Of results: this repository's, or those of a ladder of one's own."""
+        return catalog.results_of([self.space.version])
 
     def ledger(self) -> Ledger:
         """The study, new or as it was left. Raises as Ledger does."""
-        return Ledger(self.storage, self.study, self.identity(), self.space.fields)
+        return Ledger(self.storage, self.study, self.identity(), self.space.fields, self.folder)
 
     def identity(self) -> dict[str, Any]:
         """What every search of one study must have in common."""
@@ -165,7 +171,8 @@ class Job:
         }
         kinds = dict.fromkeys(map(tuned.kind_of, self.space.problems))
         for kind in kinds:
-            tuned.save(self.gpu.name, self.space.version.name, kind, self.space.declared(winner.config), evidence)
+            version = self.space.version
+            tuned.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, version.home)
 
 
 def usual_trials(kernels: int) -> int:

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -40,9 +41,15 @@ class Ledger:
     """
 
     def __init__(
-        self, storage: str, study: str, identity: Mapping[str, Any], fields: Mapping[str, Sequence[Value]]
+        self,
+        storage: str,
+        study: str,
+        identity: Mapping[str, Any],
+        fields: Mapping[str, Sequence[Value]],
+        folder: Path | None = None,
     ) -> None:
         self.name = study
+        self.folder = folder  # of results, which its log is in; by default this repository's
         self.url = storage
         self._distributions = distributions(fields)
         self._mine: set[int] = set()  # ids of trials that this process measures

@@ -1,9 +1,9 @@
 """How fast a kernel should be on a GPU that need not be there: from its machine code and the emulator's counters.
 
-The main loop's instructions, without those seldom executed, run through a simulated sub-core (subcore.py), as many CTAs
-side by side as an SM holds; CTAs beyond that come in further waves. The emulator says how much bank conflicts lengthen
-loads and stores of shared memory. The times are for ranking: each is a prediction, and is called one wherever it is
-shown.
+The main loop's instructions, without those seldom executed, run through a simulated sub-core (sass/subcore.py), as many
+CTAs side by side as an SM holds; CTAs beyond that come in further waves. The emulator says how much bank conflicts
+lengthen loads and stores of shared memory. The times are for ranking: each is a prediction, and is called one wherever
+it is shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashladder.common.errors import EmulatorError
 from flashladder.common.paths import ROOT, cache_dir
 from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import WARP
-from flashladder.tuner.subcore import Step, cycles
+from flashladder.common.sass.subcore import Step, cycles
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
@@ -78,7 +78,7 @@ def _analysis() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
-_OWN = ("model.py", "subcore.py")
+_OWN = ("model.py",)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
     """
     from flashladder.common.build import BuildRequest, build
     from flashladder.common.problem import make_inputs
-    from flashladder.common.profile.agreement import on_lsu_path
+    from flashladder.common.profile.agreement import conflict_factor
     from flashladder.common.run.execute import on_emulator
 
     examples = {_layout(config): config for config in configs}
@@ -153,8 +153,7 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
         with suppress(EmulatorError):
             if isinstance(artifact, Artifact):
                 report = on_emulator(artifact, problems[layout], make_inputs(problems[layout]), race=False)
-                lines = on_lsu_path(report)
-                found[layout] = sum(line.units for line in lines) / max(1, sum(line.ideal for line in lines))
+                found[layout] = conflict_factor(report)
     return found
 
 

@@ -43,9 +43,9 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
         console.print(
             f"Predicted and measured times: Spearman's rank correlation {correlation:.2f}, {len(ratios)} kernels"
         )
-    places = [str(trial_log.path_of(ledger.name)), f"study {ledger.name} in {job.storage}"]
+    places = [str(trial_log.path_of(ledger.name, ledger.folder)), f"study {ledger.name} in {job.storage}"]
     if record:
-        places.insert(0, str(tuned.FOLDER / f"{job.gpu.name}.yaml"))
+        places.insert(0, str(tuned.path_of(job.gpu.name, job.space.version.home)))
     console.print("[dim]" + "\n".join(places), soft_wrap=True)
 
 
@@ -61,12 +61,13 @@ def interrupted(job: Job, ledger: Ledger) -> None:
             f"{best.user_attrs['config']}, ratio {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]",
             soft_wrap=True,
         )
-    console.print(f"Nothing is lost: the same command goes on. {trial_log.path_of(ledger.name)}", soft_wrap=True)
+    path = trial_log.path_of(ledger.name, ledger.folder)
+    console.print(f"Nothing is lost: the same command goes on. {path}", soft_wrap=True)
 
 
 def offline(job: Job, ranking: Ranking) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
-    path = trial_log.path_of(job.study).with_suffix(".predicted.csv")
+    path = trial_log.path_of(job.study, job.folder).with_suffix(".predicted.csv")
     figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
     title = f"{job.space.version.name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured"
     made = table(title, "configuration", *figures, right=figures, wrap=("configuration",))

@@ -69,14 +69,14 @@ PREDICTIONS = Schema(
 )
 
 
-def path_of(study: str) -> Path:
-    """Where a study's log is."""
-    return results_dir() / "tuning" / f"{study}.csv"
+def path_of(study: str, folder: Path | None = None) -> Path:
+    """Where a study's log is, in a folder of results."""
+    return (folder or results_dir()) / "tuning" / f"{study}.csv"
 
 
 def write(ledger: Ledger) -> Path:
     """Write the study's log anew. ResultsError where that cannot be done."""
-    return replace(path_of(ledger.name), SCHEMA, rows(ledger))
+    return replace(path_of(ledger.name, ledger.folder), SCHEMA, rows(ledger))
 
 
 def write_predictions(path: Path, version: str, ranked: Sequence[Candidate], predicted_us: Mapping[str, float]) -> Path:

@@ -40,8 +40,9 @@ def attention(
     each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and
     a log-sum-exp of -inf.
 
-    The kernel is compiled at the first call for a dtype, head_dim and mask, and launched on the current stream. Tensors
-    on the CPU go through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
+    The kernel is compiled at the first call for a dtype, head_dim and mask, once with the log-sum-exp and once without,
+    and launched on the current stream. Tensors on the CPU go through the emulator, which takes seconds for some hundred
+    rows. Works under torch.compile.
 
     Raises UnsupportedProblemError for tensors that the rung does not take, or that want a gradient; ConfigError for an
     unknown version.
@@ -51,37 +52,41 @@ def attention(
             "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
         )
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    o, lse = _forward(q, k, v, causal, scale, version)
+    o, lse = _forward(q, k, v, causal, scale, version, return_lse)
     return (o, lse) if return_lse else o
 
 
 @torch.library.custom_op("flashladder::attention", mutates_args=())
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str, lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    problem = _problem(q, k, causal, softmax_scale)
-    if not q.is_cuda:
-        return _emulated(problem, q, k, v, version)
-    o, lse = _outputs(q)
-    with torch.cuda.device(q.device):
-        tensors = Tensors({"q": q, "k": k, "v": v, "o": o, "lse": lse})
-        on_gpu(_artifact(version, problem, q.device.index), problem, tensors)()
-    return o, lse
+    """O and the log-sum-exp; the latter has no elements unless it is asked for."""
+    problem = _problem(q, k, causal, softmax_scale, lse)
+    outputs = _outputs(q, lse)
+    asked = dict(zip(problem.outputs, outputs, strict=False))
+    if q.is_cuda:
+        with torch.cuda.device(q.device):
+            tensors = Tensors({"q": q, "k": k, "v": v, **asked})
+            on_gpu(_artifact(version, problem, q.device.index), problem, tensors)()
+    else:
+        _emulate(problem, q, k, v, asked, version)
+    return outputs
 
 
 @_forward.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str, lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q)
+    return _outputs(q, lse)
 
 
-def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs(q: torch.Tensor, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     batch, seqlen_q, num_heads, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+    rows = (batch, num_heads, seqlen_q) if lse else (0,)
+    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)
 
 
-def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float) -> Problem:
+def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float, lse: bool) -> Problem:
     for name, tensor in (("q", q), ("k", k)):
         if tensor.dim() != 4:
             shape = tuple(tensor.shape)
@@ -99,6 +104,7 @@ def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: floa
         dtype=_NAMES[q.dtype],
         causal=causal,
         softmax_scale=softmax_scale,
+        lse=lse,
     )
 
 
@@ -112,13 +118,14 @@ def _artifact(version: str, problem: Problem, device: int | None) -> Artifact:
     return artifact
 
 
-def _emulated(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, version: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _emulate(
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, outputs: dict[str, torch.Tensor], version: str
+) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
     artifact, tensors = _artifact(version, problem, None), make_inputs(problem)
     check(problem, dataclasses.replace(tensors, by_name={**tensors.by_name, "q": q, "k": k, "v": v}))
     for copy, tensor in ((tensors.q, q), (tensors.k, k), (tensors.v, v)):
         copy.copy_(tensor)
     on_emulator(artifact, problem, tensors, race=False)
-    return tensors.o.clone(), tensors.lse.clone()
+    for name, output in outputs.items():
+        output.copy_(getattr(tensors, name))

@@ -17,12 +17,12 @@ from typing import Literal, overload
 from flashladder.common.build import artifact as artifacts
 from flashladder.common.build.artifact import Artifact, LaunchInfo
 from flashladder.common.build.ninja import Progress, run_ninja, said, space_in_cache, temporary_folder
-from flashladder.common.build.sources import Sources
+from flashladder.common.build.sources import Sources, header_folders
 from flashladder.common.build.toolchain import Toolchain, toolchain
 from flashladder.common.catalog import Version
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import CUDA_HEADERS, cache_dir
+from flashladder.common.paths import cache_dir
 
 __all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
 
@@ -153,7 +153,7 @@ def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
     """The shell command that compiles one configuration in its subfolder: nvcc to PTX, then ptxas to a cubin."""
     virtual_arch = request.arch.replace("sm_", "compute_")
     nvcc = [compiler.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
-    nvcc += ["-I", CUDA_HEADERS, "-I", "."]
+    nvcc += [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
     nvcc += ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
     ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}"]

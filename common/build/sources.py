@@ -13,6 +13,11 @@ from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 
 
+def header_folders(kernel: Path) -> list[Path]:
+    """Where a kernel's headers are looked for, behind its own folder: `cuda` beside its rung, and common/cuda."""
+    return [kernel.parents[1] / "cuda", CUDA_HEADERS]
+
+
 class Sources:
     """Reads each file once; make a new one to see the files as they are now."""
 
@@ -29,7 +34,7 @@ class Sources:
             while waiting:
                 if (path := waiting.pop()) not in found:
                     found[path] = None
-                    waiting += self._included(path)
+                    waiting += self._included(path, header_folders(kernel.resolve()))
             self._closures[kernel] = tuple(sorted(found))
         return self._closures[kernel]
 
@@ -53,8 +58,9 @@ class Sources:
         ]
         if unseen:
             raise BuildError(
-                f"{kernel} includes {unseen[0]} in a way that the build does not follow, so that an edit of it would "
-                'not rebuild the kernel. Write a plain `#include "name"` of a file beside it or in common/cuda.'
+                f"{kernel} includes {unseen[0]} in a way that the build does not follow: an edit of it would not "
+                'rebuild the kernel. Write a plain `#include "name"` of a file beside it, in cuda beside its rung, or '
+                "in common/cuda."
             )
 
     def _text(self, path: Path) -> bytes:
@@ -65,11 +71,11 @@ class Sources:
                 raise BuildError(f"the source file {path} cannot be read: {error.strerror}") from None
         return self._texts[path]
 
-    def _included(self, path: Path) -> list[Path]:
+    def _included(self, path: Path, folders: Sequence[Path]) -> list[Path]:
         """The files that one file includes in quotes, found as the compiler finds them; what is nowhere is left out."""
         names = re.findall(rb'^\s*#\s*include\s*"([^"]+)"', self._text(path), re.MULTILINE)
-        places = [(path.parent / os.fsdecode(name), CUDA_HEADERS / os.fsdecode(name)) for name in names]
-        return [next(filter(Path.is_file, both)).resolve() for both in places if any(map(Path.is_file, both))]
+        places = ([folder / os.fsdecode(name) for folder in (path.parent, *folders)] for name in names)
+        return [found.resolve() for each in places if (found := next(filter(Path.is_file, each), None))]
 
 
 def own_line(chain: Sequence[Place]) -> Place:

@@ -1,7 +1,8 @@
 """Finds the rungs and the references in versions/ and knows what each takes, as its version.yaml declares it.
 
 schema      what a version.yaml may say             choice   the fields of a configuration, and their values
-catalogue   rungs and references, and finding them
+catalogue   rungs and references, and finding them    limiters   what can keep a kernel from being faster
+own         ladders outside this repository
 """
 
 from flashladder.common.catalog.catalogue import (
@@ -14,18 +15,25 @@ from flashladder.common.catalog.catalogue import (
     decided_by,
     find,
     find_implementation,
+    finished,
+    folder_of,
+    forget,
     ladders,
     nearest,
     one_operation,
     references,
+    rung_names,
     select,
     versions,
 )
 from flashladder.common.catalog.choice import Choice
+from flashladder.common.catalog.limiters import LIMITERS
+from flashladder.common.catalog.own import results_of
 from flashladder.common.catalog.schema import SmallSm, Supports
 
 __all__ = [
     "FIRST",
+    "LIMITERS",
     "PTXAS_LEVEL",
     "Choice",
     "Implementation",
@@ -37,10 +45,15 @@ __all__ = [
     "decided_by",
     "find",
     "find_implementation",
+    "finished",
+    "folder_of",
+    "forget",
     "ladders",
     "nearest",
     "one_operation",
     "references",
+    "results_of",
+    "rung_names",
     "select",
     "versions",
 ]

@@ -1,7 +1,8 @@
 """The rungs and the references in versions/: what each is, which problems it takes, and how it is found.
 
 A ladder is a folder of rungs, NN_name: versions/ itself holds the first ladder, versions/backward/ one that is called
-backward. A rung of a further ladder bears its ladder's name, backward/03_name, and is addressed as backward/03.
+backward. A rung of a further ladder bears its ladder's name, backward/03_name, and is addressed as backward/03. Ladders
+of one's own lie where common/catalog/own.py finds them, and are further ladders like any other.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common.catalog import schema
+from flashladder.common.catalog import own, schema
 from flashladder.common.catalog.choice import Configurable, choices_of
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.config import GpuDescription, KernelConfig, Value, listing, spell
@@ -37,9 +38,10 @@ class Implementation(Configurable):
     kernel: Path
     supports: Supports
     operation: str  # what it computes, one of common/operations
+    root: Path  # the folder of all ladders and references
 
     def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
-        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, ...) follow the problem.
+        """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, lse, ...) follow the problem.
 
         Raises UnsupportedProblemError where no configuration computes the problem.
         """
@@ -58,9 +60,9 @@ class Implementation(Configurable):
             raise UnsupportedProblemError(f"{self.name} {refusal}; {advice}")
 
     @property
-    def root(self) -> Path:
-        """The folder that it was found in."""
-        return self.directory.parent
+    def home(self) -> Path | None:
+        """The folder of the ladder of one's own that it is in, which keeps results and winners; else None."""
+        return None
 
     def alternative(self, problem: "Problem") -> str:
         """What else takes the problem, in words."""
@@ -87,6 +89,8 @@ class Implementation(Configurable):
             return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
         if problem.causal and not supports.causal:
             return "has no causal mask"
+        if "lse" in problem.outputs and not supports.lse:
+            return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
             return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
         return None
@@ -115,6 +119,9 @@ class Version(Implementation):
     ladder: str  # "backward"; FIRST of versions/ itself
     instruction_set: str
     local_memory: bool = False  # whether its kernels may spill registers
+    addresses: tuple[str, ...] = ()  # what its idea removes or makes less of, of limiters.LIMITERS
+    parent: str | None = None  # the name of the rung that it was made from, where it says so
+    draft: bool = False  # being worked on: its page is not written, and no published table has it
 
     @property
     def number(self) -> str:
@@ -132,13 +139,26 @@ class Version(Implementation):
         return self.name.replace("/", "-")
 
     @property
-    def root(self) -> Path:
-        """The folder of all ladders."""
-        return self.directory.parents[1] if self.ladder else self.directory.parent
+    def home(self) -> Path | None:
+        return own.ladders(self.root).get(self.ladder)
 
     def its_ladder(self) -> "list[Version]":
         """The rungs of its ladder, from the lowest up, itself among them."""
         return versions(self.root, self.ladder)
+
+    def below(self) -> "Version | None":
+        """What it is compared with: its parent, or else the next lower rung for the same instruction set.
+
+        ConfigError where it names a parent that is not there.
+        """
+        if self.parent:
+            try:
+                return find(self.parent, self.root)
+            except ConfigError as error:
+                raise ConfigError(f"{self.directory / schema.FILE}: its parent: {error}") from None
+        ladder = self.its_ladder()
+        lower = [other for other in ladder[: ladder.index(self)] if other.instruction_set == self.instruction_set]
+        return lower[-1] if lower else None
 
     def check_value(self, name: str, value: Value) -> None:
         """As `Implementation.check_value`; PTXAS_LEVEL need not be declared, and is then the last field."""
@@ -168,39 +188,79 @@ class Reference(Implementation):
 def decided_by(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
     row_stride = problem.num_heads * problem.head_dim
-    return {"dtype": problem.dtype, "head_dim": problem.head_dim, "causal": problem.causal, "row_stride": row_stride}
+    same = {name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse")}
+    return {**same, "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:
-    """The ladders' names, the first one's (FIRST) before the others."""
+    """The ladders' names, the first one's (FIRST) before the others. ConfigError where one's own cannot be used."""
     others = {path.parents[1].name for path in root.glob("[!0-9]*/[0-9][0-9]_*/version.yaml")}
-    return [FIRST, *sorted(others)]
+    return [FIRST, *sorted(others | own.ladders(root).keys())]
+
+
+def folder_of(ladder: str, root: Path = VERSIONS) -> Path:
+    """Where the rungs of a ladder are."""
+    return own.ladders(root).get(ladder, root / ladder)
 
 
 def versions(root: Path = VERSIONS, ladder: str = FIRST) -> list[Version]:
     """All rungs of a ladder, from the lowest up."""
-    return [_load(directory, ladder) for directory in _rungs(root, ladder)]
+    return [_load(directory, ladder, root) for directory in _rungs(root, ladder)]
+
+
+def rung_names(root: Path = VERSIONS, ladder: str = FIRST) -> list[str]:
+    """The names of all rungs of a ladder, whatever their version.yaml says."""
+    return [_qualified(ladder, directory.name) for directory in _rungs(root, ladder)]
+
+
+def finished(root: Path = VERSIONS) -> list[Version]:
+    """The rungs of the first ladder that are no drafts: what published tables and pages tell of."""
+    return [version for version in versions(root) if not version.draft]
+
+
+def forget() -> None:
+    """What was read of version.yaml is read again, as it may have changed."""
+    _load.cache_clear()
+    _load_reference.cache_clear()
 
 
 def find(name: str, root: Path = VERSIONS) -> Version:
     """A rung by its number ("02" or "2"), its name ("02_swizzling") or the name's words ("swizzling").
 
-    One of a further ladder has the ladder's name before it: "backward/03". ConfigError lists those there are.
+    One of a further ladder has the ladder's name before it, "backward/03"; without it, its words do where no other
+    ladder has them. ConfigError lists those there are.
     """
     if name in _reference_names(root):
         raise ConfigError(f"{name} is a reference, not a rung of a ladder; rungs have numbers, such as 02")
     ladder, _, rung = name.rpartition("/")
-    rungs = _rungs(root, ladder) if ladder in ladders(root) else []
+    known = ladders(root)
+    if ladder in known and (directory := _among(_rungs(root, ladder), rung)):
+        return _load(directory, ladder, root)
+    if not ladder and not rung.isdigit():
+        elsewhere = [(other, found) for other in known[1:] if (found := _among(_rungs(root, other), rung))]
+        if len(elsewhere) > 1:
+            several = listing(_qualified(other, found.name) for other, found in elsewhere)
+            raise ConfigError(f"{name} is the name of several rungs, {several}: put the ladder's name before it")
+        for other, found in elsewhere:
+            return _load(found, other, root)
+    raise unknown("version", name, _names(ladder if ladder in known else FIRST, root))
+
+
+def _among(rungs: Iterable[Path], rung: str) -> Path | None:
+    """The folder that is called so."""
     for directory in rungs:
         number, words = directory.name[:2], directory.name[3:]
         if rung in (number, number.lstrip("0") or "0", directory.name, words):
-            return _load(directory, ladder)
-    if ladder and rungs:
-        known = [_qualified(ladder, directory.name) for directory in rungs]
-    else:
-        known = [directory.name for directory in _rungs(root, FIRST)] + _reference_names(root)
-        known += [f"those of {other}/" for other in ladders(root) if other != FIRST]
-    raise unknown("version", name, known)
+            return directory
+    return None
+
+
+def _names(ladder: str, root: Path) -> list[str]:
+    """What can be asked for: a ladder's rungs; beside the first ladder's, the references and the other ladders."""
+    rungs = rung_names(root, ladder)
+    if ladder:
+        return rungs
+    return [*rungs, *_reference_names(root), *(f"those of {other}/" for other in ladders(root) if other != FIRST)]
 
 
 def address_of(name: str) -> str:
@@ -225,12 +285,12 @@ def one_operation(operations: Iterable[str]) -> str:
 
 def references(root: Path = VERSIONS) -> list[Reference]:
     """The implementations beside the ladders, by name."""
-    return [_load_reference(directory) for directory in _reference_directories(root)]
+    return [_load_reference(directory, root) for directory in _reference_directories(root)]
 
 
 def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference:
     """A rung by any of its names, or a reference by its own."""
-    return _load_reference(root / name) if name in _reference_names(root) else find(name, root)
+    return _load_reference(root / name, root) if name in _reference_names(root) else find(name, root)
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
@@ -241,7 +301,7 @@ def nearest(version: Version, problem: "Problem") -> Version | None:
 
 
 def _rungs(root: Path, ladder: str) -> list[Path]:
-    return [path.parent for path in sorted((root / ladder).glob("[0-9][0-9]_*/version.yaml"))]
+    return [path.parent for path in sorted(folder_of(ladder, root).glob("[0-9][0-9]_*/version.yaml"))]
 
 
 def _reference_directories(root: Path) -> list[Path]:
@@ -257,16 +317,20 @@ def _qualified(ladder: str, name: str) -> str:
 
 
 @cache
-def _load(directory: Path, ladder: str) -> Version:
+def _load(directory: Path, ladder: str, root: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
     path = directory / schema.FILE
     try:
         declared = schema.read(path, schema.RungDeclaration)
         version = Version(
             **_shared(directory, _qualified(ladder, directory.name), declared, "kernel.cu"),
+            root=root,
             ladder=ladder,
             instruction_set=declared.instruction_set,
             local_memory=declared.local_memory,
+            addresses=declared.addresses,
+            parent=declared.parent,
+            draft=declared.draft,
         )
         _check(version)
     except ConfigError as error:
@@ -275,13 +339,14 @@ def _load(directory: Path, ladder: str) -> Version:
 
 
 @cache
-def _load_reference(directory: Path) -> Reference:
+def _load_reference(directory: Path, root: Path) -> Reference:
     """Reads a reference's version.yaml; ConfigError names the file and what is wrong with it."""
     path = directory / schema.FILE
     try:
         declared = schema.read(path, schema.ReferenceDeclaration)
         reference = Reference(
             **_shared(directory, directory.name, declared, "kernel.py"),
+            root=root,
             devices=declared.devices,
             requires=declared.requires,
         )

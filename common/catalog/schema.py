@@ -7,6 +7,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.config import listing
 from flashladder.common.errors import ConfigError
 from flashladder.common.instruction_sets import INSTRUCTION_SETS
@@ -71,7 +72,9 @@ class Declaration(Declared):
     small_sm: SmallSm | None = None
 
 
-def _one_of(*known: str) -> AfterValidator:
+def one_of(*known: str) -> AfterValidator:
+    """Of a closed vocabulary."""
+
     def check(value: str) -> str:
         if value not in known:
             raise PydanticCustomError("one_of", "is not one of {known}", {"known": listing(known)})
@@ -83,22 +86,25 @@ def _one_of(*known: str) -> AfterValidator:
 class RungDeclaration(Declaration):
     """The version.yaml of a rung."""
 
-    instruction_set: Annotated[StrictStr, _one_of(*INSTRUCTION_SETS)]
+    instruction_set: Annotated[StrictStr, one_of(*INSTRUCTION_SETS)]
     local_memory: StrictBool = False
+    addresses: tuple[Annotated[StrictStr, one_of(*LIMITERS)], ...] = ()  # what its idea removes or makes less of
+    parent: StrictStr | None = None  # what it is compared with, where that is not the rung below
+    draft: StrictBool = False  # its page is not written yet
 
 
 class ReferenceDeclaration(Declaration):
     """The version.yaml of a reference."""
 
-    devices: tuple[Annotated[StrictStr, _one_of("cpu", "gpu")], ...]
+    devices: tuple[Annotated[StrictStr, one_of("cpu", "gpu")], ...]
     requires: dict[StrictStr, StrictStr] = {}
 
 
-Kind = TypeVar("Kind", bound=Declaration)
+Kind = TypeVar("Kind", bound=Declared)
 
 
 def read(path: Path, kind: type[Kind]) -> Kind:
-    """A version.yaml; ConfigError says what is wrong with it, all at once."""
+    """What a YAML file declares; ConfigError says what is wrong with it, all at once."""
     try:
         return kind.model_validate(yaml.safe_load(path.read_text()))
     except yaml.YAMLError as error:

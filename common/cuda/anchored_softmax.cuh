@@ -93,9 +93,9 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
     template <int head_dim>
     __device__ bool settle(Accumulator<rows, head_dim> &o, int j, bool stop, Loss &loss) {
         const bool new_group = j % this->group == 0;
-        if (!__any_sync(0xffffffff, stop || new_group || !(this->w < large))) return false;
+        if (!__any_sync(0xffffffff, stop || new_group || this->w >= large)) return false;
         this->begin_group(j);
-        if (__any_sync(0xffffffff, !(this->w < large))) move_anchors(o, j, loss);
+        if (__any_sync(0xffffffff, this->w >= large)) move_anchors(o, j, loss);
         return __any_sync(0xffffffff, stop);
     }
 
@@ -112,9 +112,9 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
         int lost = 0;
         this->each_row([&](int b, int h) {
             const float sum = this->row_w(b, h);
-            bool is_lost = !(sum < INFINITY);
+            bool is_lost = false;
             this->template each_element<head_dim>(o, b, h, [&](float x) { is_lost |= !(fabsf(x) < INFINITY); });
-            is_lost = quad_max(is_lost) > 0.0f;
+            is_lost = quad_max(is_lost) > 0.0f && sum <= INFINITY;  // NaN comes from Q or K, and stays
             const float up = is_lost ? 0.0f : fminf(fmaxf(floorf(__log2f(sum)), 0.0f), most);
             this->raise(this->m[b][h] + up, o, b, h);
             if (is_lost) {

@@ -90,12 +90,12 @@ def _runs(results: Results) -> list[dict[str, Any]]:
 
 def _run(row: Any) -> dict[str, Any]:
     lengths = row.seqlen_q if row.seqlen_q == row.seqlen_k else f"{row.seqlen_q}x{row.seqlen_k}"
-    mask = ", causal" if row.causal else ""
+    more = (", causal" if row.causal else "") + (", no LSE" if row.lse is False else "")
     return {
         "time": row.time[:16].replace("T", " "),
         "kernel": f"{row.version} {tile(row.config)}".strip(),
         "config": row.config,
-        "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{mask}",
+        "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{more}",
         "device": row.device,
         "us": _number(row.time_us, ",.1f"),
         "tflops": tflops(row.tflops) if pd.notna(row.tflops) else "",

@@ -145,7 +145,7 @@ def _on_two_cards(lines: pd.DataFrame, ladder: Ladder) -> list[str]:
     head = ["rung", f"run {ladder.runs[0].name}", f"run {ladder.again.name}", "gap"]
     made = [_row(head), _row(["---", *["---:"] * 3])]
     for row in lines[(lines["kind"] != FIXED) & lines["again"].notna()].itertuples():
-        cells = [f"{row.ratio:.3f}", f"{row.again:.3f}", f"{100 * row.gap:+.1f} %"]
+        cells = [f"{row.ratio:.3f}", f"{row.again:.3f}", ladders.gap(row)]
         made.append(_row([f"{row.rung} {row.title}".strip(), *cells]))
     table = "\n".join(made)
     return [f"<details><summary>The same on another card, {dtype}: own ratios</summary>\n\n{table}\n\n</details>"]
@@ -153,7 +153,7 @@ def _on_two_cards(lines: pd.DataFrame, ladder: Ladder) -> list[str]:
 
 def _unmeasured(lines: pd.DataFrame) -> str:
     """A sentence on the rungs that are not in the table; empty where all are."""
-    left = {rung.name: rung.title for rung in catalog.versions() if rung.name not in set(lines["version"])}
+    left = {rung.name: rung.title for rung in catalog.finished() if rung.name not in set(lines["version"])}
     links = [f"[{catalog.address_of(name)}](versions/{name}) ({title})" for name, title in left.items()]
     return f"Not measured in what is shown: {', '.join(links)}. " if links else ""
 

@@ -43,8 +43,11 @@ class MeasuredTable:
 
 
 def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
-    """Of each device, dtype, head_dim and mask the latest run in which the implementation was timed."""
-    timed = rows[rows["ratio"].notna()]
+    """Of each device, dtype, head_dim and mask the latest run in which the implementation was timed.
+
+    Rows without the log-sum-exp are left out: they are of less work.
+    """
+    timed = rows[rows["ratio"].notna() & rows["lse"].ne(False)]
     mine = timed[timed["version"] == name]
     found = []
     alike = ["dtype", "head_dim", "causal"]
@@ -126,7 +129,7 @@ def _label(version: str, config: str) -> str:
 
 def _changes(implementation: Implementation, config: str) -> dict[str, object]:
     values = parse_values(config)
-    decided = {name: values[name] for name in ("dtype", "head_dim", "causal", "row_stride") if name in values}
+    decided = {name: values[name] for name in ("dtype", "head_dim", "causal", "lse", "row_stride") if name in values}
     default = implementation.config(**decided)
     return {name: value for name, value in values.items() if getattr(default, name) != value}
 

@@ -136,7 +136,7 @@ def _on_two_cards(summary: pd.DataFrame, ladder: Ladder) -> Parts | None:
     lines = summary[(summary["kind"] != FIXED) & summary["again"].notna()]
     rows = [
         {"name": f"{row.rung} {row.title}".strip(), "first": f"{row.ratio:.3f}", "again": f"{row.again:.3f}"}
-        | {"gap": f"{100 * row.gap:+.1f} %"}
+        | {"gap": ladders.gap(row)}
         for row in lines.itertuples()
     ]
     return {"first": ladder.runs[0].name, "again": ladder.again.name, "rows": rows}

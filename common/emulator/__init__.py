@@ -16,7 +16,7 @@ is a Gate, whose clock the race detector carries as it does a barrier's; a wgmma
 """
 
 from .counters import LineCount, Report, total
-from .machine import run
+from .machine import compile_ptx, run
 from .memory import GlobalMemory
 
-__all__ = ["GlobalMemory", "LineCount", "Report", "run", "total"]
+__all__ = ["GlobalMemory", "LineCount", "Report", "compile_ptx", "run", "total"]

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Machine:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
         self.race, self.lazy_copies, self.max_instructions = True, True, 0
+        self.said = time.monotonic()  # when the last progress was told
+        self.tell: Callable[[str], None] | None = None  # where a warp is, now and then
         self.addresses, sizes = _place_variables(program.kernel, memory)
         self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
         if len(params) != sizes["param"]:
@@ -107,7 +109,7 @@ def run(
     lazy_copies: bool = True,
     chunk: int = 64,
     max_instructions: int = 50_000_000,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[..., None] | None = None,
 ) -> Report:
     """Executes a kernel.
 
@@ -122,7 +124,8 @@ def run(
         lazy_copies: an asynchronous copy lands at its wait; otherwise as soon as it is issued.
         chunk: CTAs that are executed together.
         max_instructions: of one warp and chunk, against endless loops.
-        progress: called with (CTAs done, CTAs in total) after each chunk.
+        progress: called with (CTAs done, CTAs in total) first and after each chunk; within one now and then, with where
+            a warp is as a third argument.
 
     Raises:
         EmulatorError: the kernel did something wrong, or uses an instruction that is not known.
@@ -134,9 +137,12 @@ def run(
     total = grid[0] * grid[1] * grid[2]
     with np.errstate(all="ignore"):
         for first in range(0, total, chunk):
-            Chunk(machine, np.arange(first, min(first + chunk, total))).run()
             if progress:
-                progress(min(first + chunk, total), total)
+                progress(first, total)
+                machine.tell = partial(progress, first, total)
+            Chunk(machine, np.arange(first, min(first + chunk, total))).run()
+        if progress:
+            progress(total, total)
     report = summarise(machine.counters, machine.program)
     report.num_ctas, report.elapsed = total, time.perf_counter() - started
     return report

@@ -6,6 +6,7 @@ immediate post-dominator (Fung et al., MICRO 2007), wherever the compiler has pu
 the compiler ("Divergence of Threads in Control Constructs"). Among blocks that wait for no other the lowest runs first.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,8 @@ from .warp import Warp
 
 if TYPE_CHECKING:
     from .machine import Machine
+
+SECONDS = 1.0  # from one word of where a warp is to the next
 
 
 class Chunk:
@@ -112,12 +115,12 @@ class Chunk:
             mask = ready.pop(index)
             block = program.blocks[index]
             warp.executed += len(block.instructions)
-            if warp.executed > self.machine.max_instructions:
-                raise InstructionBudgetError(
-                    f"more than {self.machine.max_instructions} instructions in one warp: an endless loop?\n"
-                    f"  {warp.at(block.last.index, 0)}"
-                )
             self.counters.blocks[index] += len(self.cta_ids) if mask is None else self._active_ctas(mask)
+            if warp.executed > self.machine.max_instructions:
+                raise self._endless(warp)
+            if self.machine.tell and time.monotonic() - self.machine.said > SECONDS:
+                self.machine.said = time.monotonic()
+                self.machine.tell(f"warp {warp.index} {block.last.where()}")
             result = program.functions[index](warp, warp.registers, mask)
             if block.ending == "branch":
                 self._branch(warp, mask, result, block.target, index + 1)
@@ -127,6 +130,14 @@ class Chunk:
                 self._arrive(warp, mask, result, index)
             else:
                 _send(warp, index + 1, mask)
+
+    def _endless(self, warp: Warp) -> InstructionBudgetError:
+        """Names the end of the block that was executed most: in a loop that never ends, or in one that it repeats."""
+        most = max(range(len(self.counters.blocks)), key=lambda index: self.counters.blocks[index])
+        return InstructionBudgetError(
+            f"more than {self.machine.max_instructions:,} instructions in one warp: an endless loop?\n"
+            f"  {warp.at(self.program.blocks[most].last.index, 0)}"
+        )
 
     def _next(self, ready: dict[int, Mask]) -> int:
         """The lowest of the blocks before which lanes stand, but for those that other lanes are yet to come to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -143,6 +144,7 @@ class Bench:
     official: Sequence[baselines.Baseline]
     settings: TimingSettings
     gpu: str | None  # whose winners are the rungs' own configurations
+    folder: Path | None = None  # of the samples; by default that of this repository's results
 
     def measure(self, problem: Problem, kernels: Kernels) -> contest.Contest:
         """Time one shape and log it. Entries that are the same machine code are timed once, and have a row each.
@@ -166,7 +168,7 @@ class Bench:
             rows.append(row | {"kind": _kind(label), "chosen_by": self._chosen_by(label, kernel, problem)})
         self.log.append(rows)
         if result.measurement:
-            records.samples(self.run).append(records.of_samples(result.measurement, self.run, problem))
+            records.samples(self.run, self.folder).append(records.of_samples(result.measurement, self.run, problem))
         return result
 
     def _chosen_by(self, label: str, kernel: Artifact | Configured, problem: Problem) -> str | None:

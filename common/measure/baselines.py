@@ -1,7 +1,8 @@
 """Other people's attention kernels behind one interface, to measure against.
 
 "Official" is FlashAttention-2 as torch ships it. A baseline runs on the same tensors as our kernels, and computes the
-log-sum-exp too, which is given where it costs nothing. What is not installed is named with the line that installs it.
+log-sum-exp too, which is given where it costs nothing. Where a problem asks for none, cuDNN leaves it out, and the
+others compute it all the same. What is not installed is named with the line that installs it.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> Run:
     causal, scale = problem.causal, problem.softmax_scale
 
     def run() -> Output:
-        o, lse, *_ = kernel(q, k, v, None, True, 0.0, causal, False, scale=scale)
-        return Output(o.transpose(1, 2), lse.reshape(q.shape[:3]))
+        o, lse, *_ = kernel(q, k, v, None, problem.lse, 0.0, causal, False, scale=scale)
+        return Output(o.transpose(1, 2), lse.reshape(q.shape[:3]) if problem.lse else None)
 
     return run
 

@@ -33,6 +33,10 @@ class Entrant:
     tuned_for: str | None = None  # the GPU whose winner goes before the values, for problems that it has one for
 
     @property
+    def kernel(self) -> Version:
+        return self.version
+
+    @property
     def operation(self) -> str:
         return self.version.operation
 
@@ -51,6 +55,10 @@ class ReferenceEntrant:
     label: str
     reference: Reference
     values: dict[str, Value]
+
+    @property
+    def kernel(self) -> Reference:
+        return self.reference
 
     @property
     def operation(self) -> str:

@@ -67,9 +67,9 @@ def drawn_layouts() -> list[Picture]:
 
 
 def machine_loops() -> list[Picture]:
-    """For each rung from 02 up, its main loop beside that of the rung below."""
+    """For each rung from 02 up, its main loop beside that of the rung below, or of its parent."""
     rungs = [version for version in catalog.versions() if int(version.number) > 0]
-    pairs = list(itertools.pairwise(rungs))
+    pairs = [(upper.below() or lower, upper) for lower, upper in itertools.pairwise(rungs)]
     build([request for pair in pairs for request in _requests(*pair)])
     return [
         Picture(upper.directory / "loop.svg", partial(_machine_loop, lower, upper), evidence.compiler())

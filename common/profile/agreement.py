@@ -134,6 +134,12 @@ def on_lsu_path(report: Report) -> list[LineCount]:
     return [line for line in report.shared if sass_opcode(line.opcode) != "LDGSTS"]
 
 
+def conflict_factor(report: Report) -> float:
+    """By how much bank conflicts lengthen the way of loads and stores of shared memory; 1 where there are none."""
+    lines = on_lsu_path(report)
+    return sum(line.units for line in lines) / max(1, sum(line.ideal for line in lines))
+
+
 def sass_opcode(ptx: str) -> str:
     """The opcode that a PTX instruction becomes; empty where none is told apart."""
     return next((opcode for pattern, opcode in _OPCODES if pattern.match(ptx)), "")

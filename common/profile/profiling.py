@@ -15,7 +15,6 @@ from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.errors import DeviceError
-from flashladder.common.paths import results_dir
 from flashladder.common.problem import Problem, make_inputs
 from flashladder.common.profile.agreement import Agreement, compare
 from flashladder.common.profile.ncu import Profile, load, profile
@@ -102,12 +101,13 @@ def launch(job: str) -> None:
 
 def log(rung: ProfiledRung) -> Path:
     """Adds a row for each figure to results/profile.csv, whose path it gives."""
-    file = Log(results_dir() / "profile.csv", _SCHEMA)
+    artifact = rung.code.artifact
+    file = Log(catalog.results_of([catalog.find(artifact.version)]) / "profile.csv", _SCHEMA)
     what = {
         "time": records.now().isoformat(timespec="seconds"),
         "commit": records.commit(),
         "device": rung.profile.device,
-        **_kernel(rung.code.artifact),
+        **_kernel(artifact),
         "problem": rung.problem.name,
     }
     file.append([{**what, **asdict(figure), "deviation": figure.deviation} for figure in rung.agreements])

@@ -18,7 +18,7 @@ import torch
 from flashladder.common.catalog import Reference
 from flashladder.common.config import KernelConfig, listing
 from flashladder.common.errors import DeviceError, ToolchainError
-from flashladder.common.problem import Problem, Tensors
+from flashladder.common.problem import LSE, Problem, Tensors
 from flashladder.common.run.gpu import require_gpu
 
 
@@ -35,6 +35,16 @@ class Prepared:
 
     def __call__(self) -> None:
         self.launch()
+
+
+def room_for_lse(problem: Problem, tensors: Tensors) -> torch.Tensor:
+    """Where a kernel that always writes the log-sum-exp puts it: the output, or what nobody reads where it is left out.
+
+    (batch, num_heads, seqlen_q), fp32.
+    """
+    if LSE in tensors.outputs:
+        return tensors.lse
+    return torch.empty(problem.asked.shapes(problem)[LSE], dtype=torch.float32, device=tensors.device)
 
 
 @dataclass(frozen=True)

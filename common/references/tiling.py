@@ -164,7 +164,8 @@ def prepare(algorithm: tuple[Forward, Backward], problem: Problem, config: Kerne
             hbm=latest,
         )
         tensors.o.copy_(o)
-        tensors.lse.copy_(lse)
+        if problem.lse:
+            tensors.lse.copy_(lse)
 
     return Prepared(launch, lambda: traffic_facts(latest, problem))
 

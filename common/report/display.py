@@ -37,7 +37,8 @@ def ladder(name: str = catalog.FIRST) -> Table:
     made = table(title, "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
     for version in catalog.versions(ladder=name):
         needs = INSTRUCTION_SETS[version.instruction_set].needs
-        idea = Text.assemble((version.title, "bold"), "\n", version.idea)
+        draft = f" (a draft, from {version.parent})" if version.draft else ""
+        idea = Text.assemble((version.title, "bold"), draft, "\n", version.idea)
         made.add_row(version.name, idea, needs, _takes(version.supports))
     return made
 
@@ -114,10 +115,9 @@ def reference_summary(
 
 
 def _verdict(check: Check) -> Text:
-    errors = (
-        f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g}), "
-        f"of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
-    )
+    errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
+    if check.lse_tolerance:  # it was compared
+        errors += f", of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
     return Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors)
 
 
@@ -200,7 +200,8 @@ def overview(contests: Sequence[Contest]) -> list[Table]:
     for contest in contests:
         if contest.measurement:
             mask = "causal" if contest.problem.causal else "full"
-            groups.setdefault(f"{contest.problem.dtype}, {mask}", []).append((contest.problem, contest.measurement))
+            what = f"{contest.problem.dtype}, {mask}" + ("" if contest.problem.lse else ", no LSE")
+            groups.setdefault(what, []).append((contest.problem, contest.measurement))
     tables = []
     for what, timed in groups.items():
         parts = (timed[start : start + LENGTHS] for start in range(0, len(timed), LENGTHS))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flashladder.common import catalog
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from flashladder.common.results.ladder_runs import Ladder
 
-MARKER = "evidence"
+MARKER, TRIED = "evidence", "tried"  # what tools/evidence.py writes, and what tools/run_version.py --against does
 PARTS = (  # of a rung's page, in this order; the tables end the fourth
     "What the rung below wastes",
     "The idea",
@@ -55,7 +56,7 @@ TableRow = tuple[str, list[Values]]  # a name, and values for each column
 
 def requests(version: Version) -> list[BuildRequest]:
     """The kernels that a rung's tables compare: for each arch the rung below, where there is one, and the rung."""
-    lower = _below(version)
+    lower = version.below()
     pairs: list[tuple[Version, KernelConfig]] = [(version, version.config())]
     if lower:
         pairs = list(zip((lower, version), comparable_configs(lower, version), strict=True))
@@ -66,11 +67,15 @@ def write(version: Version) -> bool:
     """Brings a rung's README up to date, beginning one where there is none; whether that changed it."""
     path = _readme(version)
     if not path.exists():
-        *parts, last = [f"## {part}" for part in PARTS]
-        marks = f"<!-- {MARKER}:begin -->\n<!-- {MARKER}:end -->"
-        paragraphs = [f"# {version.number} {version.title}", version.idea, *parts, marks, last]
-        path.write_text("\n\n".join(paragraphs) + "\n")
+        path.write_text(page(version.number, version.title, version.idea))
     return markers.replace(path, MARKER, text(version))
+
+
+def page(number: str, title: str, idea: str, words: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A rung's README with its five parts, which have these words, and room for what tools write."""
+    made = {PARTS[3]: markers.empty(MARKER), PARTS[4]: markers.empty(TRIED)}
+    bodies = ["\n\n".join(filter(None, [f"## {part}", words.get(part), made.get(part)])) for part in PARTS]
+    return "\n\n".join([f"# {number} {title}", idea, *bodies]) + "\n"
 
 
 def is_current(version: Version) -> bool | None:
@@ -111,13 +116,6 @@ def text(version: Version) -> str:
             f"Made by tools/evidence.py with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
         ]
     )
-
-
-def _below(version: Version) -> Version | None:
-    """The rung that a rung is compared with: the next lower one for the same instruction set."""
-    ladder = version.its_ladder()
-    lower = [other for other in ladder[: ladder.index(version)] if other.instruction_set == version.instruction_set]
-    return lower[-1] if lower else None
 
 
 def _readme(version: Version) -> Path:
@@ -197,7 +195,7 @@ def _measured(version: Version) -> list[str]:
     """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
     from flashladder.common.results.ladders import Limits
 
-    parts, below = [], _below(version)
+    parts, below = [], version.below()
     shown, lines_of = _ladders()
     for gpu, ladder in shown.items():
         rows = lines_of[lines_of["gpu"] == gpu]

@@ -98,5 +98,5 @@ def _again(dtype: str, lines: pd.DataFrame, ladder: Ladder) -> Table:
     runs = (f"run {ladder.runs[0].name}", f"run {ladder.again.name}")
     made = table(f"{dtype}: own ratios on two cards", "", *runs, "gap", right=(*runs, "gap"))
     for row in lines[(lines["kind"] != FIXED) & lines["again"].notna()].itertuples():
-        made.add_row(row.rung or row.version, f"{row.ratio:.3f}", f"{row.again:.3f}", f"{100 * row.gap:+.1f} %")
+        made.add_row(row.rung or row.version, f"{row.ratio:.3f}", f"{row.again:.3f}", ladders.gap(row))
     return made

@@ -8,6 +8,17 @@ from pathlib import Path
 from flashladder.common.errors import ResultsError
 
 
+def empty(name: str) -> str:
+    """The markers of a document with nothing between them yet."""
+    first, last = _lines(name)
+    return f"{first}\n{last}"
+
+
+def has(path: Path, name: str) -> bool:
+    """Whether there is a document, with these markers."""
+    return path.exists() and empty(name).splitlines()[0] in path.read_text()
+
+
 def between(path: Path, name: str) -> str:
     """The text between a document's markers; ResultsError where they are missing."""
     return _span(path, name)[2]
@@ -25,8 +36,12 @@ def replace(path: Path, name: str, body: str) -> bool:
 
 def _span(path: Path, name: str) -> tuple[int, int, str]:
     """Where the text between the markers begins and ends, and the text itself without the line breaks around it."""
-    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    first, last = _lines(name)
     match = re.search(f"{re.escape(first)}(.*?){re.escape(last)}", path.read_text(), re.DOTALL)
     if match is None:
         raise ResultsError(f"{path} has no lines {first} and {last}, between which a tool could write")
     return match.start(1), match.end(1), match[1].strip("\n")
+
+
+def _lines(name: str) -> tuple[str, str]:
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"

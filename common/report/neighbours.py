@@ -90,12 +90,13 @@ class Step:
 
 
 def steps(versions: Iterable[Version]) -> list[Step]:
-    """The steps that lead to these rungs; the lowest of a ladder has none."""
+    """The steps that lead to these rungs, from their parents or the rungs below; the lowest of a ladder has none."""
     found = []
     for version in versions:
         ladder = version.its_ladder()
-        if place := ladder.index(version):
-            found.append(step(ladder[place - 1], version))
+        place = ladder.index(version)
+        if lower := version.below() if version.parent else ladder[place - 1] if place else None:
+            found.append(step(lower, version))
     return found
 
 

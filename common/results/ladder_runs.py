@@ -59,7 +59,7 @@ class Run:
     @cached_property
     def cells(self) -> set[tuple[object, ...]]:
         """The rungs that it has of those that there are, each with its dtypes and lengths."""
-        known = {version.name for ladder in catalog.ladders() for version in catalog.versions(ladder=ladder)}
+        known = {name for ladder in catalog.ladders() for name in catalog.rung_names(ladder=ladder)}
         own = self.rows[(self.rows["kind"] == OWN) & self.rows["version"].isin(known)]
         return set(own[["version", *_SHAPE]].itertuples(index=False, name=None))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pandas as pd
 
 from flashladder.common import catalog
+from flashladder.common.catalog import Version, own
 from flashladder.common.config import gpu_names, load_gpu
+from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import BASELINES
 from flashladder.common.measure.statistics import Times, geometric_mean
 from flashladder.common.results.ladder_runs import FIELD, Ladder, Run
@@ -56,9 +59,9 @@ class Limits:
 
 
 def titles() -> dict[str, str]:
-    """The titles of all ladders' rungs, by their names."""
-    every = (catalog.versions(ladder=ladder) for ladder in catalog.ladders())
-    return {version.name: version.title for rungs in every for version in rungs}
+    """The titles of this repository's rungs that are finished, by their names."""
+    every = (catalog.versions(ladder=ladder) for ladder in catalog.ladders() if ladder not in own.ladders())
+    return {version.name: version.title for rungs in every for version in rungs if not version.draft}
 
 
 def field_titles() -> dict[str, str]:
@@ -72,22 +75,40 @@ def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
 
     tflops is the harmonic mean, ratio the geometric mean with its 95 % interval (the lengths' intervals are
     independent, so their logarithms add up in quadrature), of_* are per cent. step is against the rung `below`, with
-    its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its distance.
+    its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its distance,
+    and recompiled says whether the machine code was another.
     """
-    names, lines = {**titles(), **field_titles()}, []
+    beside, lines = field_titles(), []
     for gpu, ladder in ladders.items():
         limits = Limits.of(gpu)
         for (dtype, kind), group in ladder.rows.groupby(["dtype", "kind"], sort=False):
-            below = None
+            found: dict[str, pd.DataFrame] = {}
             for version, rows in group.groupby("version", sort=True):
                 rung = "" if kind == FIELD else catalog.address_of(version)
                 line = {"gpu": gpu, "dtype": dtype, "rung": rung, "version": version, "kind": kind}
-                line |= {"title": names.get(version, version)} | means(rows, limits)
+                known = None if kind == FIELD else _rung(version)
+                title = known.title if known else beside.get(version, version)
+                line |= {"title": title, **means(rows, limits)}
                 line |= {"chosen_by": rows["chosen_by"].iloc[-1] or "default"}
-                lines.append(line | _step(below, rows) | _again(line, ladder.again))
-                below = None if kind == FIELD else rows
+                lines.append(line | _step(_below(known, found), rows) | _again(line, rows, ladder.again))
+                if kind != FIELD:
+                    found[version] = rows
     order = ["gpu", "dtype", "version"]  # names of the field begin with a letter, so they follow the rungs
     return pd.DataFrame(lines).sort_values(order, kind="stable").reset_index(drop=True) if lines else EMPTY
+
+
+def _rung(name: str) -> Version | None:
+    """The rung of a log, where it is still there."""
+    with suppress(ConfigError):
+        return catalog.find(name)
+    return None
+
+
+def _below(rung: Version | None, found: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """The rows that a step begins at: those of the rung's parent, or of the rung measured before it."""
+    if rung and rung.parent and (parent := rung.below()):
+        return found.get(parent.name)
+    return [*found.values()][-1] if found else None
 
 
 def field(lines: pd.DataFrame) -> pd.DataFrame:
@@ -111,14 +132,20 @@ def _pairs(below: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[Times, Times]]
     return [pair for pair in zip(*times, strict=True) if 0 < len(pair[0]) == len(pair[1])]
 
 
-def _again(line: Mapping[str, Any], again: Run | None) -> dict[str, float]:
+def _again(line: Mapping[str, Any], ours: pd.DataFrame, again: Run | None) -> dict[str, Any]:
     """The same line's ratio in a run on another card."""
     if again is None:
-        return {"again": np.nan, "gap": np.nan}
+        return {"again": np.nan, "gap": np.nan, "recompiled": False}
     alike = [again.rows[column] == line[column] for column in ("dtype", "kind", "version")]
     rows = again.rows[np.logical_and.reduce(alike)]
     ratio = means(rows, None)["ratio"] if len(rows) else np.nan
-    return {"again": ratio, "gap": ratio / line["ratio"] - 1}
+    recompiled = set(rows["code"]) != set(ours["code"])
+    return {"again": ratio, "gap": ratio / line["ratio"] - 1, "recompiled": recompiled}
+
+
+def gap(row: Any) -> str:
+    """How far a line's ratio is from that on another card, in words."""
+    return f"{100 * row.gap:+.1f} %" + ", other code" * row.recompiled
 
 
 def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 from datetime import datetime, timezone
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +99,7 @@ _PROBLEM = {
     "seed": int,
     "layout": str,
     "family": str,  # of inputs; empty in older rows, which are normal
+    "lse": bool,  # whether it is asked for; empty in older rows, which all did
 }
 _CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 _RESOURCES = {
@@ -188,37 +190,40 @@ SAMPLES = Schema(
 )
 
 
-def runs() -> Log:
+# Each log is in a folder of results, by default this repository's; catalog.results_of says which is that of some rungs.
+
+
+def runs(folder: Path | None = None) -> Log:
     """Every run of tools/run_version.py."""
-    return Log(results_dir() / "runs.csv", RUNS)
+    return Log((folder or results_dir()) / "runs.csv", RUNS)
 
 
-def bench(name: str = "bench") -> Log:
+def bench(name: str = "bench", folder: Path | None = None) -> Log:
     """Every comparison of tools/bench.py, a row for each shape and kernel."""
-    return Log(results_dir() / f"{name}.csv", BENCH)
+    return Log((folder or results_dir()) / f"{name}.csv", BENCH)
 
 
-def ladder(gpu: str, name: str = "") -> Log:
+def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
     """A ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape.
 
     Further ladders, which have a name, each have a folder of their own.
     """
-    return Log(results_dir() / name / f"ladder_{gpu}.csv", LADDER)
+    return Log((folder or results_dir()) / name / f"ladder_{gpu}.csv", LADDER)
 
 
-def experiment(name: str) -> Log:
+def experiment(name: str, folder: Path | None = None) -> Log:
     """The runs of one experiment of tools/experiment.py."""
-    return Log(results_dir() / "experiments" / f"{name}.csv", EXPERIMENT)
+    return Log((folder or results_dir()) / "experiments" / f"{name}.csv", EXPERIMENT)
 
 
-def accuracy() -> Log:
+def accuracy(folder: Path | None = None) -> Log:
     """Errors and times of kernels over families of inputs, as tools/accuracy.py finds them."""
-    return Log(results_dir() / "accuracy.csv", ACCURACY)
+    return Log((folder or results_dir()) / "accuracy.csv", ACCURACY)
 
 
-def samples(run: str) -> Log:
+def samples(run: str, folder: Path | None = None) -> Log:
     """The raw samples of one comparison."""
-    return Log(results_dir() / "raw" / f"{run}.csv", SAMPLES)
+    return Log((folder or results_dir()) / "raw" / f"{run}.csv", SAMPLES)
 
 
 def new_run() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,8 +11,9 @@ import numpy as np
 import torch
 
 from flashladder.common.build.artifact import Artifact
+from flashladder.common.console import warn
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, Tensors
+from flashladder.common.problem import Problem, Tensors, make_inputs
 from flashladder.common.run.launch import pack, steps, workspace_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from flashladder.common.run.gpu import Launch
 
 EMULATED_SMS = 2  # of a persistent grid: few, so that a CTA has more than one tile to do
+LEAST_BUDGET = 200_000  # instructions of a warp, however small the problem
+LONG_FLOPS = 8e9  # a problem from here on takes the emulator more than some seconds
+CHUNK = 64  # CTAs that the emulator runs together
 
 
 def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
@@ -40,15 +46,18 @@ def on_emulator(
     tensors: Tensors,
     *,
     race: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[..., None] | None = None,
 ) -> Report:
     """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
 
+    With `progress` (see emulator.run), how long a large problem without a mask will take is told before.
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
     workspaces may be read before they are written, but for those that are zeroed.
     """
     from flashladder.common import emulator
 
+    if progress and problem.flops > LONG_FLOPS and not problem.causal:
+        _announce(artifact, problem)
     memory = emulator.GlobalMemory()
     addresses: dict[str, int] = {}
     written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
@@ -67,23 +76,67 @@ def on_emulator(
         for workspace in artifact.workspaces
     ]
     arguments, ptx = params + np.array(lent, np.uint64).tobytes(), artifact.ptx.read_text()
+    launches = steps(artifact, problem, params, EMULATED_SMS)
     reports = [
         emulator.run(
-            ptx,
+            program := emulator.compile_ptx(ptx, step.entry),
             arguments,
             step.grid,
             step.num_threads,
             step.shared_bytes,
             memory,
-            step.entry,
             race=race,
+            chunk=CHUNK,
+            max_instructions=_budget(len(program.kernel.instructions), problem, artifact, math.prod(step.grid)),
             progress=progress,
         )
-        for step in steps(artifact, problem, params, EMULATED_SMS)
+        for step in launches
     ]
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
     return emulator.total(reports)
+
+
+def _tiles(artifact: Artifact, problem: Problem) -> int:
+    """Of Q, in all: the CTAs of most kernels."""
+    return problem.batch * problem.num_heads * -(-problem.seqlen_q // artifact.launch.block_m)
+
+
+def _budget(instructions: int, problem: Problem, artifact: Artifact, ctas: int) -> int:
+    """More instructions than a warp can need: as if all of a kernel were executed for each key of each tile.
+
+    The rungs need 3 % of that at most, those with tensor cores 1 %.
+    """
+    tiles_a_cta = -(-_tiles(artifact, problem) // ctas)
+    return max(LEAST_BUDGET, instructions * max(problem.seqlen_q, problem.seqlen_k) * tiles_a_cta)
+
+
+def _announce(artifact: Artifact, problem: Problem) -> None:
+    """Tells how long the emulator will take."""
+    seconds = emulation_seconds(artifact, problem)
+    spelled = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    warn(f"about {spelled} on the emulator, for {_tiles(artifact, problem):,} CTAs; fewer rows or heads take less")
+
+
+def emulation_seconds(artifact: Artifact, problem: Problem) -> float:
+    """How long the emulator takes for a problem without a mask, within a factor of about two: it runs a few blocks.
+
+    With a causal mask the CTAs of a chunk part ways. What that costs, a few blocks do not show.
+    """
+    tile, tiles, heads = artifact.launch, _tiles(artifact, problem), problem.num_heads
+    rows = max(1, min(CHUNK, tiles) // heads)
+    few, more = 2, 6  # blocks
+
+    def spent(blocks: int) -> float:
+        short = dataclasses.replace(
+            problem, batch=1, seqlen_q=rows * tile.block_m, seqlen_k=blocks * tile.block_n, layout="bshd"
+        )
+        return on_emulator(artifact, short, make_inputs(short)).elapsed
+
+    spent(1)  # parses the kernel
+    shorter, longer = spent(few), spent(more)
+    a_block = max(0.0, longer - shorter) / (more - few)
+    return tiles / (rows * heads) * (shorter + a_block * (problem.seqlen_k / tile.block_n - few))
 
 
 def _is_written(names: tuple[str, ...], problem: Problem) -> bool:

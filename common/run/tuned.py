@@ -1,6 +1,7 @@
 """The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
-A winner belongs to a rung, a dtype, a head_dim and a mask. The figures that it won with stand beside it.
+Those of a ladder of one's own are in its folder, tuned/<gpu>.yaml. A winner belongs to a rung, a dtype, a head_dim and
+a mask. The figures that it won with stand beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from flashladder.common.catalog import own
 from flashladder.common.config import KernelConfig, Value, gpu_names, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS
@@ -38,13 +40,13 @@ class Winner:
 
 
 def kind_of(problem: Problem) -> str:
-    """The problems that share a winner: 'dtype=bf16,head_dim=128,causal=false'."""
+    """The problems that share a winner, with the log-sum-exp or without: 'dtype=bf16,head_dim=128,causal=false'."""
     return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
 
 
 def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
     """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem."""
-    for winner in winners(gpu):
+    for winner in winners(gpu, version.home):
         if (winner.version, winner.kind) == (version.name, kind_of(problem)):
             with suppress(ConfigError, UnsupportedProblemError):
                 found = version.config_for(problem, **winner.values)
@@ -53,33 +55,47 @@ def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
     return None
 
 
-def winners(gpu: str) -> list[Winner]:
+def path_of(gpu: str, home: Path | None = None) -> Path:
+    """The file of a GPU's winners; `home` is the folder of a ladder of one's own."""
+    return (home / "tuned" if home else FOLDER) / f"{gpu}.yaml"
+
+
+def winners(gpu: str, home: Path | None = None) -> list[Winner]:
     """All winners on a GPU; ConfigError where its file is damaged."""
-    return [
-        _winner(gpu, version, kind, entry) for version, kinds in _read(gpu).items() for kind, entry in kinds.items()
-    ]
+    path = path_of(gpu, home)
+    found = _read(path).items()
+    return [_winner(path, version, kind, entry) for version, kinds in found for kind, entry in kinds.items()]
 
 
 def every() -> list[Winner]:
-    """The winners on all GPUs."""
-    return [winner for path in sorted(FOLDER.glob("*.yaml")) for winner in winners(path.stem)]
+    """The winners on all GPUs, those of one's own ladders too."""
+    homes = (None, *own.ladders().values())
+    files = ((path, home) for home in homes for path in sorted(path_of("", home).parent.glob("*.yaml")))
+    return [winner for path, home in files for winner in winners(path.stem, home)]
 
 
-def save(gpu: str, version: str, kind: str, values: Mapping[str, Value], evidence: Mapping[str, Any]) -> Path:
+def save(
+    gpu: str,
+    version: str,
+    kind: str,
+    values: Mapping[str, Value],
+    evidence: Mapping[str, Any],
+    home: Path | None = None,
+) -> Path:
     """Write a winner in the place of an earlier one of its kind. ResultsError where that cannot be done."""
-    path = FOLDER / f"{gpu}.yaml"
+    path = path_of(gpu, home)
     try:
-        FOLDER.mkdir(exist_ok=True)
-        with (FOLDER / f".{gpu}.lock").open("a") as lock:
+        path.parent.mkdir(exist_ok=True)
+        with path.with_name(f".{gpu}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            content = _read(gpu)
+            content = _read(path)
             entry = {"config": KernelConfig.of(**values).name, **evidence}
             content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
             header = (
                 f"# The configurations that measured best on {_title(gpu)}; run_version.py uses them.\n"
                 "# Written by tuner/search.py; delete an entry to have the rung's default again.\n"
             )
-            temporary = FOLDER / f".{gpu}.new"
+            temporary = path.with_name(f".{gpu}.new")
             temporary.write_text(header + yaml.safe_dump(dict(sorted(content.items())), sort_keys=False, width=120))
             temporary.replace(path)
     except OSError as error:
@@ -91,8 +107,7 @@ def _title(gpu: str) -> str:
     return f"an {load_gpu(gpu).title}" if gpu in gpu_names() else f"{gpu}, which configs/gpus does not describe"
 
 
-def _read(gpu: str) -> dict[str, dict[str, Any]]:
-    path = FOLDER / f"{gpu}.yaml"
+def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         content = _parsed(path.read_text())
     except FileNotFoundError:
@@ -110,9 +125,9 @@ def _parsed(text: str) -> Any:
     return yaml.safe_load(text) or {}
 
 
-def _winner(gpu: str, version: str, kind: str, entry: Any) -> Winner:
+def _winner(path: Path, version: str, kind: str, entry: Any) -> Winner:
     try:
         evidence = dict(entry)
-        return Winner(gpu, version, kind, parse_values(evidence.pop("config")), evidence)
+        return Winner(path.stem, version, kind, parse_values(evidence.pop("config")), evidence)
     except (TypeError, ValueError, KeyError, ConfigError) as error:
-        raise ConfigError(f"{FOLDER / gpu}.yaml: the winner of {version} is damaged: {error}") from None
+        raise ConfigError(f"{path}: the winner of {version} is damaged: {error}") from None

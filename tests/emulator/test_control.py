@@ -258,7 +258,7 @@ def test_barrier_in_divergent_code():
 
 
 def test_endless_loop():
-    with pytest.raises(InstructionBudgetError, match=r"more than 1000 instructions.*\n.*warp 0, at PTX line"):
+    with pytest.raises(InstructionBudgetError, match=r"more than 1,000 instructions.*\n.*warp 0, at PTX line"):
         run_warps("loop: add.u32 tid, tid, 1; bra loop;", max_instructions=1000)
 
 

@@ -146,7 +146,7 @@ def test_chunks_do_not_change_the_counts():
 def test_progress():
     seen = []
     run_counted("", grid=5, chunk=2, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(2, 5), (4, 5), (5, 5)]
+    assert seen == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
 def test_clock_counts_instructions():

@@ -34,11 +34,14 @@ class Command:
 
 COMMANDS = {
     "run": Command("tools/run_version.py", "compile a rung or a reference, run it, check it, measure it"),
+    "new": Command("tools/new_version.py", "make a new rung from another"),
     "bench": Command("tools/bench.py", "time kernels beside the official ones, over many shapes"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
     "neighbours": Command("tools/neighbours.py", "how many lines of code each step of a ladder is"),
     "profile": Command("tools/profile.py", "what a GPU counts in a rung, beside what is predicted"),
+    "explain": Command("tools/explain.py", "why a rung is slow, and which rung's idea is against it"),
+    "exercise": Command("tools/exercise.py", "a rung with its idea taken out, to be put in again and graded"),
     "accuracy": Command("tools/accuracy.py", "errors over families of inputs, against bars"),
     "ladder": Command("tools/ladder.py", "measure the whole ladder on this GPU, in one run"),
     "experiment": Command("tools/experiment.py", "sweeps: block sizes, types, lengths, the order of loops"),

@@ -62,11 +62,12 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.list:
         return _list()
-    log = records.accuracy()
     if arguments.page:
-        _write_page(log)
+        _write_page(records.accuracy(catalog.results_of(catalog.select(arguments.rungs))))
         return 0
-    found = _run(_study(arguments), None if arguments.no_log else log, not arguments.no_time)
+    study = _study(arguments)
+    log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
+    found = _run(study, None if arguments.no_log else log, not arguments.no_time)
     if not arguments.no_log:
         console.print(f"[dim]logged to {log.path}")
         if found["device"].iloc[-1] != "emulator":

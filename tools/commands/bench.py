@@ -29,6 +29,7 @@ def parser() -> Parser:
     made.add_argument("--baselines", help="first the one that ratios refer to (default: fa2; on a cpu: sdpa,math)")
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     options.add_shapes(made, seqlens="512..16384")
+    options.add_no_lse(made)
     options.add_config(made)
     options.add_timing(made)
     made.add_argument("--brief", action="store_true", help="only the last table, one line a kernel")
@@ -57,7 +58,8 @@ def main(arguments: argparse.Namespace) -> int:
     among = baselines.BASELINES if on_gpu else baselines.CPU_BASELINES
     official = [baselines.find(name, among) for name in names.split(",")]
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
-    run, log = records.new_run(), records.bench(arguments.log)
+    folder = catalog.results_of(entrant.kernel for entrant in entrants)
+    run, log = records.new_run(), records.bench(arguments.log, folder)
     contests: list[Contest] = []
     lineup, left_out = assemble_all(entrants, options.shapes(arguments, operation), arguments.device)
     for reason in dict.fromkeys(left_out):
@@ -73,13 +75,13 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.no_log:
             log.append([*records.of_contest(result, run, kernels, on_gpu).values()])
             if result.measurement:
-                records.samples(run).append(records.of_samples(result.measurement, run, problem))
+                records.samples(run, folder).append(records.of_samples(result.measurement, run, problem))
     for absent in dict.fromkeys(f"{name}: {reason}" for c in contests for name, reason in c.absent.items()):
         warn(f"no baseline {absent}")
     for table in display.overview(contests):
         console.print(table)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {log.path}, samples to {records.samples(run).path}")
+        console.print(f"[dim]logged to {log.path}, samples to {records.samples(run, folder).path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0

@@ -82,7 +82,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
     if arguments.seqlens:
         lengths = tuple(options.lengths(arguments.seqlens))
-    log = records.experiment(experiment.name)
+    log = records.experiment(experiment.name, catalog.results_of(rungs))
     for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
         log.append(rows)
     _show(experiment, log)

@@ -69,7 +69,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     place = target.resolve("gpu", None)
     name = place.gpu.name
-    log = records.ladder(name, _the_ladder(versions))
+    the_ladder, folder = _the_ladder(versions), catalog.results_of(versions)
+    log = records.ladder(name, "" if versions[0].home else the_ladder, folder)
     problems = list(ladder.problems(arguments.dtypes.split(","), lengths, arguments.tokens, operation))
     official, references = ladder.beside(filter(None, arguments.beside.split(",")), operation)
     gpu = None if arguments.untuned else name  # whose winners are wanted
@@ -80,7 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
         warn(reason)
     run, missing = _run(log, field, arguments.again)
     settings = TimingSettings(rounds=arguments.rounds, budget_s=arguments.budget / max(1, len(field)))
-    bench = ladder.Bench(log, run, official, settings, gpu)
+    bench = ladder.Bench(log, run, official, settings, gpu, folder)
     results = []
     for number, (problem, kernels) in enumerate(missing.items(), start=1):
         console.print(f"{number} of {len(missing)}: {problem.name}, {len(kernels)} kernels", soft_wrap=True)

@@ -4,12 +4,15 @@ python tools/run_version.py 02                        on the GPU of this machine
 python tools/run_version.py 02 --config block_m=128 num_warps=8 --seqlen 1024
 python tools/run_version.py triton --causal           a reference, on the GPU or on the CPU
 python tools/run_version.py --list                    the ladders and the references
+python tools/run_version.py my_idea --watch           beside the editor: a trial at every save
+python tools/run_version.py my_idea --against 24      the verdict, which goes to the rung's log of what was tried
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,7 @@ from rich.table import Table
 from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
+from flashladder.common.errors import ConfigError
 from flashladder.common.report import display
 
 if TYPE_CHECKING:
@@ -40,10 +44,15 @@ def parser() -> Parser:
     options.add_config(made)
     options.add_device(made)
     options.add_problem(made)
+    options.add_no_lse(made)
     options.add_timing(made)
     made.add_argument("--untuned", action="store_true", help="the rung's default, not what was tuned for the GPU")
     made.add_argument("--no-measure", action="store_true", help="run once and check, no timing")
     made.add_argument("--no-log", action="store_true", help="write no row to results/runs.csv")
+    idea = made.add_argument_group("trials of an idea")
+    idea.add_argument("--against", metavar="RUNG", help="compare with it, and keep the verdict with the rung")
+    idea.add_argument("--watch", action="store_true", help="a trial at every save, against the rung's parent")
+    idea.add_argument("--note", default="", metavar="TEXT", help="what was tried, for the log's table")
     return made
 
 
@@ -59,18 +68,32 @@ class Outcome:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        for ladder in catalog.ladders():
-            console.print(display.ladder(ladder))
-        console.print(display.references())
-        return 0
+        return _list()
     if arguments.version is None:
         parser().print_help()
         return EXIT_ERROR
     kernel = catalog.find_implementation(arguments.version)
     values = options.config_values(arguments.config)
     if isinstance(kernel, catalog.Reference):
+        if arguments.watch or arguments.against:
+            raise ConfigError(f"{kernel.name} is a reference: --watch and --against are for rungs, such as 24")
         return _run_reference(kernel, values, arguments)
+    if arguments.watch or arguments.against:
+        return _try(kernel, values, arguments)
     return _run_rung(kernel, values, arguments)
+
+
+def _list() -> int:
+    """All ladders and the references; a ladder that cannot be read hides no other."""
+    code = 0
+    for ladder in catalog.ladders():
+        try:
+            console.print(display.ladder(ladder))
+        except ConfigError as error:
+            warn(f"the ladder {ladder or 'of this repository'} cannot be shown: {error}")
+            code = EXIT_ERROR
+    console.print(display.references())
+    return code
 
 
 def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
@@ -92,10 +115,48 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
     for table in outcome.tables:
         console.print(table)
     if not arguments.no_log:
-        _log(records.of_place(place.on_gpu) | records.of_artifact(artifact), problem, outcome)
+        _log(version, records.of_place(place.on_gpu) | records.of_artifact(artifact), problem, outcome)
     if winner and gpu:
         console.print(f"[dim]configured as tuner/search.py tuned it for {gpu.name}; --untuned: the rung's default")
     outcome.check.require(f"{version.name} with {config.name}")
+    return 0
+
+
+def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
+    """A trial beside another rung: one, or one at every save."""
+    from flashladder.common.ideas import trial, tried, verdict, watch
+    from flashladder.common.run import target
+    from flashladder.common.sass import show
+    from flashladder.tuner.pair import PairTimer
+
+    place = target.resolve(arguments.device, arguments.gpu)
+    timer = PairTimer(place.gpu.name, arguments.mode, arguments.rounds) if place.on_gpu else None
+
+    def idea(rung: catalog.Version) -> trial.Idea:
+        parent = catalog.find(arguments.against) if arguments.against else rung.below()
+        if parent is None:
+            raise ConfigError(f"{rung.name} has no rung below: say what to compare it with, --against RUNG")
+        problem = options.problem(arguments, rung.operation, **GPU_DEFAULTS)
+        return trial.compare(rung, parent, problem, place, values)
+
+    first = idea(version)  # what cannot be compared is no matter of a save
+    if timer:
+        timer.warm_up(first.problem)
+    try:
+        if arguments.watch:
+            with suppress(KeyboardInterrupt):
+                watch.watch(version.name, idea, timer)
+            return 0
+        held = trial.hold(first, timer)
+    finally:
+        if timer:
+            timer.stop()
+    console.print(show.resources(held.parent, held.ours))
+    for note in held.timing.notes if held.timing else ():
+        warn(note)
+    console.print(f"{version.address}: {verdict.in_words(held)}", style="bold", markup=False, soft_wrap=True)
+    if not arguments.no_log:
+        console.print(f"[dim]logged to {tried.record(held, arguments.note)}", soft_wrap=True)
     return 0
 
 
@@ -118,15 +179,15 @@ def _run_reference(reference: catalog.Reference, values: dict[str, Value], argum
     for table in outcome.tables:
         console.print(table)
     if not arguments.no_log:
-        _log(records.of_place(on_gpu, host.title()) | records.of_reference(kernel), problem, outcome)
+        _log(reference, records.of_place(on_gpu, host.title()) | records.of_reference(kernel), problem, outcome)
     outcome.check.require(f"{reference.name} with {config.name}")
     return 0
 
 
-def _log(what: Row, problem: Problem, outcome: Outcome) -> None:
+def _log(kernel: catalog.Implementation, what: Row, problem: Problem, outcome: Outcome) -> None:
     from flashladder.common.results import records
 
-    log = records.runs()
+    log = records.runs(catalog.results_of([kernel]))
     log.append([what | records.of_problem(problem) | records.of_check(outcome.check) | outcome.row])
     console.print(f"[dim]logged to {log.path}")
 

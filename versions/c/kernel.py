@@ -79,6 +79,7 @@ def prepare(problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepare
             accumulate=config.accumulate,
         )
         tensors.o.copy_(o)
-        tensors.lse.copy_(lse)
+        if problem.lse:
+            tensors.lse.copy_(lse)
 
     return Prepared(launch)

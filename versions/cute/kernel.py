@@ -17,7 +17,7 @@ from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from flashladder.common.config import KernelConfig
 from flashladder.common.problem import Problem, Tensors
-from flashladder.common.references import Prepared
+from flashladder.common.references import Prepared, room_for_lse
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 COPY = 8  # 16-bit elements of a 16-byte copy
@@ -292,15 +292,16 @@ def prepare(problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepare
     """Compiles, and binds to the tensors, on torch's current stream."""
     kernel = compiled(config)
     four = tensors.q, tensors.k, tensors.v, tensors.o
+    lse = room_for_lse(problem, tensors)
     arguments = _arguments(
         config,
-        [tensor.data_ptr() for tensor in (*four, tensors.lse)],
+        [tensor.data_ptr() for tensor in (*four, lse)],
         [problem.batch, problem.num_heads, problem.num_heads_k, problem.seqlen_q, problem.seqlen_k],
         [tensor.stride()[:3] for tensor in four],
         problem.softmax_scale * LOG2_E,
     )
 
-    def launch() -> None:
+    def launch(_keep_alive: object = lse) -> None:
         kernel(*arguments, cuda.CUstream(torch.cuda.current_stream().cuda_stream))
 
     return Prepared(launch)

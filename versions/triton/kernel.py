@@ -14,7 +14,7 @@ import torch
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem import Problem, Tensors
-from flashladder.common.references import Prepared
+from flashladder.common.references import Prepared, room_for_lse
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
@@ -135,7 +135,7 @@ def widened(o: torch.Tensor) -> torch.Tensor:
 
 def prepare(problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepared:
     """Binds to the tensors. The first launch for a shape compiles, and on a GPU times every tile."""
-    q, k, v, o, lse = tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse
+    q, k, v, o, lse = tensors.q, tensors.k, tensors.v, tensors.o, room_for_lse(problem, tensors)
     if not (q.is_cuda or INTERPRETED):
         raise DeviceError("where there is a GPU, Triton interprets only with TRITON_INTERPRET=1 in the environment")
     out = widened(o) if INTERPRETED else o

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from flashladder.common.sass import SassInstruction
-from flashladder.common.sass.instruction import NO_BARRIER
+from flashladder.common.sass.instruction import NO_BARRIER, SassInstruction
 from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import Rate, work
 
@@ -23,6 +23,9 @@ BARRIER_LATENCY = 20
 # Cycles until the result of an instruction of variable latency is there, with no other in its way, by opcode.
 LATENCY = {"LDSM": 30, "LDS": 25, "SHFL": 24, "MUFU": 20, "LDL": 40, "LDG": GLOBAL_LATENCY, "S2R": 20}
 OTHER_LATENCY = 10
+# Cycles of its sub-core's tensor core that another instruction takes, whichever warp it belongs to, by opcode: measured
+# on an H100 for this project on 2026-11-21 (versions/20_woven_copies/README.md).
+BESIDE_MMA = {"FFMA": 1.3, "FADD": 1.0, "FMUL": 1.0, "IMAD": 1.4, "F2FP": 0.7, "IADD3": 0.4, "MUFU": 0.7}
 
 
 @dataclass(frozen=True)
@@ -89,20 +92,34 @@ _KINDS = {"LDGSTS": "copy", "LDGDEPBAR": "commit", "DEPBAR": "wait", "BAR": "bar
 
 
 def cycles(
-    steps: Sequence[Step], ctas: int, warps_a_cta: int, rates: Mapping[str, Rate], conflict_factor: float = 1.0
+    steps: Sequence[Step],
+    ctas: int,
+    warps_a_cta: int,
+    rates: Mapping[str, Rate],
+    conflict_factor: float = 1.0,
+    *,
+    beside_mma: Mapping[str, float] = MappingProxyType({}),
+    passes: int = PASSES,
 ) -> float:
     """Cycles that one pass takes when `ctas` CTAs, with so many warps each on this sub-core, run side by side.
 
-    Conflict_factor: by how much bank conflicts lengthen the way of loads and stores of shared memory.
+    Args:
+        steps: the loop.
+        ctas: side by side on the SM.
+        warps_a_cta: of each on this sub-core.
+        rates: of the pipes (sass.throughput).
+        conflict_factor: by how much bank conflicts lengthen the way of loads and stores of shared memory.
+        beside_mma: cycles of the tensor core that other instructions take, by opcode (BESIDE_MMA).
+        passes: of every warp; the more, the less the start matters.
     """
-    costs = [_cost(step, rates, conflict_factor) for step in steps]
+    costs = [_cost(step, rates, conflict_factor, beside_mma) for step in steps]
     groups = [[_Warp() for _ in range(warps_a_cta)] for _ in range(ctas)]
     warps = [warp for group in groups for warp in group]
     group_of = {id(warp): group for group in groups for warp in group}
     free: dict[str, float] = {}
     now = start_of_count = 0.0
-    passes = 0  # of all warps together
-    while passes < PASSES * len(warps):
+    done = 0  # passes of all warps together
+    while done < passes * len(warps):
         start, warp = min(
             ((_start(warp, costs[warp.at], free), warp) for warp in warps if not warp.at_barrier),
             key=lambda pair: pair[0],
@@ -114,10 +131,10 @@ def cycles(
                 other.at_barrier, other.ready = False, max(other.ready, now + BARRIER_LATENCY)
         warp.at = (warp.at + 1) % len(costs)
         if warp.at == 0:
-            passes += 1
-            if passes == len(warps):
+            done += 1
+            if done == len(warps):
                 start_of_count = now
-    return (now - start_of_count) / (PASSES - 1)
+    return (now - start_of_count) / (passes - 1)
 
 
 def _start(warp: _Warp, cost: _Cost, free: Mapping[str, float]) -> float:
@@ -144,12 +161,14 @@ def _issue(warp: _Warp, cost: _Cost, now: float, free: dict[str, float]) -> None
         warp.at_barrier = True
 
 
-def _cost(step: Step, rates: Mapping[str, Rate], conflict_factor: float) -> _Cost:
+def _cost(step: Step, rates: Mapping[str, Rate], conflict_factor: float, beside_mma: Mapping[str, float]) -> _Cost:
     pipes: dict[str, Any] = {
         pipe: amount / rates[pipe].per_clock * SUB_CORES
         for pipe, amount in work(step.opcode, step.is_filler).items()
         if pipe in rates and pipe != "issue" and amount
     }
+    if step.base in beside_mma and not step.is_filler:
+        pipes["tensor"] = beside_mma[step.base]
     repeated = 0.0
     if step.base in _CONFLICTING:
         repeated = pipes["lsu"] * (conflict_factor - 1)

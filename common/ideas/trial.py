@@ -1,0 +1,155 @@
+"""What a rung gives beside its parent: whether it is right, what the compiler made of it, and how fast it is.
+
+Every part raises what is wrong with the rung: BuildError, EmulatorError (a race too), VerificationError, DeviceError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from flashladder.common.build import BuildRequest, build
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.catalog import PTXAS_LEVEL, Version, one_operation
+from flashladder.common.config import Value
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem import Check, Problem, expect, make_inputs, verify
+from flashladder.common.run.execute import on_emulator
+from flashladder.common.run.target import Target
+from flashladder.common.sass.code import Code, read
+
+if TYPE_CHECKING:
+    from flashladder.common.emulator import Report
+    from flashladder.common.measure.statistics import Estimate, Verdict
+    from flashladder.common.results.records import Row
+
+EMULATED_BLOCKS = 4  # of K and V: enough to go round every loop
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A rung, what it is compared with, and the problem; both in their default configurations, but for `values`."""
+
+    version: Version
+    parent: Version
+    problem: Problem
+    place: Target
+    values: Mapping[str, Value]
+
+    def request(self, version: Version, problem: Problem) -> BuildRequest:
+        """What is compiled of one of the two for a problem. Raises as `Version.check` does."""
+        values = {
+            n: v for n, v in self.values.items() if version is self.version or n in {*version.choices, PTXAS_LEVEL}
+        }
+        config = version.config_for(problem, self.place.gpu, **values)
+        version.check(problem, config)
+        return BuildRequest(version, config, self.place.arch)
+
+    def small(self) -> Problem:
+        """The problem as small as the emulator has a quick answer to: one CTA, a few blocks of K and V."""
+        config = self.version.config_for(self.problem, self.place.gpu, **self.values)
+        block_m, block_n = (int(config.as_dict().get(name, 64)) for name in ("block_m", "block_n"))
+        one_head = replace(self.problem, batch=1, num_heads=1, num_heads_k=1, layout="bshd")
+        return replace(one_head, seqlen_q=block_m, seqlen_k=max(EMULATED_BLOCKS * block_n, block_m))
+
+
+@dataclass(frozen=True)
+class Built:
+    """The kernels of both, and that which the emulator runs: the rung's, for one head."""
+
+    parent: Artifact
+    ours: Artifact
+    emulated: Artifact
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A right output without a race, and what it took."""
+
+    problem: Problem
+    check: Check
+    report: Report
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of both in the same rounds: the ratio is the parent's time / ours."""
+
+    ratio: Estimate
+    control: Estimate  # the parent against itself
+    verdict: Verdict
+    rounds: int
+    mode: str
+    parent_us: float
+    time_us: float
+    place: Row  # where it was measured
+    notes: tuple[str, ...] = ()
+
+
+Timer = Callable[["Idea", Built], Timing]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All of it; without a GPU there is no timing."""
+
+    idea: Idea
+    built: Built
+    parent: Code
+    ours: Code
+    emulated: Emulated
+    timing: Timing | None
+
+    @property
+    def is_same_code(self) -> bool:
+        """Whether the compiler made the same of both."""
+        return self.built.parent.code == self.built.ours.code
+
+
+def compare(version: Version, parent: Version, problem: Problem, place: Target, values: Mapping[str, Value]) -> Idea:
+    """An idea; ConfigError or UnsupportedProblemError where the two have nothing in common."""
+    if version == parent:
+        raise ConfigError(f"{version.name} would be compared with itself: name another rung")
+    one_operation([version.operation, parent.operation])
+    idea = Idea(version, parent, problem, place, values)
+    for each in (version, parent):
+        idea.request(each, problem)
+    return idea
+
+
+def make(idea: Idea) -> Built:
+    """Compiles the rung, and where it has not been, its parent."""
+    pair = [idea.request(idea.parent, idea.problem), idea.request(idea.version, idea.problem)]
+    wanted = [*pair, idea.request(idea.version, idea.small())]
+    distinct = list(dict.fromkeys(wanted))
+    found = dict(zip(distinct, build(distinct), strict=True))
+    built = Built(*(found[request] for request in wanted))
+    for artifact in (built.parent, built.ours):
+        idea.place.check(artifact)
+    return built
+
+
+def emulate(idea: Idea, built: Built) -> Emulated:
+    """Runs the rung on the emulator under the race detector, and verifies it."""
+    problem = idea.small()
+    tensors = make_inputs(problem)
+    tensors.poison()
+    report = on_emulator(built.emulated, problem, tensors)
+    check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
+    check.require(f"{idea.version.name} at {problem.name}")
+    return Emulated(problem, check, report)
+
+
+def codes(built: Built) -> tuple[Code, Code]:
+    """The machine code of both, the parent's first."""
+    return read(built.parent), read(built.ours)
+
+
+def hold(idea: Idea, timer: Timer | None) -> Trial:
+    """The whole trial. Kernels of one machine code are not timed: they are as fast as each other."""
+    built = make(idea)
+    emulated = emulate(idea, built)
+    parent, ours = codes(built)
+    trial = Trial(idea, built, parent, ours, emulated, None)
+    return trial if timer is None or trial.is_same_code else replace(trial, timing=timer(idea, built))

@@ -1,0 +1,198 @@
+"""What was tried on a rung: a row for each verdict in tried.csv beside it, its patch in tried/, a table on its page.
+
+A patch is what the rung changes against its parent: kernel.cu, the headers of its own, and what differs in common/cuda
+from the commit that the row names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashladder.common.build.sources import Sources
+from flashladder.common.catalog import Version, schema
+from flashladder.common.ideas import verdict
+from flashladder.common.ideas.trial import Trial
+from flashladder.common.paths import CUDA_HEADERS, ROOT
+from flashladder.common.report import evidence, markers
+from flashladder.common.results import records
+from flashladder.common.results.log import Log, PositiveFloat, Schema
+
+if TYPE_CHECKING:
+    from flashladder.common.results.records import Row
+
+MOST_WORDS = 60  # characters of a change in the table
+_FIGURES = {  # columns of the machine code, of the rung and of its parent
+    "registers": "registers",
+    "spill_bytes": verdict.SPILLS,
+    "loop_instructions": verdict.LOOP,
+    "loop_cycles": verdict.CYCLES,
+}
+SCHEMA = Schema(
+    {
+        "run": str,
+        **{name: records.RUNS.columns[name] for name in ("time", "commit", "torch", "toolkit", "driver")},
+        **{name: records.RUNS.columns[name] for name in ("device", "gpu_id", "power_limit_w")},
+        "version": str,
+        "parent": str,
+        "change": str,  # lines that the patch adds and takes away, and the first of them
+        "patch": str,  # its file
+        "note": str,
+        "problem": str,
+        "config": records.ConfigText,
+        "parent_config": records.ConfigText,
+        "arch": str,
+        "code": str,
+        "parent_code": str,
+        **{f"{who}{name}": int for name in _FIGURES for who in ("", "parent_")},
+        "instructions": int,  # executed on the emulator
+        "verdict": str,  # faster, slower, tied, unclear; same code; not measured
+        "mode": str,
+        "rounds": int,
+        "time_us": PositiveFloat,
+        "parent_us": PositiveFloat,
+        "ratio": PositiveFloat,  # parent's time / ours
+        "ratio_low": PositiveFloat,
+        "ratio_high": PositiveFloat,
+        "control_low": float,  # the parent against itself
+        "control_high": float,
+        "notes": str,
+    }
+)
+COLUMNS = ("date", "what changed", "against", "registers", "spills", "loop", "cycles", "ratio", "verdict", "patch")
+
+
+def log_of(version: Version) -> Log:
+    """The log of a rung."""
+    return Log(version.directory / "tried.csv", SCHEMA)
+
+
+def record(trial: Trial, note: str = "") -> Path:
+    """Adds a trial to its rung's log, with its patch, and brings the rung's page up to date; gives the log's path.
+
+    ResultsError where that cannot be written.
+    """
+    version, run = trial.idea.version, records.new_run()
+    text = patch(version, trial.idea.parent)
+    file = version.directory / "tried" / f"{run}.patch"
+    if text:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    log = log_of(version)
+    log.append([_row(trial, run, note, text, f"tried/{file.name}" if text else "")])
+    write(version)
+    return log.path
+
+
+def write(version: Version) -> bool:
+    """Brings the table on a rung's page up to date, where it has room for one; whether that changed it."""
+    page = version.directory / "README.md"
+    return markers.has(page, evidence.TRIED) and markers.replace(page, evidence.TRIED, table(version))
+
+
+def table(version: Version) -> str:
+    """What was tried, in Markdown, the latest first."""
+    rows, _ = log_of(version).read()
+    lines = [COLUMNS, ("---", "---", "---", *["---:"] * 5, "---", "---")]
+    lines += [_cells(row) for row in reversed([*rows.itertuples()])]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def patch(version: Version, parent: Version) -> str:
+    """What makes the rung of its parent, as a unified diff; empty where nothing does."""
+    pairs = [(each.kernel, each.directory / schema.FILE) for each in (parent, version)]
+    theirs = {*Sources().closure(parent.kernel), version.kernel}
+    added = [path for path in Sources().closure(version.kernel) if path not in theirs]
+    diffs = [_diff(*pair) for pair in zip(*pairs, strict=True)] + [_diff(None, path) for path in added]
+    return "".join([*diffs, _uncommitted()])
+
+
+def _diff(before: Path | None, after: Path) -> str:
+    old = before.read_text().splitlines(keepends=True) if before else []
+    new = after.read_text().splitlines(keepends=True)
+    left, right = (f"{path.parent.name}/{path.name}" if path else "/dev/null" for path in (before, after))
+    lines = difflib.unified_diff(old, new, left, right)
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def _uncommitted() -> str:
+    """How common/cuda differs from the commit, in a checkout."""
+    command = ["git", "-C", str(ROOT), "diff", "HEAD", "--", str(CUDA_HEADERS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _change(text: str) -> str:
+    """'+2 -1: the first line that is new', of a patch; the declaration's lines are left out."""
+    files = [part for part in text.split("--- ") if part and not part.splitlines()[0].endswith(schema.FILE)]
+    lines = [line for part in files for line in part.splitlines()[2:]]
+    plus, minus = ([line[1:].strip() for line in lines if line.startswith(sign)] for sign in "+-")
+    first = next(filter(None, [*plus, *minus]), "")
+    return f"+{len(plus)} -{len(minus)}: {first}" if first else "configuration"
+
+
+def _row(trial: Trial, run: str, note: str, text: str, file: str) -> Row:
+    idea, timing, built = trial.idea, trial.timing, trial.built
+    before, after = trial.parent.figures(), trial.ours.figures()
+    place = timing.place if timing else records.of_place(on_gpu=False)
+    row: Row = {name: value for name, value in place.items() if name in SCHEMA.columns}
+    row |= {
+        "run": run,
+        "version": idea.version.name,
+        "parent": idea.parent.name,
+        "change": _change(text),
+        "patch": file,
+        "note": note,
+        "problem": idea.problem.name,
+        "config": built.ours.config.name,
+        "parent_config": built.parent.config.name,
+        "arch": built.ours.arch,
+        "code": built.ours.code,
+        "parent_code": built.parent.code,
+        "instructions": sum(trial.emulated.report.instructions.values()),
+        "verdict": verdict.short(trial),
+    }
+    for column, name in _FIGURES.items():
+        row |= {column: after[name], f"parent_{column}": before[name]}
+    if timing:
+        row |= {
+            "mode": timing.mode,
+            "rounds": timing.rounds,
+            "time_us": timing.time_us,
+            "parent_us": timing.parent_us,
+            "ratio": timing.ratio.value,
+            "ratio_low": timing.ratio.low,
+            "ratio_high": timing.ratio.high,
+            "control_low": timing.control.low,
+            "control_high": timing.control.high,
+            "notes": "; ".join(timing.notes),
+        }
+    return row
+
+
+def _cells(row: Any) -> tuple[str, ...]:
+    """A line of the table."""
+    is_measured = row.verdict in verdict.ADVICE
+    ratio = f"{row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f})" if is_measured else ""
+    device = "" if not is_measured else f", {row.device}"
+    change = (row.note or _code(row.change)).replace("|", "\\|")
+    figures = (_change_of(getattr(row, f"parent_{name}"), getattr(row, name)) for name in _FIGURES)
+    against = row.parent.rpartition("/")[2][:2]
+    return row.time[:10], change, against, *figures, ratio, f"{row.verdict}{device}", _link(row.patch)
+
+
+def _change_of(before: float, after: float) -> str:
+    return f"{after:,.0f}" if before == after else f"{before:,.0f} → {after:,.0f}"
+
+
+def _code(change: str) -> str:
+    """A change in a cell, its line as code."""
+    counts, _, line = change.partition(": ")
+    short = line if len(line) <= MOST_WORDS else f"{line[:MOST_WORDS]}..."
+    return f"{counts}: `{short}`" if line else counts
+
+
+def _link(file: str) -> str:
+    return f"[patch]({file})" if file else ""

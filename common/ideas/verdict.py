@@ -1,0 +1,78 @@
+"""What a trial comes to, in the words of a person who has to decide."""
+
+from __future__ import annotations
+
+from flashladder.common.ideas.trial import Timing, Trial
+from flashladder.common.measure.statistics import Estimate
+
+LOOP, CYCLES, SPILLS = (  # of Code.figures
+    "instructions in the main loop",
+    "cycles to issue the loop, one warp",
+    "spill stores and loads, bytes",
+)
+TELLING = 0.005  # a change of the schedule's length below this says nothing of the time
+ADVICE = {
+    "faster": "keep it",
+    "slower": "drop it",
+    "tied": "keep it only if it is simpler",
+    "unclear": "measure again with more --rounds",
+}
+
+
+def in_words(trial: Trial) -> str:
+    """A sentence: how much faster or slower, of what, at what, how sure, and what to do."""
+    parent, what = trial.idea.parent.address, f"at {trial.idea.problem.name}"
+    if trial.is_same_code:
+        return (
+            f"the same machine code as {parent} {what}: the compiler sees no difference, and there is none to measure"
+        )
+    if trial.timing is None:
+        return f"predicted, not measured: {_predicted(trial)}"
+    return f"{_measured(trial.timing, parent)} {what}, {_interval(trial.timing.ratio)}: {ADVICE[trial.timing.verdict]}"
+
+
+def short(trial: Trial) -> str:
+    """In a word or two, for a table."""
+    if trial.is_same_code:
+        return "same code"
+    return trial.timing.verdict if trial.timing else "not measured"
+
+
+def changes(trial: Trial) -> dict[str, tuple[int, int]]:
+    """The figures of the machine code that changed, before and after."""
+    after = trial.ours.figures()
+    return {name: (value, after[name]) for name, value in trial.parent.figures().items() if value != after[name]}
+
+
+def _measured(timing: Timing, parent: str) -> str:
+    if timing.verdict == "tied":
+        return f"no difference from {parent} that can be measured"
+    if timing.verdict == "unclear":
+        return f"neither faster nor slower than {parent} for sure"
+    return f"{_percent(timing.ratio.value).lstrip('+-')} {timing.verdict} than {parent}"
+
+
+def _interval(ratio: Estimate) -> str:
+    return f"95 % interval {_percent(ratio.low)} to {_percent(ratio.high)}"
+
+
+def _percent(ratio: float) -> str:
+    """How much faster the rung is: the parent's time over its own, less one."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def _predicted(trial: Trial) -> str:
+    """What the machine code says of the time, and how far that goes."""
+    before, after, parent = trial.parent.figures(), trial.ours.figures(), trial.idea.parent.address
+    figures = (
+        "; ".join(f"{name}: {old:,} → {new:,}" for name, (old, new) in changes(trial).items()) or "no figure changed"
+    )
+    change = after[CYCLES] / before[CYCLES] - 1 if before[CYCLES] else 0.0
+    if after[SPILLS] > before[SPILLS]:
+        guess = f"it spills {after[SPILLS] - before[SPILLS]:,} bytes more than {parent}, which costs time"
+    elif abs(change) < TELLING:
+        guess = f"the main loop is as long as that of {parent}"
+    else:
+        longer = "shorter" if change < 0 else "longer"
+        guess = f"the main loop's schedule is {100 * abs(change):.1f} % {longer} than that of {parent}"
+    return f"{guess} ({figures}). A GPU decides"

@@ -1,0 +1,157 @@
+"""A trial at every save: what stays open beside the editor, and says each figure as soon as it is known.
+
+Files are polled: there are a few dozen, and an editor that replaces a file, a network drive and a container then make
+no difference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.text import Text
+
+from flashladder.common import catalog
+from flashladder.common.build.sources import Sources, header_folders
+from flashladder.common.catalog import Version, schema
+from flashladder.common.console import console, warn
+from flashladder.common.errors import (
+    BuildError,
+    ConfigError,
+    DeviceError,
+    EmulatorError,
+    FlashLadderError,
+    UnsupportedProblemError,
+    VerificationError,
+)
+from flashladder.common.ideas import trial, verdict
+from flashladder.common.ideas.trial import Built, Idea, Timer, Trial
+
+POLL_SECONDS = 0.1
+FAILURES = {  # what is said of a save, by what a part of its trial raised
+    BuildError: "does not compile",
+    VerificationError: "is wrong",
+    EmulatorError: "fails on the emulator",
+    DeviceError: "fails on the GPU",
+    ConfigError: "cannot be configured",
+    UnsupportedProblemError: "does not take the problem",
+}
+LABEL = 12  # columns of what a line is about
+Stamp = dict[Path, tuple[int, int]]  # time and size of each file
+
+
+def watch(name: str, compose: Callable[[Version], Idea], timer: Timer | None, trials: int | None = None) -> None:
+    """Holds a trial now and at every save, until interrupted, or `trials` times.
+
+    `compose` makes of the rung what is to be tried. Whatever is wrong with a save is said, and the next waited for.
+    """
+    version = catalog.find(name)
+    seen: Stamp = {}
+    held = 0
+    while trials is None or held < trials:
+        now = _stamp(version)
+        if now == seen or now != _settled(version):
+            time.sleep(POLL_SECONDS)
+            continue
+        saved = [path.name for path in now if now[path] != seen.get(path)] if seen else []
+        seen, held = now, held + 1
+        _say_saved(version, saved)
+        with _waiting_on_failure(version):
+            catalog.forget()
+            version = catalog.find(version.name)
+            _try(compose(version), timer)
+            console.print(Text("waiting for the next save (Ctrl-C ends)", "dim"))
+
+
+def files(version: Version) -> set[Path]:
+    """What a save may touch: the kernel, all that it includes, the declaration, and headers that it might include."""
+    found = {version.kernel, version.directory / schema.FILE}
+    for folder in (version.directory, header_folders(version.kernel)[0]):
+        found |= {*folder.glob("*.cuh")}
+    with suppress(FlashLadderError):  # the kernel is just being replaced
+        found |= {*Sources().closure(version.kernel)}
+    return found
+
+
+def _stamp(version: Version) -> Stamp:
+    found = {}
+    for path in sorted(files(version)):
+        with suppress(FileNotFoundError):
+            state = path.stat()
+            found[path] = state.st_mtime_ns, state.st_size
+    return found
+
+
+def _settled(version: Version) -> Stamp:
+    """The files a moment later: an editor may still be writing."""
+    time.sleep(POLL_SECONDS / 2)
+    return _stamp(version)
+
+
+def _say_saved(version: Version, saved: list[str]) -> None:
+    what = f"saved {', '.join(saved)}" if saved else f"{version.name} as it is"
+    console.print(Text(f"\n{time.strftime('%H:%M:%S')}  {what}", "bold"), soft_wrap=True)
+
+
+@contextmanager
+def _waiting_on_failure(version: Version) -> Iterator[None]:
+    """Says what is wrong with a save."""
+    try:
+        yield
+    except FlashLadderError as error:
+        kind = next((words for known, words in FAILURES.items() if isinstance(error, known)), "cannot be tried")
+        if type(error).__name__ == "RaceError":
+            kind = "races"
+        console.print(Text(f"{version.name} {kind}", "bold red"), soft_wrap=True)
+        console.print(_shown(str(error)), markup=False, soft_wrap=True)
+        console.print(Text("waiting for the next save (Ctrl-C ends)", "dim"))
+
+
+def _shown(message: str) -> str:
+    """An error's words, with paths as short as they can be from here."""
+    return re.sub(re.escape(f"{os.getcwd()}{os.sep}"), "", message)
+
+
+def _try(idea: Idea, timer: Timer | None) -> None:
+    """The parts of a trial, each said when it is done; the machine code is read while the emulator runs."""
+    began = time.perf_counter()
+    built = trial.make(idea)
+    _say("compiled", began, _compiled(idea, built))
+    with ThreadPoolExecutor(1) as pool:
+        codes = pool.submit(trial.codes, built)
+        emulated = trial.emulate(idea, built)
+        errors = f"error of o {emulated.check.max_error:.2g} (tolerance {emulated.check.tolerance:.2g})"
+        _say("emulated", began, f"right, and no race; {errors}")
+        held = Trial(idea, built, *codes.result(), emulated, None)
+    _say("against " + idea.parent.address, began, _changed(held))
+    if timer and not held.is_same_code:
+        with console.status("on the GPU"):
+            held = Trial(idea, built, held.parent, held.ours, emulated, timer(idea, built))
+        _say("measured", began, verdict.in_words(held))
+        for note in held.timing.notes if held.timing else ():
+            warn(note)
+
+
+def _say(what: str, began: float, words: str) -> None:
+    seconds = f"{time.perf_counter() - began:5.1f} s"
+    console.print(Text.assemble((f"{what:{LABEL}}", "cyan"), (f"{seconds}  ", "dim"), words), soft_wrap=True)
+
+
+def _compiled(idea: Idea, built: Built) -> str:
+    ours = built.ours
+    spills = f"{ours.spill_store_bytes + ours.spill_load_bytes} bytes of spills" if ours.local_bytes else "no spills"
+    how = "from the cache" if ours.cached else f"for {ours.arch}"
+    return f"{how}: {ours.registers} registers, {spills}"
+
+
+def _changed(held: Trial) -> str:
+    """What the compiler made of it, beside the parent."""
+    if held.is_same_code:
+        return "the same machine code"
+    figures = [f"{name}: {old:,} → {new:,}" for name, (old, new) in verdict.changes(held).items()]
+    return "; ".join(figures) or "other machine code, and no figure changed"

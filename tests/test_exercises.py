@@ -1,0 +1,174 @@
+"""Exercises: the start of each is not solved, its rung's own code solves it, and nothing that is wrong passes."""
+
+import re
+
+import pytest
+
+from flashladder.common import exercises
+from flashladder.common.console import EXIT_ERROR, run
+from flashladder.common.errors import BuildError, ConfigError
+from flashladder.common.exercises import page
+from flashladder.common.sass import count
+from flashladder.tools.commands import exercise as tool
+
+ALL = exercises.exercises()
+of_each = pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.version.name)
+
+
+def changed(exercise, folder, *replacements):
+    """The start with these pieces of text replaced, written to a file."""
+    text = exercise.below.kernel.read_text()
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "kernel.cu").write_text(text)
+    return folder / "kernel.cu"
+
+
+def test_there_are_ten():
+    assert len(ALL) >= 10
+
+
+@of_each
+def test_the_start_is_right_and_not_solved_and_the_rungs_own_code_solves_it(exercise):
+    start = exercises.grade(exercise, exercise.below.kernel)
+    assert start.faults == ()
+    assert not start.reached
+    assert not start.solved
+    assert start.own == start.start
+    rung = exercises.grade(exercise, exercise.version.kernel)
+    assert rung.solved
+    assert rung.own == rung.rung
+    assert rung.own[exercise.goal] <= rung.bound < start.own[exercise.goal]
+
+
+@of_each
+def test_hints_end_with_the_rungs_own_change(exercise):
+    assert len(exercise.own_hints) >= 2
+    added = [line[1:] for line in exercise.hints[-1].splitlines() if re.match(r"\+(?!\+)", line)]
+    assert added
+    assert set(added) <= set(exercise.version.kernel.read_text().splitlines())
+
+
+def test_half_of_an_idea_is_not_enough_where_the_goal_is_exact(tmp_path):
+    exercise = exercises.find("02")
+    kernel = changed(exercise, tmp_path, ("KVTile = RowMajor", "KVTile = Swizzled"))
+    found = exercises.grade(exercise, kernel)
+    assert found.faults == ()
+    assert 0 < found.own["bank_conflicts"] < found.start["bank_conflicts"]
+    assert not found.solved
+
+
+def test_a_race_is_not_solved(tmp_path):
+    exercise = exercises.find("02")
+    kernel = changed(exercise, tmp_path, ("RowMajor", "Swizzled"), ("__syncthreads();", ""))
+    found = exercises.grade(exercise, kernel)
+    assert "race" in found.faults[0]
+    assert not found.solved
+
+
+def test_a_wrong_output_is_not_solved_though_the_goal_is_reached(tmp_path):
+    exercise = exercises.find("06")
+    found = exercises.grade(exercise, changed(exercise, tmp_path, ("scale(s, params.softmax_scale * log2_e);", "")))
+    assert found.reached
+    assert found.faults
+    assert not found.solved
+
+
+def test_what_is_right_on_easy_inputs_alone_is_not_solved(tmp_path):
+    exercise = exercises.find("17")
+    never = "template <int rows> struct Never : OnlineSoftmax<rows> { using OnlineSoftmax<rows>::exponentiate; };\n"
+    first = "using namespace config;\n"
+    changes = [(first, first + never), ("OnlineSoftmax<warp_rows> softmax{", "Never<warp_rows> softmax{")]
+    kernel = changed(exercise, tmp_path, *changes, ("softmax.update(s, o);", "softmax.exponentiate(s);"))
+    found = exercises.grade(exercise, kernel)
+    assert found.reached
+    assert found.faults
+    assert all("(inputs: large_values)" in fault for fault in found.faults)
+
+
+def test_without_copies_counts_all_mmas_of_a_loop_that_waits():
+    exercise = exercises.find("03")
+    found = exercises.grade(exercise, exercise.below.kernel)
+    mmas = count(_loop(exercise), ("HMMA",))
+    assert found.start["idle_copies"] == mmas
+    assert found.rung["idle_copies"] < mmas / 4
+
+
+def _loop(exercise):
+    from flashladder.common.build import build_one
+    from flashladder.common.sass import read
+
+    return read(build_one(exercise.below, exercise.below.config(), "sm_90a")).loop
+
+
+def test_the_tool_begins_checks_and_hints(tmp_path, capsys):
+    def call(*arguments):
+        code = run(tool.main, tool.parser(), ["02", "--folder", str(tmp_path / "mine"), *arguments])
+        return code, capsys.readouterr()
+
+    exercise = exercises.find("02")
+    assert call("--check")[0] == EXIT_ERROR, "nothing to check yet"
+    code, said = call()
+    assert code == 0
+    kernel = tmp_path / "mine" / page.KERNEL
+    assert kernel.read_text() == exercise.below.kernel.read_text()
+    assert (tmp_path / "mine" / page.TASK).read_text() in said.out
+    code, said = call()
+    assert code == EXIT_ERROR
+    assert "is there already" in said.err
+    code, said = call("--check")
+    assert code == tool.EXIT_UNSOLVED
+    assert "not solved yet" in said.out
+    kernel.write_text(exercise.version.kernel.read_text())
+    code, said = call("--check")
+    assert code == 0
+    assert "not solved" not in said.out
+    assert "hint 1 of 4" in call("--hint", "1")[1].out
+    assert "using KVTile = Swizzled" in call("--hint", "4")[1].out
+    for number in ("0", "5"):
+        code, said = call("--hint", number)
+        assert code == EXIT_ERROR
+        assert "hints 1 to 4" in said.err
+
+
+def test_the_list_has_every_exercise(capsys):
+    assert run(tool.main, tool.parser(), []) == 0
+    said = capsys.readouterr().out
+    assert all(exercise.version.name in said for exercise in ALL)
+    assert run(tool.main, tool.parser(), ["--check"]) == EXIT_ERROR, "of which exercise?"
+
+
+def test_a_kernel_that_does_not_compile_says_where(tmp_path):
+    exercise = exercises.find("02")
+    with pytest.raises(BuildError, match=r"kernel\.cu\(\d+\): error"):
+        exercises.grade(exercise, changed(exercise, tmp_path, ("scale(s", "scalee(s")))
+
+
+def test_an_unknown_exercise_names_those_there_are():
+    with pytest.raises(ConfigError, match=r"04_interleaved_loads has no exercise; there are those of 02, 03"):
+        exercises.find("04")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("task: t\nhints: [a]", "the key goal is missing"),
+        ("task: t\nhints: [a]\ngoal: speed", "goal=speed is not one of bank_conflicts"),
+        ("task: [", "while parsing"),
+    ],
+)
+def test_a_damaged_declaration_is_told(tmp_path, text, complaint):
+    ladder = exercises.find("02").version.root
+    for name in ("01_base", "02_swizzling"):
+        (tmp_path / name).mkdir()
+        for file in ("kernel.cu", "version.yaml"):
+            (tmp_path / name / file).write_text((ladder / name / file).read_text())
+    (tmp_path / "02_swizzling" / exercises.FILE).write_text(text)
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        exercises.find("02", tmp_path)
+    assert exercises.FILE in str(raised.value)
+    (tmp_path / "02_swizzling" / exercises.FILE).rename(tmp_path / "01_base" / exercises.FILE)
+    (tmp_path / "01_base" / exercises.FILE).write_text("task: t\nhints: [a]\ngoal: fp32")
+    with pytest.raises(ConfigError, match="there is none with another kernel"):
+        exercises.find("01", tmp_path)

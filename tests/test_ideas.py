@@ -1,0 +1,254 @@
+"""Trials of an idea: what is compiled, emulated, compared and timed, in which words, and what is kept of it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from flashladder.common import console
+from flashladder.common.catalog import find
+from flashladder.common.config import load_gpu
+from flashladder.common.errors import DeviceError, VerificationError
+from flashladder.common.ideas import tried, verdict
+from flashladder.common.ideas.trial import Timing, compare, hold, make
+from flashladder.common.measure.statistics import Estimate
+from flashladder.common.problem import Problem
+from flashladder.common.report import evidence, markers
+from flashladder.common.run.target import Target
+from flashladder.tests import ideas
+from flashladder.tools.commands import run_version
+from flashladder.tuner.pair import PairTimer
+from flashladder.tuner.worker import Comparison, Quarantine
+
+PLACE = Target(on_gpu=False, arch="sm_90a", gpu=load_gpu("h100"))
+PROBLEM = Problem(batch=4, num_heads=16, seqlen_q=4096)
+TIMING = Timing(
+    ratio=Estimate(1.018, 1.015, 1.021),
+    control=Estimate(1.0, 0.999, 1.001),
+    verdict="faster",
+    rounds=32,
+    mode="hot",
+    parent_us=101.8,
+    time_us=100.0,
+    place={"device": "NVIDIA H200", "driver": "580"},
+)
+
+
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ideas") / "mine"
+
+
+@pytest.fixture
+def rung(folder, monkeypatch):
+    return ideas.begin(monkeypatch, folder)
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = console.run(run_version.main, run_version.parser(), ["--device", "emulator", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def idea_of(rung, **values):
+    return compare(rung, find(ideas.PARENT), PROBLEM, PLACE, values)
+
+
+def made_up(timing=None, before=None, after=None, same=False):
+    """A trial as far as words need it."""
+    figures = {verdict.LOOP: 100, verdict.CYCLES: 1000, verdict.SPILLS: 0}
+    idea = SimpleNamespace(parent=SimpleNamespace(address="24"), problem=SimpleNamespace(name="seqlen_q=4096"))
+    parent = SimpleNamespace(figures=lambda: figures | (before or {}))
+    ours = SimpleNamespace(figures=lambda: figures | (after or {}))
+    return SimpleNamespace(idea=idea, parent=parent, ours=ours, timing=timing, is_same_code=same)
+
+
+@pytest.mark.parametrize(
+    ("trial", "words"),
+    [
+        (made_up(TIMING), "1.8 % faster than 24 at seqlen_q=4096, 95 % interval +1.5 % to +2.1 %: keep it"),
+        (
+            made_up(replace(TIMING, ratio=Estimate(0.98, 0.975, 0.985), verdict="slower")),
+            "2.0 % slower than 24 at seqlen_q=4096, 95 % interval -2.5 % to -1.5 %: drop it",
+        ),
+        (
+            made_up(replace(TIMING, ratio=Estimate(1.001, 0.999, 1.002), verdict="tied")),
+            "no difference from 24 that can be measured at seqlen_q=4096, 95 % interval -0.1 % to +0.2 %: keep it",
+        ),
+        (
+            made_up(replace(TIMING, ratio=Estimate(1.01, 0.98, 1.03), verdict="unclear")),
+            "neither faster nor slower than 24 for sure at seqlen_q=4096, 95 % interval -2.0 % to +3.0 %: measure",
+        ),
+        (made_up(same=True), "the same machine code as 24 at seqlen_q=4096: the compiler sees no difference"),
+        (
+            made_up(after={verdict.CYCLES: 950}),
+            "predicted, not measured: the main loop's schedule is 5.0 % shorter than",
+        ),
+        (
+            made_up(after={verdict.CYCLES: 1100}),
+            "schedule is 10.0 % longer than that of 24 (cycles to issue the loop, ",
+        ),
+        (made_up(after={verdict.SPILLS: 48}), "it spills 48 bytes more than 24, which costs time"),
+        (made_up(), "the main loop is as long as that of 24 (no figure changed). A GPU decides"),
+    ],
+)
+def test_the_verdict_is_a_sentence(trial, words):
+    assert words in verdict.in_words(trial)
+
+
+def test_a_trial_without_a_gpu_says_what_machine_code_and_emulator_say(rung):
+    ideas.save(rung, "longer")
+    trial = hold(idea_of(rung), None)
+    assert trial.timing is None
+    assert verdict.changes(trial)["barriers in the loop"] == (2, 3)
+    assert trial.emulated.check.passed
+    assert trial.emulated.problem.num_heads == 1
+    assert verdict.in_words(trial).startswith("predicted, not measured: ")
+    assert verdict.short(trial) == "not measured"
+
+
+def test_kernels_of_one_machine_code_are_not_timed(rung):
+    def never(*_):
+        raise AssertionError("there is nothing to be measured")
+
+    ideas.save(rung, "unchanged")
+    trial = hold(idea_of(rung), never)
+    assert verdict.short(trial) == "same code"
+
+
+def test_values_hold_for_both_as_far_as_both_have_them(rung):
+    idea = idea_of(rung, block_n=32)
+    built = make(idea)
+    assert (built.ours.config.block_n, built.parent.config.block_n) == (32, 32)
+    assert idea.small().seqlen_k == 4 * 32
+    declared = rung.directory / "version.yaml"
+    declared.write_text(declared.read_text().replace("block_n: {default: 64", "block_n: {default: 128"))
+    ideas.save(rung, "unchanged")
+    built = make(idea_of(find("my_idea")))
+    assert (built.ours.config.block_n, built.parent.config.block_n) == (128, 64), "each has its own defaults"
+
+
+def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
+    ideas.save(rung, "longer")
+    trial = hold(idea_of(rung), lambda *_: TIMING)
+    path = tried.record(trial)
+    assert path == rung.directory / "tried.csv"
+    tried.record(replace(trial, timing=None), note="the same | without a GPU")
+    rows, damaged = tried.log_of(rung).read()
+    assert (len(rows), damaged) == (2, [])
+    first = rows.iloc[0]
+    assert (first["parent"], first["verdict"], first["ratio"], first["device"]) == (
+        "02_swizzling",
+        "faster",
+        1.018,
+        "NVIDIA H200",
+    )
+    assert (first["parent_loop_instructions"], first["code"]) == (len(trial.parent.loop), trial.built.ours.code)
+    assert first["change"] == "+1 -0: __syncthreads();"
+    assert first["config"] == trial.built.ours.config.name
+    kept = (rung.directory / first["patch"]).read_text()
+    assert "--- 02_swizzling/kernel.cu\n+++ 00_my_idea/kernel.cu\n" in kept
+    assert "\n+        __syncthreads();\n" in kept
+    lines = markers.between(rung.directory / "README.md", evidence.TRIED).splitlines()
+    assert len(lines) == 4
+    assert "the same \\| without a GPU" in lines[2]
+    assert "| not measured |" in lines[2]
+    assert "| +1 -0: `__syncthreads();` | 02 |" in lines[3]
+    assert "| 1.018 (1.015 to 1.021) | faster, NVIDIA H200 | [patch](tried/" in lines[3]
+
+
+def test_a_header_beside_the_kernel_is_in_the_patch(rung):
+    (rung.directory / "extra.cuh").write_text("#pragma once\nconstexpr int extra = 1;\n")
+    rung.kernel.write_text('#include "extra.cuh"\n' + rung.kernel.read_text())
+    text = tried.patch(rung, find("02"))
+    assert "--- /dev/null\n+++ 00_my_idea/extra.cuh\n" in text
+    assert "+constexpr int extra = 1;\n" in text
+
+
+def test_the_tool_gives_a_verdict_and_keeps_it(rung, run):
+    ideas.save(rung, "longer")
+    code, out, err = run("my_idea", "--against", "02")
+    assert code == 0, err
+    assert "barriers in the loop" in out
+    assert "mine/00: predicted, not measured: " in out
+    assert len(tried.log_of(rung).read()[0]) == 1
+    assert run("my_idea", "--against", "02", "--no-log")[0] == 0
+    assert len(tried.log_of(rung).read()[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ("no kernel", 'kernel.cu(60): error: expected a ";"'),
+        ("racing", "race on shared memory"),
+        ("wrong", "mine/00_my_idea at batch=1,num_heads=1,seqlen_q=64,seqlen_k=256"),
+    ],
+)
+def test_an_idea_that_does_not_work_is_said_and_not_kept(rung, run, edit, message):
+    ideas.save(rung, edit)
+    code, _, err = run("my_idea", "--against", "02")
+    assert code == console.EXIT_ERROR
+    assert message.split("(60)")[0] in err
+    assert message.split("error: ")[-1] in err
+    assert not (rung.directory / "tried.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("my_idea", "--against", "77"), "no version 77; there are"),
+        (("my_idea", "--against", "my_idea"), "mine/00_my_idea would be compared with itself: name another rung"),
+        (("triton", "--against", "24"), "triton is a reference: --watch and --against are for rungs, such as 24"),
+        (("00", "--watch"), "00_minimal has no rung below: say what to compare it with, --against RUNG"),
+        (("my_idea", "--against", "02", "--head-dim", "80"), "takes head_dim"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(rung, run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == console.EXIT_ERROR
+    assert message in err
+
+
+class FakeWorker:
+    """Answers as the process that measures would."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.place = {"device": "a GPU"}
+
+    def compare(self, problems, entrants, rounds):
+        assert (len(problems), [*entrants]) == (1, ["02_swizzling", "mine/00_my_idea"])
+        return self.answer
+
+
+def test_a_rung_is_timed_beside_its_parent(rung):
+    ideas.save(rung, "longer")
+    idea = idea_of(rung)
+    wobble = 1 + 0.001 * np.sin(np.arange(32))
+    times = {"02_swizzling": 100 * wobble, "mine/00_my_idea": 96 * wobble[::-1], "control": 100 * wobble}
+    timer = PairTimer("h100", "hot", None, FakeWorker(Comparison("02_swizzling", "control", (times,), ("a note",))))
+    timing = timer(idea, make(idea))
+    assert timing.ratio.value == pytest.approx(100 / 96, rel=1e-3)
+    assert (timing.verdict, timing.rounds, timing.notes) == ("faster", 32, ("a note",))
+    assert (timing.parent_us, timing.time_us) == pytest.approx((100, 96), rel=1e-3)
+    assert timing.place == {"device": "a GPU"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [("wrong", VerificationError), ("hung", DeviceError), ("faulted", DeviceError)]
+)
+def test_what_goes_wrong_on_the_gpu_is_an_error(rung, fault, error):
+    idea = idea_of(rung)
+    timer = PairTimer("h100", "hot", None, FakeWorker(Quarantine(fault, "the reason")))
+    with pytest.raises(error, match="the reason"):
+        timer(idea, make(idea))

@@ -1,0 +1,87 @@
+"""Exercises: a rung with its idea taken out, to be put in again. The emulator grades it, so no GPU is needed.
+
+python tools/exercise.py                list the exercises
+python tools/exercise.py 02             begin one: exercises/02_swizzling gets a kernel.cu and a TASK.md
+python tools/exercise.py 02 --check     grade the kernel there: right, races, figures
+python tools/exercise.py 02 --hint 1    the first hint
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashladder.common.console import EXIT_ERROR, Parser, console
+from flashladder.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flashladder.common.exercises import Exercise
+
+EXIT_UNSOLVED = 1
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    made.add_argument("version", nargs="?", metavar="RUNG", help="02, or swizzling; without one: the list")
+    made.add_argument("--check", action="store_true", help="grade the kernel; the exit code is 1 until it is solved")
+    made.add_argument("--hint", type=int, metavar="N", help="show a hint: 1 is the vaguest, the last one the solution")
+    made.add_argument("--folder", type=Path, metavar="FOLDER", help="where the kernel is (default: exercises/RUNG)")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common import exercises
+    from flashladder.common.exercises import page
+
+    if arguments.version is None:
+        if arguments.check or arguments.hint is not None:
+            parser().print_help()
+            return EXIT_ERROR
+        console.print(page.overview(exercises.exercises()))
+        return 0
+    exercise = exercises.find(arguments.version)
+    folder = arguments.folder or Path("exercises", exercise.version.file_name)
+    if arguments.hint is not None:
+        return _hint(exercise, arguments.hint)
+    return _check(exercise, folder) if arguments.check else _begin(exercise, folder)
+
+
+def _begin(exercise: Exercise, folder: Path) -> int:
+    from flashladder.common.exercises import page
+
+    with console.status("the start and the rung are compiled and run on the emulator"):
+        start = page.begin(exercise, folder)
+    console.print((folder / page.TASK).read_text(), markup=False)
+    console.print(page.figures(start))
+    console.print(f"Begin with {folder / page.KERNEL}; the task is also in {folder / page.TASK}.")
+    return 0
+
+
+def _check(exercise: Exercise, folder: Path) -> int:
+    from flashladder.common.exercises import grade, page
+
+    kernel, address = folder / page.KERNEL, exercise.version.address
+    if not kernel.is_file():
+        raise ConfigError(f"there is no {kernel}: begin with `{page.TOOL} {address}`, or name its folder by --folder")
+    with console.status("compiled and run on the emulator"):
+        found = grade(exercise, kernel)
+    console.print(page.verdict(found))
+    console.print(page.figures(found))
+    if not found.solved:
+        console.print(f"A hint: `{page.TOOL} {address} --hint 1`")
+        return EXIT_UNSOLVED
+    console.print(f"What it brings on a GPU: {exercise.version.directory / 'README.md'}")
+    return 0
+
+
+def _hint(exercise: Exercise, number: int) -> int:
+    from flashladder.common.exercises import page
+
+    hints, address = exercise.hints, exercise.version.address
+    if not 1 <= number <= len(hints):
+        raise ConfigError(f"exercise {address} has the hints 1 to {len(hints)}, not {number}")
+    console.print(hints[number - 1], markup=False, highlight=False)
+    if number < len(hints):
+        console.print(f"\n[dim]hint {number} of {len(hints)}; the next: `{page.TOOL} {address} --hint {number + 1}`")
+    return 0

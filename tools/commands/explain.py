@@ -1,0 +1,90 @@
+"""Why is a rung slow? What limits it, the source lines, what would be left without it, and whose idea is against it.
+
+python tools/explain.py 02                 on a GPU with ncu as it was sampled, otherwise as it is predicted
+python tools/explain.py 02 --config block_m=128 num_warps=8 --gpu a100
+python tools/explain.py                    every rung of the ladder, a line each, predicted
+python tools/explain.py 09 --pages folder  from the pages that tools/profile.py kept
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashladder.common import arguments as options
+from flashladder.common import catalog
+from flashladder.common.catalog import Version
+from flashladder.common.console import Parser, console, progress, warn
+
+if TYPE_CHECKING:
+    from flashladder.common.limits import Diagnosis
+
+SAMPLED = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # as tools/profile.py has it
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    made.add_argument("versions", nargs="*", metavar="RUNG", help="02, or swizzling; without one: the whole ladder")
+    options.add_config(made)
+    made.add_argument("--gpu", metavar="NAME", help="predict for this GPU (default: the one here, or h100)")
+    made.add_argument("--predict", action="store_true", help="predict, though there is a GPU")
+    options.add_problem(made)
+    made.add_argument("--pages", type=Path, metavar="FOLDER", help="where ncu's pages are kept, and found again")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.limits import words
+
+    versions = catalog.select(arguments.versions)
+    if len(versions) == 1:
+        found = _diagnose(versions[0], arguments)
+        for paragraph in words.report(found):
+            console.print(paragraph, markup=False, soft_wrap=False)
+        console.print(words.limits(found))
+        return 0
+    console.print(words.summary(_predicted(versions, arguments)))
+    return 0
+
+
+def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
+    """Sampled where there are pages or a GPU with ncu, otherwise predicted."""
+    from flashladder.common.build import build_one
+    from flashladder.common.errors import DeviceError, ToolchainError
+    from flashladder.common.limits import sample
+    from flashladder.common.profile import profiling
+    from flashladder.common.run import target
+
+    place = target.resolve("emulator" if arguments.predict else "auto", arguments.gpu)
+    if arguments.pages or place.on_gpu:
+        problem = options.problem(arguments, version.operation, **SAMPLED)
+        config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
+        version.check(problem, config)
+        try:
+            with console.status(f"{version.name}: ncu and the emulator"):
+                rung = profiling.run(build_one(version, config, place.arch), problem, place, arguments.pages)
+            return sample(version, rung)
+        except (DeviceError, ToolchainError) as error:
+            if arguments.pages:
+                raise
+            warn(f"predicted, not sampled: {error}")
+    (found,) = _predicted([version], arguments)
+    return found
+
+
+def _predicted(versions: Sequence[Version], arguments: argparse.Namespace) -> list[Diagnosis]:
+    from flashladder.common.build import BuildRequest, build
+    from flashladder.common.limits import predict
+    from flashladder.common.run import target
+
+    gpu = target.resolve("emulator", arguments.gpu).gpu
+    values = options.config_values(arguments.config)
+    artifacts = build([BuildRequest(version, version.config(gpu, **values), gpu.arch) for version in versions])
+    found = []
+    with progress("rungs") as update:
+        for version, artifact in zip(versions, artifacts, strict=True):
+            found.append(predict(version, artifact, gpu))
+            update(len(found), len(versions), version.name)
+    return found

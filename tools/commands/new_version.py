@@ -1,0 +1,40 @@
+"""Make a new rung from another: kernel.cu, version.yaml and README.md. All tools take it up by themselves.
+
+python tools/new_version.py my_idea --from 24              the next rung of the ladder of rung 24
+python tools/new_version.py my_idea --from 24 --private    in a ladder of one's own, which git does not track
+
+Then edit its kernel.cu beside `python tools/run_version.py my_idea --watch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from flashladder.common.console import Parser, console, facts
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    made.add_argument("name", help="in lower case: my_idea")
+    made.add_argument("--from", dest="parent", required=True, metavar="RUNG", help="what it begins as, such as 24")
+    made.add_argument(
+        "--private", action="store_true", help="in the first ladder of --versions, or else in versions/private"
+    )
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.ideas import scaffold
+
+    version = scaffold.make(arguments.name, arguments.parent, arguments.private)
+    name, parent = version.directory.name[3:], version.below()
+    assert parent is not None
+    files = {
+        "kernel.cu": f"the kernel of {version.parent}: change it",
+        "version.yaml": f"what it is: fill in `idea` and `title`; delete `{scaffold.DRAFT}` when the page is written",
+        "README.md": f'its page: replace what begins with "{scaffold.OPEN}"',
+    }
+    console.print(facts(f"{version.name} in {version.directory}", files))
+    console.print(f"python tools/run_version.py {name} --watch      a trial at every save")
+    console.print(f"python tools/run_version.py {name} --against {parent.address}      the verdict", soft_wrap=True)
+    return 0
