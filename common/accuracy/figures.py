@@ -17,7 +17,7 @@ from flashladder.common.problem import DTYPES
 from flashladder.common.report.theme import colour, figure, pixels
 
 WIDTH, ROW = 860, 22
-ABOVE, BELOW = 70, 34  # pixels for the legend and the titles, and for the scales
+ABOVE, BELOW = 84, 34  # pixels for the legend and the titles, and for the scales
 PANELS = {"rms_error": (150, 330), "mean_error": (510, 336)}  # where each begins, and how wide it is
 TITLES = {"rms_error": "RMS error of O", "mean_error": "mean error of O: above zero, O is too large"}
 ROLES = {"fa2": "official", "plain": "official", "cudnn": "fixed", "fa3": "mufu"}  # all others are ours
@@ -42,7 +42,7 @@ def errors(rows: pd.DataFrame) -> Figure:
         axes.set_yticklabels(names or [""] * len(families))
         _scale(axes, column, half_ulp)
         _draw(axes, column, judged, families)
-    drawn.legend(handles=_legend(judged), loc="upper left", ncols=6, bbox_to_anchor=(0, 1), borderaxespad=0)
+    drawn.legend(handles=_legend(judged), loc="upper left", ncols=4, bbox_to_anchor=(0, 1), borderaxespad=0)
     return drawn
 
 
