@@ -14,7 +14,7 @@ from flashladder.common.paths import ROOT, mixed_checkouts
 def copy(tmp_path_factory):
     """A checkout whose rung 02 has another title, as somebody has who edits it."""
     root = tmp_path_factory.mktemp("copied") / "checkout"
-    for name in ("commands", "common", "configs", "tests", "tools", "tuner", "versions"):
+    for name in ("common", "configs", "tests", "tools", "tuner", "versions"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, root)
