@@ -1,18 +1,25 @@
-# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones; they first make .venv when it is
-# missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
+# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones, make test-long those that take minutes;
+# they first make .venv when it is missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024
+# --causal", make test ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
 QUICK := $(addprefix tests/test_,catalog.py config.py house.py problem.py commands.py run_version.py) \
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
-.PHONY: run test quick lint doctor venv dev clean
+LONG := $(addprefix tests/test_,explain.py exercises.py new_version.py own_ladders.py watch.py) \
+	tests/emulator/test_mutations.py
+
+.PHONY: run test test-long quick lint doctor venv dev clean
 
 run: venv
 	@$(PY) tools/run_version.py $(VERSION) $(ARGS)
 
 test: dev
-	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
+	$(PY) -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(LONG)) $(ARGS)
+
+test-long: dev
+	$(PY) -m pytest -n auto --dist worksteal $(LONG) $(ARGS)
 
 quick: dev
 	$(PY) -m pytest -n auto --dist worksteal $(QUICK) $(ARGS)
