@@ -88,8 +88,8 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
 
     // To be called after the P V of block j. If a sum has grown large, it moves the anchors of the warp's rows, and tells
     // `loss` of those that are lost. Anchors move by whole numbers: P of equal scores are then rounded alike, before and
-    // after. `stop` says whether a row was lost in the block before (see Loss). Returns `stop`,
-    // as one value for the whole warp.
+    // after. `stop` says whether a row was lost in the block before (see Loss). Returns `stop`, as one value for the whole
+    // warp.
     template <int head_dim>
     __device__ bool settle(Accumulator<rows, head_dim> &o, int j, bool stop, Loss &loss) {
         const bool new_group = j % this->group == 0;

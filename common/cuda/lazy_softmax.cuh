@@ -95,7 +95,7 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
 // How far a score may pass m, in log2, before m is raised. P stays below 2^15: fp16 ends at 2^16.
 constexpr float tolerance = 15.0f;
 
-// Takes block j. Raises m only when a score has passed it by more than the tolerance. Until then O needs no rescaling. This takes one
+// Raises m only when a score has passed it by more than the tolerance. Until then O needs no rescaling. This takes one
 // vote per warp and block, and no shuffles. (FlashAttention-4's conditional rescaling.)
 template <class T, int rows>
 struct LazySoftmax : WeighedSoftmax<T, rows> {
