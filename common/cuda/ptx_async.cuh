@@ -25,6 +25,10 @@ struct Mbarrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
     }
+    // One arrival for a whole warp, whose lanes are together here.
+    __device__ void arrive_as_warp() {
+        if (threadIdx.x % 32 == 0) arrive();
+    }
     // Arrives, and tells of bytes that are yet to come in this phase.
     __device__ void arrive_expecting(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)

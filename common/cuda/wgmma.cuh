@@ -27,6 +27,8 @@ struct ByRows {
     template <class T>
     __device__ explicit ByRows(const T *tile) : first(matrix_descriptor(tile, 16)) {}
     __device__ uint64_t at(int step) const { return first + (Tile::step(0, step / 4 * 64) * 2 + step % 4 * 32 >> 4); }
+    __device__ ByRows after(int tiles) const { return ByRows{first + tiles * (Tile::size * 2 >> 4)}; }
+    __device__ explicit ByRows(uint64_t first_) : first(first_) {}
 };
 
 // An operand whose rows run along k: V of P V.
@@ -37,6 +39,8 @@ struct ByColumns {
     template <class T>
     __device__ explicit ByColumns(const T *tile) : first(matrix_descriptor(tile, Tile::rows * 128)) {}
     __device__ uint64_t at(int step) const { return first + (Tile::step(step * 16, 0) * 2 >> 4); }
+    __device__ ByColumns after(int tiles) const { return ByColumns{first + tiles * (Tile::size * 2 >> 4)}; }
+    __device__ explicit ByColumns(uint64_t first_) : first(first_) {}
 };
 
 template <int rows, int cols>
