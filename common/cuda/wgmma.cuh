@@ -22,6 +22,7 @@ __device__ inline uint64_t matrix_descriptor(const void *tile, int panel_bytes) 
 // An operand whose rows run along m or n: Q and K of Q K^T.
 template <class Tile>
 struct ByRows {
+    static constexpr bool by_columns = false;
     uint64_t first;
 
     template <class T>
@@ -34,6 +35,7 @@ struct ByRows {
 // An operand whose rows run along k: V of P V.
 template <class Tile>
 struct ByColumns {
+    static constexpr bool by_columns = true;
     uint64_t first;
 
     template <class T>
@@ -63,11 +65,12 @@ __device__ inline void start_product(Accumulator<16, cols> &c, const A &a, const
 
 // Starts C += A B with A in registers. Neither may be touched before `wait_for`.
 template <class T, int k, int cols, class B>
-__device__ inline void start_sum(Accumulator<16, cols> &c, HeldA<16, k> &a, const B &b) {
+__device__ inline void start_sum(Accumulator<16, cols> &c, HeldA<16, k> &a, const B &b, bool adds = true) {
     stay_here(c);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < k / 16; ++step) Wgmma<T, cols>::of_registers(c.block[0], a.block[step][0], b.at(step), true);
+    for (int step = 0; step < k / 16; ++step)
+        Wgmma<T, cols>::template of_registers<B::by_columns>(c.block[0], a.block[step][0], b.at(step), adds || step > 0);
     wgmma_commit();
 }
 
@@ -76,4 +79,15 @@ template <int pending = 0, int cols>
 __device__ inline void wait_for(Accumulator<16, cols> &c) {
     wgmma_wait<pending>();
     stay_here(c);
+}
+
+// The same where A, of a sum, is in registers: they are free again.
+template <int cols, int k>
+__device__ inline void wait_for(Accumulator<16, cols> &c, HeldA<16, k> &a) {
+    wgmma_wait<0>();
+    stay_here(c);
+#pragma unroll
+    for (int step = 0; step < k / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
 }
