@@ -23,4 +23,14 @@ struct DeferredSoftmax : OnlineSoftmax<rows> {
     __device__ void rescale(Accumulator<rows, head_dim> &o) const {
         OnlineSoftmax<rows>::each_row([&](int b, int h) { OnlineSoftmax<rows>::scale_row(o, b, h, factor[b][h]); });
     }
+
+    // Writes the log-sum-exp of those of the warp's rows that are below `end`.
+    __device__ void store_lse(float *lse, int end) const {
+        if (lane_index() % 4 != 0) return;
+        OnlineSoftmax<rows>::each_row([&](int b, int h) {
+            const int row = b * 16 + h * 8 + accumulator_row();
+            if (row < end) lse[row] = (this->m[b][h] + __log2f(this->l[b][h])) * ln_2;
+        });
+    }
+    using OnlineSoftmax<rows>::store_lse;
 };

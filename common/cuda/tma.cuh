@@ -3,10 +3,13 @@
 #include "layout.cuh"
 #include "ptx_async.cuh"
 
-// Q, K and V as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
+// Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
 // past the end of a tensor come as zeros.
 struct QkvMaps {
     TensorMapBytes q, k, v;
+};
+struct QkvoMaps {
+    TensorMapBytes q, k, v, o;
 };
 
 // Starts copying rows from `row` on of one head to a tile, panel by panel. One thread calls it.
@@ -53,8 +56,8 @@ struct alignas(1024) TmaRing {
         at.next();
     }
     __device__ void wait(const Place &at) { full[at.stage].wait(at.parity); }
-    __device__ void release(Place &at) {
-        empty[at.stage].arrive_as_warp();
+    __device__ void release(Place &at, bool really = true) {
+        if (really) empty[at.stage].arrive_as_warp();
         at.next();
     }
 };

@@ -49,9 +49,12 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     }
     __syncthreads();  // the barriers are made
 
-    const ByRows<QTile> q_operand(shared.q);
-    const ByRows<KVTile> k_operand(shared.k);
-    const ByColumns<KVTile> v_operand(shared.v);
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_operand;
+    ByColumns<KVTile> v_operand;
+    q_operand.start(shared.q);
+    k_operand.start(shared.k);
+    v_operand.start(shared.v);
 
     Accumulator<16, head_dim> o;  // of this warp
     OnlineSoftmax<16> softmax{params.softmax_scale * log2_e};

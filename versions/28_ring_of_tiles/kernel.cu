@@ -56,9 +56,12 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
     take_registers<Share::consumer>();
 
     const int warp_row = warp_index() * 16;
-    const ByRows<QTile> q_operand(shared.q.tiles[0]);
-    const ByRows<KVTile> k_tiles(shared.k.tiles[0]);
-    const ByColumns<KVTile> v_tiles(shared.v.tiles[0]);
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_tiles;
+    ByColumns<KVTile> v_tiles;
+    q_operand.start(shared.q.tiles[0]);
+    k_tiles.start(shared.k.tiles[0]);
+    v_tiles.start(shared.v.tiles[0]);
     auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
 
     Accumulator<16, head_dim> o;  // of this warp
