@@ -1,5 +1,6 @@
 """Attention as a function: right on whatever tensors a model has, or refused; and torch can see through it."""
 
+import dataclasses
 import re
 
 import pytest
