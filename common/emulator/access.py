@@ -74,7 +74,7 @@ class WarpAccess:
             element = np.frombuffer(self.machine.params, VIEW_CODES[size], 1, int(address.flat[0]))
             return split(element.reshape(1, 1), code, count)
         if space == "generic":
-            space, address = self._resolve(index, address, mask)
+            space, address = self.resolve(index, address, mask)
         if space == "shared":
             return split(self._load_shared(index, address, size, mask), code, count)
         if space == "local":
@@ -84,7 +84,7 @@ class WarpAccess:
     def store(self, index: int, space: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask) -> None:
         """Writes values side by side."""
         if space == "generic":
-            space, address = self._resolve(index, address, mask)
+            space, address = self.resolve(index, address, mask)
         data = join(values, code)
         if space == "shared":
             self._store_shared(index, address, data, mask)
@@ -94,7 +94,7 @@ class WarpAccess:
         else:
             self._store_global(index, address, data, mask)
 
-    def _resolve(self, index: int, address: Array, mask: Mask) -> tuple[str, Array]:
+    def resolve(self, index: int, address: Array, mask: Mask) -> tuple[str, Array]:
         """The one space that generic addresses lie in, and the addresses in it."""
         for space, base in GENERIC_BASE.items():
             inside = is_in(space, address)
@@ -178,7 +178,7 @@ class WarpAccess:
     ) -> Array:
         """atom and red, one lane after the other in CTA and lane order; the old values."""
         if space == "generic":
-            space, address = self._resolve(index, address, mask)
+            space, address = self.resolve(index, address, mask)
         if (space, name, code) == ("global", "add", "f4"):
             name = "add.ftz"  # of f32 the hardware flushes subnormals there, but not in shared memory (PTX ISA, "atom")
         size, shape = np.dtype(code).itemsize, (len(self.chunk.cta_ids), 32)

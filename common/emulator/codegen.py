@@ -20,6 +20,7 @@ from .arrays import narrow
 from .cfg import PtxBlock, build_blocks, reads, writes
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
+from .mbarrier import MbarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
 from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Not, Operand, PtxKernel, Reg, Sink, Special, Symbol
@@ -35,6 +36,7 @@ class Namespace:
         self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
         self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
         self.values.update(np=np, where=np.where, narrow=narrow, BarrierCall=BarrierCall)
+        self.values.update(MbarrierCall=MbarrierCall)
         self._constants: dict[tuple[int, str], str] = {}
 
     def constant(self, bits: int, code: str) -> str:

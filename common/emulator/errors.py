@@ -27,6 +27,10 @@ class ConvergenceError(EmulatorError):
     """A warp-wide instruction that some of its lanes do not execute, or whose member mask is wrong."""
 
 
+class SynchronisationError(EmulatorError):
+    """A barrier, an mbarrier or setmaxnreg used as PTX forbids: uninitialised, overrun, with counts that disagree."""
+
+
 class DeadlockError(EmulatorError):
     """Warps that wait for each other for ever."""
 

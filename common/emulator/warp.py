@@ -7,7 +7,7 @@ import numpy as np
 
 from . import exchange
 from .access import GENERIC_BASE, WarpAccess, is_in
-from .arrays import ALL_LANES, Array, Mask, every_lane, first_lanes, has_lanes
+from .arrays import ALL_LANES, Array, Mask, either, every_lane, first_lanes, has_lanes
 from .errors import ConvergenceError, EmulatorError
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class Warp:
         self.executed = 0
         self.access = WarpAccess(self)
         self._special = chunk.special_registers(index)
+
+    def send(self, block: int, mask: Mask) -> None:
+        """Puts lanes before a block, with those that stand there already."""
+        self.ready[block] = either(mask, self.ready[block]) if block in self.ready else mask
 
     # -- names
 

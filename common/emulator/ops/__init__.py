@@ -1,6 +1,6 @@
 """The instructions, one module a family; importing this package registers them all."""
 
-from . import bits, control, convert, floats, halves, integers, memory, mma, moves, warpwide
+from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, warpwide
 from .registry import Op, lookup
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "halves",
     "integers",
     "lookup",
+    "mbarriers",
     "memory",
     "mma",
     "moves",

@@ -26,8 +26,8 @@ class Op:
     Attributes:
         emit: appends the Python code of one instruction to a block.
         outputs: how many leading operands are written.
-        ending: what becomes of control: "" goes on; "branch", "exit" and "barrier" (a gate, at which a warp may have to
-            wait) end a block, and the scheduler acts on what the block's function returns.
+        ending: what becomes of control: "" goes on; "branch", "exit" and "gate" (a warp may have to wait) end a block,
+            and the scheduler acts on what the block's function returns.
     """
 
     emit: Emit
