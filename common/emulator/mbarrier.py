@@ -8,7 +8,7 @@ What PTX leaves undefined is an error here: an object that was not initialised, 
 phase that ends before anyone has seen the end of the last one (9.7.13.15.4), counts out of their range (9.7.13.15.2).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -163,19 +163,10 @@ class Mbarriers:
                 self._add_tx(warp, index, barrier, lanes, expect, 1)
             each = np.where(lanes, 1 if count is None else count.astype(np.int64), 0)
             total = each.sum(axis=1)
-            self._forbid(
-                warp, index, lanes, present & (total > barrier.pending),
-                lambda row, b=barrier, n=total: f"{n[row]} arrivals at once, but the {b.described(row)}",
-            )  # fmt: skip
-            self._forbid(
-                warp,
-                index,
-                lanes,
-                present & ~barrier.seen,
-                lambda row, b=barrier: (
-                    f"nobody has seen the end of phase {b.phase[row] - 1} yet of the {b.described(row)}"
-                ),
-            )
+            too_many = "more arrivals at once than are pending"
+            self._forbid(warp, index, lanes, present & (total > barrier.pending), too_many, barrier)
+            unseen = "an arrival, though nobody has yet seen the end of the last phase"
+            self._forbid(warp, index, lanes, present & ~barrier.seen, unseen, barrier)
             before = barrier.pending[:, None] - (np.cumsum(each, axis=1) - each)
             state = np.where(lanes, (barrier.phase[:, None] << 32 | before).astype(np.uint64), state)
             barrier.pending -= total
@@ -222,10 +213,8 @@ class Mbarriers:
             if not call.by_parity:
                 phases = phases >> 32
                 known = (phases == barrier.phase[:, None]) | (phases == barrier.phase[:, None] - 1)
-                self._forbid(
-                    warp, index, lanes, has_lanes(lanes & ~known),
-                    lambda row, b=barrier: f"the state is of neither the present nor the last phase: {b.described(row)}",
-                )  # fmt: skip
+                old = "the state is of neither the present nor the last phase"
+                self._forbid(warp, index, lanes, has_lanes(lanes & ~known), old, barrier)
             elif (lanes & (phases > 1)).any():
                 self._forbid(warp, index, lanes, has_lanes(lanes & (phases > 1)), "a parity other than 0 and 1")
             else:
@@ -342,14 +331,20 @@ class Mbarriers:
         self._forbid(warp, index, lanes, lanes.sum(axis=1) > 1, f"{what} by several lanes at once")
 
     def _forbid(
-        self, warp: "Warp", index: int, lanes: np.ndarray, wrong: np.ndarray, why: str | Callable[[int], str]
+        self,
+        warp: "Warp",
+        index: int,
+        lanes: np.ndarray,
+        wrong: np.ndarray,
+        why: str,
+        barrier: Mbarrier | None = None,
     ) -> None:
-        """Raises if any CTA is wrong: `why` is a text, or a function of the CTA's row."""
+        """Raises if any CTA is wrong."""
         if wrong.any():
             row = int(np.argmax(wrong))
             lane = int(np.argmax(lanes[row if len(lanes) > 1 else 0]))
-            text = why if isinstance(why, str) else why(row)
-            raise SynchronisationError(f"wrong use of an mbarrier: {text}\n  {warp.at(index, row, lane)}")
+            state = f": {barrier.described(row)}" if barrier else ""
+            raise SynchronisationError(f"wrong use of an mbarrier: {why}{state}\n  {warp.at(index, row, lane)}")
 
 
 def _of_row(values: Array, lanes: np.ndarray) -> np.ndarray:
