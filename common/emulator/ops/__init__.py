@@ -1,6 +1,6 @@
 """The instructions, one module a family; importing this package registers them all."""
 
-from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, warpwide
+from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, warpwide, wgmma
 from .registry import Op, lookup
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "mma",
     "moves",
     "warpwide",
+    "wgmma",
 ]
