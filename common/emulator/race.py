@@ -60,6 +60,25 @@ class Access:
         return 32 * self.warp.index + self.pattern.word_lanes
 
 
+@dataclass(frozen=True)
+class AgentAccess:
+    """What asynchronous work does to shared memory, alike in CTAs `rows`.
+
+    Attributes:
+        warp, index, lane: who issued it: the warp, the instruction, the lane (None: the warp as a whole, as for wgmma).
+        units: the 16-byte units that it touches, as offset // 16 in shared memory; each once.
+        rows: CTAs of the chunk; None: all.
+        does: a verb for reports, as "reads by wgmma".
+    """
+
+    warp: "Warp"
+    index: int
+    lane: int | None
+    units: np.ndarray
+    rows: Rows
+    does: str
+
+
 class RaceDetector:
     """The clocks of all warps and the stamps of all words of a chunk's shared memory.
 
@@ -165,6 +184,32 @@ class RaceDetector:
         """The issuing lanes have waited for their copies, which thereby become their writes."""
         self._part(access.rows)
         self._stamp(access)
+
+    # -- asynchronous agents
+
+    def agent_writes(self, access: AgentAccess, mbarrier: int) -> None:
+        """The issue of a copy into shared memory that tells the mbarrier at this address when it lands."""
+
+    def agent_lands(self, access: AgentAccess, mbarrier: int) -> None:
+        """The copy has landed; to be called before the mbarrier is told."""
+
+    def wgmma_reads(self, access: AgentAccess) -> None:
+        """The issue of a wgmma: its warpgroup reads from now on until a wait_group."""
+
+    def wgmma_commits(self, warp: "Warp", rows: Rows) -> None:
+        """wgmma.commit_group by one warp."""
+
+    def wgmma_waits(self, warp: "Warp", pending: int, rows: Rows) -> None:
+        """wgmma.wait_group by one warp, which all but the latest `pending` groups of its warpgroup have passed."""
+
+    def bulk_reads(self, access: AgentAccess) -> None:
+        """The issue of a copy out of shared memory that a bulk group of the issuing lane tracks."""
+
+    def bulk_commits(self, warp: "Warp", index: int, mask: np.ndarray | None) -> None:
+        """cp.async.bulk.commit_group by lanes of a warp."""
+
+    def bulk_waits(self, warp: "Warp", index: int, pending: int, mask: np.ndarray | None) -> None:
+        """cp.async.bulk.wait_group{.read} by lanes of a warp: all but the latest `pending` groups of each have read."""
 
     def _check_against(self, access: Access, reads: bool = False, atomics: bool = False) -> None:
         """Raises unless the last writes, and the last reads and atomics if so said, are ordered before this access."""
