@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic, fragments
-from .arrays import narrow
+from .arrays import ALL_LANES, narrow
 from .cfg import PtxBlock, build_blocks, reads, writes
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
@@ -25,6 +25,7 @@ from .mbarrier import MbarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
 from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Not, Operand, PtxKernel, Reg, Sink, Special, Symbol
+from .registers import RegisterCall
 from .warpgroup import WaitCall, warpgroup_of
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
@@ -37,8 +38,10 @@ class Namespace:
         self.values: dict[str, Any] = {name: getattr(arithmetic, name) for name in arithmetic.__all__}
         self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
         self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
-        self.values.update(np=np, where=np.where, narrow=narrow, BarrierCall=BarrierCall)
-        self.values.update(MbarrierCall=MbarrierCall, WaitCall=WaitCall, warpgroup_of=warpgroup_of)
+        self.values.update(np=np, where=np.where, narrow=narrow)
+        self.values.update(BarrierCall=BarrierCall, MbarrierCall=MbarrierCall, RegisterCall=RegisterCall)
+        self.values.update(all_lanes=ALL_LANES.astype(np.uint32)[None])
+        self.values.update(WaitCall=WaitCall, warpgroup_of=warpgroup_of)
         self._constants: dict[tuple[int, str], str] = {}
 
     def constant(self, bits: int, code: str) -> str:

@@ -309,13 +309,7 @@ class Mbarriers:
 
     def _add_tx(self, warp: "Warp", index: int, barrier: Mbarrier, lanes: np.ndarray, count: Array, sign: int) -> None:
         barrier.tx += sign * np.where(lanes, count.astype(np.int64), 0).sum(axis=1)
-        self._forbid(
-            warp,
-            index,
-            lanes,
-            np.abs(barrier.tx) > MAX_COUNT,
-            lambda row: f"more than 2^20 - 1 bytes: {barrier.described(row)}",
-        )
+        self._forbid(warp, index, lanes, np.abs(barrier.tx) > MAX_COUNT, "more than 2^20 - 1 bytes", barrier)
 
     def _end_phase(self, barrier: Mbarrier, present: np.ndarray) -> np.ndarray:
         """Ends the phase where nothing is left to come; in which CTAs it did."""

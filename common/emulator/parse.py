@@ -49,6 +49,7 @@ _SPECIALS = re.compile(
     | dynamic_smem_size | total_smem_size | cluster_ctarank | cluster_nctarank )$""",
     re.X,
 )
+_ENTRY_DIRECTIVE = re.compile(r"\.(maxntid|reqntid|maxnreg|minnctapersm|reqnctapercluster)\s+(\d+(?:\s*,\s*\d+)*)")
 _LINE_DIRECTIVES = (".version", ".target", ".address_size", ".file", ".section", ".loc ", ".loc\t")
 # Directives that say nothing about what a kernel computes.
 _IGNORED = (".version", ".address_size", ".file", ".section", ".pragma")
@@ -148,6 +149,8 @@ class _Parser:
         if not match:
             raise self.fail(f"unknown entry: {head}")
         kernel = PtxKernel(match[1], variables=self.globals, target=self.target)
+        for name, numbers in _ENTRY_DIRECTIVE.findall(head):
+            kernel.directives[name] = tuple(int(number) for number in numbers.split(","))
         for text in filter(None, (part.strip() for part in (match[2] or "").split(","))):
             param = _VARIABLE.match(text)
             if not param:

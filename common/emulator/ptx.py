@@ -134,7 +134,7 @@ class Variable:
 
 @dataclass
 class PtxKernel:
-    """One entry function, ready for control-flow analysis."""
+    """One entry function, ready for control-flow analysis. `directives`: the numbers of .maxntid and its like."""
 
     name: str
     params: dict[str, Variable] = field(default_factory=dict)
@@ -142,3 +142,4 @@ class PtxKernel:
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     target: str = ""
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)

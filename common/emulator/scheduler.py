@@ -17,6 +17,7 @@ from .errors import DeadlockError, InstructionBudgetError
 from .gates import Gate
 from .mbarrier import Mbarriers
 from .race import RaceDetector
+from .registers import RegisterPool
 from .shared import SharedMemory
 from .warp import Warp
 
@@ -98,6 +99,9 @@ class Chunk:
                 break
         if any(gate.waiting for gate in self.gates.values()):
             raise self._deadlock()
+        pool = self.gates.get("registers")
+        if isinstance(pool, RegisterPool):
+            pool.check_all()
 
     def _unblock(self) -> bool:
         """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy

@@ -153,6 +153,13 @@ class Warp:
             result = np.where(here, function(group), result)
         return result
 
+    def elect(self, index: int, members: Array, mask: Mask) -> Array:
+        """elect.sync: the lowest of the lanes that take part."""
+        return self._by_group(index, members, mask, lambda group: group.argmax(axis=1)[:, None].astype(np.uint32))
+
+    def fence(self, kind: str, mask: Mask) -> None:
+        """A fence: of the proxies ("proxy"), of initialised mbarriers, or of the thread's accesses beyond its CTA."""
+
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""
         for here, _ in self._groups(index, members, mask):

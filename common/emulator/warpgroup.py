@@ -290,8 +290,11 @@ class Warpgroup:
 
 
 def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """A times the transpose of B, in pieces of columns, (CTAs, pieces, 64, columns): the largest for which OpenBLAS does
-    not start threads, since on a busy machine these wait for each other a hundred times as long as they multiply."""
+    """A times the transpose of B, in pieces of columns, (CTAs, pieces, 64, columns).
+
+    The largest pieces for which OpenBLAS starts no threads: on a busy machine these wait for each other a hundred times
+    as long as they multiply.
+    """
     count, columns, depth = right.shape
     fitting = [c for c in range(8, columns + 1, 8) if columns % c == 0 and 64 * c * depth <= _SMALL_PRODUCT]
     width = max(fitting, default=8)

@@ -286,7 +286,9 @@ def test_ctas_that_go_different_ways():
 GOOD = {
     "one product": [ZERO_D, FENCE, mma(0), COMMIT, wait(), "add.f32 d0, d0, d0;"],
     "a chain of one shape needs no second fence": [ZERO_D, FENCE, mma(0), COMMIT, mma(1), COMMIT, wait()],
-    "two read the same fragments": [ZERO_D, ZERO_E, SET_A, FENCE, from_registers(0), from_registers(1, "e"), COMMIT, wait()],
+    "two read the same fragments": [
+        ZERO_D, ZERO_E, SET_A, FENCE, from_registers(0), from_registers(1, "e"), COMMIT, wait(),
+    ],
     "fragments are set anew": [
         ZERO_D, SET_A, FENCE, from_registers(0), COMMIT, wait(), SET_A, FENCE, from_registers(1), COMMIT, wait(),
     ],
@@ -371,7 +373,10 @@ def test_registers_in_flight(steps, message):
         ("setp.ge.u32 more, tid_, 16; @more bra over; WORK over: ", ConvergenceError, "divergent"),
         ("setp.ge.u32 more, tid_, 96; @more mov.b64 b0, b1; WORK", ConvergenceError, "descriptors in warp 3"),
         ("setp.eq.u32 more, tid_, 5; @more mov.b64 b0, b1; WORK", ConvergenceError, "lanes of a warp give different"),
-        (f"setp.eq.u32 more, tid_, 5; {FENCE} @more {mma(0)} {COMMIT} {wait()}", UnsupportedInstructionError, "under a guard"),
+        (
+            f"setp.eq.u32 more, tid_, 5; {FENCE} @more {mma(0)} {COMMIT} {wait()}",
+            UnsupportedInstructionError, "under a guard",
+        ),
         ("mov.b64 b0, 0x4000000800010001; WORK", MemoryAccessError, r"wgmma reads out of bounds: offset -1008"),
         ("or.b64 b0, b0, 0x3fff; WORK", MemoryAccessError, r"wgmma reads out of bounds.*\n.*warp 0.*`wgmma"),
     ],

@@ -1,6 +1,6 @@
 """The instructions, one module a family; importing this package registers them all."""
 
-from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, warpwide, wgmma
+from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, sync, warpwide, wgmma
 from .registry import Op, lookup
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "memory",
     "mma",
     "moves",
+    "sync",
     "warpwide",
     "wgmma",
 ]
