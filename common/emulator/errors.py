@@ -20,7 +20,7 @@ class MemoryAccessError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Two accesses to one word of shared memory that nothing orders, or a read of a copy still in flight."""
+    """Two accesses to one word of shared memory that nothing orders, or one while a copy or a wgmma is under way."""
 
 
 class ConvergenceError(EmulatorError):
