@@ -33,9 +33,10 @@ def sources(instruction: Instruction) -> Iterator[Reg]:
 
 
 def reads(instruction: Instruction) -> Iterator[Reg]:
-    """The same, and what a guarded instruction writes: it keeps the old values of the lanes that fail the guard."""
+    """The same, and what a guarded instruction writes: it keeps the old values of the lanes that fail the guard. Of an
+    instruction that may add to what it writes, this too."""
     yield from sources(instruction)
-    if instruction.guard:
+    if instruction.guard or lookup(instruction)[0].updates:
         yield from writes(instruction)
 
 

@@ -20,11 +20,13 @@ from .arrays import ALL_LANES, narrow
 from .cfg import PtxBlock, build_blocks, reads, writes
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
+from .inflight import check_products
 from .mbarrier import MbarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
 from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Not, Operand, PtxKernel, Reg, Sink, Special, Symbol
 from .registers import RegisterCall
+from .warpgroup import WaitCall, warpgroup_of
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
 
@@ -39,6 +41,7 @@ class Namespace:
         self.values.update(np=np, where=np.where, narrow=narrow)
         self.values.update(BarrierCall=BarrierCall, MbarrierCall=MbarrierCall, RegisterCall=RegisterCall)
         self.values.update(all_lanes=ALL_LANES.astype(np.uint32)[None])
+        self.values.update(WaitCall=WaitCall, warpgroup_of=warpgroup_of)
         self._constants: dict[tuple[int, str], str] = {}
 
     def constant(self, bits: int, code: str) -> str:
@@ -51,6 +54,11 @@ class Namespace:
             self._constants[key] = name = f"k{len(self._constants)}"
             self.values[name] = value
         return self._constants[key]
+
+    def named(self, name: str, value: Any) -> str:
+        """The name of any other constant."""
+        self.values[name] = value
+        return name
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +266,11 @@ def compile_kernel(kernel: PtxKernel) -> Program:
     """Generates and compiles the code of all blocks.
 
     Raises:
-        EmulatorError: an unknown instruction, or a register that may be read before it is written.
+        EmulatorError: an unknown instruction, or a register that may be read before it is written, or touched while a
+            product in flight uses it.
     """
     blocks = build_blocks(kernel)
+    check_products(blocks)
     slots: dict[Reg, int] = {}
     for instruction in kernel.instructions:
         for reg in (*writes(instruction), *reads(instruction)):
@@ -278,6 +288,7 @@ def substitute(program: Program, instruction: Instruction, substitutes: list[Ins
     new = replace(old, instructions=kept, ending="" if instruction is old.last else old.ending)
     blocks, functions = list(program.blocks), list(program.functions)
     blocks[old.index] = new
+    check_products(blocks)
     (functions[old.index],) = _compile_blocks(program, [new])
     return replace(program, blocks=blocks, functions=functions)
 

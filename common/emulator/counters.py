@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .codegen import Program
 
 NUM_BANKS = 32
-_MMA_SHAPE = re.compile(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
+_MMA_SHAPE = re.compile(r"(?:mma|wgmma\.mma_async)\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
 
 
 def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int) -> tuple[int, int, int]:
@@ -153,7 +153,8 @@ def summarise(counters: Counters, program: "Program") -> Report:
             report.instructions[instruction.opcode] = report.instructions.get(instruction.opcode, 0) + executed
             if shape := _MMA_SHAPE.match(instruction.opcode):
                 m, n, k = (int(part) for part in shape.groups())
-                report.mma_flops += 2 * m * n * k * executed
+                sharing = 4 if instruction.opcode.startswith("wgmma") else 1  # warps that multiply together
+                report.mma_flops += 2 * m * n * k * executed // sharing
     for space, counts, lines in (
         ("shared", counters.shared, report.shared),
         ("global", counters.global_memory, report.global_memory),

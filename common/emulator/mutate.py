@@ -7,11 +7,13 @@ from dataclasses import replace
 from .codegen import Program, substitute
 from .ptx import Imm, Instruction
 
-_SYNCHRONISES = re.compile(r"(bar|barrier)\.|cp\.async\.(commit_group|wait_group|wait_all)$")
+_SYNCHRONISES = re.compile(
+    r"(bar|barrier)\.|cp\.async\.(commit_group|wait_group|wait_all)$|wgmma\.(fence|commit_group|wait_group)\."
+)
 
 
 def synchronisations(program: Program) -> Iterator[Instruction]:
-    """Every barrier (also of a warp), commit and wait of asynchronous copies, in program order."""
+    """Every barrier (also of a warp), commit and wait of asynchronous work, and fence of wgmma, in program order."""
     for instruction in program.kernel.instructions:
         if _SYNCHRONISES.match(instruction.opcode):
             yield instruction

@@ -14,7 +14,8 @@ from flashladder.common.build.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import Problem, Tensors, make_inputs
-from flashladder.common.run.launch import pack, steps, workspace_bytes
+from flashladder.common.run import tensor_map
+from flashladder.common.run.launch import Step, pack, steps, workspace_bytes
 
 if TYPE_CHECKING:
     from flashladder.common.emulator import Report
@@ -75,12 +76,12 @@ def on_emulator(
         )
         for workspace in artifact.workspaces
     ]
-    arguments, ptx = params + np.array(lent, np.uint64).tobytes(), artifact.ptx.read_text()
+    pointers, ptx = np.array(lent, np.uint64).tobytes(), artifact.ptx.read_text()
     launches = steps(artifact, problem, params, EMULATED_SMS)
     reports = [
         emulator.run(
             program := emulator.compile_ptx(ptx, step.entry),
-            arguments,
+            _arguments(params, pointers, step),
             step.grid,
             step.num_threads,
             step.shared_bytes,
@@ -95,6 +96,16 @@ def on_emulator(
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
     return emulator.total(reports)
+
+
+def _arguments(params: bytes, pointers: bytes, step: Step) -> bytes:
+    """What a kernel is launched with, as it lies in its parameters: each at a multiple of its alignment."""
+    maps = b"".join(
+        tensor_map.encode(each.address, each.dtype, each.dims, each.strides, each.box, each.swizzle_bytes)
+        for each in step.tensor_maps
+    )
+    packed = params + pointers
+    return packed + bytes(-len(packed) % tensor_map.ALIGNMENT) + maps if maps else packed
 
 
 def _tiles(artifact: Artifact, problem: Problem) -> int:

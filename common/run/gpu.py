@@ -19,7 +19,7 @@ import torch
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
-from flashladder.common.run.launch import Step
+from flashladder.common.run.launch import MappedTensor, Step
 
 Launch = Callable[[], None]
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}
@@ -65,6 +65,15 @@ def load(artifact: Artifact) -> LoadedKernel:
     return _loaded[same]
 
 
+class _Arguments:
+    """What a kernel is launched with: parameters, pointers to workspaces, tensor maps, without those it has not."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._packed = [ctypes.create_string_buffer(part, len(part)) for part in parts if part]
+        self._addresses = (ctypes.c_void_p * len(self._packed))(*map(ctypes.addressof, self._packed))
+        self.where = ctypes.addressof(self._addresses)
+
+
 class LoadedKernel:
     """A loaded cubin and its kernels, until the process ends. It may be launched on any device that its arch suits."""
 
@@ -85,12 +94,10 @@ class LoadedKernel:
         """
         device = torch.cuda.current_device()
         pointers = struct.pack(f"{len(workspaces)}Q", *(memory.data_ptr() for memory in workspaces))
-        packed = [ctypes.create_string_buffer(each, len(each)) for each in (params, pointers) if each]
-        arguments = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
-        where = ctypes.addressof(arguments)
+        arguments = [_Arguments(params, pointers, b"".join(map(self._tensor_map, step.tensor_maps))) for step in steps]
         launches = [
-            (self._function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes)
-            for step in steps
+            ((self._function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes), each.where)
+            for step, each in zip(steps, arguments, strict=True)
         ]
         zeroed = [
             (memory.data_ptr(), 0, memory.numel())
@@ -100,15 +107,15 @@ class LoadedKernel:
         driver, current_device = self._driver, torch.cuda.current_device
         current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
 
-        def launch(_keep_alive: object = (packed, arguments, workspaces)) -> None:
+        def launch(_keep_alive: object = (arguments, workspaces)) -> None:
             if current_device() != device:
                 with torch.cuda.device(device):
                     return launch()
             stream = current_stream(device)
             for memory in zeroed:
                 self._checked("clear a workspace of", driver.cuMemsetD8Async(*memory, stream))
-            for each in launches:
-                (status,) = driver.cuLaunchKernel(*each, stream, where, 0)
+            for shape, where in launches:
+                (status,) = driver.cuLaunchKernel(*shape, stream, where, 0)
                 if status:
                     self._checked("launch", (status,))
             return None
@@ -121,6 +128,38 @@ class LoadedKernel:
         function = self._function(torch.cuda.current_device(), self.artifact.entry)
         query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(self._checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
+
+    def _tensor_map(self, mapped: MappedTensor) -> bytes:
+        """The 128 bytes that TMA reads."""
+        driver = self._driver
+        kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+        kind = {
+            "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        }[mapped.dtype]
+        swizzle = {
+            0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+            32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[mapped.swizzle_bytes]
+        found = self._checked(
+            "map a tensor for",
+            driver.cuTensorMapEncodeTiled(
+                kind,
+                len(mapped.dims),
+                mapped.address,
+                [driver.cuuint64_t(count) for count in mapped.dims],
+                [driver.cuuint64_t(stride) for stride in mapped.strides],
+                [driver.cuuint32_t(count) for count in mapped.box],
+                [driver.cuuint32_t(1)] * len(mapped.dims),
+                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ),
+        )
+        return ctypes.string_at(found.getPtr(), 128)
 
     def _found(self, entry: str) -> Any:
         return self._checked(f"find {entry} in", self._driver.cuLibraryGetKernel(self._library, entry.encode()))

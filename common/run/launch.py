@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flashladder.common.build.declaration import Workspace
     from flashladder.common.problem import Problem, Tensors
 
+ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
 MAX_ROW_STRIDE = 2**25 - 8  # elements, in multiples of 8; kernels compute row * stride in 32 bits within a tile
@@ -35,6 +36,18 @@ class TensorStride(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class MappedTensor:
+    """What a tensor map says of a tensor: see common/run/tensor_map.py."""
+
+    address: int
+    dtype: str  # bf16, fp16
+    dims: tuple[int, ...]  # elements, the contiguous dimension first
+    strides: tuple[int, ...]  # bytes, of all but the first
+    box: tuple[int, ...]  # elements that one copy moves
+    swizzle_bytes: int  # of a row in shared memory; 0: none
+
+
+@dataclass(frozen=True)
 class Step:
     """One launch of a kernel."""
 
@@ -42,6 +55,7 @@ class Step:
     grid: tuple[int, int, int]
     num_threads: int
     shared_bytes: int
+    tensor_maps: tuple[MappedTensor, ...] = ()  # its last argument
 
 
 @cache
@@ -93,7 +107,7 @@ def steps(artifact: Artifact, problem: Problem, params: bytes, num_sms: int) -> 
     """
     return [
         Step(kernel.entry, _grid(artifact, kernel.entry, kernel.launch, problem, params, num_sms),
-             kernel.launch.num_threads, kernel.launch.shared_bytes)
+             kernel.launch.num_threads, kernel.launch.shared_bytes, _mapped(kernel.launch, problem, params))
         for kernel in artifact.kernels
     ]  # fmt: skip
 
@@ -114,9 +128,6 @@ def _grid(
             f"{what} takes {launch.params_bytes} bytes of parameters, the host packs {len(params)} for the operation "
             f"{problem.operation}: make the kernel's struct and common/run/launch.py agree, then build again"
         )
-    if launch.tensor_maps:
-        wanted = ", ".join(each.tensor for each in launch.tensor_maps)
-        raise BuildError(f"{what} wants tensor maps ({wanted}), which neither the launch nor the emulator can make yet")
     if launch.cluster != (1, 1, 1):
         shape = " x ".join(map(str, launch.cluster))
         raise BuildError(f"{what} wants clusters of {shape} CTAs, which neither the launch nor the emulator has yet")
@@ -128,6 +139,38 @@ def _grid(
         if count > MAX_GRID_YZ:
             raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
     return x, y, z
+
+
+def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[MappedTensor, ...]:
+    """The tensors that a kernel moves by TMA, as (head_dim, seqlen, heads, batch) in boxes of one head's rows."""
+    if not launch.tensor_maps:
+        return ()
+    shapes = problem.asked.shapes(problem)
+    strided = tuple(name for name, shape in shapes.items() if len(shape) == 4)
+    given = params_type(tuple(shapes), strided).from_buffer_copy(params)
+    return tuple(
+        MappedTensor(
+            getattr(given, each.tensor),
+            problem.dtype,
+            _fastest_first(shapes[each.tensor]),
+            _byte_strides(shapes[each.tensor], getattr(given, f"{each.tensor}_stride")),
+            (each.columns, each.rows, 1, 1),
+            each.swizzle_bytes,
+        )
+        for each in launch.tensor_maps
+    )
+
+
+def _fastest_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    batch, seqlen, heads, head_dim = shape
+    return head_dim, seqlen, heads, batch
+
+
+def _byte_strides(shape: tuple[int, ...], stride: TensorStride) -> tuple[int, ...]:
+    """Of rows, heads and sequences. Where there is one only, torch's stride means nothing, and TMA may refuse it."""
+    batch, seqlen, heads, _ = shape
+    counted = ((seqlen, stride.row), (heads, stride.head), (batch, stride.batch))
+    return tuple(ELEMENT_BYTES * elements if count > 1 else ALIGNMENT for count, elements in counted)
 
 
 def _names(artifact: Artifact, launch: LaunchInfo, problem: Problem) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The instructions, one module a family; importing this package registers them all."""
 
-from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, sync, warpwide
+from . import bits, control, convert, floats, halves, integers, mbarriers, memory, mma, moves, sync, warpwide, wgmma
 from .registry import Op, lookup
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "moves",
     "sync",
     "warpwide",
+    "wgmma",
 ]

@@ -1,0 +1,29 @@
+// A CTA of warpgroups with roles: some consume tiles, the last one produces them.
+#pragma once
+#include "ptx_async.cuh"
+#include "wgmma.cuh"
+
+// How many registers a thread has. All are launched with the same number; then the producer gives back what it does not
+// need, and the consumers take it. setmaxnreg moves multiples of 8, 24 at least.
+template <int consumers, int ctas_per_sm>
+struct Registers {
+    static constexpr int num_threads = (consumers + 1) * warpgroup_threads;
+    static constexpr int at_launch = 65536 / (num_threads * ctas_per_sm) / 8 * 8;
+    static constexpr int producer = 24;
+    static constexpr int left = (at_launch * (consumers + 1) - producer) / consumers / 8 * 8;
+    static constexpr int consumer = left < 240 ? left : 240;
+};
+
+// Where in a ring of tiles its user is, and the parity of the phase that he waits for there: consumers begin with 0. The
+// producer begins with 1, as all tiles are empty.
+template <int stages>
+struct RingPlace {
+    uint32_t parity;
+    int stage = 0;
+
+    __device__ void next() {
+        if (++stage < stages) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
