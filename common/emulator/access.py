@@ -12,8 +12,8 @@ from .copies import Copy, CopyQueue
 from .errors import EmulatorError, MemoryAccessError
 from .fragments import registers_to_rows, rows_to_registers
 from .memory import GLOBAL_START, VIEW_CODES, AccessFault, aligned_bytes, typed_views
-from .race import Access
 from .shared import Group
+from .stamps import Access
 
 if TYPE_CHECKING:
     from .warp import Warp

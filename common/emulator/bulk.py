@@ -19,11 +19,11 @@ import numpy as np
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run import tensor_map
 
+from .agents import AgentAccess
 from .arithmetic import bf16_round, bf16_widen, flush
 from .arrays import Array, Mask, classes
 from .errors import MemoryAccessError
 from .memory import AccessFault
-from .race import AgentAccess
 from .shared import WINDOW
 from .tiles import CHUNK, Region, Stretch, Tile
 
@@ -89,7 +89,7 @@ class Source(ABC):
     def regions(
         self, queue: "BulkQueue", index: int, lane: int, rows: np.ndarray, others: Sequence[Array]
     ) -> Iterator[tuple[Region, np.ndarray]]:
-        """The regions of one lane, of all CTAs each; and the CTAs (bool) of `rows` in which it is that one, and in which
+        """The regions of one lane, of all CTAs each; and the CTAs (bool) of `rows` in which it is that one, and
         the other operands agree."""
 
 
@@ -158,6 +158,7 @@ class BulkQueue:
                     land()
 
     def _land(self, access: AgentAccess, region: Region, rows: np.ndarray, barrier: int) -> None:
+        assert access.lane is not None
         with self._faults(access.index, access.lane, region, rows):
             data = region.of(rows).load(self._chunk.machine.memory)
         view = self._chunk.shared.views[CHUNK]

@@ -20,8 +20,8 @@ class MemoryAccessError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Two accesses to one word of shared memory that nothing orders, or a read of a copy still in flight; or a
-    register of a product in flight that is touched."""
+    """Two accesses to one word of shared memory that nothing orders, or one while a copy or a wgmma is under way; or
+    the use of a register of a product in flight."""
 
 
 class ConvergenceError(EmulatorError):

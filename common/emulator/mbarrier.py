@@ -17,9 +17,12 @@ import numpy as np
 from .arrays import Array, Mask, has_lanes
 from .errors import SynchronisationError
 from .gates import Waiting, pass_guard
+from .order import lanes_of
 from .shared import WINDOW
+from .stamps import Access
 
 if TYPE_CHECKING:
+    from .agents import AgentRaces
     from .scheduler import Chunk
     from .warp import Warp
 
@@ -101,15 +104,14 @@ class Mbarriers:
         """mbarrier.init (9.7.13.15.9)."""
         for barrier, lanes in self._targets(warp, index, space, address, mask):
             present = has_lanes(lanes)
-            self._forbid(
-                warp, index, lanes, present & barrier.valid, f"{barrier.address - WINDOW:#x} holds one already"
-            )
+            self._forbid(warp, index, lanes, present & barrier.valid, "there is one already at this address")
             self._once(warp, index, lanes, "mbarrier.init")
             wanted = _of_row(count, lanes)
-            self._forbid(
-                warp, index, lanes, present & ((wanted < 1) | (wanted > MAX_COUNT)), "a count out of 1 .. 2^20 - 1"
-            )
+            wrong = present & ((wanted < 1) | (wanted > MAX_COUNT))
+            self._forbid(warp, index, lanes, wrong, "a count out of 1 .. 2^20 - 1")
             barrier.index = index
+            for race, access in self._accesses(warp, index, barrier, lanes, "initialises an mbarrier in"):
+                race.mbarrier_made(barrier.address, access)
             for state, value in (
                 (barrier.valid, True), (barrier.seen, True), (barrier.phase, 0), (barrier.tx, 0),
                 (barrier.expected, wanted), (barrier.pending, wanted),
@@ -120,6 +122,8 @@ class Mbarriers:
         """mbarrier.inval (9.7.13.15.10)."""
         for barrier, lanes in self._valid_targets(warp, index, space, address, mask):
             self._once(warp, index, lanes, "mbarrier.inval")
+            for race, access in self._accesses(warp, index, barrier, lanes, "invalidates an mbarrier in"):
+                race.mbarrier_unmade(barrier.address, access)
             barrier.valid &= ~has_lanes(lanes)
 
     def expect_tx(self, warp: "Warp", index: int, space: str, address: Array, count: Array, mask: Mask) -> None:
@@ -172,6 +176,8 @@ class Mbarriers:
             barrier.pending -= total
             if drops:
                 barrier.expected -= total
+            if race := self._chunk.race:
+                race.mbarrier_arrive(barrier.address, warp, lanes)
             ended = self._end_phase(barrier, present)
             if not may_complete:
                 self._forbid(warp, index, lanes, ended, "an arrival with .noComplete ended the phase")
@@ -197,6 +203,10 @@ class Mbarriers:
             raise SynchronisationError(f"{what}: CTA {self._chunk.cta_name(row)}, {barrier.described(row)}")
         barrier.tx -= num_bytes * present
         self._end_phase(barrier, present)
+
+    def phases(self, address: int) -> np.ndarray:
+        """How many phases of the mbarriers at an address are over, one number a CTA."""
+        return self._at(address).phase
 
     def check(self, warp: "Warp", index: int, address: Array, mask: Mask) -> None:
         """Raises unless the mbarriers of a copy are initialised; called when the copy is issued."""
@@ -248,6 +258,8 @@ class Mbarriers:
             assert going is not None
             present = has_lanes(np.broadcast_to(True if going.mask is None else going.mask, (self._num_ctas, 32)))
             each.barrier.seen |= present & (each.phase == each.barrier.phase - 1)
+            if race := self._chunk.race:
+                race.mbarrier_passed(each.barrier.address, each.warp, going.mask)
             going.go_on(np.ones((1, 1), bool))
         return bool(leaving)
 
@@ -305,7 +317,18 @@ class Mbarriers:
             if not barrier.valid.all():
                 what = f"no mbarrier is initialised at shared memory offset {barrier.address - WINDOW}"
                 self._forbid(warp, index, lanes, has_lanes(lanes) & ~barrier.valid, what)
+            if race := self._chunk.race:
+                active, rows = lanes_of(lanes, None)
+                race.mbarrier_used(barrier.address, warp, index, _ALL if active is None else active, rows)
             yield barrier, lanes
+
+    def _accesses(
+        self, warp: "Warp", index: int, barrier: Mbarrier, lanes: np.ndarray, does: str
+    ) -> Iterator[tuple["AgentRaces", Access]]:
+        """The race detector, if there is one, and the bytes of an mbarrier as accesses of one lane of each CTA."""
+        if self._chunk.race:
+            for pattern, rows in self._chunk.shared.groups(np.full((1, 1), barrier.address), 8, lanes):
+                yield self._chunk.race, Access(warp, index, pattern, rows, does)
 
     def _add_tx(self, warp: "Warp", index: int, barrier: Mbarrier, lanes: np.ndarray, count: Array, sign: int) -> None:
         barrier.tx += sign * np.where(lanes, count.astype(np.int64), 0).sum(axis=1)
@@ -317,6 +340,8 @@ class Mbarriers:
         ended = present & (barrier.pending == 0) & (barrier.tx == 0)
         if ended.any():
             barrier.phase += ended
+            if race := self._chunk.race:
+                race.mbarrier_ends(barrier.address, barrier.phase, None if ended.all() else np.nonzero(ended)[0])
             barrier.pending = np.where(ended, barrier.expected, barrier.pending)
             barrier.seen &= ~ended
         return ended

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .agents import AgentRaces
 from .arrays import ALL_LANES, Array, Mask, has_lanes, narrow
 from .errors import DeadlockError, InstructionBudgetError
 from .gates import Gate
 from .mbarrier import Mbarriers
-from .race import RaceDetector
 from .registers import RegisterPool
 from .shared import SharedMemory
 from .warp import Warp
@@ -38,7 +38,7 @@ class Chunk:
         self.gates: dict[str, Gate] = {"mbarriers": self.mbarriers}
         self.in_flight: list[Callable[[], None]] = []  # what lands when no warp can go on
         num_warps, num_words = -(-machine.num_threads // 32), -(-machine.shared_bytes // machine.granule)
-        self.race = RaceDetector(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
+        self.race = AgentRaces(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
 
     # -- names
@@ -102,13 +102,15 @@ class Chunk:
         pool = self.gates.get("registers")
         if isinstance(pool, RegisterPool):
             pool.check_all()
+        if self.race:
+            self.race.check_end()
 
     def _unblock(self) -> bool:
         """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy
         in flight lands, a test of a barrier says no. Whether there was something to do."""
         if any(gate.open(stuck=True) for gate in self.gates.values()):
             return True
-        if self.in_flight:
+        if self.in_flight and any(gate.waiting for gate in self.gates.values()):
             self.in_flight.pop(0)()
             return True
         return self.mbarriers.answer_no()

@@ -7,7 +7,7 @@ of the tensor are zero in a tile that is loaded, and are not written where one i
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Region(ABC):
         """Of it in shared memory."""
 
     @abstractmethod
-    def of(self, rows: np.ndarray) -> Self:
+    def of(self, rows: np.ndarray) -> "Region":
         """What belongs to these CTAs."""
 
     @abstractmethod

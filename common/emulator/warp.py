@@ -159,6 +159,8 @@ class Warp:
 
     def fence(self, kind: str, mask: Mask) -> None:
         """A fence: of the proxies ("proxy"), of initialised mbarriers, or of the thread's accesses beyond its CTA."""
+        if self.chunk.race:
+            self.chunk.race.fence(kind, self, mask)
 
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .agents import AgentAccess
 from .arrays import Array, Mask, classes, has_lanes
 from .descriptors import chunk_addresses
 from .errors import ConvergenceError, MemoryAccessError
 from .fragments import accumulators_of, halves_to_registers, matrix_of_fragments, registers_to_halves, widen
 from .gates import Waiting
-from .race import AgentAccess
 from .shared import WINDOW
 
 if TYPE_CHECKING:
