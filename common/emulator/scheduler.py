@@ -104,6 +104,8 @@ class Chunk:
             pool.check_all()
         if self.race:
             self.race.check_end()
+        for warp in self.warps:
+            warp.access.bulk.finish()
 
     def _unblock(self) -> bool:
         """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy
