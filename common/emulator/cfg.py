@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from .errors import PtxSyntaxError, UninitialisedRegisterError
 from .ops import lookup
-from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, Vector
+from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, TensorAddress, Vector
 
 
 def registers(operand: Operand) -> Iterator[Reg]:
@@ -17,6 +17,9 @@ def registers(operand: Operand) -> Iterator[Reg]:
             yield from registers(item)
     elif isinstance(operand, Address):
         yield from registers(operand.base)
+    elif isinstance(operand, TensorAddress):
+        yield from registers(operand.map)
+        yield from registers(operand.coordinates)
     elif isinstance(operand, Pair):
         yield from registers(operand.first)
         yield from registers(operand.second)

@@ -20,6 +20,7 @@ from .ptx import (
     SourceChain,
     Special,
     Symbol,
+    TensorAddress,
     Variable,
     Vector,
 )
@@ -286,6 +287,11 @@ class _Body:
         first = token[0]
         if first == "{":
             return Vector(tuple(self._operand(item.strip(), scope) for item in token[1:-1].split(",")))
+        if first == "[" and "{" in token:
+            tensor, _, coordinates = token[1:-1].partition(",")
+            found = self._operand(coordinates.strip(), scope)
+            assert isinstance(found, Vector)
+            return TensorAddress(self._parse_operand(f"[{tensor.strip()}]", scope), found)
         if first == "[":
             inner = self._parse_operand(token[1:-1].strip(), scope)
             if isinstance(inner, Symbol):

@@ -62,6 +62,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class TensorAddress:
+    """A tile of a tensor [map, {coordinates}]: the generic address of a tensor map, and where the tile begins."""
+
+    map: "Operand"
+    coordinates: "Vector"
+
+
+@dataclass(frozen=True)
 class Vector:
     """A braced list of operands."""
 
@@ -88,7 +96,7 @@ class Sink:
     """The bit bucket `_`."""
 
 
-Operand = Reg | Special | Imm | Symbol | Address | Vector | Pair | Not | Sink
+Operand = Reg | Special | Imm | Symbol | Address | TensorAddress | Vector | Pair | Not | Sink
 
 # Source positions from the innermost inlined function outwards: ((file, line), ...).
 SourceChain = tuple[tuple[str, int], ...]

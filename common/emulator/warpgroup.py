@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .agents import AgentAccess
-from .arrays import Array, Mask, has_lanes
+from .arrays import Array, Mask, classes, has_lanes
 from .descriptors import chunk_addresses
 from .errors import ConvergenceError, MemoryAccessError
 from .fragments import accumulators_of, halves_to_registers, matrix_of_fragments, registers_to_halves, widen
@@ -207,7 +207,7 @@ class Warpgroup:
             for value in (each.b, each.adds, *(() if each.form.a_in_registers else each.a))
             if len(value) > 1
         ]
-        for chosen in _classes(rows, [*signature, *values]):
+        for chosen in classes(rows, [*signature, *values]):
             row = int(np.argmax(chosen))
             self._perform(
                 [
@@ -364,16 +364,4 @@ def _uniform(warp: "Warp", form: Form, values: Array, rows: np.ndarray) -> Array
 def _alike(rows: np.ndarray, values: Sequence[Array]) -> list[tuple[int, np.ndarray]]:
     """CTAs in which all values agree: the first of each class, and the class as bool."""
     different = [np.where(rows, value[:, 0], value.dtype.type(0)) for value in values if len(value) > 1]
-    return [(int(np.argmax(chosen)), chosen) for chosen in _classes(rows, different)]
-
-
-def _classes(rows: np.ndarray, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Splits CTAs (bool) into classes in which each of the values, one a CTA, is the same."""
-    classes = [rows] if rows.any() else []
-    for value in values:
-        parts = []
-        for chosen in classes:
-            found = np.unique(value[chosen])
-            parts += [chosen] if len(found) == 1 else [chosen & (value == each) for each in found]
-        classes = parts
-    return classes
+    return [(int(np.argmax(chosen)), chosen) for chosen in classes(rows, different)]
