@@ -89,8 +89,8 @@ class Source(ABC):
     def regions(
         self, queue: "BulkQueue", index: int, lane: int, rows: np.ndarray, others: Sequence[Array]
     ) -> Iterator[tuple[Region, np.ndarray]]:
-        """The regions of one lane, of all CTAs each; and the CTAs (bool) of `rows` in which it is that one, and in which
-        the other operands agree."""
+        """The regions of one lane, of all CTAs each; and the CTAs (bool) of `rows` in which it is that one, and the
+        other operands agree."""
 
 
 @dataclass(frozen=True)
