@@ -20,8 +20,8 @@ class MemoryAccessError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Two accesses to one word of shared memory that nothing orders, or one while a copy or a wgmma is under way; or
-    the use of a register of a product in flight."""
+    """Two accesses to one word of shared memory that nothing orders, one while a copy or a wgmma is under way, or a
+    register of a product in flight that is touched."""
 
 
 class ConvergenceError(EmulatorError):

@@ -39,6 +39,7 @@ IN_FLIGHT, OBJECT = 1 << 21, 3 << 20  # epochs of a write that is still to come,
 
 BARRIER = "a barrier between the two: __syncthreads(), or an mbarrier at which the first arrives and the second waits"
 SYNCWARP = "__syncwarp() between the two"
+FOLLOWERS = "__syncwarp() after the lane that waits, or a wait by every lane"
 LEADER = "__syncwarp() before the lane arrives that does so for its warp"
 
 
@@ -198,7 +199,9 @@ class RaceDetector:
             mend, did = "cp.async.wait_group by the threads that issued the copy, then a barrier", "issued the copy"
         elif warp == access.warp.index:
             reason, mend = "other lanes of the warp touched it, and no __syncwarp lies between", SYNCWARP
-        elif kind != COLLECTIVE and self._has_arrived(access, row, warp, stamp >> EPOCH):
+        elif self._has_waited(access, row, thread, stamp >> EPOCH):
+            reason, mend = "another lane of this warp has waited for it, but not this one", FOLLOWERS
+        elif kind != COLLECTIVE and self._has_arrived(access, row, word, warp, stamp >> EPOCH):
             reason, mend = "another lane of that warp has arrived at a barrier, but not this one", LEADER
         else:
             reason, mend = "no barrier orders the two", BARRIER
@@ -206,10 +209,16 @@ class RaceDetector:
         earlier = f"warp {warp}{lanes} {did}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}"
         return self._report(access, row, word, reason, earlier, mend)
 
-    def _has_arrived(self, access: Touch, row: int, warp: int, epoch: int) -> bool:
-        """Whether the access is ordered after other lanes of a warp in this epoch or a later one."""
+    def _has_waited(self, access: Touch, row: int, column: int, epoch: int) -> bool:
+        """Whether any lane of the access's own warp is ordered after this epoch."""
+        row = row if access.rows is None else int(access.rows[row])
+        return self.order.known_to_any([access.warp.index], column, row) >= epoch
+
+    def _has_arrived(self, access: Touch, row: int, word: int, warp: int, epoch: int) -> bool:
+        """Whether the access to a word is ordered after other lanes of a warp in this epoch or a later one."""
         rows = np.array([row if access.rows is None else int(access.rows[row])]) if self.order.num_rows > 1 else None
-        return bool((self.order.known_of_warps(access.warp.index, rows, access.lanes)[0, warp] >= epoch).any())
+        lanes = access.lanes if access.lanes is None or len(access.lanes) == 1 else access.lanes[word : word + 1]
+        return bool((self.order.known_of_warps(access.warp.index, rows, lanes)[0, warp] >= epoch).any())
 
     def _report(self, access: Touch, row: int, word: int, reason: str, earlier: str, mend: str) -> RaceError:
         """What a RaceError says: where, why, the two accesses, and what would order them."""

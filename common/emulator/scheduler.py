@@ -1,9 +1,10 @@
 """Runs a chunk of CTAs: one warp at a time, each up to a gate where it has to wait; then the gates that can, open.
 
 A warp whose lanes (or CTAs) take different ways keeps, for every block, the mask of the lanes that stand before it.
-Lanes wait at a block for those that are sure to come there too: lanes that branched apart meet again at the branch's
-immediate post-dominator (Fung et al., MICRO 2007), wherever the compiler has put that block. PTX leaves the places to
-the compiler ("Divergence of Threads in Control Constructs"). Among blocks that wait for no other the lowest runs first.
+Lanes wait at a block for those that are sure to come there too, from elsewhere or from a gate: lanes that branched
+apart meet again at the branch's immediate post-dominator (Fung et al., MICRO 2007), wherever the compiler has put that
+block. PTX leaves the places to the compiler ("Divergence of Threads in Control Constructs"). Among blocks that wait for
+no other the lowest runs first.
 """
 
 import time
@@ -90,39 +91,48 @@ class Chunk:
             EmulatorError: whatever is wrong with the kernel.
         """
         while True:
-            for warp in self.warps:
-                if warp.ready:
-                    self._advance(warp)
-            for gate in self.gates.values():
-                gate.open(stuck=False)
-            if not any(warp.ready for warp in self.warps) and not self._unblock():
+            moved = [self._advance(warp) for warp in self.warps if warp.ready]
+            moved += [gate.open(stuck=False) for gate in self.gates.values()]
+            if not any(moved) and not self._unblock():
                 break
         if any(gate.waiting for gate in self.gates.values()):
             raise self._deadlock()
-        pool = self.gates.get("registers")
-        if isinstance(pool, RegisterPool):
-            pool.check_all()
-        if self.race:
-            self.race.check_end()
-        for warp in self.warps:
-            warp.access.bulk.finish()
+        self._finish()
 
     def _unblock(self) -> bool:
         """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy
-        in flight lands, a test of a barrier says no. Whether there was something to do."""
+        in flight lands, lanes go on without others of their warp, a test of a barrier says no. Whether there was
+        something to do."""
         if any(gate.open(stuck=True) for gate in self.gates.values()):
             return True
         if self.in_flight and any(gate.waiting for gate in self.gates.values()):
             self.in_flight.pop(0)()
             return True
+        if any(self._advance(warp, stuck=True) for warp in self.warps if warp.ready):
+            return True
         return self.mbarriers.answer_no()
 
-    def _advance(self, warp: Warp) -> None:
-        """Runs a warp until all its lanes wait or have left."""
-        program, ready = self.program, warp.ready
+    def _finish(self) -> None:
+        """What is left to do and to check when all CTAs have ended."""
+        for warp in self.warps:
+            warp.access.bulk.finish()
+        pool = self.gates.get("registers")
+        if isinstance(pool, RegisterPool):
+            pool.check_all()
+        if self.race:
+            self.race.check_end()
+
+    def _advance(self, warp: Warp, stuck: bool = False) -> bool:
+        """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate, unless it is
+        stuck for that; whether any ran."""
+        program, ready, ran = self.program, warp.ready, False
         while ready:
-            index = self._next(ready)
-            mask = ready.pop(index)
+            index = self._next(warp)
+            mask = ready[index]
+            if not stuck and mask is not None and self._awaits_lanes(warp, index, mask):
+                return ran
+            del ready[index]
+            ran, stuck = True, False
             block = program.blocks[index]
             warp.executed += len(block.instructions)
             self.counters.blocks[index] += len(self.cta_ids) if mask is None else self._active_ctas(mask)
@@ -140,6 +150,17 @@ class Chunk:
                 result.enter(self, warp, mask, index)
             else:
                 warp.send(index + 1, mask)
+        return ran
+
+    def _awaits_lanes(self, warp: Warp, block: int, mask: np.ndarray) -> bool:
+        """Whether lanes of the warp wait at a gate, in the same CTA, that are sure to come to this block too."""
+        return any(
+            each.warp is warp
+            and (each.mask is None or (has_lanes(each.mask) & has_lanes(mask)).any())
+            and (block == each.block or block in self.program.blocks[each.block].post_dominators)
+            for gate in self.gates.values()
+            for each in gate.waiting
+        )
 
     def _endless(self, warp: Warp) -> InstructionBudgetError:
         """Names the end of the block that was executed most: in a loop that never ends, or in one that it repeats."""
@@ -149,8 +170,9 @@ class Chunk:
             f"  {warp.at(self.program.blocks[most].last.index, 0)}"
         )
 
-    def _next(self, ready: dict[int, Mask]) -> int:
+    def _next(self, warp: Warp) -> int:
         """The lowest of the blocks before which lanes stand, but for those that other lanes are yet to come to."""
+        ready = warp.ready
         if len(ready) == 1:
             return next(iter(ready))
         to_come = frozenset().union(*(self.program.blocks[index].post_dominators for index in ready))

@@ -223,8 +223,8 @@ class ProductProgram:
 
 @st.composite
 def products(draw, max_n=256):
-    """D = +-A B (+ D) for every swizzle, major and type; the swizzle's pattern begins `shift` bytes behind a multiple of
-    1024, which the base offset tells."""
+    """D = +-A B (+ D) for every swizzle, major and type; the swizzle's pattern begins `shift` bytes behind a multiple
+    of 1024, which the base offset tells."""
     random = np.random.default_rng(draw(st.integers(0, 1000), label="seed"))
     types = draw(st.sampled_from(TYPES), label="types")
     (swizzle_a, trans_a), (swizzle_b, trans_b) = draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 2), label="layouts")
