@@ -281,11 +281,16 @@ def compile_kernel(kernel: PtxKernel) -> Program:
 
 
 def substitute(program: Program, instruction: Instruction, substitutes: list[Instruction]) -> Program:
-    """The same program with others in place of one instruction; they write what it writes, and do not end a block."""
+    """The same program with others in place of one instruction; they write what it writes, or registers of their own,
+    and only the last of them may end a block, if it did."""
     old = next(block for block in program.blocks if instruction in block.instructions)
     at = old.instructions.index(instruction)
     kept = [*old.instructions[:at], *substitutes, *old.instructions[at + 1 :]]
-    new = replace(old, instructions=kept, ending="" if instruction is old.last else old.ending)
+    new = replace(old, instructions=kept, ending=lookup(kept[-1])[0].ending if kept else "")
+    slots = dict(program.slots)
+    for reg in (reg for each in substitutes for reg in writes(each)):
+        slots.setdefault(reg, len(slots))
+    program = replace(program, slots=slots)
     blocks, functions = list(program.blocks), list(program.functions)
     blocks[old.index] = new
     check_products(blocks)
