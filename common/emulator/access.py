@@ -7,19 +7,20 @@ import numpy as np
 
 from . import exchange
 from .arrays import ALL_LANES, Array, Mask, every_lane, first_lanes, has_lanes, narrow
+from .bulk import BulkQueue
 from .copies import Copy, CopyQueue
 from .errors import EmulatorError, MemoryAccessError
 from .fragments import registers_to_rows, rows_to_registers
 from .memory import GLOBAL_START, VIEW_CODES, AccessFault, aligned_bytes, typed_views
-from .race import Access
 from .shared import Group
+from .stamps import Access
 
 if TYPE_CHECKING:
     from .warp import Warp
 
-# Where shared and local memory lie among generic addresses; global tensors lie above.
-GENERIC_BASE = {"shared": 1 << 28, "local": 1 << 30}
-_GENERIC_END = {"shared": 1 << 30, "local": GLOBAL_START}
+# Where shared and local memory and the parameters lie among generic addresses; global tensors lie above.
+GENERIC_BASE = {"shared": 1 << 28, "local": 1 << 30, "param": 1 << 32}
+_GENERIC_END = {"shared": 1 << 30, "local": 1 << 32, "param": GLOBAL_START}
 
 
 def is_in(space: str, address: Array) -> Array:
@@ -54,6 +55,7 @@ class WarpAccess:
         self.warp, self.chunk = warp, warp.chunk
         self.machine = warp.chunk.machine
         self.copies = CopyQueue(self._land)
+        self.bulk = BulkQueue(warp)
         self._local: dict[int, np.ndarray] | None = None
 
     def _error(self, index: int, fault: AccessFault) -> MemoryAccessError:
@@ -70,11 +72,10 @@ class WarpAccess:
     def load(self, index: int, space: str, address: Array, code: str, count: int, mask: Mask) -> list[Array]:
         """`count` arrays of type `code` read from consecutive bytes; zero in inactive lanes."""
         size = np.dtype(code).itemsize * count
-        if space == "param":
-            element = np.frombuffer(self.machine.params, VIEW_CODES[size], 1, int(address.flat[0]))
-            return split(element.reshape(1, 1), code, count)
         if space == "generic":
-            space, address = self._resolve(index, address, mask)
+            space, address = self.resolve(index, address, mask)
+        if space == "param":
+            return split(self._load_param(index, address, size, mask), code, count)
         if space == "shared":
             return split(self._load_shared(index, address, size, mask), code, count)
         if space == "local":
@@ -84,7 +85,7 @@ class WarpAccess:
     def store(self, index: int, space: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask) -> None:
         """Writes values side by side."""
         if space == "generic":
-            space, address = self._resolve(index, address, mask)
+            space, address = self.resolve(index, address, mask)
         data = join(values, code)
         if space == "shared":
             self._store_shared(index, address, data, mask)
@@ -94,7 +95,7 @@ class WarpAccess:
         else:
             self._store_global(index, address, data, mask)
 
-    def _resolve(self, index: int, address: Array, mask: Mask) -> tuple[str, Array]:
+    def resolve(self, index: int, address: Array, mask: Mask) -> tuple[str, Array]:
         """The one space that generic addresses lie in, and the addresses in it."""
         for space, base in GENERIC_BASE.items():
             inside = is_in(space, address)
@@ -105,6 +106,15 @@ class WarpAccess:
             if narrow(mask, inside).any():
                 raise EmulatorError(f"one access reaches {space} and other memory\n  {self.warp.at(index, 0)}")
         return "global", address
+
+    def _load_param(self, index: int, address: Array, size: int, mask: Mask) -> Array:
+        params = np.frombuffer(self.machine.params + bytes(-len(self.machine.params) % size), VIEW_CODES[size])
+        place = address if mask is None else np.where(mask, address, np.uint64(0))
+        wrong = (place % np.uint64(size) != 0) | (place + np.uint64(size) > len(self.machine.params))
+        if wrong.any():
+            fault = f"{size}-byte read of the parameters out of bounds or misaligned"
+            raise self._error(index, AccessFault(int(np.argmax(np.broadcast_to(wrong, (len(wrong), 32)))), fault))
+        return params[(place // np.uint64(size)).astype(np.int64)]
 
     def _groups(self, index: int, address: Array, size: int, mask: Mask) -> list[Group]:
         """The accesses to shared memory, counted."""
@@ -178,7 +188,7 @@ class WarpAccess:
     ) -> Array:
         """atom and red, one lane after the other in CTA and lane order; the old values."""
         if space == "generic":
-            space, address = self._resolve(index, address, mask)
+            space, address = self.resolve(index, address, mask)
         if (space, name, code) == ("global", "add", "f4"):
             name = "add.ftz"  # of f32 the hardware flushes subnormals there, but not in shared memory (PTX ISA, "atom")
         size, shape = np.dtype(code).itemsize, (len(self.chunk.cta_ids), 32)

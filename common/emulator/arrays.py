@@ -4,6 +4,8 @@ An Array is (1 or CTAs, 1 or 32): row r is CTA r of the chunk, column l is lane 
 A Mask tells the active lanes, in such a shape; None means all lanes of all CTAs.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 Array = np.ndarray
@@ -38,3 +40,15 @@ def has_lanes(mask: np.ndarray) -> np.ndarray:
 def every_lane(values: np.ndarray) -> np.ndarray:
     """(rows, 32) of (rows, 1 or 32)."""
     return values if values.shape[1] == 32 else np.repeat(values, 32, axis=1)
+
+
+def classes(rows: np.ndarray, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Splits CTAs (bool) into classes in which each of the values, one a CTA, is the same."""
+    found = [rows] if rows.any() else []
+    for value in values:
+        parts: list[np.ndarray] = []
+        for chosen in found:
+            different = np.unique(value[chosen])
+            parts += [chosen] if len(different) == 1 else [chosen & (value == each) for each in different]
+        found = parts
+    return found

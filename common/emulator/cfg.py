@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from .errors import PtxSyntaxError, UninitialisedRegisterError
 from .ops import lookup
-from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, Vector
+from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, TensorAddress, Vector
 
 
 def registers(operand: Operand) -> Iterator[Reg]:
@@ -17,6 +17,9 @@ def registers(operand: Operand) -> Iterator[Reg]:
             yield from registers(item)
     elif isinstance(operand, Address):
         yield from registers(operand.base)
+    elif isinstance(operand, TensorAddress):
+        yield from registers(operand.map)
+        yield from registers(operand.coordinates)
     elif isinstance(operand, Pair):
         yield from registers(operand.first)
         yield from registers(operand.second)
@@ -33,9 +36,10 @@ def sources(instruction: Instruction) -> Iterator[Reg]:
 
 
 def reads(instruction: Instruction) -> Iterator[Reg]:
-    """The same, and what a guarded instruction writes: it keeps the old values of the lanes that fail the guard."""
+    """The same, and what a guarded instruction writes: it keeps the old values of the lanes that fail the guard. Of an
+    instruction that may add to what it writes, this too."""
     yield from sources(instruction)
-    if instruction.guard:
+    if instruction.guard or lookup(instruction)[0].updates:
         yield from writes(instruction)
 
 

@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic, fragments
-from .arrays import narrow
+from .arrays import ALL_LANES, narrow
 from .cfg import PtxBlock, build_blocks, reads, writes
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
+from .inflight import check_products
+from .mbarrier import MbarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
 from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Not, Operand, PtxKernel, Reg, Sink, Special, Symbol
+from .registers import RegisterCall
+from .warpgroup import WaitCall, warpgroup_of
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
 
@@ -34,7 +38,10 @@ class Namespace:
         self.values: dict[str, Any] = {name: getattr(arithmetic, name) for name in arithmetic.__all__}
         self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
         self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
-        self.values.update(np=np, where=np.where, narrow=narrow, BarrierCall=BarrierCall)
+        self.values.update(np=np, where=np.where, narrow=narrow)
+        self.values.update(BarrierCall=BarrierCall, MbarrierCall=MbarrierCall, RegisterCall=RegisterCall)
+        self.values.update(all_lanes=ALL_LANES.astype(np.uint32)[None])
+        self.values.update(WaitCall=WaitCall, warpgroup_of=warpgroup_of)
         self._constants: dict[tuple[int, str], str] = {}
 
     def constant(self, bits: int, code: str) -> str:
@@ -47,6 +54,11 @@ class Namespace:
             self._constants[key] = name = f"k{len(self._constants)}"
             self.values[name] = value
         return self._constants[key]
+
+    def named(self, name: str, value: Any) -> str:
+        """The name of any other constant."""
+        self.values[name] = value
+        return name
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,9 +266,11 @@ def compile_kernel(kernel: PtxKernel) -> Program:
     """Generates and compiles the code of all blocks.
 
     Raises:
-        EmulatorError: an unknown instruction, or a register that may be read before it is written.
+        EmulatorError: an unknown instruction, or a register that may be read before it is written, or touched while a
+            product in flight uses it.
     """
     blocks = build_blocks(kernel)
+    check_products(blocks)
     slots: dict[Reg, int] = {}
     for instruction in kernel.instructions:
         for reg in (*writes(instruction), *reads(instruction)):
@@ -267,13 +281,19 @@ def compile_kernel(kernel: PtxKernel) -> Program:
 
 
 def substitute(program: Program, instruction: Instruction, substitutes: list[Instruction]) -> Program:
-    """The same program with others in place of one instruction; they write what it writes, and do not end a block."""
+    """The same program with others in place of one instruction; they write what it writes, or registers of their own,
+    and only the last of them may end a block, if it did."""
     old = next(block for block in program.blocks if instruction in block.instructions)
     at = old.instructions.index(instruction)
     kept = [*old.instructions[:at], *substitutes, *old.instructions[at + 1 :]]
-    new = replace(old, instructions=kept, ending="" if instruction is old.last else old.ending)
+    new = replace(old, instructions=kept, ending=lookup(kept[-1])[0].ending if kept else "")
+    slots = dict(program.slots)
+    for reg in (reg for each in substitutes for reg in writes(each)):
+        slots.setdefault(reg, len(slots))
+    program = replace(program, slots=slots)
     blocks, functions = list(program.blocks), list(program.functions)
     blocks[old.index] = new
+    check_products(blocks)
     (functions[old.index],) = _compile_blocks(program, [new])
     return replace(program, blocks=blocks, functions=functions)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .codegen import Program
 
 NUM_BANKS = 32
-_MMA_SHAPE = re.compile(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
+_MMA_SHAPE = re.compile(r"(?:mma|wgmma\.mma_async)\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
 
 
 def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int) -> tuple[int, int, int]:
@@ -153,7 +153,8 @@ def summarise(counters: Counters, program: "Program") -> Report:
             report.instructions[instruction.opcode] = report.instructions.get(instruction.opcode, 0) + executed
             if shape := _MMA_SHAPE.match(instruction.opcode):
                 m, n, k = (int(part) for part in shape.groups())
-                report.mma_flops += 2 * m * n * k * executed
+                sharing = 4 if instruction.opcode.startswith("wgmma") else 1  # warps that multiply together
+                report.mma_flops += 2 * m * n * k * executed // sharing
     for space, counts, lines in (
         ("shared", counters.shared, report.shared),
         ("global", counters.global_memory, report.global_memory),
@@ -170,8 +171,9 @@ def _by_line(
         instruction = program.kernel.instructions[index]
         total = merged.setdefault((instruction.source, instruction.opcode), AccessCount())
         total.add(count.requests, count.units, count.ideal, count.bytes, count.words)
-        is_copy = instruction.opcode.startswith("cp.async")
-        stores = instruction.opcode.startswith(("st", "red")) or (is_copy and space == "shared")
+        is_copy = instruction.opcode.startswith("cp.")
+        target = "global" if ".global.shared" in instruction.opcode else "shared"
+        stores = instruction.opcode.startswith(("st", "red")) or (is_copy and space == target)
         into = report.bytes_written if stores else report.bytes_read
         into[space] = into.get(space, 0) + count.bytes
     for (source, opcode), total in merged.items():

@@ -20,11 +20,16 @@ class MemoryAccessError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Two accesses to one word of shared memory that nothing orders, or a read of a copy still in flight."""
+    """Two accesses to one word of shared memory that nothing orders, one while a copy or a wgmma is under way, or a
+    register of a product in flight that is touched."""
 
 
 class ConvergenceError(EmulatorError):
     """A warp-wide instruction that some of its lanes do not execute, or whose member mask is wrong."""
+
+
+class SynchronisationError(EmulatorError):
+    """A barrier, an mbarrier or setmaxnreg used as PTX forbids: uninitialised, overrun, with counts that disagree."""
 
 
 class DeadlockError(EmulatorError):

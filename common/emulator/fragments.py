@@ -5,6 +5,9 @@ Lane 4g + t of a warp holds, with e = 0, 1 the lower and upper half of a registe
     B (16 x 8):  register h:      rows 2t + e + 8h, column g           (m16n8k8: one register)
     C (16 x 8):  register 2r + e: row g + 8r, column 2t + e (f32)
     ldmatrix:    matrix n in register n: row g, columns 2t + e; with .trans: row 2t + e, column g
+
+A warp of a warpgroup holds 16 of the 64 rows of wgmma's A and D in the same way (PTX ISA, 9.7.15.5.1.1): A (16 x 32
+bytes) as four registers, D (16 x n) as blocks of eight columns, two packed to a register if they are f16.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,23 @@ from collections.abc import Sequence
 import numpy as np
 
 __all__ = ["multiply"]
+
+
+def _table_of_eights(exponent_bits: int) -> np.ndarray:
+    """f4 of every 8-bit float with this many exponent bits: 4 (e4m3, without infinity) or 5 (e5m2)."""
+    bits, fraction_bits = np.arange(256), 7 - exponent_bits
+    bias = (1 << exponent_bits - 1) - 1
+    exponent, fraction = bits >> fraction_bits & (1 << exponent_bits) - 1, bits & (1 << fraction_bits) - 1
+    scaled = np.where(exponent > 0, (1 << fraction_bits) + fraction, fraction)
+    values = np.ldexp(scaled.astype(np.float32), np.maximum(exponent, 1) - bias - fraction_bits)
+    if exponent_bits == 5:
+        values[exponent == 31] = np.where(fraction[exponent == 31] == 0, np.inf, np.nan)
+    else:
+        values[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -values, values).astype(np.float32)
+
+
+_EIGHTS = {"e4m3": _table_of_eights(4), "e5m2": _table_of_eights(5)}
 
 
 def _stack(fragments: Sequence[np.ndarray], dtype: str) -> np.ndarray:
@@ -23,8 +43,10 @@ def _stack(fragments: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     return stacked
 
 
-def _widen(octets: np.ndarray, type: str) -> np.ndarray:
-    """f4 of an array of c16, each of which is eight 16-bit floats: the last axis becomes eight times as long."""
+def widen(octets: np.ndarray, type: str) -> np.ndarray:
+    """f4 of an array of c16, each of which is 16 bytes of floats: the last axis becomes 8 or 16 times as long."""
+    if type in _EIGHTS:
+        return _EIGHTS[type].take(np.ascontiguousarray(octets).view("u1"))
     bits = np.ascontiguousarray(octets).view("u2")
     if type == "f16":
         return bits.view("f2").astype("f4")
@@ -52,8 +74,8 @@ def multiply(
     # (CTA, m, r, g, h, te); B from (n, h, CTA, t, e, te) to its transpose (CTA, e, n, t, h, te): columns as suits C.
     left = _stack(a, "u4").view("c16").reshape(num_rows, halves, 2, -1, 8).transpose(3, 0, 2, 4, 1)
     right = _stack(b, "u4").view("c16").reshape(num_cols, halves, -1, 4, 2).transpose(2, 4, 0, 3, 1)
-    left = _widen(left, type).reshape(-1, 16 * num_rows, depth)
-    right = _widen(right, type).reshape(-1, 8 * num_cols, depth)
+    left = widen(left, type).reshape(-1, 16 * num_rows, depth)
+    right = widen(right, type).reshape(-1, 8 * num_cols, depth)
     product = left @ right.transpose(0, 2, 1)
     # C from (CTA, m, r, g, e, n, t) to (m, n, r, e, CTA, g, t).
     product = product.reshape(-1, num_rows, 2, 8, 2, num_cols, 4).transpose(1, 5, 2, 4, 0, 3, 6)
@@ -65,6 +87,34 @@ def _add(product: np.ndarray, accumulators: np.ndarray) -> np.ndarray:
     """The sum, in the array of `product` unless only the accumulators differ between CTAs."""
     fits = product.shape[1] >= accumulators.shape[1]
     return np.add(product, accumulators, out=product if fits else None)
+
+
+def matrix_of_fragments(registers: Sequence[np.ndarray], type: str) -> np.ndarray:
+    """A of a warp of a warpgroup: four registers for each 32 bytes along k, to (CTAs, 16, k) f4."""
+    octets = _stack(registers, "u4").view("c16")  # (step, h, r, CTA, g), each the 16 bytes of four neighbouring lanes
+    rows = octets.reshape(len(registers) // 4, 2, 2, -1, 8).transpose(3, 2, 4, 0, 1)
+    return widen(np.ascontiguousarray(rows).reshape(rows.shape[0], 16, -1), type)
+
+
+def accumulators_of(product: np.ndarray) -> np.ndarray:
+    """D of a warpgroup in pieces of columns, (CTAs, pieces, 64, columns), as the values of each warp's lanes: for every
+    eight columns four, row by row, (4 warps, n / 2, CTAs, 32)."""
+    count, pieces, _, columns = product.shape
+    blocks = product.reshape(count, pieces, 4, 2, 8, columns // 8, 4, 2).transpose(2, 1, 5, 3, 7, 0, 4, 6)
+    return np.ascontiguousarray(blocks).reshape(4, -1, count, 32)
+
+
+def halves_to_registers(values: np.ndarray) -> np.ndarray:
+    """Accumulators in f4, (n / 2, CTAs, 32), to packed pairs of f16, (n / 4, CTAs, 32) u4."""
+    pairs = np.stack([values[0::2], values[1::2]], axis=-1).astype("f2")
+    return pairs.view("u4")[..., 0]
+
+
+def registers_to_halves(registers: Sequence[np.ndarray]) -> np.ndarray:
+    """The inverse of halves_to_registers."""
+    pairs = _stack(registers, "u4").view("f2").astype("f4")
+    pairs = pairs.reshape(len(registers), -1, 32, 2)
+    return pairs.transpose(0, 3, 1, 2).reshape(2 * len(registers), -1, 32)
 
 
 def rows_to_registers(rows: np.ndarray, trans: bool) -> np.ndarray:

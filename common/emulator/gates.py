@@ -1,31 +1,32 @@
 """Gates: what a warp waits at. A lane that comes to a closed gate is put aside until the gate opens.
 
-A Barrier is the one kind there is yet. Another kind (an mbarrier, whose try_wait must not be executed as a spin) is a
-Gate too, and lives in Chunk.gates under a key of its own.
+An instruction that may have to wait ends its block, whose function returns a call; `enter` performs it. A Barrier is
+the plainest gate. Mbarriers (mbarrier.py), so that try_wait is never executed as a spin, and the pool of registers
+(registers.py) are gates too, each in Chunk.gates under a name of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
 from .arrays import Array, Mask, has_lanes, narrow
+from .errors import SynchronisationError
 
 if TYPE_CHECKING:
+    from .scheduler import Chunk
     from .warp import Warp
 
 
-@dataclass(frozen=True)
-class BarrierCall:
-    """The operands of a barrier: its number, the threads it awaits (None: all), the guard of the instruction, and for
-    bar.red the reduction, the predicate and the slot of the register that gets the result."""
+W = TypeVar("W", bound="Waiting")
 
-    numbers: Array
-    threads: Array | None
-    guard: Array | None
-    reduction: str = ""
-    predicate: Array | None = None
-    target: int | None = None
+
+class GateCall(Protocol):
+    """What the function of a block returns that ends with an instruction which may have to wait."""
+
+    def enter(self, chunk: "Chunk", warp: "Warp", mask: Mask, block: int) -> None:
+        """Lanes come to the end of a block: they are sent on, or put aside at a gate."""
 
 
 @dataclass(frozen=True)
@@ -41,68 +42,155 @@ class Waiting:
         """Whether lanes of this CTA of the chunk are among them."""
         return self.mask is None or bool(self.mask[row if len(self.mask) > 1 else 0].any())
 
+    def part(self: W, rows: np.ndarray) -> W | None:
+        """Those in the CTAs of `rows` (bool a CTA); None if there are none."""
+        if rows.all():
+            return self
+        mask = narrow(self.mask, rows[:, None])
+        return replace(self, mask=mask) if mask.any() else None
 
-@dataclass(frozen=True)
-class Opening:
-    """Lanes that go on, in CTAs `rows` of the chunk (None: all), and what a reduction gave in each CTA."""
-
-    leaving: list[Waiting]
-    rows: np.ndarray | None
-    result: Array | None = None
+    def go_on(self, value: Array | None = None) -> None:
+        """Sends them to their block, with what their register awaits."""
+        if self.target is not None and value is not None:
+            registers = self.warp.registers
+            registers[self.target] = value if self.mask is None else np.where(self.mask, value, registers[self.target])
+        self.warp.send(self.block, self.mask)
 
 
 class Gate(Protocol):
-    """What the scheduler needs of a gate. `key` names it to the race detector, whose clocks it carries."""
+    """What the scheduler needs of a gate."""
 
-    key: int
-    waiting: list[Waiting]
+    @property
+    def waiting(self) -> Sequence[Waiting]:
+        """Those who wait."""
 
-    def open(self) -> Opening | None:
-        """Lets those go on whose wait is over; None if there are none."""
+    def open(self, stuck: bool) -> bool:
+        """Lets those go on whose wait is over; whether there were any. `stuck`: no warp of the chunk can go on."""
 
-    def progress(self, row: int) -> str:
-        """How far a CTA's gate is from opening, for a deadlock's report."""
+    def progress(self, each: Waiting, row: int) -> str:
+        """What a CTA's lanes wait for, and how far it is, for a deadlock's report."""
+
+
+def pass_guard(warp: "Warp", mask: Mask, guard: Array | None, following: int) -> Mask:
+    """Sends the lanes that fail an instruction's guard to the following block; the others."""
+    if guard is None:
+        return mask
+    failing = narrow(mask, ~guard)
+    if failing.any():
+        warp.send(following, failing)
+    return narrow(mask, guard)
+
+
+@dataclass(frozen=True)
+class BarrierCall:
+    """The operands of a barrier: its number, the threads it awaits (None: all), the guard of the instruction, and for
+    bar.red the reduction, the predicate and the slot of the register that gets the result."""
+
+    numbers: Array
+    threads: Array | None
+    guard: Array | None
+    reduction: str = ""
+    predicate: Array | None = None
+    target: int | None = None
+
+    def enter(self, chunk: "Chunk", warp: "Warp", mask: Mask, block: int) -> None:
+        """Lanes arrive; those that only arrive, or fail the guard, go on."""
+        instruction = chunk.program.blocks[block].last
+        mask = pass_guard(warp, mask, self.guard, block + 1)
+        aligned = instruction.opcode.startswith("bar.") or ".aligned" in instruction.opcode
+        if aligned and mask is not None:
+            live = np.ones((1, 1), bool) if warp.live is None else warp.live
+            warp.require(instruction.index, live, mask, "a barrier for whole warps")
+        for number in np.unique(self.numbers).tolist():
+            chosen = mask if self.numbers.size == 1 else narrow(mask, self.numbers == number)
+            if chosen is not None and not chosen.any():
+                continue
+            barrier = chunk.gates.setdefault(f"barrier {number}", Barrier(number, chunk))
+            assert isinstance(barrier, Barrier)
+            if ".arrive" in instruction.opcode:
+                warp.send(block + 1, chosen)
+            else:
+                barrier.waiting.append(Waiting(warp, block + 1, chosen, self.target))
+            barrier.arrive(warp, instruction.index, chosen, self, aligned)
 
 
 class Barrier:
-    """A named barrier of every CTA (PTX ISA, "bar, barrier"): opens when as many threads have arrived as it expects."""
+    """A named barrier of every CTA (PTX ISA 9.7.13.1, "bar, barrier"): opens when as many threads have arrived as it
+    expects, and is ready for its next use at once."""
 
-    def __init__(self, number: int, num_ctas: int) -> None:
-        self.key = number
+    def __init__(self, number: int, chunk: "Chunk") -> None:
+        self.number = number
         self.waiting: list[Waiting] = []
+        self._chunk = chunk
+        num_ctas = len(chunk.cta_ids)
         self._arrived, self._expected, self._votes = (np.zeros(num_ctas, np.int64) for _ in range(3))
+        self._members = np.zeros((num_ctas, len(chunk.warps)), bool)
         self._reduction = ""
+        self._leaving: list[tuple[Waiting, Array | None]] = []
 
-    def arrive(self, mask: Mask, call: BarrierCall, expected: int, whole_warp: bool) -> None:
-        """Lanes of one warp arrive; `expected` threads are awaited if the call does not say. An aligned barrier counts
-        a warp as a whole."""
+    def arrive(self, warp: "Warp", index: int, mask: Mask, call: BarrierCall, whole_warp: bool) -> None:
+        """Lanes of one warp arrive. An aligned barrier counts a warp as a whole.
+
+        Raises:
+            SynchronisationError: the barrier awaits another number of threads already, or the warp has arrived before.
+        """
         lanes = np.broadcast_to(True if mask is None else mask, (len(self._arrived), 32))
         present = has_lanes(lanes)
+        total = self._chunk.machine.num_threads
+        awaited = -(-total // 32) * 32 if whole_warp else total
+        threads = np.broadcast_to(awaited if call.threads is None else call.threads, lanes.shape)
+        expected = threads.max(axis=1, where=lanes, initial=0)
+        if call.threads is not None and (expected[present] % 32).any():
+            row = int(np.argmax(present & (expected % 32 > 0)))
+            raise SynchronisationError(
+                f"a barrier for {expected[row]} threads, which are no whole warps\n  {warp.at(index, row)}"
+            )
+        self._check(warp, index, present, expected, whole_warp)
         self._arrived += 32 * present if whole_warp else lanes.sum(axis=1)
-        threads = np.broadcast_to(expected if call.threads is None else call.threads, lanes.shape)
-        self._expected = np.where(present, threads.max(axis=1, where=lanes, initial=0), self._expected)
+        self._expected = np.where(present, expected, self._expected)
+        self._members[:, warp.index] |= present
         if call.predicate is not None:
             wanted = ~call.predicate if call.reduction == "and" else call.predicate  # "and": whether none says no
             self._votes += (lanes & wanted).sum(axis=1)
             self._reduction = call.reduction
+        if self._chunk.race:
+            self._chunk.race.arrive(self.number, warp.index, self._chunk.rows(mask))
+        full = present & (self._arrived >= self._expected)
+        if full.any():
+            self._complete(full)
 
-    def open(self) -> Opening | None:
-        full = (self._arrived >= self._expected) & (self._arrived > 0)
-        if not full.any():
-            return None
+    def _check(self, warp: "Warp", index: int, present: np.ndarray, expected: np.ndarray, whole_warp: bool) -> None:
+        other = present & (self._arrived > 0) & (expected != self._expected)
+        again = present & self._members[:, warp.index] & whole_warp
+        if other.any() or again.any():
+            row = int(np.argmax(other | again))
+            wrong = (
+                f"{self._expected[row]} threads are awaited there already, not {expected[row]}"
+                if other[row]
+                else "the warp has arrived there before, and the barrier has not opened since"
+            )
+            raise SynchronisationError(f"wrong use of barrier {self.number}: {wrong}\n  {warp.at(index, row)}")
+
+    def _complete(self, full: np.ndarray) -> None:
+        """The barrier opens in these CTAs; those who wait there leave with the next call of open."""
         votes = self._votes.copy()[:, None]
         result = {"and": votes == 0, "or": votes > 0, "popc": votes.astype(np.uint32)}.get(self._reduction)
         self._arrived[full] = self._votes[full] = 0
-        waiting, self.waiting = self.waiting, []
-        if full.all():
-            return Opening(waiting, None, result)
-        leaving: list[Waiting] = []
-        for each in waiting:
-            for part, place in ((full, leaving), (~full, self.waiting)):
-                mask = narrow(each.mask, part[:, None])
-                if mask.any():
-                    place.append(replace(each, mask=mask))
-        return Opening(leaving, np.nonzero(full)[0], result)
+        self._members[full] = False
+        leaving = [part for each in self.waiting if (part := each.part(full))]
+        self.waiting = [part for each in self.waiting if (part := each.part(~full))] if not full.all() else []
+        self._leaving += [(each, result) for each in leaving]
+        if self._chunk.race:
+            rows = None if full.all() else np.nonzero(full)[0]
+            self._chunk.race.leave(self.number, sorted({each.warp.index for each in leaving}), rows)
 
-    def progress(self, row: int) -> str:
-        return f"barrier {self.key} ({self._arrived[row]} of {self._expected[row]} threads)"
+    def open(self, stuck: bool) -> bool:
+        """See Gate."""
+        leaving, self._leaving = self._leaving, []
+        for each, result in leaving:
+            each.go_on(result)
+        return bool(leaving)
+
+    def progress(self, each: Waiting, row: int) -> str:
+        """See Gate."""
+        return f"barrier {self.number} ({self._arrived[row]} of {self._expected[row]} threads)"

@@ -91,9 +91,11 @@ def smallest_shared_access(kernel: PtxKernel) -> int:
 
 
 def synchronises_lanes(kernel: PtxKernel) -> bool:
-    """Whether a bar.warp.sync may name a part of its warp; the race detector then keeps an order of lanes too."""
+    """Whether lanes may synchronise without their warp: a bar.warp.sync for a part of it, arrivals at an mbarrier. The
+    race detector then remembers what each lane did."""
     masks = [i.operands[0] for i in kernel.instructions if i.opcode == "bar.warp.sync"]
-    return any(not isinstance(mask, Imm) or mask.value % (1 << 32) != 0xFFFFFFFF for mask in masks)
+    some = any(not isinstance(mask, Imm) or mask.value % (1 << 32) != 0xFFFFFFFF for mask in masks)
+    return some or any(i.opcode.startswith("mbarrier.") for i in kernel.instructions)
 
 
 def run(

@@ -1,30 +1,96 @@
-"""Proof that the race detector sees what it should: take one synchronisation out of a kernel and run it again."""
+"""Proof that the emulator sees what it should: change one synchronisation of a kernel and run it again."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .codegen import Program, substitute
-from .ptx import Imm, Instruction
+from .ptx import Imm, Instruction, Operand, Reg
 
-_SYNCHRONISES = re.compile(r"(bar|barrier)\.|cp\.async\.(commit_group|wait_group|wait_all)$")
+_GROUPS = re.compile(r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)|wgmma\.(fence|commit_group|wait_group)")
+_OTHERS = re.compile(r"(bar|barrier|mbarrier|setmaxnreg)\.|fence\.(proxy|mbarrier_init)")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One synchronisation, what is done to it, and what stands in its place."""
+
+    instruction: Instruction
+    change: str
+    substitutes: tuple[Instruction, ...]
 
 
 def synchronisations(program: Program) -> Iterator[Instruction]:
-    """Every barrier (also of a warp), commit and wait of asynchronous copies, in program order."""
+    """Every barrier (also of a warp), fence, commit and wait, operation on an mbarrier and move of registers, in
+    program order."""
     for instruction in program.kernel.instructions:
-        if _SYNCHRONISES.match(instruction.opcode):
+        if _GROUPS.match(instruction.opcode) or _OTHERS.match(instruction.opcode):
             yield instruction
 
 
-def without(program: Program, instruction: Instruction) -> Program:
-    """The same program less one synchronisation. Of a bar.red its value stays, as if each thread were alone."""
-    return substitute(program, instruction, [_alone(instruction)] if ".red." in instruction.opcode else [])
+def mutations(program: Program) -> Iterator[Mutation]:
+    """Every synchronisation taken out, and every count, number of bytes and parity of one changed."""
+    for instruction in synchronisations(program):
+        yield Mutation(instruction, "removed", _nothing(instruction))
+        yield from _changes(instruction)
 
 
-def _alone(reduction: Instruction) -> Instruction:
-    """What a bar.red gives to a thread that meets no other."""
-    target, predicate = reduction.operands[0], reduction.operands[-1]
-    if ".popc" in reduction.opcode:
-        return replace(reduction, opcode="selp.u32", operands=(target, Imm(1), Imm(0), predicate))
-    return replace(reduction, opcode="mov.pred", operands=(target, predicate))
+def mutated(program: Program, mutation: Mutation) -> Program:
+    """The same program with one synchronisation changed."""
+    return substitute(program, mutation.instruction, list(mutation.substitutes))
+
+
+def _nothing(i: Instruction) -> tuple[Instruction, ...]:
+    """What is left of a synchronisation that is taken out: the value that it gives to a thread that meets no other."""
+    target = i.operands[0] if i.operands else None
+    if not isinstance(target, Reg) or (".red." not in i.opcode and not i.opcode.startswith("mbarrier.")):
+        return ()
+    if i.opcode.startswith(("mbarrier.test_wait", "mbarrier.try_wait")):
+        return (replace(i, opcode="mov.pred", operands=(target, Imm(1))),)
+    if i.opcode.startswith("mbarrier.arrive"):
+        return (replace(i, opcode="mov.b64", operands=(target, Imm(0))),)
+    if ".popc" in i.opcode:
+        return (replace(i, opcode="selp.u32", operands=(target, Imm(1), Imm(0), i.operands[-1])),)
+    return (replace(i, opcode="mov.pred", operands=(target, i.operands[-1])),)
+
+
+def _changes(i: Instruction) -> Iterator[Mutation]:
+    root = ".".join(i.opcode.split(".")[:2])
+    if root in ("mbarrier.test_wait", "mbarrier.try_wait") and ".parity" in i.opcode:
+        yield _changed(i, 2, "xor", 1, "parity flipped")
+    elif root == "mbarrier.init":
+        yield _changed(i, 1, "add", 1, "one arrival more")
+        yield _changed(i, 1, "sub", 1, "one arrival less")
+    elif root == "mbarrier.arrive" and ".expect_tx" in i.opcode:
+        yield _changed(i, 2, "add", 16, "16 bytes more")
+        yield _changed(i, 2, "sub", 16, "16 bytes less")
+        yield Mutation(i, "no bytes", (replace(i, operands=(*i.operands[:2], Imm(0))),))
+    elif root == "mbarrier.arrive":
+        yield Mutation(i, "twice", (i, i))
+    elif root == "mbarrier.expect_tx":
+        yield _changed(i, 1, "add", 16, "16 bytes more")
+        yield _changed(i, 1, "sub", 16, "16 bytes less")
+    elif ".wait_group" in i.opcode:
+        yield _changed(i, 0, "add", 1, "one group less")
+    elif root in ("bar.sync", "bar.arrive", "barrier.sync", "barrier.arrive") and len(i.operands) > 1:
+        yield _changed(i, 1, "add", 32, "one warp more")
+        yield _changed(i, 1, "sub", 32, "one warp less")
+    elif root.startswith("setmaxnreg"):
+        yield _changed(i, 0, "add", 8, "8 registers more")
+        yield _changed(i, 0, "sub", 8, "8 registers less")
+
+
+def _changed(i: Instruction, at: int, function: str, by: int, change: str) -> Mutation:
+    """An operand with another value; one in a register is computed just before."""
+    value = i.operands[at]
+    if isinstance(value, Imm):
+        new: Operand = Imm({"add": value.value + by, "sub": value.value - by, "xor": value.value ^ by}[function])
+        return Mutation(i, change, (replace(i, operands=_with(i.operands, at, new)),))
+    new = Reg(f"mutated#{i.index}", "b32")
+    opcode = "xor.b32" if function == "xor" else f"{function}.u32"
+    computed = replace(i, opcode=opcode, operands=(new, value, Imm(by)), guard=None, guard_negated=False)
+    return Mutation(i, change, (computed, replace(i, operands=_with(i.operands, at, new))))
+
+
+def _with(operands: tuple[Operand, ...], at: int, new: Operand) -> tuple[Operand, ...]:
+    return (*operands[:at], new, *operands[at + 1 :])

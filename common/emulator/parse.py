@@ -20,6 +20,7 @@ from .ptx import (
     SourceChain,
     Special,
     Symbol,
+    TensorAddress,
     Variable,
     Vector,
 )
@@ -49,6 +50,7 @@ _SPECIALS = re.compile(
     | dynamic_smem_size | total_smem_size | cluster_ctarank | cluster_nctarank )$""",
     re.X,
 )
+_ENTRY_DIRECTIVE = re.compile(r"\.(maxntid|reqntid|maxnreg|minnctapersm|reqnctapercluster)\s+(\d+(?:\s*,\s*\d+)*)")
 _LINE_DIRECTIVES = (".version", ".target", ".address_size", ".file", ".section", ".loc ", ".loc\t")
 # Directives that say nothing about what a kernel computes.
 _IGNORED = (".version", ".address_size", ".file", ".section", ".pragma")
@@ -148,6 +150,8 @@ class _Parser:
         if not match:
             raise self.fail(f"unknown entry: {head}")
         kernel = PtxKernel(match[1], variables=self.globals, target=self.target)
+        for name, numbers in _ENTRY_DIRECTIVE.findall(head):
+            kernel.directives[name] = tuple(int(number) for number in numbers.split(","))
         for text in filter(None, (part.strip() for part in (match[2] or "").split(","))):
             param = _VARIABLE.match(text)
             if not param:
@@ -283,6 +287,11 @@ class _Body:
         first = token[0]
         if first == "{":
             return Vector(tuple(self._operand(item.strip(), scope) for item in token[1:-1].split(",")))
+        if first == "[" and "{" in token:
+            tensor, _, coordinates = token[1:-1].partition(",")
+            found = self._operand(coordinates.strip(), scope)
+            assert isinstance(found, Vector)
+            return TensorAddress(self._parse_operand(f"[{tensor.strip()}]", scope), found)
         if first == "[":
             inner = self._parse_operand(token[1:-1].strip(), scope)
             if isinstance(inner, Symbol):

@@ -62,6 +62,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class TensorAddress:
+    """A tile of a tensor [map, {coordinates}]: the generic address of a tensor map, and where the tile begins."""
+
+    map: "Operand"
+    coordinates: "Vector"
+
+
+@dataclass(frozen=True)
 class Vector:
     """A braced list of operands."""
 
@@ -88,7 +96,7 @@ class Sink:
     """The bit bucket `_`."""
 
 
-Operand = Reg | Special | Imm | Symbol | Address | Vector | Pair | Not | Sink
+Operand = Reg | Special | Imm | Symbol | Address | TensorAddress | Vector | Pair | Not | Sink
 
 # Source positions from the innermost inlined function outwards: ((file, line), ...).
 SourceChain = tuple[tuple[str, int], ...]
@@ -134,7 +142,7 @@ class Variable:
 
 @dataclass
 class PtxKernel:
-    """One entry function, ready for control-flow analysis."""
+    """One entry function, ready for control-flow analysis. `directives`: the numbers of .maxntid and its like."""
 
     name: str
     params: dict[str, Variable] = field(default_factory=dict)
@@ -142,3 +150,4 @@ class PtxKernel:
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     target: str = ""
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)

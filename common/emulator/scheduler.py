@@ -1,20 +1,24 @@
 """Runs a chunk of CTAs: one warp at a time, each up to a gate where it has to wait; then the gates that can, open.
 
 A warp whose lanes (or CTAs) take different ways keeps, for every block, the mask of the lanes that stand before it.
-Lanes wait at a block for those that are sure to come there too: lanes that branched apart meet again at the branch's
-immediate post-dominator (Fung et al., MICRO 2007), wherever the compiler has put that block. PTX leaves the places to
-the compiler ("Divergence of Threads in Control Constructs"). Among blocks that wait for no other the lowest runs first.
+Lanes wait at a block for those that are sure to come there too, from elsewhere or from a gate: lanes that branched
+apart meet again at the branch's immediate post-dominator (Fung et al., MICRO 2007), wherever the compiler has put that
+block. PTX leaves the places to the compiler ("Divergence of Threads in Control Constructs"). Among blocks that wait for
+no other the lowest runs first.
 """
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arrays import ALL_LANES, Array, Mask, either, has_lanes, narrow
+from .agents import AgentRaces
+from .arrays import ALL_LANES, Array, Mask, has_lanes, narrow
 from .errors import DeadlockError, InstructionBudgetError
-from .gates import Barrier, BarrierCall, Gate, Waiting
-from .race import RaceDetector
+from .gates import Gate
+from .mbarrier import Mbarriers
+from .registers import RegisterPool
 from .shared import SharedMemory
 from .warp import Warp
 
@@ -31,9 +35,11 @@ class Chunk:
         self.machine, self.cta_ids = machine, cta_ids
         self.program, self.counters = machine.program, machine.counters
         self.shared = SharedMemory(len(cta_ids), machine.patterns)
-        self.gates: dict[int, Gate] = {}
+        self.mbarriers = Mbarriers(self)
+        self.gates: dict[str, Gate] = {"mbarriers": self.mbarriers}
+        self.in_flight: list[Callable[[], None]] = []  # what lands when no warp can go on
         num_warps, num_words = -(-machine.num_threads // 32), -(-machine.shared_bytes // machine.granule)
-        self.race = RaceDetector(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
+        self.race = AgentRaces(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
 
     # -- names
@@ -84,35 +90,49 @@ class Chunk:
         Raises:
             EmulatorError: whatever is wrong with the kernel.
         """
-        while any(warp.ready for warp in self.warps):
-            for warp in self.warps:
-                if warp.ready:
-                    self._advance(warp)
-            for gate in self.gates.values():
-                self._open(gate)
+        while True:
+            moved = [self._advance(warp) for warp in self.warps if warp.ready]
+            moved += [gate.open(stuck=False) for gate in self.gates.values()]
+            if not any(moved) and not self._unblock():
+                break
         if any(gate.waiting for gate in self.gates.values()):
             raise self._deadlock()
+        self._finish()
 
-    def _open(self, gate: Gate) -> None:
-        opening = gate.open()
-        if not opening:
-            return
-        for each in opening.leaving:
-            _send(each.warp, each.block, each.mask)
-            if each.target is not None and opening.result is not None:
-                registers, value = each.warp.registers, opening.result
-                registers[each.target] = (
-                    value if each.mask is None else np.where(each.mask, value, registers[each.target])
-                )
+    def _unblock(self) -> bool:
+        """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy
+        in flight lands, lanes go on without others of their warp, a test of a barrier says no. Whether there was
+        something to do."""
+        if any(gate.open(stuck=True) for gate in self.gates.values()):
+            return True
+        if self.in_flight and any(gate.waiting for gate in self.gates.values()):
+            self.in_flight.pop(0)()
+            return True
+        if any(self._advance(warp, stuck=True) for warp in self.warps if warp.ready):
+            return True
+        return self.mbarriers.answer_no()
+
+    def _finish(self) -> None:
+        """What is left to do and to check when all CTAs have ended."""
+        for warp in self.warps:
+            warp.access.bulk.finish()
+        pool = self.gates.get("registers")
+        if isinstance(pool, RegisterPool):
+            pool.check_all()
         if self.race:
-            self.race.leave(gate.key, sorted({each.warp.index for each in opening.leaving}), opening.rows)
+            self.race.check_end()
 
-    def _advance(self, warp: Warp) -> None:
-        """Runs a warp until all its lanes wait or have left."""
-        program, ready = self.program, warp.ready
+    def _advance(self, warp: Warp, stuck: bool = False) -> bool:
+        """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate, unless it is
+        stuck for that; whether any ran."""
+        program, ready, ran = self.program, warp.ready, False
         while ready:
-            index = self._next(ready)
-            mask = ready.pop(index)
+            index = self._next(warp)
+            mask = ready[index]
+            if not stuck and mask is not None and self._awaits_lanes(warp, index, mask):
+                return ran
+            del ready[index]
+            ran, stuck = True, False
             block = program.blocks[index]
             warp.executed += len(block.instructions)
             self.counters.blocks[index] += len(self.cta_ids) if mask is None else self._active_ctas(mask)
@@ -126,10 +146,21 @@ class Chunk:
                 self._branch(warp, mask, result, block.target, index + 1)
             elif block.ending == "exit":
                 self._exit(warp, mask, result, index + 1)
-            elif block.ending == "barrier":
-                self._arrive(warp, mask, result, index)
+            elif block.ending == "gate":
+                result.enter(self, warp, mask, index)
             else:
-                _send(warp, index + 1, mask)
+                warp.send(index + 1, mask)
+        return ran
+
+    def _awaits_lanes(self, warp: Warp, block: int, mask: np.ndarray) -> bool:
+        """Whether lanes of the warp wait at a gate, in the same CTA, that are sure to come to this block too."""
+        return any(
+            each.warp is warp
+            and (each.mask is None or (has_lanes(each.mask) & has_lanes(mask)).any())
+            and (block == each.block or block in self.program.blocks[each.block].post_dominators)
+            for gate in self.gates.values()
+            for each in gate.waiting
+        )
 
     def _endless(self, warp: Warp) -> InstructionBudgetError:
         """Names the end of the block that was executed most: in a loop that never ends, or in one that it repeats."""
@@ -139,8 +170,9 @@ class Chunk:
             f"  {warp.at(self.program.blocks[most].last.index, 0)}"
         )
 
-    def _next(self, ready: dict[int, Mask]) -> int:
+    def _next(self, warp: Warp) -> int:
         """The lowest of the blocks before which lanes stand, but for those that other lanes are yet to come to."""
+        ready = warp.ready
         if len(ready) == 1:
             return next(iter(ready))
         to_come = frozenset().union(*(self.program.blocks[index].post_dominators for index in ready))
@@ -152,49 +184,21 @@ class Chunk:
 
     def _branch(self, warp: Warp, mask: Mask, taken: Array | None, target: int, following: int) -> None:
         if taken is None or taken.all():
-            _send(warp, target, mask)
+            warp.send(target, mask)
             return
         there, here = narrow(mask, taken), narrow(mask, ~taken)
         if there.any():
-            _send(warp, target, there if here.any() else mask)
+            warp.send(target, there if here.any() else mask)
         if here.any():
-            _send(warp, following, here if there.any() else mask)
+            warp.send(following, here if there.any() else mask)
 
     def _exit(self, warp: Warp, mask: Mask, leaving: Array | None, following: int) -> None:
         gone = mask if leaving is None else narrow(mask, leaving)
         if leaving is not None:
             staying = narrow(mask, ~leaving)
             if staying.any():
-                _send(warp, following, staying)
+                warp.send(following, staying)
         warp.live = np.zeros((1, 1), bool) if gone is None else narrow(warp.live, ~gone)
-
-    # -- barriers
-
-    def _arrive(self, warp: Warp, mask: Mask, call: BarrierCall, index: int) -> None:
-        """Lanes come to the barrier that ends block `index`; those that only arrive, or fail its guard, go on."""
-        instruction = self.program.blocks[index].last
-        if call.guard is not None:
-            passing, mask = narrow(mask, ~call.guard), narrow(mask, call.guard)
-            if passing.any():
-                _send(warp, index + 1, passing)
-        aligned = instruction.opcode.startswith("bar.") or ".aligned" in instruction.opcode
-        if aligned and mask is not None:
-            live = np.ones((1, 1), bool) if warp.live is None else warp.live
-            warp.require(instruction.index, live, mask, "a barrier for whole warps")
-        total = self.machine.num_threads
-        for number in np.unique(call.numbers).tolist():
-            chosen = mask if call.numbers.size == 1 else narrow(mask, call.numbers == number)
-            if chosen is not None and not chosen.any():
-                continue
-            barrier = self.gates.setdefault(number, Barrier(number, len(self.cta_ids)))
-            assert isinstance(barrier, Barrier)
-            barrier.arrive(chosen, call, -(-total // 32) * 32 if aligned else total, aligned)
-            if self.race:
-                self.race.arrive(number, warp.index, self.rows(chosen))
-            if ".arrive" in instruction.opcode:
-                _send(warp, index + 1, chosen)
-            else:
-                barrier.waiting.append(Waiting(warp, index + 1, chosen, call.target))
 
     def _deadlock(self) -> DeadlockError:
         held = [(gate, each) for gate in self.gates.values() for each in gate.waiting]
@@ -202,7 +206,7 @@ class Chunk:
         lines = [f"deadlock in CTA {self.cta_name(row)}:"]
         for warp in self.warps:
             states = [
-                f"waits at {gate.progress(row)}, {self.program.blocks[each.block - 1].last.described()}"
+                f"waits at {gate.progress(each, row)}, {self.program.blocks[each.block - 1].last.described()}"
                 for gate, each in held
                 if each.warp is warp and each.includes(row)
             ]
@@ -225,8 +229,3 @@ class Chunk:
             requests, lanes = int(rows.sum()), int(active.sum())
             units = int(((1 + changes.sum(axis=1)) * rows).sum())
         self.counters.global_memory[index].add(requests, units, -(-lanes * size // 32), lanes * size)
-
-
-def _send(warp: Warp, block: int, mask: Mask) -> None:
-    """Puts lanes before a block, with those that stand there already."""
-    warp.ready[block] = either(mask, warp.ready[block]) if block in warp.ready else mask

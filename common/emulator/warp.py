@@ -7,7 +7,7 @@ import numpy as np
 
 from . import exchange
 from .access import GENERIC_BASE, WarpAccess, is_in
-from .arrays import ALL_LANES, Array, Mask, every_lane, first_lanes, has_lanes
+from .arrays import ALL_LANES, Array, Mask, either, every_lane, first_lanes, has_lanes
 from .errors import ConvergenceError, EmulatorError
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class Warp:
         self.executed = 0
         self.access = WarpAccess(self)
         self._special = chunk.special_registers(index)
+
+    def send(self, block: int, mask: Mask) -> None:
+        """Puts lanes before a block, with those that stand there already."""
+        self.ready[block] = either(mask, self.ready[block]) if block in self.ready else mask
 
     # -- names
 
@@ -148,6 +152,15 @@ class Warp:
         for here, group in groups[1:]:
             result = np.where(here, function(group), result)
         return result
+
+    def elect(self, index: int, members: Array, mask: Mask) -> Array:
+        """elect.sync: the lowest of the lanes that take part."""
+        return self._by_group(index, members, mask, lambda group: group.argmax(axis=1)[:, None].astype(np.uint32))
+
+    def fence(self, kind: str, mask: Mask) -> None:
+        """A fence: of the proxies ("proxy"), of initialised mbarriers, or of the thread's accesses beyond its CTA."""
+        if self.chunk.race:
+            self.chunk.race.fence(kind, self, mask)
 
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from flashladder.common.errors import UnsupportedProblemError
 
 NUM_BYTES = 128
-ALIGNMENT = 16  # bytes, of the tensor's address and of its strides
+ALIGNMENT = 64  # bytes, of a map itself, among the parameters of a kernel
+TENSOR_ALIGNMENT = 16  # of the tensor's address and of its strides
 MAX_RANK = 5
 MAX_DIM, MAX_STRIDE, MAX_BOX = 1 << 32, 1 << 40, 256
 
@@ -153,10 +154,12 @@ def _check(asked: TensorMap, l2_promotion_bytes: int = 0) -> None:
         f"{rank - 1} strides and a box of {rank}, not {len(asked.strides)} and {len(asked.box)}": (
             (len(asked.strides), len(asked.box)) != (rank - 1, rank)
         ),
-        f"an address at a multiple of {ALIGNMENT} bytes, not {asked.address:#x}": asked.address % ALIGNMENT,
+        f"an address at a multiple of {TENSOR_ALIGNMENT} bytes, not {asked.address:#x}": (
+            asked.address % TENSOR_ALIGNMENT
+        ),
         f"dimensions of 1 to 2^32, not {asked.dims}": any(not 0 < dim <= MAX_DIM for dim in asked.dims),
-        f"strides in multiples of {ALIGNMENT} bytes below 2^40, not {asked.strides}": any(
-            stride % ALIGNMENT or not 0 <= stride < MAX_STRIDE for stride in asked.strides
+        f"strides in multiples of {TENSOR_ALIGNMENT} bytes below 2^40, not {asked.strides}": any(
+            stride % TENSOR_ALIGNMENT or not 0 <= stride < MAX_STRIDE for stride in asked.strides
         ),
         f"a box of 1 to {MAX_BOX} each way, not {asked.box}": any(not 0 < n <= MAX_BOX for n in asked.box),
         f"a swizzle of {SWIZZLES} bytes, not {asked.swizzle_bytes}": asked.swizzle_bytes not in SWIZZLES,

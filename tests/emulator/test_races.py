@@ -55,11 +55,12 @@ def test_defect_is_caught(kernels, entry, reason, later, earlier, lazy):
     """Whether copies land late or at once: the report does not depend on it."""
     with pytest.raises(RaceError) as error:
         run_kernel(kernels, entry, lazy_copies=lazy)
-    first, second, third = str(error.value).splitlines()
+    first, second, third, mend = str(error.value).splitlines()
     assert first.startswith("race on shared memory: CTA (0, 0, 0), shared memory offset ")
     assert first.endswith(reason)
     assert f" {later}, at kernels.cu:" in second
     assert f" {earlier}, at kernels.cu:" in third
+    assert mend.startswith("  mend: ")
     copy = third if later == "reads" else second
     assert f"{line_of('asm volatile')} < {line_of('copy_16(tile')} < kernels.cu:" in copy
     assert "`cp.async.cg.shared.global [" in copy

@@ -1,19 +1,38 @@
 """The instructions, one module a family; importing this package registers them all."""
 
-from . import bits, control, convert, floats, halves, integers, memory, mma, moves, warpwide
+from . import (
+    bits,
+    bulk,
+    control,
+    convert,
+    floats,
+    halves,
+    integers,
+    mbarriers,
+    memory,
+    mma,
+    moves,
+    sync,
+    warpwide,
+    wgmma,
+)
 from .registry import Op, lookup
 
 __all__ = [
     "Op",
     "bits",
+    "bulk",
     "control",
     "convert",
     "floats",
     "halves",
     "integers",
     "lookup",
+    "mbarriers",
     "memory",
     "mma",
     "moves",
+    "sync",
     "warpwide",
+    "wgmma",
 ]

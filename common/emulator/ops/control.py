@@ -1,8 +1,7 @@
 """Branches, exits and barriers (PTX ISA, "Control Flow" and "Parallel Synchronization Instructions").
 
 Each ends its block; the scheduler acts on the result of the block's function. A barrier is a gate: its function returns
-a BarrierCall and the scheduler lets the lanes go on when the barrier opens. Other gates, such as an mbarrier's
-try_wait, will return a call of theirs in the same way, so that a spin-wait is never executed as a spin.
+a BarrierCall, and the lanes go on when the barrier opens.
 """
 
 from collections.abc import Sequence
@@ -39,12 +38,12 @@ def _return_guard(e: "BlockEmitter", i: Instruction) -> None:
 _BARRIER = r"(?:bar|barrier)(?:\.cta)?"
 
 
-@op(rf"{_BARRIER}\.(?:sync|arrive)(?:\.aligned)?", outputs=0, ending="barrier")
+@op(rf"{_BARRIER}\.(?:sync|arrive)(?:\.aligned)?", outputs=0, ending="gate")
 def barrier(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     _return_call(e, i, i.operands, "")
 
 
-@op(rf"{_BARRIER}\.red\.(?P<f>and|or|popc)(?:\.aligned)?\.(?:pred|u32)", ending="barrier")
+@op(rf"{_BARRIER}\.red\.(?P<f>and|or|popc)(?:\.aligned)?\.(?:pred|u32)", ending="gate")
 def barrier_reduction(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """The target is written when the barrier opens, by the scheduler."""
     target, *operands, predicate = i.operands

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..access import GENERIC_BASE
 from ..ptx import NUMPY_TYPES, Instruction
 from .halves import round_half, widen
 from .registry import Match, op
@@ -86,11 +87,12 @@ def _write_float(e: "BlockEmitter", i: Instruction, m: Match, value: str) -> Non
     e.write(i.operands[0], f"flush({value})" if modifiers.get("ftz") and m["d"] == "f32" else value, m["d"])
 
 
-@op(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|const|local)\.u64")
+@op(r"cvta(?P<to>\.to)?\.(?P<space>global|shared(?:::cta)?|const|local|param)\.u64")
 def generic_address(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     source = e.read(i.operands[1], "u64")
-    if m["space"] in ("shared", "local"):
-        source = f"w.{'from' if m['to'] else 'to'}_generic({m['space']!r}, {source})"
+    space = m["space"].removesuffix("::cta")
+    if space in GENERIC_BASE:
+        source = f"w.{'from' if m['to'] else 'to'}_generic({space!r}, {source})"
     e.write(i.operands[0], source, "u64")
 
 

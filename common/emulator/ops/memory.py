@@ -125,8 +125,3 @@ def create_policy(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 @op(r"prefetch(?:\.global)?\.L[12](?:::evict_(?:last|normal))?|prefetchu\.L1|discard(?:\.global)?\.L2", outputs=0)
 def prefetch(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """A hint without effect."""
-
-
-@op(r"(membar|fence)(?:\.(?:sc|acq_rel))?\.(?:cta|cluster|gpu|gl|sys)", outputs=0)
-def fence(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    """Memory is sequentially consistent here; races between CTAs through global memory are not looked for."""

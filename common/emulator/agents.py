@@ -1,0 +1,382 @@
+"""Races with asynchronous agents: bulk copies (TMA), wgmma, and the mbarriers through which they and threads meet.
+
+An agent accesses shared memory in the async proxy, from its issue until somebody has waited for it:
+
+    a copy into shared memory   writes until a wait has seen the phase of its mbarrier end (PTX ISA 9.7.9.25.1.2)
+    wgmma                       reads until wgmma.wait_group of its warpgroup (9.7.15.7.3)
+    a copy out of shared memory reads until cp.async.bulk.wait_group.read of the thread that issued it (9.7.9.25.1.1)
+
+It is ordered after what its issuer is ordered after, and what threads wrote needs a proxy fence by them besides
+(9.7.9.25.2, 9.7.15.4). It tells nothing of its issuer to those who wait for it (8.9.1.1); but what it overwrites is
+forgotten, as whoever is ordered after the copy is so after that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .arrays import ALL_LANES, Mask
+from .errors import RaceError
+from .order import AGENT, FENCED, ORDERED, Agent, Rows, lanes_of, where_of
+from .race import BARRIER, IN_FLIGHT, OBJECT, RaceDetector
+from .shared import WINDOW
+from .stamps import COLUMN_MASK, EPOCH, INSTRUCTION, INSTRUCTION_MASK, Access, Touch, put
+
+if TYPE_CHECKING:
+    from .scheduler import Chunk
+    from .warp import Warp
+
+UNIT = 16  # bytes: every access of an agent is made of whole units
+WARPGROUP = 4  # warps
+
+FENCE = "fence.proxy.async by the threads that wrote it, then a barrier before the issue"
+INIT_FENCE = "fence.mbarrier_init or fence.proxy.async by the thread that initialised it, then a barrier"
+
+
+@dataclass(frozen=True)
+class AgentAccess:
+    """What asynchronous work does to shared memory, alike in CTAs `rows`.
+
+    Attributes:
+        warp, index, lane: who issued it: the warp, the instruction, the lane (None: the warp as a whole, as for wgmma).
+        units: the 16-byte units that it touches, as offset // 16 in shared memory; each once.
+        rows: CTAs of the chunk; None: all.
+        does: a verb for reports, as "reads by wgmma".
+    """
+
+    warp: "Warp"
+    index: int
+    lane: int | None
+    units: np.ndarray
+    rows: Rows
+    does: str
+
+    @cached_property
+    def words(self) -> np.ndarray:
+        """See Touch."""
+        per_unit = UNIT // self.warp.chunk.machine.granule
+        return (self.units[:, None] * per_unit + np.arange(per_unit)).reshape(-1)
+
+    @property
+    def lanes(self) -> np.ndarray | None:
+        """See Touch."""
+        return None if self.lane is None else np.array([self.lane])
+
+    @property
+    def threads(self) -> np.ndarray:
+        """See Touch."""
+        return np.array([-1 if self.lane is None else 32 * self.warp.index + self.lane])
+
+
+@dataclass
+class Made:
+    """The initialisation of the mbarriers at one address: by CTA the thread, its epoch, the epoch that the first fence
+    after it ended (0: none yet), and the last epoch of each thread that used it. `settled`: all warps are ordered after
+    it."""
+
+    index: int
+    thread: np.ndarray
+    epoch: np.ndarray
+    fenced: np.ndarray
+    uses: np.ndarray
+    settled: bool = False
+
+
+class AgentRaces(RaceDetector):
+    """The race detector, with agents. Reads of agents are noted by unit: the last of each agent."""
+
+    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool) -> None:
+        super().__init__(chunk, num_warps, num_words, by_lanes)
+        self._per_unit = UNIT // chunk.machine.granule
+        self._agent_reads: dict[int, np.ndarray] = {}  # by column: (rows, units)
+        self._groups: dict[int | Agent, np.ndarray] = {}  # by warp (wgmma), or by agent: groups committed, (rows)
+        self._made: dict[int, Made] = {}
+
+    def _part_tables(self, count: int) -> None:
+        super()._part_tables(count)
+        for table in (self._agent_reads, self._groups):
+            for key, state in table.items():
+                table[key] = np.repeat(state, count, axis=0)  # type: ignore[index]
+        for made in self._made.values():
+            for name in ("thread", "epoch", "fenced", "uses"):
+                setattr(made, name, np.repeat(getattr(made, name), count, axis=0))
+
+    def _of_rows(self, values: np.ndarray, rows: Rows) -> np.ndarray:
+        """What belongs to the rows of the state, of one value a CTA."""
+        return values[: self.order.num_rows] if rows is None else values[rows]
+
+    # -- fences
+
+    def fence(self, kind: str, warp: "Warp", mask: Mask) -> None:
+        """A fence by lanes of a warp: of the proxies, of initialised mbarriers, or of all beyond the CTA."""
+        lanes, rows = lanes_of(mask, None)
+        self._part(rows)
+        where, clock = where_of(rows), self.order.clock
+        for made in self._made.values():
+            thread = made.thread[where]
+            mine = (thread >> 5 == warp.index) & (made.fenced[where] == 0) & (made.epoch[where] > 0)
+            if lanes is not None:
+                mine &= lanes[np.arange(len(lanes)), thread & 31]
+            made.fenced[where] = np.where(mine, clock[where, warp.index], made.fenced[where])
+        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy")
+
+    # -- mbarriers
+
+    def mbarrier_made(self, address: int, access: Access) -> None:
+        """mbarrier.init by one lane of each CTA: a write of memory that is no ordinary memory from now on."""
+        self._part(access.rows)
+        self._check(access, reads=True, atomics=True)
+        where, count = where_of(access.rows), self.order.num_rows
+        if address not in self._made:
+            thread, epoch, fenced = (np.zeros(count, np.int64) for _ in range(3))
+            self._made[address] = Made(access.index, thread, epoch, fenced, np.zeros((count, self.order.num_threads)))
+        made = self._made[address]
+        made.index, made.settled = access.index, False
+        made.thread[where] = access.threads[0]
+        made.epoch[where] = self.order.clock[where, access.warp.index]
+        made.fenced[where] = 0
+        made.uses[where] = 0
+        put(self._writes, where, access.words, np.full((1, 1), OBJECT << EPOCH | access.index << INSTRUCTION))
+
+    def mbarrier_unmade(self, address: int, access: Access) -> None:
+        """mbarrier.inval: the memory becomes ordinary again, after all that was done with the mbarrier."""
+        where, made = where_of(access.rows), self._made[address]
+        columns = np.broadcast_to(np.arange(self.order.num_threads), made.uses[where].shape)
+        known = self.order.known(access.warp.index, access.rows, columns, access.lanes[:1], ORDERED)  # type: ignore[index]
+        bad = (made.uses[where] > known) & (columns != access.threads[0])
+        if bad.any():
+            row, thread = (int(n) for n in np.argwhere(bad)[0])
+            earlier = f"warp {thread >> 5}, lane {thread & 31} used it before"
+            raise self._report(access, row, 0, "an mbarrier is invalidated while others may use it", earlier, BARRIER)
+        self._stamp(access)
+
+    def mbarrier_used(
+        self, address: int, warp: "Warp", index: int, active: np.ndarray, rows: Rows, agent: bool = False
+    ) -> None:
+        """Lanes, (32) or (rows, 32), use an mbarrier; or name it to a copy (`agent`), which another unit carries out.
+
+        Raises:
+            RaceError: its initialisation is not ordered before, or was not fenced for a copy.
+        """
+        self._part(rows)
+        made, where, lanes = self._made[address], where_of(rows), np.nonzero(np.atleast_2d(active).any(axis=0))[0]
+        made.uses[where if isinstance(where, slice) else where[:, None], 32 * warp.index + lanes] = self.order.clock[
+            where, warp.index
+        ][:, None]
+        if made.settled and not agent:
+            return
+        thread = np.broadcast_to(made.thread[where][:, None], (len(made.thread[where]), len(lanes)))
+        own = thread == 32 * warp.index + lanes
+        known = np.where(own, IN_FLIGHT, self.order.known(warp.index, rows, thread, lanes, ORDERED))
+        unordered = (made.epoch[where][:, None] > known) & active[..., lanes]
+        fenced = made.fenced[where][:, None]
+        unfenced = agent & ((fenced == 0) | (fenced > known))
+        if unordered.any() or unfenced.any():
+            row = int(np.argwhere(unordered | unfenced)[0][0])
+            if unordered.any():
+                reason, mend = "no barrier orders the initialisation of an mbarrier before its use", BARRIER
+            else:
+                reason, mend = "a copy uses an mbarrier whose initialisation no fence makes visible to it", INIT_FENCE
+            maker = int(made.thread[where][row])
+            raise RaceError(
+                f"race on shared memory: CTA {self._chunk.cta_name(row if rows is None else int(rows[row]))}, "
+                f"mbarrier at offset {address - WINDOW}: {reason}\n"
+                f"  warp {warp.index}, lane {int(lanes[0])} uses it, {self._described(index)}\n"
+                f"  warp {maker >> 5}, lane {maker & 31} initialised it, {self._described(made.index)}\n"
+                f"  mend: {mend}"
+            )
+        made.settled = self.order.all_know(made.thread, made.epoch)
+
+    def mbarrier_arrive(self, address: int, warp: "Warp", mask: Mask) -> None:
+        """What the arriving threads did and know waits for the end of the phase."""
+        lanes, rows = lanes_of(mask, None)
+        self._part(rows)
+        self.order.arrive(Agent("mbarrier", address), warp.index, lanes, rows)
+
+    def mbarrier_ends(self, address: int, phases: np.ndarray, rows: Rows) -> None:
+        """A phase is over; `phases` (CTAs): how many are over now."""
+        self._part(rows)
+        self.order.end_phase(Agent("mbarrier", address), AGENT + self._of_rows(phases, rows), rows)
+
+    def mbarrier_passed(self, address: int, warp: "Warp", mask: Mask) -> None:
+        """Lanes have seen the end of the last phase."""
+        lanes, rows = lanes_of(mask, warp.live)
+        self._part(rows)
+        self.order.pass_phase(Agent("mbarrier", address), warp.index, lanes, rows)
+
+    # -- agents
+
+    def agent_writes(self, access: AgentAccess, mbarrier: int) -> None:
+        """The issue of a copy into shared memory that tells the mbarrier at this address when it lands."""
+        self._part(access.rows)
+        active = np.isin(ALL_LANES, ALL_LANES if access.lanes is None else access.lanes)
+        self.mbarrier_used(mbarrier, access.warp, access.index, active, access.rows, agent=True)
+        self._check_agent(access)
+        self._check_accesses(access, reads=True, atomics=True)
+        self._stamp_agent(access, mbarrier, np.full(1, IN_FLIGHT))
+        self._reads.clear(access.rows, access.words)
+        self._atomics.clear(access.rows, access.words)
+        for table in self._agent_reads.values():
+            put(table, where_of(access.rows), access.units, np.zeros((1, 1), np.int64))
+
+    def agent_lands(self, access: AgentAccess, mbarrier: int) -> None:
+        """The copy has landed; to be called before the mbarrier is told."""
+        self._part(access.rows)
+        phases = self._of_rows(self._chunk.mbarriers.phases(mbarrier), access.rows)
+        self._stamp_agent(access, mbarrier, AGENT + phases + 1)
+
+    def _stamp_agent(self, access: AgentAccess, mbarrier: int, epochs: np.ndarray) -> None:
+        column = self.order.column(Agent("mbarrier", mbarrier))
+        stamps = (epochs << EPOCH)[:, None] | access.index << INSTRUCTION | column
+        put(self._writes, where_of(access.rows), access.words, stamps)
+
+    def wgmma_reads(self, access: AgentAccess) -> None:
+        """The issue of a wgmma: its warpgroup reads from now on until a wait_group."""
+        self._note_read(access, Agent("wgmma", access.warp.index // WARPGROUP), access.warp.index)
+
+    def wgmma_commits(self, warp: "Warp", rows: Rows) -> None:
+        """wgmma.commit_group by one warp."""
+        self._part(rows)
+        self._group(warp.index)[where_of(rows)] += 1
+
+    def wgmma_waits(self, warp: "Warp", pending: int, rows: Rows) -> None:
+        """wgmma.wait_group by one warp, which all but the latest `pending` groups of its warpgroup have passed."""
+        self._part(rows)
+        column = self.order.column(Agent("wgmma", warp.index // WARPGROUP))
+        self.order.learn(warp.index, column, AGENT + self._group(warp.index)[where_of(rows)] - pending, None, rows)
+
+    def bulk_reads(self, access: AgentAccess) -> None:
+        """The issue of a copy out of shared memory that a bulk group of the issuing lane tracks."""
+        assert access.lane is not None
+        thread = Agent("bulk", access.warp.index, access.lane)
+        self._note_read(access, thread, thread)
+
+    def bulk_commits(self, warp: "Warp", index: int, mask: Mask) -> None:
+        """cp.async.bulk.commit_group by lanes of a warp."""
+        for lane, rows in self._each_lane(mask):
+            self._part(rows)
+            self._group(Agent("bulk", warp.index, lane))[where_of(rows)] += 1
+
+    def bulk_waits(self, warp: "Warp", index: int, pending: int, mask: Mask) -> None:
+        """cp.async.bulk.wait_group{.read} by lanes of a warp: all but the latest `pending` groups of each have read."""
+        for lane, rows in self._each_lane(mask):
+            thread = Agent("bulk", warp.index, lane)
+            if thread in self._groups:
+                self._part(rows)
+                epochs = AGENT + self._group(thread)[where_of(rows)] - pending
+                self.order.learn(warp.index, self.order.column(thread), epochs, lane, rows)
+
+    def _each_lane(self, mask: Mask) -> Sequence[tuple[int, Rows]]:
+        if mask is None:
+            return [(lane, None) for lane in range(32)]
+        lanes = np.broadcast_to(mask, (len(mask), 32))
+        found = [(lane, lanes[:, lane]) for lane in range(32) if lanes[:, lane].any()]
+        return [(lane, None if rows.all() else np.nonzero(rows)[0]) for lane, rows in found]
+
+    def _group(self, key: int | Agent) -> np.ndarray:
+        if key not in self._groups:
+            self._groups[key] = np.zeros(self.order.num_rows, np.int64)
+        return self._groups[key]
+
+    def _note_read(self, access: AgentAccess, agent: Agent, group: int | Agent) -> None:
+        """An agent reads; it is done when somebody knows that the group which is now being filled is."""
+        self._part(access.rows)
+        self._check_agent(access)
+        column, where = self.order.column(agent), where_of(access.rows)
+        if column not in self._agent_reads:
+            num_units = -(-self._num_words // self._per_unit)
+            self._agent_reads[column] = np.zeros((self.order.num_rows, num_units), np.int64)
+        epochs = AGENT + self._group(group)[where] + 1
+        stamps = (epochs << EPOCH)[:, None] | access.index << INSTRUCTION | column
+        put(self._agent_reads[column], where, access.units, stamps)
+
+    # -- checks
+
+    def _check_agent(self, access: AgentAccess) -> None:
+        """Raises unless the last writes of its words are ordered before an agent's access, and fenced for its proxy."""
+        stamps = self._writes[where_of(access.rows)].take(access.words, axis=1)
+        if (stamps == stamps[:, :1]).all():
+            stamps = stamps[:, :1]
+        self._check_writer(access, stamps)
+        epoch, column = stamps >> EPOCH, stamps & COLUMN_MASK
+        known = self.order.known(access.warp.index, access.rows, column, access.lanes, FENCED)
+        if access.lanes is not None:
+            by_itself = self.order.fenced_by_itself(access.warp.index, access.rows, access.lanes)
+            known = np.where(column == access.threads, by_itself, known)
+        bad = (column < self.order.num_threads) & (epoch < AGENT) & (epoch > known)
+        if bad.any():
+            row, word = (int(n) for n in np.argwhere(bad)[0])
+            thread, index = int(column[row, word]), int(stamps[row, word]) >> INSTRUCTION & INSTRUCTION_MASK
+            reason = "an ordinary write, and no fence.proxy.async of its thread lies between"
+            earlier = f"warp {thread >> 5}, lane {thread & 31} wrote it, {self._described(index)}"
+            raise self._report(access, row, word, reason, earlier, FENCE)
+
+    def _check_accesses(self, access: Touch, reads: bool, atomics: bool) -> None:
+        super()._check_accesses(access, reads, atomics)
+        if not reads or not self._agent_reads:
+            return
+        where, units = where_of(access.rows), access.words // self._per_unit
+        for column, table in self._agent_reads.items():
+            stamps = table[where].take(units, axis=1)
+            columns = np.full((len(stamps), 1), column)
+            bad = stamps >> EPOCH > self.order.known(access.warp.index, access.rows, columns, access.lanes, ORDERED)
+            if bad.any():
+                row, word = (int(n) for n in np.argwhere(bad)[0])
+                raise self._race(access, row, word, int(stamps[row, word]), "reads it")
+
+    def check_end(self) -> None:
+        """Raises if a copy may still read or write shared memory when its CTA has ended."""
+        flying = (self._writes >> EPOCH == IN_FLIGHT) & (self._writes & COLUMN_MASK >= self.order.num_threads)
+        if flying.any():
+            row, word = (int(n) for n in np.argwhere(flying)[0])
+            self._ends_early(row, int(self._writes[row, word]), "the copy was issued", "a wait for its mbarrier")
+        for column, table in self._agent_reads.items():
+            kind, warp, lane = self.order.agent(column)
+            if kind != "bulk":
+                continue
+            for row, stamp in enumerate(table.max(axis=1).tolist()):
+                if stamp >> EPOCH > self.order.known_to_any([warp], column, row):
+                    issuer = f"warp {warp}, lane {lane} issued it"
+                    self._ends_early(
+                        row, stamp, issuer, "cp.async.bulk.wait_group.read by that thread before it leaves"
+                    )
+
+    def _ends_early(self, row: int, stamp: int, issuer: str, mend: str) -> None:
+        raise RaceError(
+            f"CTA {self._chunk.cta_name(row)} ends while a copy may still access its shared memory\n"
+            f"  {issuer}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}\n"
+            f"  mend: {mend}"
+        )
+
+    # -- reports
+
+    def _race(self, access: Touch, row: int, word: int, stamp: int, did: str, other: int | None = None) -> RaceError:
+        column = stamp & COLUMN_MASK
+        if column < self.order.num_threads:
+            return super()._race(access, row, word, stamp, did, other)
+        kind, number, lane = self.order.agent(column)
+        earlier = self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)
+        at = row if access.rows is None else int(access.rows[row])
+        epoch = stamp >> EPOCH
+        if kind == "mbarrier":
+            name = f"the mbarrier at offset {number - WINDOW}"
+            phase = int(self._chunk.mbarriers.phases(number)[at]) if epoch == IN_FLIGHT else epoch - AGENT - 1
+            state = "a copy to it is in flight" if epoch == IN_FLIGHT else f"a copy to it landed with phase {phase}"
+            reason = f"{state} of {name}, and no wait for that phase lies between"
+            mend = f"a wait for phase {phase} (parity {phase & 1}) of {name}"
+            return self._report(access, row, word, reason, f"the copy was issued {earlier}", mend)
+        if kind == "wgmma":
+            who, wait = f"warpgroup {number}", "wgmma.wait_group of its warpgroup"
+            warps = list(range(WARPGROUP * number, WARPGROUP * number + WARPGROUP))
+            warps = [warp for warp in warps if warp < len(self._chunk.warps)]
+        else:
+            who, wait, warps = f"warp {number}, lane {lane}", "cp.async.bulk.wait_group.read of its thread", [number]
+        if self.order.known_to_any(warps, column, at) >= epoch:
+            reason, mend = f"{who} has waited for what reads it, but no barrier orders that wait before", BARRIER
+        else:
+            reason, mend = f"{who} may still read it: no {wait} lies between", f"{wait}, then a barrier"
+        what = "wgmma" if kind == "wgmma" else "copy"
+        return self._report(access, row, word, reason, f"{who} issued the {what} that reads it, {earlier}", mend)

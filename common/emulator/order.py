@@ -1,0 +1,268 @@
+"""Who is ordered after what: the vector clocks of the race detector.
+
+Every warp counts its epochs: its clock ticks whenever it synchronises in any way. What is ordered is told by columns,
+one a thread of the CTA and one an agent: what a warp knows of a column is the last epoch of it that all lanes of the
+warp are ordered after. Single lanes may know more, if they alone waited. A barrier carries what its arrivals bring to
+those that pass it; an arrival brings what the arriving threads did and know, and of the other lanes of their warp only
+what these threads know.
+
+Agents do the asynchronous work (PTX ISA 8.9.1.1): the copies that land through an mbarrier, the wgmma of a warpgroup,
+the bulk groups of a thread. An agent has no program order. Its epochs are the phases of the mbarrier, or its groups,
+and only those who have waited for a phase or a group know of it.
+
+All this has two planes. The second knows less: only the epochs that a fence.proxy.async of the thread itself has ended
+(PTX ISA 8.6, 9.7.9.25.2), which an agent must know of before it touches what the thread wrote.
+
+While all CTAs of a chunk do the same, they share one row of state; the first that strays gives each CTA its own.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import ALL_LANES, Mask, has_lanes
+
+Rows = np.ndarray | None  # CTAs of the chunk; None: all
+Where = slice | np.ndarray  # the rows of the state that belong to them
+
+ORDERED, FENCED = 0, 1  # the two planes
+AGENT = 1 << 20  # the epochs of agents begin here, above all those of warps
+NEVER = 1 << 22  # later than any epoch
+_SPARE = 16  # columns that are added at a time
+
+
+def where_of(rows: Rows) -> Where:
+    """The rows of the state that belong to these CTAs: all of it, be it one row, if they are all."""
+    return slice(None) if rows is None else rows
+
+
+def lanes_of(mask: Mask, live: Mask) -> tuple[np.ndarray | None, Rows]:
+    """The lanes of a mask in each of its CTAs, (rows, 32), None if these are all that have not left; and the CTAs."""
+    if mask is None:
+        return None, None
+    lanes, rows = np.broadcast_to(mask, (len(mask), 32)), None
+    if (lanes == lanes[:1]).all():
+        lanes = lanes[:1]
+    else:
+        rows = np.nonzero(has_lanes(mask))[0]
+        lanes = lanes[rows]
+    if live is None:
+        return (None if lanes.all() else lanes), rows
+    alive = live if len(live) == 1 or rows is None else live[rows]
+    return (None if (lanes | ~alive).all() else lanes), rows
+
+
+class Agent(NamedTuple):
+    """Who does asynchronous work: the copies that land through the "mbarrier" at address `number`, the "wgmma" of
+    warpgroup `number`, the "bulk" groups of a lane of warp `number`."""
+
+    kind: str
+    number: int
+    lane: int = 0
+
+
+class Order:
+    """The clocks of the warps of a chunk, of its barriers and of its agents."""
+
+    def __init__(self, num_ctas: int, num_warps: int) -> None:
+        self._num_ctas, self._num_warps = num_ctas, num_warps
+        self.num_threads = 32 * num_warps
+        self._columns: dict[Agent, int] = {}
+        self.clock = np.ones((1, num_warps), np.int64)
+        # Stamps of epochs below these are of threads that a warp knows of, of whichever of them they are.
+        self.safe = np.ones((1, num_warps), np.int64)
+        self._known = np.zeros((1, num_warps, 2, self.num_threads), np.int64)
+        self._lanes: dict[Hashable, np.ndarray] = {}  # by warp: (rows, 32, 2, columns), what single lanes know besides
+        self._fenced = np.zeros((1, num_warps, 32), np.int64)
+        self._brought: dict[Hashable, np.ndarray] = {}  # by barrier: (rows, 2, columns)
+        self._ended: dict[Hashable, np.ndarray] = {}  # the same, of the phases of an mbarrier that are over
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the state: one as long as all CTAs do the same."""
+        return len(self.clock)
+
+    def part(self) -> None:
+        """Gives each CTA its own row of the state."""
+        for name in ("clock", "safe", "_known", "_fenced"):
+            setattr(self, name, np.repeat(getattr(self, name), self._num_ctas, axis=0))
+        for table in (self._lanes, self._brought, self._ended):
+            for key, state in table.items():
+                table[key] = np.repeat(state, self._num_ctas, axis=0)
+
+    def column(self, agent: Agent) -> int:
+        """The column of an agent."""
+        if agent not in self._columns:
+            column = self._columns[agent] = self.num_threads + len(self._columns)
+            if column == self._known.shape[-1]:
+                self._known = _widened(self._known)
+                for table in (self._lanes, self._brought, self._ended):
+                    for key, state in table.items():
+                        table[key] = _widened(state)
+        return self._columns[agent]
+
+    def agent(self, column: int) -> Agent:
+        """The agent of a column."""
+        return list(self._columns)[column - self.num_threads]
+
+    # -- what is known
+
+    def known(self, warp: int, rows: Rows, columns: np.ndarray, lanes: np.ndarray | None, plane: int) -> np.ndarray:
+        """The last epochs that lanes of a warp are ordered after.
+
+        Args:
+            columns: (rows, ..., n) of whom.
+            lanes: (n) or (1), the lane that asks; None: what all lanes know, each but for its own column.
+        """
+        where = where_of(rows)
+        base = self._known[where, warp, plane]
+        row = np.arange(len(base)).reshape(-1, *[1] * (columns.ndim - 1))
+        found = base[row, columns]
+        if warp in self._lanes:
+            besides = self._lanes[warp][where, :, plane]
+            if lanes is None:
+                own = np.zeros((32, besides.shape[-1]), bool)
+                own[ALL_LANES, 32 * warp + ALL_LANES] = True
+                found = np.maximum(found, np.where(own, NEVER, besides).min(axis=1)[row, columns])
+            else:
+                found = np.maximum(found, besides[row, lanes, columns])
+        return np.asarray(found)
+
+    def known_of_warps(self, warp: int, rows: Rows, lanes: np.ndarray | None) -> np.ndarray:
+        """The last epoch of any thread of each warp that lanes of a warp are ordered after, (rows, warps, n or 1)."""
+        where, shape = where_of(rows), (self._num_warps, 32)
+        base = self._known[where, warp, ORDERED, : self.num_threads]
+        found = base.reshape(-1, *shape).max(axis=-1)[:, :, None]
+        if warp in self._lanes:
+            besides = self._lanes[warp][where, :, ORDERED, : self.num_threads]
+            most = besides.reshape(-1, 32, *shape).max(axis=-1)  # (rows, lanes, warps)
+            least = most.min(axis=1)[:, :, None] if lanes is None else most[:, lanes].transpose(0, 2, 1)
+            found = np.maximum(found, least)
+        return np.asarray(found)
+
+    def fenced_by_itself(self, warp: int, rows: Rows, lanes: np.ndarray) -> np.ndarray:
+        """The last epoch that each of these threads ended with a fence of its own, (rows, n)."""
+        return np.asarray(self._fenced[where_of(rows), warp][:, lanes])
+
+    # -- within a warp
+
+    def sync_warp(self, warp: int, rows: Rows) -> None:
+        """A warp's lanes see each other's earlier accesses."""
+        where, own = where_of(rows), slice(32 * warp, 32 * warp + 32)
+        known = self._known[where, warp]
+        known[:, ORDERED, own] = self.clock[where, warp][:, None]
+        known[:, FENCED, own] = self._fenced[where, warp]
+        if warp in self._lanes:
+            known = np.maximum(known, self._lanes[warp][where].max(axis=1))
+            if rows is None:
+                del self._lanes[warp]
+            else:
+                self._lanes[warp][where] = 0
+        self._known[where, warp] = known
+        self.clock[where, warp] += 1
+
+    def sync_lanes(self, warp: int, lanes: np.ndarray, rows: Rows) -> None:
+        """These lanes, (rows, 32), alone see each other's earlier accesses, and what each of them has seen."""
+        where, own = where_of(rows), slice(32 * warp, 32 * warp + 32)
+        besides = self._besides(warp)[where]
+        together = np.where(lanes[:, :, None, None], besides, 0).max(axis=1)
+        together[:, ORDERED, own] = np.where(lanes, self.clock[where, warp][:, None], together[:, ORDERED, own])
+        together[:, FENCED, own] = np.where(lanes, self._fenced[where, warp], together[:, FENCED, own])
+        self._lanes[warp][where] = np.where(lanes[:, :, None, None], together[:, None], besides)
+        self.clock[where, warp] += 1
+
+    def _besides(self, warp: int) -> np.ndarray:
+        if warp not in self._lanes:
+            self._lanes[warp] = np.zeros((self.num_rows, 32, *self._known.shape[2:]), np.int64)
+        return self._lanes[warp]
+
+    def fence(self, warp: int, lanes: np.ndarray | None, rows: Rows, of_proxies: bool) -> None:
+        """A fence of a warp's lanes (None: all): it ends an epoch."""
+        where = where_of(rows)
+        if of_proxies:
+            now, before = self.clock[where, warp][:, None], self._fenced[where, warp]
+            self._fenced[where, warp] = now if lanes is None else np.where(lanes, now, before)
+        self.clock[where, warp] += 1
+
+    # -- barriers
+
+    def arrive(self, barrier: Hashable, warp: int, lanes: np.ndarray | None, rows: Rows) -> None:
+        """What lanes of a warp (None: all) did and know becomes known to those that pass the barrier."""
+        where, own = where_of(rows), slice(32 * warp, 32 * warp + 32)
+        brought = self._known[where, warp].copy()
+        now, fenced = self.clock[where, warp][:, None], self._fenced[where, warp]
+        if lanes is None:
+            brought[:, ORDERED, own], brought[:, FENCED, own] = now, fenced
+        else:
+            brought[:, ORDERED, own] = np.where(lanes, now, brought[:, ORDERED, own])
+            brought[:, FENCED, own] = np.where(lanes, fenced, brought[:, FENCED, own])
+        if warp in self._lanes:
+            besides = self._lanes[warp][where]
+            chosen = besides if lanes is None else np.where(lanes[:, :, None, None], besides, 0)
+            brought = np.maximum(brought, chosen.max(axis=1))
+        clock = self._clock_of(self._brought, barrier)
+        clock[where] = np.maximum(clock[where], brought)
+        self.clock[where, warp] += 1
+
+    def _clock_of(self, table: dict[Hashable, np.ndarray], barrier: Hashable) -> np.ndarray:
+        if barrier not in table:
+            table[barrier] = np.zeros((self.num_rows, *self._known.shape[2:]), np.int64)
+        return table[barrier]
+
+    def leave(self, barrier: Hashable, warps: Sequence[int], rows: Rows) -> None:
+        """A barrier opens for warps that wait at it. All go on in one new epoch, later than any that was brought."""
+        where = where_of(rows)
+        clock = self._clock_of(self._brought, barrier)[where].copy()
+        top = clock[:, ORDERED, : self.num_threads].max(axis=1)
+        for warp in warps:
+            clock[:, ORDERED, 32 * warp : 32 * warp + 32] = top[:, None]
+        for warp in warps:
+            known = np.maximum(self._known[where, warp], clock)
+            self._known[where, warp] = known
+            self.clock[where, warp] = top + 1
+            self.safe[where, warp] = known[:, ORDERED, : self.num_threads].min(axis=1) + 1
+
+    def end_phase(self, barrier: Agent, epochs: np.ndarray, rows: Rows) -> None:
+        """A phase of an mbarrier is over: what its arrivals brought waits for those who see that, and so does what
+        landed through it, the epoch `epochs` (rows) of its own column."""
+        where, column = where_of(rows), self.column(barrier)
+        ended = self._clock_of(self._ended, barrier)
+        ended[where] = np.maximum(ended[where], self._clock_of(self._brought, barrier)[where])
+        ended[where, ORDERED, column] = epochs
+
+    def pass_phase(self, barrier: Hashable, warp: int, lanes: np.ndarray | None, rows: Rows) -> None:
+        """Lanes of a warp (None: all) have seen that the last phase of an mbarrier is over."""
+        where, ended = where_of(rows), self._clock_of(self._ended, barrier)
+        if lanes is None:
+            self._known[where, warp] = np.maximum(self._known[where, warp], ended[where])
+        else:
+            besides = self._besides(warp)[where]
+            new = np.maximum(besides, ended[where][:, None])
+            self._lanes[warp][where] = np.where(lanes[:, :, None, None], new, besides)
+
+    def learn(self, warp: int, column: int, epochs: np.ndarray, lane: int | None, rows: Rows) -> None:
+        """A warp, or one lane of it, has waited for an agent's work of epoch `epochs` (rows)."""
+        where = where_of(rows)
+        if lane is None:
+            self._known[where, warp, ORDERED, column] = np.maximum(self._known[where, warp, ORDERED, column], epochs)
+        else:
+            besides = self._besides(warp)
+            besides[where, lane, ORDERED, column] = np.maximum(besides[where, lane, ORDERED, column], epochs)
+
+    def all_know(self, threads: np.ndarray, epochs: np.ndarray) -> bool:
+        """Whether all warps are ordered after an epoch of a thread, one of both a row."""
+        known = np.take_along_axis(self._known[:, :, ORDERED], threads[:, None, None], axis=2)[:, :, 0]
+        return bool((known >= epochs[:, None]).all())
+
+    def known_to_any(self, warps: Sequence[int], column: int, row: int) -> int:
+        """The last epoch of a column that any lane of these warps knows of."""
+        row = min(row, self.num_rows - 1)
+        found = [int(self._known[row, warp, ORDERED, column]) for warp in warps]
+        found += [int(self._lanes[warp][row, :, ORDERED, column].max()) for warp in warps if warp in self._lanes]
+        return max(found)
+
+
+def _widened(state: np.ndarray) -> np.ndarray:
+    """The same state with more columns."""
+    return np.concatenate([state, np.zeros((*state.shape[:-1], _SPARE), np.int64)], axis=-1)

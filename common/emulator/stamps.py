@@ -1,0 +1,230 @@
+"""Stamps: what a word of shared memory remembers of an access. Tables of the last reads, and of the last atomics."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from .order import ORDERED, Order, Rows, Where, where_of
+from .shared import AccessPattern
+
+if TYPE_CHECKING:
+    from .warp import Warp
+
+# A stamp, from its low end: column 12 bits, kind of access 4, instruction 24, epoch 23.
+KIND, INSTRUCTION, EPOCH = 12, 16, 40
+COLUMN_MASK, KIND_MASK, INSTRUCTION_MASK = (1 << 12) - 1, 3, (1 << 24) - 1
+# By one thread, by all lanes of a warp together (ldmatrix), by several lanes apart.
+PLAIN, COLLECTIVE, SEVERAL = 0, 1, 2
+
+
+class Touch(Protocol):
+    """An access to words of shared memory, alike in CTAs `rows`.
+
+    Attributes:
+        lanes: the lane that asks for each word, (n), or for all, (1); None: the warp as a whole.
+        threads: the thread of the CTA that touches each word; its own accesses need no order.
+    """
+
+    @property
+    def warp(self) -> "Warp": ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def does(self) -> str: ...
+    @property
+    def words(self) -> np.ndarray: ...
+    @property
+    def lanes(self) -> np.ndarray | None: ...
+    @property
+    def threads(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one warp does to shared memory, alike in CTAs `rows`: the instruction, the pattern, and a verb for reports.
+    A `collective` read is the whole warp's, as ldmatrix is."""
+
+    warp: "Warp"
+    index: int
+    pattern: AccessPattern
+    rows: Rows
+    does: str
+    collective: bool = False
+
+    @property
+    def words(self) -> np.ndarray:
+        """See Touch."""
+        return self.pattern.words
+
+    @property
+    def lanes(self) -> np.ndarray | None:
+        """See Touch."""
+        return None if self.collective else self.pattern.word_lanes
+
+    @property
+    def threads(self) -> np.ndarray:
+        """See Touch."""
+        return 32 * self.warp.index + self.pattern.word_lanes
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """An earlier access that one is not ordered after: in which row, of which word (its place among those of the later
+    access), the stamp that it left, and whose warp it was."""
+
+    row: int
+    word: int
+    stamp: int
+    warp: int
+
+
+def put(state: np.ndarray, where: Where, words: np.ndarray, stamps: np.ndarray) -> None:
+    """Stamps (rows or 1, words or 1) into state (rows, all words)."""
+    if isinstance(where, slice):
+        state[:, words] = stamps
+    else:
+        state[where[:, None], words] = stamps
+
+
+def reaches(stamps: np.ndarray, safe: np.ndarray) -> bool:
+    """Whether a stamp of any row (rows, ...) is at or above the row's limit, an epoch."""
+    if len(stamps) == 1:
+        return bool(stamps.max() >= safe[0] << EPOCH)
+    return bool((stamps.reshape(len(stamps), -1).max(axis=1) >= safe << EPOCH).any())
+
+
+class LastAccesses:
+    """The last accesses of one kind (reads, or atomics) of each warp to each word.
+
+    Where only whole warps synchronise, one stamp a warp is enough: that several lanes touched a word in one epoch is a
+    kind of its own. Where lanes synchronise apart (`by_lanes`), the words that several lanes of a warp touched, with no
+    order between, get a slot, in which the last access of each lane is remembered.
+    """
+
+    def __init__(self, order: Order, num_warps: int, num_words: int, by_lanes: bool) -> None:
+        self._order, self._num_warps, self._num_words = order, num_warps, num_words
+        self._table: np.ndarray | None = None  # (rows, warps, words)
+        self._slots = np.full(num_words, -1) if by_lanes else None  # the slot of each word; -1: none
+        self._by_lane = np.zeros((1, num_warps, 32, 0), np.int64)
+
+    def part(self, num_ctas: int) -> None:
+        """Gives each CTA its own row."""
+        if self._table is not None:
+            self._table = np.repeat(self._table, num_ctas, axis=0)
+            self._by_lane = np.repeat(self._by_lane, num_ctas, axis=0)
+
+    def clear(self, rows: Rows, words: np.ndarray) -> None:
+        """Forgets the accesses to words that have been overwritten since, by one who was ordered after them."""
+        if self._table is None:
+            return
+        if rows is None:
+            self._table[:, :, words] = 0
+        else:
+            self._table[rows[:, None, None], np.arange(self._num_warps)[:, None], words] = 0
+        if self._slots is not None:
+            slots = self._slots[words]
+            slots = slots[slots >= 0]
+            for row in range(len(self._by_lane)) if rows is None else rows:
+                self._by_lane[row][:, :, slots] = 0
+
+    # -- noting
+
+    def note(self, access: Access) -> None:
+        """Remembers an access as the last of its warp."""
+        if self._table is None:
+            self._table = np.zeros((self._order.num_rows, self._num_warps, self._num_words), np.int64)
+            self._by_lane = np.zeros((self._order.num_rows, self._num_warps, 32, 0), np.int64)
+        where, words, warp = where_of(access.rows), access.words, access.warp.index
+        now = (self._order.clock[where, warp] << EPOCH)[:, None] | access.index << INSTRUCTION
+        own = self._table[:, warp]
+        before = own[where].take(words, axis=1)
+        if self._slots is not None:
+            self._note_lanes(access, before, now)
+        if access.collective:
+            put(own, where, words, now | COLLECTIVE << KIND)
+            return
+        others = (before >> EPOCH == now >> EPOCH) & (before & COLUMN_MASK != access.threads)
+        kind = np.where(others | access.pattern.repeated, SEVERAL << KIND, 0)
+        put(own, where, words, now | access.threads | kind)
+
+    def _note_lanes(self, access: Access, before: np.ndarray, now: np.ndarray) -> None:
+        """Gives slots to words that several lanes of the warp touched without an order, and notes the lanes there."""
+        assert self._slots is not None
+        words, warp = access.words, access.warp.index
+        column, plain = before & COLUMN_MASK, (before > 0) & (before >> KIND & KIND_MASK != COLLECTIVE)
+        apart = plain & ((column != access.threads) | access.collective)
+        if apart.any():
+            known = self._order.known(warp, access.rows, column, access.lanes, ORDERED)
+            apart &= before >> EPOCH > known
+        wanted = apart.any(axis=0) if access.collective else apart.any(axis=0) | access.pattern.repeated
+        new = np.unique(words[wanted & (self._slots[words] < 0)])
+        if len(new):
+            self._add_slots(new)
+        slots = self._slots[words]
+        if access.collective or not (slots >= 0).any():
+            return
+        chosen = slots >= 0
+        lanes = access.threads[chosen] & 31
+        flat = self._by_lane[:, warp].reshape(len(self._by_lane), -1)
+        places = lanes * self._by_lane.shape[-1] + slots[chosen]
+        put(flat, where_of(access.rows), places, now | access.threads[chosen])
+
+    def _add_slots(self, words: np.ndarray) -> None:
+        """New slots, which begin with what the table knows of these words."""
+        assert self._slots is not None
+        assert self._table is not None
+        first = self._by_lane.shape[-1]
+        self._slots[words] = first + np.arange(len(words))
+        stamps = self._table[:, :, words]  # (rows, warps, words)
+        plain = (stamps > 0) & (stamps >> KIND & KIND_MASK == PLAIN)
+        lane = np.where(plain, stamps & 31, -1)
+        added = np.where(lane[:, :, None] == np.arange(32)[:, None], stamps[:, :, None], 0)
+        self._by_lane = np.concatenate([self._by_lane, added], axis=-1)
+
+    # -- checking
+
+    def first_unordered(self, access: Touch) -> Conflict | None:
+        """An access to one of the words that a later one is not ordered after, if there is any."""
+        if self._table is None:
+            return None
+        where, warp = where_of(access.rows), access.warp.index
+        words, lanes, threads = access.words, access.lanes, access.threads
+        stamps = self._table[where].take(words, axis=2)
+        if not reaches(stamps, self._order.safe[where, warp]):
+            return None
+        kind, column = stamps >> KIND & KIND_MASK, stamps & COLUMN_MASK
+        known = self._order.known(warp, access.rows, column, lanes, ORDERED)
+        together = kind == COLLECTIVE
+        if together.any():  # complete for all lanes when any of them goes on
+            known = np.where(together, self._order.known_of_warps(warp, access.rows, lanes), known)
+        bad = stamps >> EPOCH > known
+        own = (kind[:, warp] == SEVERAL) | (column[:, warp] != threads) if lanes is not None else True
+        bad[:, warp] &= ~together[:, warp] & own
+        if self._slots is not None:
+            slots = self._slots[words]
+            bad &= (slots < 0) | together
+            if (slots >= 0).any() and (found := self._among_lanes(access, slots)):
+                return found
+        if not bad.any():
+            return None
+        row, other, word = (int(n) for n in np.argwhere(bad)[0])
+        return Conflict(row, word, int(stamps[row, other, word]), other)
+
+    def _among_lanes(self, access: Touch, slots: np.ndarray) -> Conflict | None:
+        where, chosen = where_of(access.rows), np.nonzero(slots >= 0)[0]
+        stamps = self._by_lane[where].take(slots[chosen], axis=3)
+        stamps = stamps.reshape(len(stamps), -1, len(chosen))  # (rows, threads, words)
+        lanes, threads = access.lanes, access.threads
+        if lanes is not None and len(lanes) > 1:
+            lanes, threads = lanes[chosen], threads[chosen]
+        column = np.broadcast_to(np.arange(stamps.shape[1])[None, :, None], stamps.shape)
+        bad = stamps >> EPOCH > self._order.known(access.warp.index, access.rows, column, lanes, ORDERED)
+        if lanes is not None:
+            bad &= column != threads
+        if not bad.any():
+            return None
+        row, thread, word = (int(n) for n in np.argwhere(bad)[0])
+        return Conflict(row, int(chosen[word]), int(stamps[row, thread, word]), thread >> 5)

@@ -1,0 +1,390 @@
+"""wgmma: products of a warpgroup, four warps that multiply together, beside which they go on (PTX ISA, 9.7.15).
+
+A product is started, committed to a group, and waited for. It lands as late as PTX allows: at the first wait_group of
+one of the four warps that names its group. Only then are its operands read from shared memory, and the accumulators
+written; inflight.py makes sure that nobody touches these in between, the race detector that nobody writes the operands.
+A group is the warpgroup's: a wait_group lets a warp go on when all four have committed the groups that it waits for,
+and proves for all four that the operands have been read, as CUTLASS relies on (its consumers release a stage once a
+warpgroup). So all rows are multiplied at once, and products that feed one accumulator become one along k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .agents import AgentAccess
+from .arrays import Array, Mask, classes, has_lanes
+from .descriptors import chunk_addresses
+from .errors import ConvergenceError, MemoryAccessError
+from .fragments import accumulators_of, halves_to_registers, matrix_of_fragments, registers_to_halves, widen
+from .gates import Waiting
+from .shared import WINDOW
+
+if TYPE_CHECKING:
+    from .scheduler import Chunk
+    from .warp import Warp
+
+NUM_WARPS = 4
+_SMALL_PRODUCT = 1 << 18  # multiplications
+ROW_BYTES = 32  # of k in one product, whatever the type
+
+
+@dataclass(frozen=True)
+class Form:
+    """A wgmma.mma_async as it stands in the program.
+
+    Attributes:
+        index: the instruction.
+        columns: n.
+        types: of A and B; result: "f32" or "f16".
+        slots: the accumulators' registers, with the numpy type codes that they are stored as in `storage`.
+        a_in_registers: A is given by fragments.
+        transposed: whether A and B are MN-major.
+        negative: the product is subtracted.
+    """
+
+    index: int
+    columns: int
+    types: tuple[str, str]
+    result: str
+    slots: tuple[int, ...]
+    storage: tuple[str, ...]
+    a_in_registers: bool
+    transposed: tuple[bool, bool]
+    negative: bool
+
+    @property
+    def shape(self) -> "Shape":
+        """What says where A and B lie, besides their descriptors."""
+        return self.columns, self.transposed
+
+
+Shape = tuple[int, tuple[bool, bool]]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A product of one warp in flight, in CTAs `rows` (bool), as part of each CTA's group number `group`.
+
+    `a` holds the descriptor of A, or four fragments; `b` the descriptor; `adds` whether D is summed up. A descriptor is
+    (1 or CTAs, 1).
+    """
+
+    form: Form
+    rows: np.ndarray
+    group: np.ndarray
+    a: tuple[Array, ...]
+    b: Array
+    adds: Array
+
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """The descriptors: of A, if it lies in shared memory, and of B."""
+        return (self.b,) if self.form.a_in_registers else (*self.a, self.b)
+
+
+@dataclass(frozen=True)
+class WaitCall:
+    """wgmma.wait_group: see gates.GateCall."""
+
+    index: int
+    pending: int
+
+    def enter(self, chunk: "Chunk", warp: "Warp", mask: Mask, block: int) -> None:
+        """See gates.GateCall."""
+        warp.converged(self.index, mask)
+        warpgroup_of(warp).wait(Waiting(warp, block + 1, mask), self.pending)
+
+
+def warpgroup_of(warp: "Warp") -> "Warpgroup":
+    """The warpgroup that a warp belongs to: its products, a gate of the chunk."""
+    name = f"warpgroup {warp.index // NUM_WARPS}"
+    gate = warp.chunk.gates.get(name)
+    if gate is None:
+        gate = warp.chunk.gates[name] = Warpgroup(warp.chunk, warp.index // NUM_WARPS)
+    assert isinstance(gate, Warpgroup)
+    return gate
+
+
+class Warpgroup:
+    """Four consecutive warps of every CTA of a chunk, and their products in flight."""
+
+    def __init__(self, chunk: "Chunk", number: int) -> None:
+        self._chunk = chunk
+        self._warps = chunk.warps[NUM_WARPS * number : NUM_WARPS * (number + 1)]
+        num_ctas = len(chunk.cta_ids)
+        self._commits = np.zeros((NUM_WARPS, num_ctas), np.int64)
+        self._started: list[list[Started]] = [[] for _ in range(NUM_WARPS)]
+        self._unread: list[Started] = []  # of the warp that runs, what the race detector has not been told
+        self._waits: list[tuple[Waiting, int, np.ndarray]] = []  # pending groups that are allowed, groups awaited
+
+    @property
+    def waiting(self) -> list[Waiting]:
+        """See gates.Gate."""
+        return [each for each, _, _ in self._waits]
+
+    # -- what a warp does
+
+    def start(
+        self, warp: "Warp", form: Form, a: tuple[Array, ...], b: Array, adds: Array, more: bool, mask: Mask
+    ) -> None:
+        """wgmma.mma_async. With `more` another one follows at once: the race detector is told of them together."""
+        warp.converged(form.index, mask)
+        rows = self._rows(mask)
+        if len(self._warps) < NUM_WARPS:
+            raise ConvergenceError(f"a warpgroup of fewer than four warps\n  {warp.at(form.index, 0)}")
+        if not form.a_in_registers:
+            a = (_uniform(warp, form, a[0], rows),)
+        b, adds = _uniform(warp, form, b, rows), _uniform(warp, form, adds, rows)
+        started = Started(form, rows, self._commits[warp.index % NUM_WARPS].copy(), a, b, adds)
+        self._started[warp.index % NUM_WARPS].append(started)
+        self._unread.append(started)
+        if not more:
+            self._tell(warp)
+
+    def _tell(self, warp: "Warp") -> None:
+        """Checks what the products read that this warp has started since the last call, and tells the race detector."""
+        products, self._unread = self._unread, []
+        rows = products[0].rows
+        for chosen in classes(rows, [each[:, 0] for product in products for each in product.matrices if len(each) > 1]):
+            row = int(np.argmax(chosen))
+            parts = tuple(
+                (product.form.shape, tuple(_at(each, row) for each in product.matrices)) for product in products
+            )
+            units, index = _units_read(parts, warp.index % NUM_WARPS), products[0].form.index
+            self._check_bounds(warp, index, row, units)
+            if self._chunk.race:
+                where = None if chosen.all() else np.nonzero(chosen)[0]
+                self._chunk.race.wgmma_reads(AgentAccess(warp, index, None, units, where, "reads by wgmma"))
+
+    def commit(self, warp: "Warp", index: int, mask: Mask) -> None:
+        """wgmma.commit_group."""
+        warp.converged(index, mask)
+        self._commits[warp.index % NUM_WARPS] += self._rows(mask)
+        if self._chunk.race:
+            self._chunk.race.wgmma_commits(warp, self._chunk.rows(mask))
+
+    def wait(self, each: Waiting, pending: int) -> None:
+        """wgmma.wait_group: a warp comes to wait until `pending` groups or fewer are under way."""
+        self._waits.append((each, pending, self._commits[each.warp.index % NUM_WARPS] - pending))
+
+    def _rows(self, mask: Mask) -> np.ndarray:
+        """The CTAs that a mask has lanes of, as bool."""
+        count = self._commits.shape[1]
+        return np.ones(count, bool) if mask is None else np.broadcast_to(has_lanes(mask), count)
+
+    def _check_bounds(self, warp: "Warp", index: int, row: int, units: np.ndarray) -> None:
+        size = self._chunk.machine.shared_bytes
+        if units[0] < 0 or units[-1] >= size >> 4:
+            at = 16 * int(units[0] if units[0] < 0 else units[-1])
+            raise MemoryAccessError(
+                f"wgmma reads out of bounds: offset {at} of {size} bytes of shared memory, by its descriptors\n"
+                f"  {warp.at(index, row)}"
+            )
+
+    # -- the gate
+
+    def open(self, stuck: bool) -> bool:
+        """See gates.Gate."""
+        common, waits, self._waits = self._commits.min(axis=0), self._waits, []
+        opened = False
+        for each, pending, needed in waits:
+            here = self._rows(each.mask)
+            ready = here & (common >= needed)
+            if not ready.any() or not (stuck or (ready == here).all()):
+                self._waits.append((each, pending, needed))
+                continue
+            opened = True
+            self._land(ready, needed)
+            if self._chunk.race:
+                self._chunk.race.wgmma_waits(each.warp, pending, None if ready.all() else np.nonzero(ready)[0])
+            if part := each.part(~ready & here):
+                self._waits.append((part, pending, needed))
+            if part := each.part(ready | ~here):
+                part.go_on()
+        return opened
+
+    def progress(self, each: Waiting, row: int) -> str:
+        """See gates.Gate."""
+        needed = next(needed[row] for waiting, _, needed in self._waits if waiting is each)
+        late = [str(w.index) for w, count in zip(self._warps, self._commits[:, row], strict=True) if count < needed]
+        return f"a wgmma.wait_group (warps {', '.join(late)} of its warpgroup have not committed their products)"
+
+    # -- landing
+
+    def _land(self, rows: np.ndarray, needed: np.ndarray) -> None:
+        """Performs the products of groups before `needed` in these CTAs."""
+        active = [[each.rows & rows & (each.group < needed) for each in started] for started in self._started]
+        signature = [part for parts in active for part in parts]
+        if not any(part.any() for part in signature):
+            return
+        values = [
+            np.where(part, value[:, 0], value.dtype.type(0))
+            for started, parts in zip(self._started, active, strict=True)
+            for each, part in zip(started, parts, strict=True)
+            for value in (each.b, each.adds, *(() if each.form.a_in_registers else each.a))
+            if len(value) > 1
+        ]
+        for chosen in classes(rows, [*signature, *values]):
+            row = int(np.argmax(chosen))
+            self._perform(
+                [
+                    [each for each, part in zip(started, parts, strict=True) if part[row]]
+                    for started, parts in zip(self._started, active, strict=True)
+                ],
+                chosen,
+            )
+        self._started = [
+            [
+                replace(each, rows=left) if part.any() else each
+                for each, part in zip(started, parts, strict=True)
+                if (left := each.rows & ~part).any()
+            ]
+            for started, parts in zip(self._started, active, strict=True)
+        ]
+
+    def _perform(self, products: list[list[Started]], rows: np.ndarray) -> None:
+        """Products of the four warps, in the order in which they were started, alike in all these CTAs."""
+        self._check_alike(products, int(np.argmax(rows)))
+        chains: dict[tuple[int, ...], list[tuple[Started, ...]]] = {}
+        for together in zip(*products, strict=True):
+            chain = chains.setdefault(together[0].form.slots, [])
+            if not _at(together[0].adds, rows):
+                chain.clear()  # what was summed up before is lost
+            chain.append(together)
+        for chain in chains.values():
+            self._multiply(chain, rows)
+
+    def _check_alike(self, products: list[list[Started]], row: int) -> None:
+        """Raises unless the four warps have started the same products on the same matrices."""
+        for at in range(max(map(len, products))):
+            of_warps = [started[at] if at < len(started) else None for started in products]
+            first = next(each for each in of_warps if each)
+            for own, each in enumerate(of_warps):
+                who = self._warps[own].index
+                if each is None or each.form is not first.form:
+                    wrong = f"warp {who} of the warpgroup does not execute it"
+                elif any(_at(x, row) != _at(y, row) for x, y in zip(each.matrices, first.matrices, strict=True)):
+                    wrong = f"its descriptors in warp {who} are not those of another warp of the warpgroup"
+                else:
+                    continue
+                place = self._warps[of_warps.index(first)].at(first.form.index, row)
+                raise ConvergenceError(f"a wgmma that the four warps do not execute alike: {wrong}\n  {place}")
+
+    def _multiply(self, chain: list[tuple[Started, ...]], rows: np.ndarray) -> None:
+        """A chain of products on one accumulator."""
+        form, where = chain[0][0].form, None if rows.all() else np.nonzero(rows)[0]
+        forms = [together[0].form for together in chain]
+        right = self._matrix(1, forms, [_at(together[0].b, rows) for together in chain], where)
+        if form.a_in_registers:
+            left = np.concatenate(
+                [
+                    matrix_of_fragments([_part(x, where) for each in of_warp for x in each.a], form.types[0])
+                    for of_warp in zip(*chain, strict=True)
+                ],
+                axis=1,
+            )
+        else:
+            left = self._matrix(0, forms, [_at(together[0].a[0], rows) for together in chain], where)
+        left = _with_signs(left, forms)
+        adds = bool(_at(chain[0][0].adds, rows))
+        for warp, product in zip(self._warps, accumulators_of(_product(left, right)), strict=True):
+            old = [_part(warp.registers[slot], where) for slot in form.slots] if adds else None
+            results = _summed(product, old, form.result)
+            for slot, storage, result in zip(form.slots, form.storage, results, strict=True):
+                warp.registers[slot] = _merged(warp.registers[slot], result.view(storage), where, len(rows))
+
+    def _matrix(self, which: int, forms: Sequence[Form], bits: Sequence[int], where: np.ndarray | None) -> np.ndarray:
+        """A (0) or B (1) of a chain, (CTAs, m or n, k) f4."""
+        form, transposed = forms[0], forms[0].transposed[which]
+        parts = [(_addresses(form.shape, which, each) - WINDOW) >> 4 for each in bits]
+        units = np.concatenate(parts, axis=0 if transposed else 1)
+        view = self._chunk.shared.views[16]
+        chunks = (view if where is None else view[where]).take(units, axis=1)
+        matrix = widen(chunks, form.types[which])
+        return matrix.transpose(0, 2, 1) if transposed else matrix
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """A times the transpose of B, in pieces of columns, (CTAs, pieces, 64, columns).
+
+    The largest pieces for which OpenBLAS starts no threads: on a busy machine these wait for each other a hundred times
+    as long as they multiply.
+    """
+    count, columns, depth = right.shape
+    fitting = [c for c in range(8, columns + 1, 8) if columns % c == 0 and 64 * c * depth <= _SMALL_PRODUCT]
+    width = max(fitting, default=8)
+    return np.asarray(left[:, None] @ right.reshape(count, -1, width, depth).transpose(0, 1, 3, 2))
+
+
+def _summed(product: np.ndarray, old: list[Array] | None, result: str) -> np.ndarray:
+    """The accumulator registers, after a product was added to what they held."""
+    if result == "f16":
+        return halves_to_registers(product if old is None else product + registers_to_halves(old))
+    for value, summand in zip(product, old or (), strict=False):
+        value += summand.view("f4")
+    return product
+
+
+def _addresses(shape: Shape, which: int, bits: int) -> np.ndarray:
+    """The addresses of the chunks of one product's A (0) or B (1): (m or n, chunks of k), or (k, chunks of m or n)."""
+    columns, transposed = shape
+    extent = columns if which else 64
+    if transposed[which]:
+        return chunk_addresses(bits, ROW_BYTES // 2, extent // 8, True)
+    return chunk_addresses(bits, extent, ROW_BYTES // 16, False)
+
+
+@lru_cache(maxsize=1024)
+def _units_read(products: tuple[tuple[Shape, tuple[int, ...]], ...], own: int) -> np.ndarray:
+    """The units of 16 bytes in shared memory that warp `own` of a warpgroup reads for some products, given by shape and
+    descriptors: its 16 rows of A, and B."""
+    found = []
+    for shape, descriptors in products:
+        found.append(_addresses(shape, 1, descriptors[-1]))
+        if len(descriptors) > 1:
+            of_a, (_, transposed) = _addresses(shape, 0, descriptors[0]), shape
+            found.append(of_a[:, 2 * own : 2 * own + 2] if transposed[0] else of_a[16 * own : 16 * own + 16])
+    return np.unique(np.concatenate([each.reshape(-1) for each in found]) - WINDOW) >> 4
+
+
+def _at(values: Array, rows: np.ndarray | int) -> int:
+    """The value in the first of these CTAs."""
+    row = int(np.argmax(rows)) if isinstance(rows, np.ndarray) else rows
+    return int(values[row if len(values) > 1 else 0, 0])
+
+
+def _part(values: Array, where: np.ndarray | None) -> Array:
+    return values if where is None or len(values) == 1 else values[where]
+
+
+def _merged(old: Array, new: Array, where: np.ndarray | None, count: int) -> Array:
+    """A register whose value is new in some CTAs."""
+    if where is None:
+        return new
+    whole = np.broadcast_to(old, (count, 32)).copy()
+    whole[where] = new
+    return whole
+
+
+def _with_signs(left: np.ndarray, forms: Sequence[Form]) -> np.ndarray:
+    """A, negative along k where the product is subtracted."""
+    if not any(form.negative for form in forms):
+        return left
+    signs = np.array([-1 if form.negative else 1 for form in forms], np.float32)
+    return np.asarray(left * np.repeat(signs, left.shape[2] // len(forms)))
+
+
+def _uniform(warp: "Warp", form: Form, values: Array, rows: np.ndarray) -> Array:
+    """An operand that all lanes have alike, as (1 or CTAs, 1)."""
+    if values.shape[1] > 1:
+        differs = (values != values[:, :1]).any(axis=1) & (rows if len(values) > 1 else True)
+        if differs.any():
+            row = int(np.argmax(differs))
+            raise ConvergenceError(
+                f"the lanes of a warp give different descriptors or scales\n  {warp.at(form.index, row)}"
+            )
+    return values[:, :1]

@@ -1,0 +1,279 @@
+"""wgmma: fragments, descriptors, groups; and that every missing fence, commit and wait is found."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from warpgroups import (
+    COMMIT,
+    FENCE,
+    ROWS,
+    SIZES,
+    THREADS,
+    WINDOW,
+    Operand,
+    accumulator_place,
+    aligned,
+    braced,
+    clear,
+    image_of,
+    matrix_of,
+    opcode,
+    product_of_registers,
+    products,
+    registers_of_d,
+    run_warpgroup,
+)
+
+from flashladder.common.emulator.errors import (
+    ConvergenceError,
+    DeadlockError,
+    MemoryAccessError,
+    RaceError,
+    UnsupportedInstructionError,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(program=products())
+def test_one_product_of_shared_memory(program):
+    """Where the canonical layouts put A and B, for every swizzle, major and type."""
+    outputs, report = program.run()
+    assert (matrix_of(outputs, program.n, program.result) == program.expected).all()
+    assert report.mma_flops == 2 * ROWS * program.n * program.depth
+
+
+@pytest.mark.parametrize("type", SIZES)
+def test_a_in_registers(type):
+    program = product_of_registers(type)
+    outputs, _ = program.run()
+    assert (matrix_of(outputs, program.n) == program.expected).all()
+
+
+# -- several products
+
+N = 16
+TILES = 4  # of A and of B, each of 16 along k, one after the other
+
+
+class Problem:
+    """TILES matrices A_i (64 x 16) and B_i (16 x N) in shared memory, whose descriptors are registers a0, b0, ..."""
+
+    def __init__(self, seed=0, grid=1):
+        random, self.grid, end = np.random.default_rng(seed), grid, WINDOW
+        self.a, self.b, self.inputs = [], [], {}
+        for tile in range(TILES):
+            for name, extent, matrices in (("a", ROWS, self.a), ("b", N, self.b)):
+                matrices.append(Operand(random, "bf16", extent, 32, False, aligned(end)))
+                end = matrices[-1].end
+                self.inputs[f"{name}{tile}"] = np.full(THREADS * grid, matrices[-1].descriptor, np.uint64)
+        self.image = image_of(*self.a, *self.b)
+
+    def product(self, i, j=None):
+        """A_i B_j."""
+        return self.a[i].numbers @ self.b[i if j is None else j].numbers.T
+
+    def run(self, code, outputs=("d",), *, registers="", inputs=None, **options):
+        """The matrices that groups of accumulators hold at the end."""
+        kinds = dict.fromkeys((name for prefix in outputs for name in registers_of_d(N, name=prefix)), "f4")
+        found, _ = run_warpgroup(
+            code, self.image, self.inputs | (inputs or {}), kinds, registers=registers, grid=self.grid, **options
+        )
+        return [matrix_of({f"d{i}": found[f"{prefix}{i}"][:THREADS] for i in range(N // 2)}, N) for prefix in outputs]
+
+
+def mma(i, j=None, d="d", adds=1, n=N):
+    return f"{opcode(n)} {braced(registers_of_d(n, name=d))}, a{i}, b{i if j is None else j}, {adds}, 1, 1, 0, 0;"
+
+
+def from_registers(j, d="d", a="p"):
+    return (
+        f"{opcode(N)} {braced(registers_of_d(N, name=d))}, {braced([f'{a}{i}' for i in range(4)])}, b{j}, 1, 1, 1, 0;"
+    )
+
+
+def wait(pending=0):
+    return f"wgmma.wait_group.sync.aligned {pending};"
+
+
+ZERO_D, ZERO_E = clear(registers_of_d(N)), clear(registers_of_d(N, name="e"))
+FRAGMENTS = ".reg .b32 p<4>;"
+SET_A = "".join(f"mov.b32 p{i}, {{zero, zero}};" for i in range(4))
+
+
+def test_chains_groups_and_two_accumulators():
+    """D sums up over two groups, E over one that stands between them; wait 1 leaves the last group under way."""
+    problem = Problem()
+    code = f"""{ZERO_D} {ZERO_E} {FENCE} {mma(0)} {mma(1)} {COMMIT} {mma(2, d="e")} {COMMIT} {wait(1)}
+        add.f32 d0, d0, 1.0; {FENCE} {mma(3)} {COMMIT} {wait()}"""
+    d, e = problem.run(code, ("d", "e"))
+    expected = problem.product(0) + problem.product(1) + problem.product(3)
+    for lane in range(THREADS):
+        expected[accumulator_place(lane // 32, lane % 32, 0)] += 1
+    assert (d == expected).all()
+    assert (e == problem.product(2)).all()
+
+
+def test_scale_d_begins_anew():
+    problem = Problem()
+    (d,) = problem.run(f"{ZERO_D} {FENCE} {mma(0)} {mma(1, adds=0)} {mma(2)} {COMMIT} {wait()}")
+    assert (d == problem.product(1) + problem.product(2)).all()
+
+
+def test_operands_are_read_as_late_as_the_wait():
+    """B is overwritten before the wait: the race detector's affair, but without it the numbers show it."""
+    problem = Problem()
+    overwrite = (
+        "mov.u32 at_image, %tid.x; mad.lo.u32 at_image, at_image, 4, at_b; st.shared.b32 [at_image], 0; bar.sync 0;"
+    )
+    code = f"""{ZERO_D} mov.u32 at_b, {problem.b[0].places.min()}; {FENCE} {mma(0)} {COMMIT}"""
+    registers = ".reg .b32 at_b;"
+    (d,) = problem.run(f"{code} {overwrite} {wait()}", registers=registers, race=False)
+    assert (d == 0).all()
+    (d,) = problem.run(f"{code} {wait()} bar.sync 0; {overwrite}", registers=registers, race=False)
+    assert (d == problem.product(0)).all()
+
+
+def test_ctas_that_go_different_ways():
+    """CTA c sums up its first c + 1 products, in groups of their own, with descriptors of its own."""
+    problem, grid = Problem(grid=TILES), TILES
+    cta = np.repeat(np.arange(grid), THREADS)
+    order = [[(c + step) % TILES for step in range(TILES)] for c in range(grid)]
+    inputs = {
+        f"{name}{step}": np.array([matrices[order[c][step]].descriptor for c in cta], np.uint64)
+        for name, matrices in (("a", problem.a), ("b", problem.b))
+        for step in range(TILES)
+    }
+    steps = "".join(
+        f"{FENCE} {mma(step)} {COMMIT} {wait(step % 2)} setp.eq.u32 leaves, cta_, {step}; @leaves bra done;"
+        for step in range(TILES)
+    )
+    names = registers_of_d(N)
+    outputs, _ = run_warpgroup(
+        f"{ZERO_D} {steps} done: {wait()}", problem.image, inputs, dict.fromkeys(names, "f4"),
+        registers=".reg .pred leaves;", grid=grid,
+    )  # fmt: skip
+    for c in range(grid):
+        own = {name: outputs[name][THREADS * c : THREADS * (c + 1)] for name in names}
+        assert (matrix_of(own, N) == sum(problem.product(i) for i in order[c][: c + 1])).all()
+
+
+# -- what is wrong
+
+GOOD = {
+    "one product": [ZERO_D, FENCE, mma(0), COMMIT, wait(), "add.f32 d0, d0, d0;"],
+    "a chain of one shape needs no second fence": [ZERO_D, FENCE, mma(0), COMMIT, mma(1), COMMIT, wait()],
+    "two read the same fragments": [
+        ZERO_D, ZERO_E, SET_A, FENCE, from_registers(0), from_registers(1, "e"), COMMIT, wait(),
+    ],
+    "fragments are set anew": [
+        ZERO_D, SET_A, FENCE, from_registers(0), COMMIT, wait(), SET_A, FENCE, from_registers(1), COMMIT, wait(),
+    ],
+    "the older group is waited for": [
+        ZERO_D, ZERO_E, FENCE, mma(0), COMMIT, mma(1, d="e"), COMMIT, wait(1), "add.f32 d0, d0, d0;", wait(),
+        "add.f32 e0, e0, e0;",
+    ],
+    "a loop with one in flight over its end": [
+        ZERO_D, ZERO_E, FENCE, mma(0), COMMIT, "mov.b32 n, 3; again:", FENCE, mma(1, d="e"), COMMIT, wait(1),
+        "add.f32 d0, d0, d0;", FENCE, mma(0), COMMIT, wait(1), "add.f32 e0, e0, e0;",
+        "sub.u32 n, n, 1; setp.ne.u32 more, n, 0; @more bra again;", wait(),
+    ],
+}  # fmt: skip
+REGISTERS = FRAGMENTS + ".reg .f32 e<8>; .reg .b16 zero; .reg .b32 n; .reg .pred more;"
+
+
+def run_steps(steps):
+    return Problem().run("mov.b16 zero, 0;" + " ".join(steps), registers=REGISTERS)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_is_right_is_let_through(name):
+    run_steps(GOOD[name])
+
+
+def removals():
+    found = []
+    for name, steps in GOOD.items():
+        used = any("add.f32" in step for step in steps) or "anew" in name
+        for at, step in enumerate(steps):
+            if step == FENCE or (used and step != steps[-1] and (step == COMMIT or step.startswith("wgmma.wait"))):
+                found.append(pytest.param(steps, at, id=f"{name}: {step.split('.')[1]} at {at}"))
+    return found
+
+
+@pytest.mark.parametrize(("steps", "at"), removals())
+def test_what_is_removed_is_missed(steps, at):
+    """Without a fence, a commit or a wait: both lines are named."""
+    with pytest.raises(RaceError, match=r"(?s)no wgmma\.(fence|wait_group that covers it).*`wgmma.mma_async"):
+        run_steps(steps[:at] + steps[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([ZERO_D, FENCE, mma(0), COMMIT, "mov.b32 d3, 0;", wait()], "d3 is an accumulator.*touches it.*`mov.b32 d3"),
+        ([ZERO_D, FENCE, mma(0), COMMIT, "mov.f32 e0, d3;", wait()], "d3 is an accumulator"),
+        ([ZERO_D, SET_A, FENCE, from_registers(0), "mov.b32 p2, 0;", COMMIT, wait()], "p2 is a fragment of A"),
+        ([ZERO_D, SET_A, FENCE, from_registers(0), "mov.b32 n, p2;", COMMIT, wait()], "p2 is a fragment of A"),
+        ([ZERO_D, FENCE, mma(0), COMMIT, mma(0), COMMIT, wait(1), "mov.f32 e0, d3;"], "d3 is an accumulator"),
+        ([ZERO_D, FENCE, mma(0), COMMIT, mma(0, n=8), COMMIT, wait()], "is an accumulator"),
+        ([ZERO_D, FENCE, mma(0), mma(1), wait(), "mov.f32 e0, d3;"], "d3 is an accumulator"),
+        (
+            [
+                ZERO_D,
+                FENCE,
+                mma(0),
+                COMMIT,
+                "setp.eq.u32 more, tid_, 500; @more bra over;",
+                wait(),
+                "over: mov.f32 e0, d3;",
+            ],
+            "d3 is an accumulator",
+        ),
+        (
+            [ZERO_D, FENCE, mma(0), COMMIT, wait(), "mov.f32 d1, 1.0;", mma(1), COMMIT, wait()],
+            r"register d1.*`mov.f32 d1",
+        ),
+        ([ZERO_D, FENCE, SET_A, from_registers(0), COMMIT, wait()], "register p0"),
+        (["mov.b32 n, 0;", mma(0), COMMIT, wait()], "before the first wgmma"),
+    ],
+)
+def test_registers_in_flight(steps, message):
+    with pytest.raises(RaceError, match=f"(?s){message}"):
+        run_steps(steps)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ("setp.ge.u32 more, tid_, 96; @more bra over; WORK over: ", DeadlockError, r"\(warps 3 of its warpgroup"),
+        ("setp.ge.u32 more, tid_, 16; @more bra over; WORK over: ", ConvergenceError, "divergent"),
+        ("setp.ge.u32 more, tid_, 96; @more mov.b64 b0, b1; WORK", ConvergenceError, "descriptors in warp 3"),
+        ("setp.eq.u32 more, tid_, 5; @more mov.b64 b0, b1; WORK", ConvergenceError, "lanes of a warp give different"),
+        (
+            f"setp.eq.u32 more, tid_, 5; {FENCE} @more {mma(0)} {COMMIT} {wait()}",
+            UnsupportedInstructionError, "under a guard",
+        ),
+        ("mov.b64 b0, 0x4000000800010001; WORK", MemoryAccessError, r"wgmma reads out of bounds: offset -1008"),
+        ("or.b64 b0, b0, 0x3fff; WORK", MemoryAccessError, r"wgmma reads out of bounds.*\n.*warp 0.*`wgmma"),
+    ],
+)  # fmt: skip
+def test_wrong_products(code, error, message):
+    work = f"{FENCE} {mma(0)} {COMMIT} {wait()}"
+    with pytest.raises(error, match=message):
+        Problem().run(ZERO_D + code.replace("WORK", work), registers=REGISTERS)
+
+
+def test_a_wait_awaits_all_four_warps():
+    """Warp 0 waits for its products before it comes to the barrier at which the others wait before theirs."""
+    code = f"""{ZERO_D} setp.lt.u32 more, tid_, 32; @more bra first; bar.sync 1;
+        {FENCE} {mma(0)} {COMMIT} {wait()} bra over;
+        first: {FENCE} {mma(0)} {COMMIT} {wait()} bar.sync 1; over:"""
+    with pytest.raises(DeadlockError, match=r"warp 0 waits at a wgmma.wait_group \(warps 1, 2, 3 of its warpgroup"):
+        Problem().run(code, registers=REGISTERS)
+
+
+@pytest.mark.parametrize("form", ["m64n16k8.f32.tf32.tf32", "m64n16k32.s32.s8.s8", "m64n12k16.f32.bf16.bf16"])
+def test_what_is_not_executed_is_refused(form):
+    code = f"{FENCE} wgmma.mma_async.sync.aligned.{form} {braced(registers_of_d(N))}, a0, b0, 1, 1, 1, 0, 0;"
+    with pytest.raises(UnsupportedInstructionError, match=rf"(does not know|do not fit).*{form[:6]}"):
+        Problem().run(f"{code} {COMMIT} {wait()}")
