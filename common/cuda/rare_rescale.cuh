@@ -1,19 +1,30 @@
 // A deferred softmax that seldom brings O down: m may stay below the running maximum.
 #pragma once
+#include <float.h>
+
 #include "deferred_softmax.cuh"
 
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum. m is raised, for all rows of a warp, once some
-// maximum has passed it by more than `slack` in log2. P is at most 2^slack then, which fp16 holds as well as bf16.
+// maximum has passed it by more than `slack` in log2. P is at most 2^slack then, which fp16 holds as well as bf16. Hidden
+// scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
 template <int rows>
 struct RarelyRescaled : DeferredSoftmax<rows> {
     static constexpr float slack = 8.0f;
     bool raised;                 // with the last block of scores
     float missed[rows / 16][2];  // what rounding has added to l too much: P above 1 are no whole multiples of it
 
+    // Before a tile of which no row may see a key.
+    __device__ void clear() {
+        this->each_row([&](int b, int h) {
+            this->m[b][h] = -FLT_MAX;
+            this->l[b][h] = missed[b][h] = 0.0f;
+        });
+    }
+
     template <int cols>
     __device__ void start(Accumulator<rows, cols> &s) {
         this->each_row([&](int b, int h) {
-            this->m[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit;
+            this->m[b][h] = fmaxf(quad_max(this->lane_max(s, b, h)) * this->unit, -FLT_MAX);
             this->l[b][h] = missed[b][h] = 0.0f;
         });
         exponentiate(s);
@@ -41,6 +52,15 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
     template <int head_dim>
     __device__ void rescale(Accumulator<rows, head_dim> &o) const {
         if (raised) DeferredSoftmax<rows>::rescale(o);
+    }
+
+    // O /= l; of a row that sees no key, O = 0.
+    template <int head_dim>
+    __device__ void finish_by_reciprocal(Accumulator<rows, head_dim> &o) {
+        this->each_row([&](int b, int h) {
+            this->l[b][h] = quad_sum(this->l[b][h]);
+            this->scale_row(o, b, h, this->l[b][h] == 0.0f ? 0.0f : 1.0f / this->l[b][h]);
+        });
     }
 
     // Always true, which the compiler cannot know: it is told from l, so all of P is there first. (A NaN is not below 0.)

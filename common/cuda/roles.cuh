@@ -9,7 +9,7 @@ template <int consumers, int ctas_per_sm>
 struct Registers {
     static constexpr int num_threads = (consumers + 1) * warpgroup_threads;
     static constexpr int at_launch = 65536 / (num_threads * ctas_per_sm) / 8 * 8;
-    static constexpr int producer = 24;
+    static constexpr int producer = 32;
     static constexpr int left = (at_launch * (consumers + 1) - producer) / consumers / 8 * 8;
     static constexpr int consumer = left < 240 ? left : 240;
 };

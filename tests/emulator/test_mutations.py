@@ -20,6 +20,8 @@ from flashladder.common.run.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
+WEAKER = ("one group less", "8 registers less")  # than with the instruction, but more than without it
+
 
 def cases():
     """Every finished rung that can hold Q in registers, where nothing is redundant, and what redundant.yaml names."""
@@ -115,4 +117,5 @@ def test_the_loss_of_any_synchronisation_is_reported(version, overrides, redunda
             continue
         if changed == outputs:
             missed.append(name)
-    assert sorted(missed) == sorted(redundant)
+    weaker = [name for name in missed if name[3] in WEAKER and (*name[:3], "removed") in redundant]
+    assert sorted(set(missed) - set(weaker)) == sorted(redundant)
