@@ -53,6 +53,7 @@ FIELDS = {
         Field("block_m", int, "rows of Q that one CTA owns"),
         Field("block_n", int, "rows of K and V in one step of the main loop"),
         Field("num_warps", int, "warps in a CTA"),
+        Field("q_in_registers", bool, "Q is held in registers, not read from shared memory by each product"),
         Field("num_stages", int, "K and V tiles in flight"),
         Field("ctas_per_sm", int, "CTAs that the registers of an SM must suffice for"),
         Field("q_fragments", int, "8-column fragments of Q loaded per mma step; 0: all, kept in registers", minimum=0),

@@ -169,7 +169,16 @@ class Version(Implementation):
 
     def check_arch(self, arch: str) -> None:
         """Raises ConfigError unless the rung's instructions exist in this arch (sm_80, sm_90a, ...)."""
-        INSTRUCTION_SETS[self.instruction_set].check(self.name, arch)
+        try:
+            INSTRUCTION_SETS[self.instruction_set].check(self.name, arch)
+        except ConfigError as error:
+            able = [rung.name for rung in self.its_ladder() if rung.runs_on(arch)]
+            advice = f"; the highest rung for {arch} is {able[-1]}" if able else ""
+            raise ConfigError(f"{error}{advice}") from None
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether the rung's instructions exist in this arch."""
+        return INSTRUCTION_SETS[self.instruction_set].exists_on(arch)
 
     def alternative(self, problem: "Problem") -> str:
         if able := nearest(self, problem):

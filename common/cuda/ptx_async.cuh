@@ -53,6 +53,18 @@ __device__ inline void tma_load(void *shared, const TensorMapBytes &map, Mbarrie
                  : "memory");
 }
 
+// Starts copying a box from shared memory to a tensor; what lies outside of the tensor is left out. The shared memory was
+// written by ordinary code, so `fence_proxy_async` comes before.
+__device__ inline void tma_store(const TensorMapBytes &map, const void *shared, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(shared_address(shared)), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+// Closes the group of stores that this thread has started.
+__device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all of this thread's stores have read their shared memory.
+__device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 // Gives registers of this warpgroup back, or takes some that were given back, and waits for them. Each thread then has
 // `count`, a multiple of 8.
 template <int count>

@@ -24,7 +24,8 @@ __device__ inline void stay_here(uint32_t &x) { asm volatile("" : "+r"(x)::"memo
 // D = A B, or D += A B where `adds`. D is 64 x n floats: warp w of the group has rows from 16 * w on, as accumulators of
 // 16 x 8 (layout.cuh). B is 16 x n in shared memory, given by its descriptor.
 //   of_shared:     A is 64 x 16 in shared memory, B lies column by column (K of Q K^T).
-//   of_registers:  A is 16 x 16 a warp, as mma.sync has it; B lies row by row (V of P V).
+//   of_registers:  A is 16 x 16 a warp, as mma.sync has it; B lies column by column, or `by_columns` (V of P V: the
+//                  16 rows of a column are apart).
 template <class T, int n>
 struct Wgmma;
 
@@ -32,16 +33,18 @@ struct Wgmma;
 #define FLASHLADDER_BLOCKS_4(b)                                                                                      \
     FLASHLADDER_BLOCK(b), FLASHLADDER_BLOCK(b + 1), FLASHLADDER_BLOCK(b + 2), FLASHLADDER_BLOCK(b + 3)
 #define FLASHLADDER_BLOCKS_8(b) FLASHLADDER_BLOCKS_4(b), FLASHLADDER_BLOCKS_4(b + 4)
+#define FLASHLADDER_BLOCKS_12(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_4(b + 8)
 #define FLASHLADDER_BLOCKS_16(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_8(b + 8)
 #define FLASHLADDER_D_32                                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
     "%24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASHLADDER_D_48                                                                                             \
+    FLASHLADDER_D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FLASHLADDER_D_64                                                                                             \
-    FLASHLADDER_D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "  \
-                     "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    FLASHLADDER_D_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// i0..i5 are the numbers of the operands after D.
-#define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5)                                             \
+// i0..i6 are the numbers of the operands after D.
+#define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6)                                           \
     template <>                                                                                                      \
     struct Wgmma<T, n> {                                                                                             \
         __device__ static void of_shared(float (&d)[n / 8][4], uint64_t a, uint64_t b, bool adds) {                  \
@@ -51,26 +54,31 @@ struct Wgmma;
                          : BLOCKS(0)                                                                                 \
                          : "l"(a), "l"(b), "r"(static_cast<int>(adds)));                                             \
         }                                                                                                            \
+        template <bool by_columns>                                                                                   \
         __device__ static void of_registers(float (&d)[n / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {   \
             asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5 ", 0;\n"                                     \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" D "}, {%" #i0 ", %" #i1 \
-                         ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1, 1;\n}"                                        \
+                         ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1, %" #i6 ";\n}"                                 \
                          : BLOCKS(0)                                                                                 \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));         \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)),          \
+                           "n"(static_cast<int>(by_columns)));                                                       \
         }                                                                                                            \
     };
 #define FLASHLADDER_WGMMAS(n, D, BLOCKS, ...)                                                                        \
     FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__)                                              \
     FLASHLADDER_WGMMA(__half, "f16", n, D, BLOCKS, __VA_ARGS__)
 
-FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37)
-FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69)
+FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37, 38)
+FLASHLADDER_WGMMAS(96, FLASHLADDER_D_48, FLASHLADDER_BLOCKS_12, 48, 49, 50, 51, 52, 53, 54)
+FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69, 70)
 
 #undef FLASHLADDER_WGMMAS
 #undef FLASHLADDER_WGMMA
 #undef FLASHLADDER_D_64
+#undef FLASHLADDER_D_48
 #undef FLASHLADDER_D_32
 #undef FLASHLADDER_BLOCKS_16
+#undef FLASHLADDER_BLOCKS_12
 #undef FLASHLADDER_BLOCKS_8
 #undef FLASHLADDER_BLOCKS_4
 #undef FLASHLADDER_BLOCK

@@ -3,18 +3,14 @@
 #include "layout.cuh"
 #include "ptx_async.cuh"
 
-// Q, K and V as the host has mapped them, the second kernel argument. Boxes are 64 columns wide, a panel of a tile; rows
-// past the end come as zeros.
+// Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
+// past the end of a tensor come as zeros.
 struct QkvMaps {
     TensorMapBytes q, k, v;
 };
-
-#define FLASHLADDER_QKV_LAUNCH(num_threads, shared_bytes, block_m, block_n)                                          \
-    FLASHLADDER_KERNEL(attention_forward, AttentionParams,                                                           \
-                       Launch{num_threads, shared_bytes, block_m, block_n}                                           \
-                           .by_tma("q", block_m, 64, 128)                                                            \
-                           .by_tma("k", block_n, 64, 128)                                                            \
-                           .by_tma("v", block_n, 64, 128))
+struct QkvoMaps {
+    TensorMapBytes q, k, v, o;
+};
 
 // Starts copying rows from `row` on of one head to a tile, panel by panel. One thread calls it.
 template <class Tile, class T>
@@ -24,3 +20,44 @@ __device__ inline void load_tile(T *shared, const TensorMapBytes &map, Mbarrier 
     for (int panel = 0; panel < Tile::panels; ++panel)
         tma_load(shared + Tile::step(0, panel * 64), map, full, panel * 64, row, head, batch);
 }
+
+// A ring of tiles between a producer, one thread, and warps that read. Both go round it with a `Place` of their own.
+template <class Tile, class T, int stages>
+struct alignas(1024) TmaRing {
+    T tiles[stages][Tile::size];
+    Mbarrier full[stages];   // the tile has come
+    Mbarrier empty[stages];  // every reading warp is done with it
+
+    // The parity is that of the phase which the user waits for. A reader begins with 0. The producer begins with 1: the
+    // phase before the first one counts as ended, as all tiles are empty.
+    struct Place {
+        uint32_t parity;
+        int stage = 0;
+
+        __device__ void next() {
+            if (++stage < stages) return;
+            stage = 0;
+            parity ^= 1;
+        }
+    };
+    static __device__ Place of_producer() { return {1}; }
+    static __device__ Place of_reader() { return {0}; }
+
+    // Before the other threads come, and `fence_mbarrier_init` after it.
+    __device__ void init(int reading_warps) {
+        for (int stage = 0; stage < stages; ++stage) {
+            full[stage].init(1);
+            empty[stage].init(reading_warps);
+        }
+    }
+    __device__ void fill(Place &at, const TensorMapBytes &map, int row, int head, int batch) {
+        empty[at.stage].wait(at.parity);
+        load_tile<Tile>(tiles[at.stage], map, full[at.stage], row, head, batch);
+        at.next();
+    }
+    __device__ void wait(const Place &at) { full[at.stage].wait(at.parity); }
+    __device__ void release(Place &at, bool really = true) {
+        if (really) empty[at.stage].arrive_as_warp();
+        at.next();
+    }
+};

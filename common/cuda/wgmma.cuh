@@ -19,28 +19,33 @@ __device__ inline uint64_t matrix_descriptor(const void *tile, int panel_bytes) 
            swizzle_128 << 62;
 }
 
-// An operand whose rows run along m or n: Q and K of Q K^T.
+// An operand in shared memory whose rows run along m or n: Q and K of Q K^T. `at` gives its 16 columns of a step.
 template <class Tile>
 struct ByRows {
+    static constexpr bool by_columns = false;
     uint64_t first;
 
+    // Rows of a tile from those of this warp's group on.
     template <class T>
-    __device__ explicit ByRows(const T *tile) : first(matrix_descriptor(tile, 16)) {}
+    __device__ void start(const T *tile, int warp_row = 0) {
+        first = matrix_descriptor(tile + Tile::step(warp_row / warpgroup_rows * warpgroup_rows, 0), 16);
+    }
     __device__ uint64_t at(int step) const { return first + (Tile::step(0, step / 4 * 64) * 2 + step % 4 * 32 >> 4); }
-    __device__ ByRows after(int tiles) const { return ByRows{first + tiles * (Tile::size * 2 >> 4)}; }
-    __device__ explicit ByRows(uint64_t first_) : first(first_) {}
+    __device__ ByRows after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
 };
 
-// An operand whose rows run along k: V of P V.
+// An operand in shared memory whose rows run along k: V of P V. `at` gives its 16 rows of a step.
 template <class Tile>
 struct ByColumns {
+    static constexpr bool by_columns = true;
     uint64_t first;
 
     template <class T>
-    __device__ explicit ByColumns(const T *tile) : first(matrix_descriptor(tile, Tile::rows * 128)) {}
+    __device__ void start(const T *tile) {
+        first = matrix_descriptor(tile, Tile::rows * 128);
+    }
     __device__ uint64_t at(int step) const { return first + (Tile::step(step * 16, 0) * 2 >> 4); }
-    __device__ ByColumns after(int tiles) const { return ByColumns{first + tiles * (Tile::size * 2 >> 4)}; }
-    __device__ explicit ByColumns(uint64_t first_) : first(first_) {}
+    __device__ ByColumns after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
 };
 
 template <int rows, int cols>
@@ -52,8 +57,8 @@ __device__ inline void stay_here(Accumulator<rows, cols> &c) {
 }
 
 // Starts C = A B, both in shared memory, as a group of its own. C may not be touched before `wait_for`.
-template <class T, int k, int cols, class A, class B>
-__device__ inline void start_product(Accumulator<16, cols> &c, const A &a, const B &b) {
+template <class T, int k, int cols, class Tile, class B>
+__device__ inline void start_product(Accumulator<16, cols> &c, const ByRows<Tile> &a, const B &b) {
     stay_here(c);
     wgmma_fence();
 #pragma unroll
@@ -61,14 +66,19 @@ __device__ inline void start_product(Accumulator<16, cols> &c, const A &a, const
     wgmma_commit();
 }
 
-// Starts C += A B with A in registers. Neither may be touched before `wait_for`.
+// The same with A in registers, and C += A B. Neither may be touched before `wait_for`.
 template <class T, int k, int cols, class B>
-__device__ inline void start_sum(Accumulator<16, cols> &c, HeldA<16, k> &a, const B &b) {
+__device__ inline void start_product(Accumulator<16, cols> &c, const HeldA<16, k> &a, const B &b, bool adds = false) {
     stay_here(c);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < k / 16; ++step) Wgmma<T, cols>::of_registers(c.block[0], a.block[step][0], b.at(step), true);
+    for (int step = 0; step < k / 16; ++step)
+        Wgmma<T, cols>::template of_registers<B::by_columns>(c.block[0], a.block[step][0], b.at(step), adds || step > 0);
     wgmma_commit();
+}
+template <class T, int k, int cols, class B>
+__device__ inline void start_sum(Accumulator<16, cols> &c, const HeldA<16, k> &a, const B &b) {
+    start_product<T>(c, a, b, true);
 }
 
 // Waits until at most `pending` groups of products are under way; C is not one of theirs.
@@ -76,4 +86,15 @@ template <int pending = 0, int cols>
 __device__ inline void wait_for(Accumulator<16, cols> &c) {
     wgmma_wait<pending>();
     stay_here(c);
+}
+
+// The same where A, of a sum, is in registers: they are free again.
+template <int cols, int k>
+__device__ inline void wait_for(Accumulator<16, cols> &c, HeldA<16, k> &a) {
+    wgmma_wait<0>();
+    stay_here(c);
+#pragma unroll
+    for (int step = 0; step < k / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
 }

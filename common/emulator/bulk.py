@@ -89,8 +89,8 @@ class Source(ABC):
     def regions(
         self, queue: "BulkQueue", index: int, lane: int, rows: np.ndarray, others: Sequence[Array]
     ) -> Iterator[tuple[Region, np.ndarray]]:
-        """The regions of one lane, of all CTAs each; and the CTAs (bool) of `rows` in which it is that one, and the
-        other operands agree."""
+        """The regions of one lane, of all CTAs each; and the CTAs (bool) of `rows` in which it is that one, and
+        the other operands agree."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,11 @@ class BulkQueue:
                     land()
 
     def _land(self, access: AgentAccess, region: Region, rows: np.ndarray, barrier: int) -> None:
+        assert access.lane is not None
+        part = region.of(rows)
         with self._faults(access.index, access.lane, region, rows):
-            data = region.of(rows).load(self._chunk.machine.memory)
+            data = part.load(self._chunk.machine.memory)
+        self._count(access.index, part, rows)
         view = self._chunk.shared.views[CHUNK]
         view[_cells(rows, access.units)] = data
         if self._chunk.race:
@@ -229,15 +232,26 @@ class BulkQueue:
     def _write(self, copy: Outgoing) -> None:
         memory, data = self._chunk.machine.memory, copy.data
         assert data is not None
+        part = copy.target.of(copy.rows)
+        self._count(copy.index, part, copy.rows)
         with self._faults(copy.index, copy.lane, copy.target, copy.rows):
             if copy.reduction is None:
-                copy.target.of(copy.rows).store(memory, data[copy.rows])
+                part.store(memory, data[copy.rows])
                 return
             for row in np.nonzero(copy.rows)[0]:  # one after the other: CTAs may add to the same place
                 target = copy.target.of(np.array([row]))
                 target.store(memory, copy.reduction(target.load(memory), data[row : row + 1]))
 
     # -- parts
+
+    def _count(self, index: int, region: Region, rows: np.ndarray) -> None:
+        """Adds the traffic of a copy that is done. Shared memory is taken to move it without bank conflicts."""
+        ctas, counters = int(rows.sum()), self._chunk.counters
+        moved = ctas * region.num_bytes
+        wavefronts = -(-moved // 128)
+        counters.shared[index].add(ctas, wavefronts, wavefronts, moved, moved // 4)
+        sectors, bytes = region.traffic
+        counters.global_memory[index].add(ctas, sectors, -(-bytes // 32), bytes)
 
     def _lanes(self, mask: Mask) -> Iterator[tuple[int, np.ndarray]]:
         """The active lanes, and the CTAs (bool) in which each of them is."""
@@ -262,7 +276,7 @@ class BulkQueue:
         try:
             yield
         except AccessFault as fault:
-            wrong = (region.elements()[0] == fault.culprit).any(axis=1) & rows
+            wrong = (region.elements[0] == fault.culprit).any(axis=1) & rows
             self.fail(index, lane, wrong, f"a bulk copy: {fault}")
 
     def fail(self, index: int, lane: int, rows: np.ndarray, message: str) -> NoReturn:

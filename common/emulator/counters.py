@@ -171,8 +171,9 @@ def _by_line(
         instruction = program.kernel.instructions[index]
         total = merged.setdefault((instruction.source, instruction.opcode), AccessCount())
         total.add(count.requests, count.units, count.ideal, count.bytes, count.words)
-        is_copy = instruction.opcode.startswith("cp.async")
-        stores = instruction.opcode.startswith(("st", "red")) or (is_copy and space == "shared")
+        is_copy = instruction.opcode.startswith("cp.")
+        target = "global" if ".global.shared" in instruction.opcode else "shared"
+        stores = instruction.opcode.startswith(("st", "red")) or (is_copy and space == target)
         into = report.bytes_written if stores else report.bytes_read
         into[space] = into.get(space, 0) + count.bytes
     for (source, opcode), total in merged.items():

@@ -149,16 +149,21 @@ class _Check:
                 raise RaceError(
                     f"no wgmma.fence orders an access to register {reg.name} before the wgmma that uses it\n"
                     f"  uses it: {instruction.described()}\n"
-                    f"  accessed it before: {self.instructions[state.touched[reg]].described()}"
+                    f"  accessed it before: {self.instructions[state.touched[reg]].described()}\n"
+                    "  mend: wgmma.fence between the two"
                 )
         if not state.fenced:
-            raise RaceError(f"no wgmma.fence comes before the first wgmma\n  {instruction.described()}")
+            raise RaceError(
+                f"no wgmma.fence comes before the first wgmma\n  {instruction.described()}\n"
+                "  mend: wgmma.fence before it"
+            )
 
     def _in_flight(self, reg: Reg, index: int, instruction: Instruction) -> RaceError:
         what = "an accumulator" if reg in self.accumulators[index] else "a fragment of A"
         return RaceError(
             f"register {reg.name} is {what} of a wgmma that may still be under way: no wgmma.wait_group that covers "
-            f"it lies between\n  touches it: {instruction.described()}\n  started: {self.products[index].described()}"
+            f"it lies between\n  touches it: {instruction.described()}\n  started: {self.products[index].described()}\n"
+            "  mend: wgmma.commit_group after the products, and a wgmma.wait_group for it between the two"
         )
 
 

@@ -6,8 +6,8 @@ of the tensor are zero in a tile that is loaded, and are not written where one i
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Self
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,9 +31,10 @@ class Region(ABC):
         """Of it in shared memory."""
 
     @abstractmethod
-    def of(self, rows: np.ndarray) -> Self:
+    def of(self, rows: np.ndarray) -> "Region":
         """What belongs to these CTAs."""
 
+    @property
     @abstractmethod
     def elements(self) -> tuple[np.ndarray, np.ndarray | None, int]:
         """The global addresses of its elements, (CTAs, elements) u8, in the order of shared memory before the swizzle;
@@ -43,17 +44,29 @@ class Region(ABC):
     def places(self, address: int) -> np.ndarray:
         """The shared addresses of its chunks of 16 bytes, if it begins at `address`."""
 
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Sectors of 32 bytes and bytes of global memory, of all its CTAs together."""
+        addresses, inside, size = self.elements
+        sectors = addresses >> np.uint64(5)
+        starts = np.ones(sectors.shape, bool)
+        starts[:, 1:] = sectors[:, 1:] != sectors[:, :-1]
+        if inside is None:
+            return int(starts.sum()), size * sectors.size
+        starts[:, 1:] |= ~inside[:, :-1]
+        return int((starts & inside).sum()), size * int(inside.sum())
+
     def load(self, memory: "GlobalMemory") -> np.ndarray:
         """Its chunks, (CTAs, chunks); zero where it lies outside of its tensor."""
-        addresses, inside, size = self.elements()
+        addresses, inside, size = self.elements
         values = memory.load(addresses, size)
         if inside is not None:
             values = np.where(inside, values, values.dtype.type(0))
-        return values.view(VIEW_CODES[CHUNK])
+        return np.ascontiguousarray(values).view(VIEW_CODES[CHUNK])
 
     def store(self, memory: "GlobalMemory", chunks: np.ndarray) -> None:
         """Writes its chunks, but for what lies outside of its tensor."""
-        addresses, inside, size = self.elements()
+        addresses, inside, size = self.elements
         memory.store(addresses, np.ascontiguousarray(chunks).view(VIEW_CODES[size]), inside)
 
 
@@ -73,6 +86,7 @@ class Stretch(Region):
         """See Region."""
         return replace(self, starts=self.starts[rows])
 
+    @property
     def elements(self) -> tuple[np.ndarray, None, int]:
         """See Region."""
         return self.starts[:, None] + np.arange(0, self.size, CHUNK, dtype=np.uint64), None, CHUNK
@@ -98,6 +112,7 @@ class Tile(Region):
         """See Region."""
         return replace(self, coordinates=self.coordinates[rows])
 
+    @cached_property
     def elements(self) -> tuple[np.ndarray, np.ndarray | None, int]:
         """See Region. An address outside of the tensor is that of the tensor."""
         tensor, size = self.map, self.map.element_bytes

@@ -10,6 +10,7 @@ warpgroup). So all rows are multiplied at once, and products that feed one accum
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,14 @@ class Form:
     transposed: tuple[bool, bool]
     negative: bool
 
+    @property
+    def shape(self) -> "Shape":
+        """What says where A and B lie, besides their descriptors."""
+        return self.columns, self.transposed
+
+
+Shape = tuple[int, tuple[bool, bool]]
+
 
 @dataclass(frozen=True)
 class Started:
@@ -70,6 +79,11 @@ class Started:
     a: tuple[Array, ...]
     b: Array
     adds: Array
+
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """The descriptors: of A, if it lies in shared memory, and of B."""
+        return (self.b,) if self.form.a_in_registers else (*self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,7 @@ class Warpgroup:
         num_ctas = len(chunk.cta_ids)
         self._commits = np.zeros((NUM_WARPS, num_ctas), np.int64)
         self._started: list[list[Started]] = [[] for _ in range(NUM_WARPS)]
+        self._unread: list[Started] = []  # of the warp that runs, what the race detector has not been told
         self._waits: list[tuple[Waiting, int, np.ndarray]] = []  # pending groups that are allowed, groups awaited
 
     @property
@@ -113,8 +128,10 @@ class Warpgroup:
 
     # -- what a warp does
 
-    def start(self, warp: "Warp", form: Form, a: tuple[Array, ...], b: Array, adds: Array, mask: Mask) -> None:
-        """wgmma.mma_async."""
+    def start(
+        self, warp: "Warp", form: Form, a: tuple[Array, ...], b: Array, adds: Array, more: bool, mask: Mask
+    ) -> None:
+        """wgmma.mma_async. With `more` another one follows at once: the race detector is told of them together."""
         warp.converged(form.index, mask)
         rows = self._rows(mask)
         if len(self._warps) < NUM_WARPS:
@@ -124,11 +141,24 @@ class Warpgroup:
         b, adds = _uniform(warp, form, b, rows), _uniform(warp, form, adds, rows)
         started = Started(form, rows, self._commits[warp.index % NUM_WARPS].copy(), a, b, adds)
         self._started[warp.index % NUM_WARPS].append(started)
-        for row, chosen in _alike(rows, [each for each in (*a, b) if not form.a_in_registers or each is b]):
-            units = self._units(warp, started, row)
+        self._unread.append(started)
+        if not more:
+            self._tell(warp)
+
+    def _tell(self, warp: "Warp") -> None:
+        """Checks what the products read that this warp has started since the last call, and tells the race detector."""
+        products, self._unread = self._unread, []
+        rows = products[0].rows
+        for chosen in classes(rows, [each[:, 0] for product in products for each in product.matrices if len(each) > 1]):
+            row = int(np.argmax(chosen))
+            parts = tuple(
+                (product.form.shape, tuple(_at(each, row) for each in product.matrices)) for product in products
+            )
+            units, index = _units_read(parts, warp.index % NUM_WARPS), products[0].form.index
+            self._check_bounds(warp, index, row, units)
             if self._chunk.race:
                 where = None if chosen.all() else np.nonzero(chosen)[0]
-                self._chunk.race.wgmma_reads(AgentAccess(warp, form.index, None, units, where, "reads by wgmma"))
+                self._chunk.race.wgmma_reads(AgentAccess(warp, index, None, units, where, "reads by wgmma"))
 
     def commit(self, warp: "Warp", index: int, mask: Mask) -> None:
         """wgmma.commit_group."""
@@ -146,23 +176,14 @@ class Warpgroup:
         count = self._commits.shape[1]
         return np.ones(count, bool) if mask is None else np.broadcast_to(has_lanes(mask), count)
 
-    def _units(self, warp: "Warp", started: Started, row: int) -> np.ndarray:
-        """The units of 16 bytes in shared memory that a warp's product reads in a CTA: its 16 rows of A, and B."""
-        form = started.form
-        found = [_addresses(form, 1, int(started.b[row % len(started.b), 0])).reshape(-1)]
-        if not form.a_in_registers:
-            of_a, own = _addresses(form, 0, int(started.a[0][row % len(started.a[0]), 0])), warp.index % NUM_WARPS
-            found.append((of_a[:, 2 * own : 2 * own + 2] if form.transposed[0] else of_a[16 * own :][:16]).reshape(-1))
-        units = np.unique(np.concatenate(found) - WINDOW) >> 4
+    def _check_bounds(self, warp: "Warp", index: int, row: int, units: np.ndarray) -> None:
         size = self._chunk.machine.shared_bytes
         if units[0] < 0 or units[-1] >= size >> 4:
-            at = units[0] if units[0] < 0 else units[-1]
+            at = 16 * int(units[0] if units[0] < 0 else units[-1])
             raise MemoryAccessError(
-                f"wgmma reads out of bounds: offset {16 * at} of {size} bytes of shared memory, of descriptors "
-                f"{', '.join(f'{int(each.flat[0]):#x}' for each in (*started.a[:1], started.b))}\n"
-                f"  {warp.at(form.index, row)}"
+                f"wgmma reads out of bounds: offset {at} of {size} bytes of shared memory, by its descriptors\n"
+                f"  {warp.at(index, row)}"
             )
-        return units
 
     # -- the gate
 
@@ -246,9 +267,7 @@ class Warpgroup:
                 who = self._warps[own].index
                 if each is None or each.form is not first.form:
                     wrong = f"warp {who} of the warpgroup does not execute it"
-                elif any(
-                    _at(x, row) != _at(y, row) for x, y in zip(_descriptors(each), _descriptors(first), strict=True)
-                ):
+                elif any(_at(x, row) != _at(y, row) for x, y in zip(each.matrices, first.matrices, strict=True)):
                     wrong = f"its descriptors in warp {who} are not those of another warp of the warpgroup"
                 else:
                     continue
@@ -281,7 +300,7 @@ class Warpgroup:
     def _matrix(self, which: int, forms: Sequence[Form], bits: Sequence[int], where: np.ndarray | None) -> np.ndarray:
         """A (0) or B (1) of a chain, (CTAs, m or n, k) f4."""
         form, transposed = forms[0], forms[0].transposed[which]
-        parts = [(_addresses(form, which, each) - WINDOW) >> 4 for each in bits]
+        parts = [(_addresses(form.shape, which, each) - WINDOW) >> 4 for each in bits]
         units = np.concatenate(parts, axis=0 if transposed else 1)
         view = self._chunk.shared.views[16]
         chunks = (view if where is None else view[where]).take(units, axis=1)
@@ -310,16 +329,26 @@ def _summed(product: np.ndarray, old: list[Array] | None, result: str) -> np.nda
     return product
 
 
-def _addresses(form: Form, which: int, bits: int) -> np.ndarray:
+def _addresses(shape: Shape, which: int, bits: int) -> np.ndarray:
     """The addresses of the chunks of one product's A (0) or B (1): (m or n, chunks of k), or (k, chunks of m or n)."""
-    extent = form.columns if which else 64
-    if form.transposed[which]:
+    columns, transposed = shape
+    extent = columns if which else 64
+    if transposed[which]:
         return chunk_addresses(bits, ROW_BYTES // 2, extent // 8, True)
     return chunk_addresses(bits, extent, ROW_BYTES // 16, False)
 
 
-def _descriptors(each: Started) -> tuple[Array, ...]:
-    return (each.b, each.adds) if each.form.a_in_registers else (each.a[0], each.b, each.adds)
+@lru_cache(maxsize=1024)
+def _units_read(products: tuple[tuple[Shape, tuple[int, ...]], ...], own: int) -> np.ndarray:
+    """The units of 16 bytes in shared memory that warp `own` of a warpgroup reads for some products, given by shape and
+    descriptors: its 16 rows of A, and B."""
+    found = []
+    for shape, descriptors in products:
+        found.append(_addresses(shape, 1, descriptors[-1]))
+        if len(descriptors) > 1:
+            of_a, (_, transposed) = _addresses(shape, 0, descriptors[0]), shape
+            found.append(of_a[:, 2 * own : 2 * own + 2] if transposed[0] else of_a[16 * own : 16 * own + 16])
+    return np.unique(np.concatenate([each.reshape(-1) for each in found]) - WINDOW) >> 4
 
 
 def _at(values: Array, rows: np.ndarray | int) -> int:
@@ -359,9 +388,3 @@ def _uniform(warp: "Warp", form: Form, values: Array, rows: np.ndarray) -> Array
                 f"the lanes of a warp give different descriptors or scales\n  {warp.at(form.index, row)}"
             )
     return values[:, :1]
-
-
-def _alike(rows: np.ndarray, values: Sequence[Array]) -> list[tuple[int, np.ndarray]]:
-    """CTAs in which all values agree: the first of each class, and the class as bool."""
-    different = [np.where(rows, value[:, 0], value.dtype.type(0)) for value in values if len(value) > 1]
-    return [(int(np.argmax(chosen)), chosen) for chosen in classes(rows, different)]

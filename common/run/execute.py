@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EMULATED_SMS = 2  # of a persistent grid: few, so that a CTA has more than one tile to do
 LEAST_BUDGET = 200_000  # instructions of a warp, however small the problem
 LONG_FLOPS = 8e9  # a problem from here on takes the emulator more than some seconds
+MAP_ALIGNMENT = 64  # bytes, of tensor maps among the arguments
 CHUNK = 64  # CTAs that the emulator runs together
 
 
@@ -105,7 +106,7 @@ def _arguments(params: bytes, pointers: bytes, step: Step) -> bytes:
         for each in step.tensor_maps
     )
     packed = params + pointers
-    return packed + bytes(-len(packed) % tensor_map.ALIGNMENT) + maps if maps else packed
+    return packed + bytes(-len(packed) % MAP_ALIGNMENT) + maps if maps else packed
 
 
 def _tiles(artifact: Artifact, problem: Problem) -> int:

@@ -1,4 +1,5 @@
-"""Runs a few lines of PTX on one value a thread, written as text: no compiler needed."""
+"""Runs a few lines of PTX on one value a thread, written as text: no compiler needed. On the emulator, or on any other
+machine that can do what Emulated does (on_gpu.py)."""
 
 import numpy as np
 
@@ -7,9 +8,24 @@ from flashladder.common import emulator
 PTX_CLASS = {"u2": "b16", "u4": "b32", "u8": "b64", "f4": "f32", "f8": "f64", "?": "pred"}
 
 
+class Emulated:
+    """Tensors and launches on the emulator."""
+
+    def __init__(self):
+        self.memory = emulator.GlobalMemory()
+        self.add, self.read = self.memory.add, self.memory.read
+
+    def run(self, text, params, grid, num_threads, shared_bytes, **options):
+        """Executes the entry `kernel` of a PTX module."""
+        return emulator.run(
+            text, params, (grid, 1, 1), num_threads, shared_bytes, self.memory, entry="kernel", **options
+        )
+
+
 def run_lanes(
-    code, inputs=None, outputs=None, *, registers="", declarations="", num_threads=32, grid=1, shared_bytes=0, **options
-):
+    code, inputs=None, outputs=None, *, registers="", declarations="", num_threads=32, grid=1, shared_bytes=0,
+    machine=None, **options,
+):  # fmt: skip
     """Executes `code` on every thread.
 
     Args:
@@ -18,13 +34,14 @@ def run_lanes(
         outputs: numpy type codes by name.
         registers: further `.reg` declarations.
         declarations: statements before the entry.
+        machine: where it runs; by default on the emulator.
 
     Returns:
         The outputs by name, and the report.
     """
     inputs, outputs = inputs or {}, outputs or {}
     threads = num_threads * grid
-    memory = emulator.GlobalMemory()
+    memory = machine or Emulated()
     params, declared, loads, stores = [], [registers], [], []
     for name, values in inputs.items():
         values = np.asarray(values)
@@ -40,7 +57,7 @@ def run_lanes(
         stores.append(access("st", name, code_of))
     text = f"""
 .version 8.7
-.target sm_90
+.target sm_90a
 .address_size 64
 {declarations}
 .visible .entry kernel({", ".join(f".param .u64 pointer_{name}" for name, _ in params)})
@@ -60,7 +77,7 @@ def run_lanes(
 }}
 """
     packed = np.array([address for _, address in params], np.uint64).tobytes()
-    report = emulator.run(text, packed, (grid, 1, 1), num_threads, shared_bytes, memory, entry="kernel", **options)
+    report = memory.run(text, packed, grid, num_threads, shared_bytes, **options)
     results = {name: memory.read(name).view("?" if code == "?" else code) for name, code in outputs.items()}
     return results, report
 

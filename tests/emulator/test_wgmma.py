@@ -3,18 +3,25 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from warpgroups import (
+    COMMIT,
+    FENCE,
+    ROWS,
     SIZES,
+    THREADS,
     WINDOW,
+    Operand,
     accumulator_place,
-    canonical_offset,
-    descriptor,
-    fragment_place,
+    aligned,
+    braced,
+    clear,
+    image_of,
+    matrix_of,
+    opcode,
+    product_of_registers,
+    products,
+    registers_of_d,
     run_warpgroup,
-    small_integers,
-    swizzle_address,
-    to_number,
 )
 
 from flashladder.common.emulator.errors import (
@@ -25,152 +32,21 @@ from flashladder.common.emulator.errors import (
     UnsupportedInstructionError,
 )
 
-THREADS, ROWS = 128, 64
-FENCE, COMMIT, WAIT = (
-    "wgmma.fence.sync.aligned;",
-    "wgmma.commit_group.sync.aligned;",
-    "wgmma.wait_group.sync.aligned 0;",
-)
-
-
-class Operand:
-    """A matrix (extent x depth) somewhere in an image of shared memory, and its descriptor."""
-
-    def __init__(self, random, type, extent, swizzle, transposed, at, *, pad=0):
-        self.type, size = type, SIZES[type]
-        depth, wide = 32 // size, max(swizzle, 16) // 16
-        block = 128 * wide + pad  # from one swizzled block of 8 rows to the next
-        if swizzle:
-            strides = {"stride": block, "leading": block * (depth // 8) if transposed else 16}
-        elif transposed:
-            strides = {"stride": block * (depth // 8), "leading": block}
-        else:
-            strides = {"stride": block * 2, "leading": block}
-        self.values = small_integers(random, (extent, depth), type)
-        phase = (at >> 7) % (8 * wide // 8) if swizzle else 0
-        self.descriptor = descriptor(at, swizzle=swizzle, phase=phase, **strides)
-        layout = {"size": size, "swizzle": swizzle, "transposed": transposed, **strides}
-        self.places = at + np.array(
-            [[swizzle_address(canonical_offset(r, k, **layout), swizzle) for k in range(depth)] for r in range(extent)]
-        )
-        self.end = int(self.places.max()) + size
-
-    def put(self, image):
-        for byte in range(SIZES[self.type]):
-            image[self.places - WINDOW + byte] = self.values >> 8 * byte & 0xFF
-
-    @property
-    def numbers(self):
-        return to_number(self.values, self.type)
-
-
-def registers_of_d(n, result="f32", name="d"):
-    return [f"{name}{i}" for i in range(n // (2 if result == "f32" else 4))]
-
-
-def opcode(n, type_a="bf16", type_b=None, result="f32"):
-    return f"wgmma.mma_async.sync.aligned.m64n{n}k{32 // SIZES[type_a]}.{result}.{type_a}.{type_b or type_a}"
-
-
-def braced(names):
-    return "{" + ", ".join(names) + "}"
-
-
-def clear(names):
-    return "".join(f"mov.b32 {name}, 0;" for name in names)
-
-
-def matrix_of(outputs, n, result="f32"):
-    """D (64, n) of its registers."""
-    found = np.full((ROWS, n), np.nan)
-    for number in range(n // 2):
-        if result == "f32":
-            values = outputs[f"d{number}"]
-        else:
-            values = outputs[f"d{number // 2}"].view(np.float16)[number % 2 :: 2]
-        for thread in range(THREADS):
-            found[accumulator_place(thread // 32, thread % 32, number)] = values[thread]
-    return found
-
-
-def aligned(offset, to=1024):
-    return -(-offset // to) * to
-
-
-def image_of(*operands):
-    image = np.full(aligned(max(each.end for each in operands) - WINDOW), 0xFF, np.uint8)
-    for each in operands:
-        each.put(image)
-    return image
-
-
-LAYOUTS = [(swizzle, transposed) for swizzle in (0, 32, 64, 128) for transposed in (False, True)]
-
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    types=st.sampled_from([("bf16", "bf16"), ("f16", "f16"), ("e4m3", "e5m2"), ("e5m2", "e4m3"), ("e4m3", "e4m3")]),
-    layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
-    n=st.sampled_from([8, 16, 24, 64, 136, 256]),
-    result=st.sampled_from(["f32", "f16"]),
-    adds=st.booleans(),
-    scales=st.tuples(st.sampled_from([1, -1]), st.sampled_from([1, -1])),
-    pad=st.sampled_from([0, 1024]),
-    shift=st.integers(0, 7),
-)
-def test_one_product_of_shared_memory(seed, types, layouts, n, result, adds, scales, pad, shift):
-    """D = +-A B (+ D) for every swizzle, major and type, where the canonical layouts put A and B; the swizzle's pattern
-    begins `shift` rows of 128 bytes behind a multiple of 1024, which the base offset tells."""
-    random = np.random.default_rng(seed)
-    (swizzle_a, trans_a), (swizzle_b, trans_b) = layouts
-    eight = SIZES[types[0]] == 1
-    if eight:
-        trans_a = trans_b = False
-    elif types[0] == "bf16":
-        result = "f32"
-    if trans_b and swizzle_b and n % (swizzle_b // 2):
-        swizzle_b = 0
-    a = Operand(random, types[0], ROWS, swizzle_a, trans_a, WINDOW + 128 * shift, pad=pad)
-    b = Operand(random, types[1], n, swizzle_b, trans_b, aligned(a.end) + 128 * shift, pad=pad)
-    names, old = registers_of_d(n, result), random.integers(-3, 4, (ROWS, n)).astype(float)
-    inputs = {"desc_a": np.full(THREADS, a.descriptor, np.uint64), "desc_b": np.full(THREADS, b.descriptor, np.uint64)}
-    for number in range(n // 2):
-        values = np.array([old[accumulator_place(t // 32, t % 32, number)] for t in range(THREADS)])
-        if result == "f32":
-            inputs[f"c{number}"] = values.astype(np.float32)
-        else:
-            pair = inputs.setdefault(f"c{number // 2}", np.zeros(THREADS, np.uint32))
-            pair |= values.astype(np.float16).view(np.uint16).astype(np.uint32) << (16 * (number % 2))
-    constants = ", ".join(map(str, (*scales, *(() if eight else (int(trans_a), int(trans_b))))))
-    code = f"""
-        {"".join(f"mov.b32 {d}, c{i};" for i, d in enumerate(names))} {FENCE}
-        {opcode(n, *types, result)} {braced(names)}, desc_a, desc_b, {int(adds)}, {constants}; {COMMIT} {WAIT}"""
-    kinds = dict.fromkeys(names, "f4" if result == "f32" else "u4")
-    outputs, report = run_warpgroup(code, image_of(a, b), inputs, kinds)
-    expected = scales[0] * scales[1] * a.numbers @ b.numbers.T + (old if adds else 0)
-    assert (matrix_of(outputs, n, result) == expected).all()
-    assert report.mma_flops == 2 * ROWS * n * (32 // SIZES[types[0]])
+@given(program=products())
+def test_one_product_of_shared_memory(program):
+    """Where the canonical layouts put A and B, for every swizzle, major and type."""
+    outputs, report = program.run()
+    assert (matrix_of(outputs, program.n, program.result) == program.expected).all()
+    assert report.mma_flops == 2 * ROWS * program.n * program.depth
 
 
 @pytest.mark.parametrize("type", SIZES)
 def test_a_in_registers(type):
-    random, n, size = np.random.default_rng(3), 64, SIZES[type]
-    b = Operand(random, type, n, 128, size == 2, WINDOW)
-    a = small_integers(random, (ROWS, 32 // size), type)
-    names = registers_of_d(n)
-    inputs = {"desc_b": np.full(THREADS, b.descriptor, np.uint64)}
-    for register in range(4):
-        words = np.zeros(THREADS, np.uint32)
-        for thread in range(THREADS):
-            for within in range(4 // size):
-                place = fragment_place(thread // 32, thread % 32, register * (4 // size) + within, size)
-                words[thread] |= np.uint32(int(a[place]) << 8 * size * within)
-        inputs[f"a{register}"] = words
-    code = f"""{clear(names)} {FENCE} {opcode(n, type)} {braced(names)}, {{a0, a1, a2, a3}}, desc_b, 1,
-               1, 1{", 1" if size == 2 else ""}; {COMMIT} {WAIT}"""
-    outputs, _ = run_warpgroup(code, image_of(b), inputs, dict.fromkeys(names, "f4"))
-    assert (matrix_of(outputs, n) == to_number(a, type) @ b.numbers.T).all()
+    program = product_of_registers(type)
+    outputs, _ = program.run()
+    assert (matrix_of(outputs, program.n) == program.expected).all()
 
 
 # -- several products

@@ -1,6 +1,9 @@
 """Runs a few lines of PTX on warpgroups whose shared memory holds an image; and wgmma as PTX's tables state it."""
 
+from dataclasses import dataclass
+
 import numpy as np
+from hypothesis import strategies as st
 from lanes import run_lanes
 
 WINDOW = 1024  # where shared memory starts; its variables are aligned from there on
@@ -26,7 +29,8 @@ def run_warpgroup(code, image, inputs=None, outputs=None, *, registers="", num_t
         {**words, **(inputs or {})},
         outputs,
         registers=".reg .b32 at_image, tile_at;" + registers,
-        declarations=f".shared .align 1024 .b8 tile[{image.size * 8}];",
+        declarations=".extern .shared .align 1024 .b8 tile[];",
+        shared_bytes=image.size * 8,
         num_threads=num_threads,
         grid=grid,
         **options,
@@ -114,3 +118,159 @@ def fragment_place(warp, lane, number, size):
     register, within = divmod(number, each)
     row = 16 * warp + lane // 4 + 8 * (register % 2)
     return row, each * (lane % 4) + within + 4 * each * (register // 2)
+
+
+THREADS, ROWS = 128, 64
+FENCE, COMMIT, WAIT = (
+    "wgmma.fence.sync.aligned;",
+    "wgmma.commit_group.sync.aligned;",
+    "wgmma.wait_group.sync.aligned 0;",
+)
+
+
+class Operand:
+    """A matrix (extent x depth) somewhere in an image of shared memory, and its descriptor."""
+
+    def __init__(self, random, type, extent, swizzle, transposed, at, *, pad=0):
+        self.type, size = type, SIZES[type]
+        depth, wide = 32 // size, max(swizzle, 16) // 16
+        block = 128 * wide + pad  # from one swizzled block of 8 rows to the next
+        if swizzle:
+            strides = {"stride": block, "leading": block * (depth // 8) if transposed else 16}
+        elif transposed:
+            strides = {"stride": block * (depth // 8), "leading": block}
+        else:
+            strides = {"stride": block * 2, "leading": block}
+        self.values = small_integers(random, (extent, depth), type)
+        phase = (at >> 7) % (8 * wide // 8) if swizzle else 0
+        self.descriptor = descriptor(at, swizzle=swizzle, phase=phase, **strides)
+        layout = {"size": size, "swizzle": swizzle, "transposed": transposed, **strides}
+        self.places = at + np.array(
+            [[swizzle_address(canonical_offset(r, k, **layout), swizzle) for k in range(depth)] for r in range(extent)]
+        )
+        self.end = int(self.places.max()) + size
+
+    def put(self, image):
+        for byte in range(SIZES[self.type]):
+            image[self.places - WINDOW + byte] = self.values >> 8 * byte & 0xFF
+
+    @property
+    def numbers(self):
+        return to_number(self.values, self.type)
+
+
+def registers_of_d(n, result="f32", name="d"):
+    return [f"{name}{i}" for i in range(n // (2 if result == "f32" else 4))]
+
+
+def opcode(n, type_a="bf16", type_b=None, result="f32"):
+    return f"wgmma.mma_async.sync.aligned.m64n{n}k{32 // SIZES[type_a]}.{result}.{type_a}.{type_b or type_a}"
+
+
+def braced(names):
+    return "{" + ", ".join(names) + "}"
+
+
+def clear(names):
+    return "".join(f"mov.b32 {name}, 0;" for name in names)
+
+
+def matrix_of(outputs, n, result="f32"):
+    """D (64, n) of its registers."""
+    found = np.full((ROWS, n), np.nan)
+    for number in range(n // 2):
+        if result == "f32":
+            values = outputs[f"d{number}"]
+        else:
+            values = outputs[f"d{number // 2}"].view(np.float16)[number % 2 :: 2]
+        for thread in range(THREADS):
+            found[accumulator_place(thread // 32, thread % 32, number)] = values[thread]
+    return found
+
+
+def aligned(offset, to=1024):
+    return -(-offset // to) * to
+
+
+def image_of(*operands):
+    image = np.full(aligned(max(each.end for each in operands) - WINDOW), 0xFF, np.uint8)
+    for each in operands:
+        each.put(image)
+    return image
+
+
+LAYOUTS = [(swizzle, transposed) for swizzle in (0, 32, 64, 128) for transposed in (False, True)]
+TYPES = [("bf16", "bf16"), ("f16", "f16"), ("e4m3", "e5m2"), ("e5m2", "e4m3"), ("e4m3", "e4m3"), ("e5m2", "e5m2")]
+
+
+@dataclass
+class ProductProgram:
+    """One wgmma, whose D registers are the outputs; and D as it should be, (64, n)."""
+
+    code: str
+    image: np.ndarray
+    inputs: dict
+    n: int
+    depth: int
+    result: str
+    expected: np.ndarray
+
+    def run(self, **options):
+        """The outputs by name, and the report."""
+        kinds = dict.fromkeys(registers_of_d(self.n, self.result), "f4" if self.result == "f32" else "u4")
+        return run_warpgroup(self.code, self.image, self.inputs, kinds, **options)
+
+
+@st.composite
+def products(draw, max_n=256):
+    """D = +-A B (+ D) for every swizzle, major and type; the swizzle's pattern begins `shift` bytes behind a multiple
+    of 1024, which the base offset tells."""
+    random = np.random.default_rng(draw(st.integers(0, 1000), label="seed"))
+    types = draw(st.sampled_from(TYPES), label="types")
+    (swizzle_a, trans_a), (swizzle_b, trans_b) = draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 2), label="layouts")
+    n = draw(st.sampled_from([n for n in (8, 16, 24, 64, 136, 256) if n <= max_n]), label="n")
+    scales = draw(st.tuples(*[st.sampled_from([1, -1])] * 2), label="scales")
+    adds, pad = draw(st.booleans(), label="adds"), draw(st.sampled_from([0, 1024]), label="pad")
+    shift = 128 * draw(st.integers(0, 7), label="shift")
+    eight = SIZES[types[0]] == 1
+    if eight:
+        trans_a = trans_b = False
+    if trans_b and swizzle_b and n % (swizzle_b // 2):
+        swizzle_b = 0
+    result = "f32" if types[0] == "bf16" else draw(st.sampled_from(["f32", "f16"]), label="result")
+    a = Operand(random, types[0], ROWS, swizzle_a, trans_a, WINDOW + shift, pad=pad)
+    b = Operand(random, types[1], n, swizzle_b, trans_b, aligned(a.end) + shift, pad=pad)
+    old = random.integers(-3, 4, (ROWS, n)).astype(float)
+    inputs = {"desc_a": np.full(THREADS, a.descriptor, np.uint64), "desc_b": np.full(THREADS, b.descriptor, np.uint64)}
+    for number in range(n // 2):
+        values = np.array([old[accumulator_place(t // 32, t % 32, number)] for t in range(THREADS)])
+        if result == "f32":
+            inputs[f"c{number}"] = values.astype(np.float32)
+        else:
+            pair = inputs.setdefault(f"c{number // 2}", np.zeros(THREADS, np.uint32))
+            pair |= values.astype(np.float16).view(np.uint16).astype(np.uint32) << (16 * (number % 2))
+    names = registers_of_d(n, result)
+    constants = ", ".join(map(str, (*scales, *(() if eight else (int(trans_a), int(trans_b))))))
+    code = f"""
+        {"".join(f"mov.b32 {d}, c{i};" for i, d in enumerate(names))} {FENCE}
+        {opcode(n, *types, result)} {braced(names)}, desc_a, desc_b, {int(adds)}, {constants}; {COMMIT} {WAIT}"""
+    expected = scales[0] * scales[1] * a.numbers @ b.numbers.T + (old if adds else 0)
+    return ProductProgram(code, image_of(a, b), inputs, n, 32 // SIZES[types[0]], result, expected)
+
+
+def product_of_registers(type, n=64, seed=3):
+    """D = A B with A in registers and B in 128-byte swizzled rows, of 16-bit types transposed."""
+    random, size = np.random.default_rng(seed), SIZES[type]
+    b = Operand(random, type, n, 128, size == 2, WINDOW)
+    a = small_integers(random, (ROWS, 32 // size), type)
+    names, inputs = registers_of_d(n), {"desc_b": np.full(THREADS, b.descriptor, np.uint64)}
+    for register in range(4):
+        words = np.zeros(THREADS, np.uint32)
+        for thread in range(THREADS):
+            for within in range(4 // size):
+                place = fragment_place(thread // 32, thread % 32, register * (4 // size) + within, size)
+                words[thread] |= np.uint32(int(a[place]) << 8 * size * within)
+        inputs[f"a{register}"] = words
+    code = f"""{clear(names)} {FENCE} {opcode(n, type)} {braced(names)}, {{a0, a1, a2, a3}}, desc_b, 1,
+               1, 1{", 1" if size == 2 else ""}; {COMMIT} {WAIT}"""
+    return ProductProgram(code, image_of(b), inputs, n, 32 // size, "f32", to_number(a, type) @ b.numbers.T)

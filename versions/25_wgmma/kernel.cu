@@ -42,9 +42,12 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     k_copier.copy(last);
     cp_async_commit();
 
-    const ByRows<QTile> q_operand(shared_q);
-    const ByRows<KVTile> k_operand(shared_k);
-    const ByColumns<KVTile> v_operand(shared_v);
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_operand;
+    ByColumns<KVTile> v_operand;
+    q_operand.start(shared_q);
+    k_operand.start(shared_k);
+    v_operand.start(shared_v);
 
     Accumulator<16, head_dim> o;  // of this warp
     OnlineSoftmax<16> softmax{params.softmax_scale * log2_e};

@@ -20,7 +20,11 @@ struct Shared {
     dtype v[KVTile::size];
     Mbarrier q_full, k_full, v_full;
 };
-FLASHLADDER_QKV_LAUNCH(num_threads, sizeof(Shared), block_m, block_n);
+FLASHLADDER_KERNEL(attention_forward, AttentionParams,
+                   Launch{num_threads, sizeof(Shared), block_m, block_n}
+                       .by_tma("q", block_m, 64, 128)
+                       .by_tma("k", block_n, 64, 128)
+                       .by_tma("v", block_n, 64, 128));
 
 extern "C" __global__ void __launch_bounds__(num_threads)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ QkvMaps maps) {
@@ -45,9 +49,12 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     }
     __syncthreads();  // the barriers are made
 
-    const ByRows<QTile> q_operand(shared.q);
-    const ByRows<KVTile> k_operand(shared.k);
-    const ByColumns<KVTile> v_operand(shared.v);
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_operand;
+    ByColumns<KVTile> v_operand;
+    q_operand.start(shared.q);
+    k_operand.start(shared.k);
+    v_operand.start(shared.v);
 
     Accumulator<16, head_dim> o;  // of this warp
     OnlineSoftmax<16> softmax{params.softmax_scale * log2_e};

@@ -17,13 +17,14 @@ using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 
 struct Shared {
-    dtype q[QTile::size];
-    dtype k[KVTile::size];
-    dtype v[KVTile::size];
-    Mbarrier q_full, k_full, v_full;
-    Mbarrier k_empty, v_empty;  // every consumer's warp has read the tile
+    TmaRing<QTile, dtype, 1> q;
+    TmaRing<KVTile, dtype, 1> k, v;
 };
-FLASHLADDER_QKV_LAUNCH(Share::num_threads, sizeof(Shared), block_m, block_n);
+FLASHLADDER_KERNEL(attention_forward, AttentionParams,
+                   Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                       .by_tma("q", block_m, 64, 128)
+                       .by_tma("k", block_n, 64, 128)
+                       .by_tma("v", block_n, 64, 128));
 
 extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ QkvMaps maps) {
@@ -33,8 +34,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
     const QueryBlock<dtype, block_m> block{params};
     const int last = params.seqlen_k / block_n - 1;
     if (threadIdx.x == 0) {
-        for (Mbarrier *full : {&shared.q_full, &shared.k_full, &shared.v_full}) full->init(1);
-        for (Mbarrier *empty : {&shared.k_empty, &shared.v_empty}) empty->init(num_consumers * 4);
+        shared.q.init(num_consumers * 4);
+        shared.k.init(num_consumers * 4);
+        shared.v.init(num_consumers * 4);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
@@ -42,56 +44,57 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
     if (warpgroup_index() == num_consumers) {
         give_registers_back<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        load_tile<QTile>(shared.q, maps.q, shared.q_full, block.first_row, block.head, block.batch);
-        uint32_t parity = 1;  // of the phase that ends when the tile before has been read; at first there is none
+        auto q_at = shared.q.of_producer();
+        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+        shared.q.fill(q_at, maps.q, block.first_row, block.head, block.batch);
         for (int j = last; j >= 0; --j) {
-            shared.k_empty.wait(parity);
-            load_tile<KVTile>(shared.k, maps.k, shared.k_full, j * block_n, block.head, block.batch);
-            shared.v_empty.wait(parity);
-            load_tile<KVTile>(shared.v, maps.v, shared.v_full, j * block_n, block.head, block.batch);
-            parity ^= 1;
+            shared.k.fill(k_at, maps.k, j * block_n, block.head, block.batch);
+            shared.v.fill(v_at, maps.v, j * block_n, block.head, block.batch);
         }
         return;
     }
     take_registers<Share::consumer>();
 
     const int warp_row = warp_index() * 16;
-    const ByRows<QTile> q_operand(shared.q);
-    const ByRows<KVTile> k_operand(shared.k);
-    const ByColumns<KVTile> v_operand(shared.v);
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_operand;
+    ByColumns<KVTile> v_operand;
+    q_operand.start(shared.q.tiles[0]);
+    k_operand.start(shared.k.tiles[0]);
+    v_operand.start(shared.v.tiles[0]);
+    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
 
     Accumulator<16, head_dim> o;  // of this warp
     OnlineSoftmax<16> softmax{params.softmax_scale * log2_e};
     o.clear();
     softmax.clear();
-    uint32_t parity = 0;  // of the phase in which this block's tiles come
-    shared.q_full.wait(0);
+    shared.q.wait(shared.q.of_reader());
 
     for (int j = last; j >= 0; --j) {
         // S = Q K^T
-        shared.k_full.wait(parity);
+        shared.k.wait(k_at);
         Accumulator<16, block_n> s;
         start_product<dtype, head_dim>(s, q_operand, k_operand);
         wait_for(s);
-        shared.k_empty.arrive_as_warp();
+        shared.k.release(k_at);
 
         // P = 2^(unit * S - m); O and l follow the new m
         softmax.update(s, o);
 
         // O += P V
         auto p = round_to_operand<dtype>(s);
-        shared.v_full.wait(parity);
+        shared.v.wait(v_at);
         start_sum<dtype, block_n>(o, p, v_operand);
         wait_for(o);
-        shared.v_empty.arrive_as_warp();
-        parity ^= 1;
+        shared.v.release(v_at);
     }
 
     softmax.finish_by_reciprocal(o);
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
+    dtype *shared_o = shared.q.tiles[0];
     named_barrier_sync(1, warpgroup_threads);  // every warp has read Q, whose place O takes
-    store_to_shared_hoisted<QTile>(shared.q, warp_row, o);
+    store_to_shared_hoisted<QTile>(shared_o, warp_row, o);
     __syncwarp();
-    store_rows<QTile, 16, StoreNoAllocate>(block.o(), params.o_stride.row, shared.q, warp_row);
+    store_rows<QTile, 16, StoreNoAllocate>(block.o(), params.o_stride.row, shared_o, warp_row);
 }

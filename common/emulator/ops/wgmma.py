@@ -14,6 +14,9 @@ _SIXTEEN = r"k16\.(?:(?P<d16>f32)\.(?P<bf>bf16)\.bf16|(?P<d>f16|f32)\.(?P<f>f16)
 _EIGHT = r"k32\.(?P<d8>f16|f32)\.(?P<a>e4m3|e5m2)\.(?P<b>e4m3|e5m2)"
 
 
+_ALONGSIDE = {"add", "and", "cvt", "mad", "mov", "mul", "or", "selp", "setp", "shl", "shr", "sub", "xor"}
+
+
 @op(rf"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)(?:{_SIXTEEN}|{_EIGHT})", updates=True)
 def multiply(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """d, a (a descriptor, or four registers), b-desc, scale-d, scale-a, scale-b{, trans-a}{, trans-b}."""
@@ -46,7 +49,17 @@ def multiply(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     name = e.namespace.named(f"form{i.index}", form)
     operands = [e.read(item, "b32") for item in a.items] if isinstance(a, Vector) else [e.read(a, "b64")]
     values = f"({', '.join(operands)},), {e.read(b, 'b64')}, {e.read(adds, 'pred')}"
-    e.line(f"warpgroup_of(w).start(w, {name}, {values}, m)")
+    e.line(f"warpgroup_of(w).start(w, {name}, {values}, {_is_followed(e, i)}, m)")
+
+
+def _is_followed(e: "BlockEmitter", i: Instruction) -> bool:
+    """Whether another product comes before anything that orders or accesses memory, or the end of the block."""
+    for following in e.block.instructions[e.block.instructions.index(i) + 1 :]:
+        if following.opcode.startswith("wgmma.mma_async"):
+            return True
+        if following.opcode.split(".")[0] not in _ALONGSIDE:
+            break
+    return False
 
 
 @op(r"wgmma\.fence\.sync\.aligned", outputs=0)

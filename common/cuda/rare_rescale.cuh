@@ -1,0 +1,89 @@
+// A deferred softmax that seldom brings O down: m may stay below the running maximum.
+#pragma once
+#include <float.h>
+
+#include "deferred_softmax.cuh"
+
+// Softmax needs some m that keeps 2^(S - m) within range, not the maximum. m is raised, for all rows of a warp, once some
+// maximum has passed it by more than `slack` in log2. P is at most 2^slack then, which fp16 holds as well as bf16. Hidden
+// scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
+template <int rows>
+struct RarelyRescaled : DeferredSoftmax<rows> {
+    static constexpr float slack = 8.0f;
+    bool raised;                 // with the last block of scores
+    float missed[rows / 16][2];  // what rounding has added to l too much: P above 1 are no whole multiples of it
+
+    // Before a tile of which no row may see a key.
+    __device__ void clear() {
+        this->each_row([&](int b, int h) {
+            this->m[b][h] = -FLT_MAX;
+            this->l[b][h] = missed[b][h] = 0.0f;
+        });
+    }
+
+    template <int cols>
+    __device__ void start(Accumulator<rows, cols> &s) {
+        this->each_row([&](int b, int h) {
+            this->m[b][h] = fmaxf(quad_max(this->lane_max(s, b, h)) * this->unit, -FLT_MAX);
+            this->l[b][h] = missed[b][h] = 0.0f;
+        });
+        exponentiate(s);
+    }
+
+    template <int cols>
+    __device__ void update(Accumulator<rows, cols> &s) {
+        float highest[rows / 16][2];
+        bool passed = false;
+        this->each_row([&](int b, int h) {
+            highest[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit;
+            passed |= highest[b][h] > this->m[b][h] + slack;
+        });
+        raised = __any_sync(0xffffffff, passed);
+        if (raised) this->each_row([&](int b, int h) {
+            const float m = fmaxf(this->m[b][h], highest[b][h]);
+            this->factor[b][h] = exp2_approx(this->m[b][h] - m);
+            this->m[b][h] = m;
+            this->l[b][h] *= this->factor[b][h];
+            missed[b][h] *= this->factor[b][h];
+        });
+        exponentiate(s);
+    }
+
+    template <int head_dim>
+    __device__ void rescale(Accumulator<rows, head_dim> &o) const {
+        if (raised) DeferredSoftmax<rows>::rescale(o);
+    }
+
+    // O /= l; of a row that sees no key, O = 0.
+    template <int head_dim>
+    __device__ void finish_by_reciprocal(Accumulator<rows, head_dim> &o) {
+        this->each_row([&](int b, int h) {
+            this->l[b][h] = quad_sum(this->l[b][h]);
+            this->scale_row(o, b, h, this->l[b][h] == 0.0f ? 0.0f : 1.0f / this->l[b][h]);
+        });
+    }
+
+    // Always true, which the compiler cannot know: it is told from l, so all of P is there first. (A NaN is not below 0.)
+    __device__ bool is_summed() const { return !(this->l[0][0] + this->l[0][1] < 0.0f); }
+
+  private:
+    // A block's sum first, then l with what rounding loses kept (Kahan, 1965).
+    template <int cols>
+    __device__ void exponentiate(Accumulator<rows, cols> &s) {
+        float sum[rows / 16][2] = {};
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    s.block[b][n][i] = exp2_approx(s.block[b][n][i] * this->unit - this->m[b][i / 2]);
+                    sum[b][i / 2] += s.block[b][n][i];
+                }
+        this->each_row([&](int b, int h) {
+            const float added = sum[b][h] - missed[b][h], l = this->l[b][h] + added;
+            missed[b][h] = l - this->l[b][h] - added;
+            this->l[b][h] = l;
+        });
+    }
+};

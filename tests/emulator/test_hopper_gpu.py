@@ -1,0 +1,166 @@
+"""The emulator against a Hopper GPU (`pytest -m gpu`): random products and copies, bit for bit where sums are exact."""
+
+import numpy as np
+import pytest
+import torch
+from bulk_programs import (
+    COMMIT,
+    DRAINED,
+    DUMP,
+    IOTA,
+    Run,
+    Tensor,
+    coordinates,
+    expect,
+    load,
+    store,
+    tiles,
+    wait,
+)
+from hypothesis import given, settings
+from lanes import Emulated
+from on_gpu import OnGpu
+from warpgroups import (
+    COMMIT as COMMIT_PRODUCTS,
+)
+from warpgroups import (
+    FENCE,
+    ROWS,
+    SIZES,
+    THREADS,
+    WAIT,
+    WINDOW,
+    Operand,
+    aligned,
+    braced,
+    clear,
+    image_of,
+    matrix_of,
+    opcode,
+    product_of_registers,
+    products,
+    registers_of_d,
+    run_warpgroup,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="this is for Hopper"
+    ),
+]
+MACHINES = (Emulated, OnGpu)
+FEW = settings(max_examples=40, deadline=None, derandomize=True)
+MAX_ERROR = 2.0**-18  # of the sum of the absolute values
+
+
+@FEW
+@given(program=products())
+def test_products_of_shared_memory(program):
+    """Every swizzle, base offset, major and type."""
+    ours, its = (program.run(machine=machine())[0] for machine in MACHINES)
+    for name, values in ours.items():
+        assert (values.view(np.uint32) == its[name].view(np.uint32)).all(), name
+
+
+@pytest.mark.parametrize("type", SIZES)
+def test_products_of_registers(type):
+    program = product_of_registers(type)
+    ours, its = (program.run(machine=machine())[0] for machine in MACHINES)
+    for name, values in ours.items():
+        assert (values == its[name]).all(), name
+
+
+@pytest.mark.parametrize("type", ["bf16", "f16"])
+def test_sums_that_are_not_exact(type):
+    """Random numbers: how far the sums of a product are from each other, measured against their absolute values."""
+    random, n = np.random.default_rng(1), 64
+    a, b = Operand(random, type, ROWS, 128, False, WINDOW), Operand(random, type, n, 128, False, WINDOW + 8192)
+    for each in (a, b):
+        floats = random.standard_normal(each.values.shape).astype(np.float32)
+        each.values = (
+            (floats.view(np.uint32) >> 16).astype(np.uint16)
+            if type == "bf16"
+            else floats.astype(np.float16).view(np.uint16)
+        )
+    names = registers_of_d(n)
+    inputs = {"desc_a": np.full(THREADS, a.descriptor, np.uint64), "desc_b": np.full(THREADS, b.descriptor, np.uint64)}
+    code = f"""{clear(names)} {FENCE} {opcode(n, type)} {braced(names)}, desc_a, desc_b, 1, 1, 1, 0, 0;
+        {COMMIT_PRODUCTS} {WAIT}"""
+    kinds = dict.fromkeys(names, "f4")
+    ours, its = (
+        matrix_of(run_warpgroup(code, image_of(a, b), inputs, kinds, machine=machine())[0], n) for machine in MACHINES
+    )
+    error = (np.abs(ours - its) / (np.abs(a.numbers) @ np.abs(b.numbers).T)).max()
+    print(f"{type}: {error:.2e} of the sum of absolute values, 2^{np.log2(max(error, 1e-30)):.1f}")
+    assert error < MAX_ERROR
+
+
+@FEW
+@given(drawn=tiles())
+def test_loaded_tiles(drawn):
+    """All bytes of shared memory, also those between rows that are shorter than their swizzle."""
+    dtype, dims, box, swizzle, pads, first = drawn
+    found = []
+    for machine in MACHINES:
+        run = Run(machine=machine())
+        tensor = Tensor(run, "tensor", dtype, dims, box, swizzle, pads=pads)
+        length = aligned(max(tensor.offsets()) + 16)
+        out = run.memory.add("out", np.zeros(length, np.uint8))
+        code = IOTA.replace("%0", str(length)) + coordinates(first) + expect(tensor.box_bytes()) + load(len(dims))
+        run(code + wait() + DUMP.replace("%0", str(length)), [tensor.map], [out])
+        found.append(run.memory.read("out"))
+    assert (found[0] == found[1]).all()
+
+
+@FEW
+@given(drawn=tiles())
+def test_stored_tiles(drawn):
+    dtype, dims, box, swizzle, pads, first = drawn
+    found = []
+    for machine in MACHINES:
+        run = Run(machine=machine())
+        tensor = Tensor(run, "tensor", dtype, dims, box, swizzle, pads=pads, readonly=False)
+        length = aligned(max(tensor.offsets()) + 16)
+        code = IOTA.replace("%0", str(length)) + coordinates(first) + store(len(dims)) + COMMIT + DRAINED
+        run(code, [tensor.map])
+        found.append(run.memory.read("tensor"))
+    assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "function"),
+    [
+        ("int32", "add"), ("int32", "min"), ("int32", "max"), ("int32", "and"), ("int32", "or"), ("int32", "xor"),
+        ("fp32", "add"), ("fp16", "add"), ("bf16", "add"), ("uint64", "add"),
+    ],
+)  # fmt: skip
+def test_reduced_tiles(dtype, function):
+    """The bytes 0, 1, 2, ... are combined with small values."""
+    found = []
+    for machine in MACHINES:
+        run = Run(machine=machine())
+        tensor = Tensor(run, "tensor", dtype, (64, 6), (16, 4), 0, readonly=False, values=lambda n: np.arange(*n) % 50)
+        length = aligned(tensor.box_bytes())
+        code = IOTA.replace("%0", str(length)) + coordinates((16, 3)) + store(2, function) + COMMIT + DRAINED
+        run(code, [tensor.map])
+        found.append(run.memory.read("tensor"))
+    assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("reduction", ["", ".add.f32", ".add.u32", ".add.noftz.bf16", ".add.noftz.f16", ".min.s32"])
+def test_plain_bytes(reduction):
+    """From global to shared memory, and back: copied, or combined with what is there."""
+    found = []
+    for machine in MACHINES:
+        run = Run(machine=machine())
+        source = (np.arange(64, dtype=np.float32) - 20).view(np.uint8)
+        p0 = run.memory.add("in", source, readonly=True)
+        p1 = run.memory.add("out", np.linspace(-3, 3, 64, dtype=np.float32))
+        kind = "cp.reduce.async" if reduction else "cp.async"
+        code = f"""{expect(256)}
+            @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [p0], 256, [bar]; {wait()}
+            @p {kind}.bulk.global.shared::cta.bulk_group{reduction} [p1], [tile], 256; {COMMIT} {DRAINED}"""
+        run(code, (), [p0, p1])
+        found.append(run.memory.read("out"))
+    assert (found[0] == found[1]).all()
