@@ -114,7 +114,7 @@ class WarpAccess:
         if wrong.any():
             fault = f"{size}-byte read of the parameters out of bounds or misaligned"
             raise self._error(index, AccessFault(int(np.argmax(np.broadcast_to(wrong, (len(wrong), 32)))), fault))
-        return params[(place // np.uint64(size)).astype(np.int64)]
+        return params.take((place // np.uint64(size)).astype(np.int64))
 
     def _groups(self, index: int, address: Array, size: int, mask: Mask) -> list[Group]:
         """The accesses to shared memory, counted."""

@@ -21,7 +21,7 @@ import numpy as np
 from .arrays import ALL_LANES, Mask
 from .errors import RaceError
 from .order import AGENT, FENCED, ORDERED, Agent, Rows, lanes_of, where_of
-from .race import BARRIER, IN_FLIGHT, OBJECT, RaceDetector
+from .race import BARRIER, FOLLOWERS, IN_FLIGHT, OBJECT, RaceDetector
 from .shared import WINDOW
 from .stamps import COLUMN_MASK, EPOCH, INSTRUCTION, INSTRUCTION_MASK, Access, Touch, put
 
@@ -367,6 +367,8 @@ class AgentRaces(RaceDetector):
             state = "a copy to it is in flight" if epoch == IN_FLIGHT else f"a copy to it landed with phase {phase}"
             reason = f"{state} of {name}, and no wait for that phase lies between"
             mend = f"a wait for phase {phase} (parity {phase & 1}) of {name}"
+            if self._has_waited(access, row, column, epoch):
+                reason, mend = "another lane of this warp has waited for it, but not this one", FOLLOWERS
             return self._report(access, row, word, reason, f"the copy was issued {earlier}", mend)
         if kind == "wgmma":
             who, wait = f"warpgroup {number}", "wgmma.wait_group of its warpgroup"

@@ -154,7 +154,8 @@ class _Check:
                 )
         if not state.fenced:
             raise RaceError(
-                f"no wgmma.fence comes before the first wgmma\n  {instruction.described()}\n  mend: wgmma.fence before it"
+                f"no wgmma.fence comes before the first wgmma\n  {instruction.described()}\n"
+                "  mend: wgmma.fence before it"
             )
 
     def _in_flight(self, reg: Reg, index: int, instruction: Instruction) -> RaceError:

@@ -62,7 +62,7 @@ class Region(ABC):
         values = memory.load(addresses, size)
         if inside is not None:
             values = np.where(inside, values, values.dtype.type(0))
-        return values.view(VIEW_CODES[CHUNK])
+        return np.ascontiguousarray(values).view(VIEW_CODES[CHUNK])
 
     def store(self, memory: "GlobalMemory", chunks: np.ndarray) -> None:
         """Writes its chunks, but for what lies outside of its tensor."""

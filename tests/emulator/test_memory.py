@@ -255,3 +255,21 @@ def test_parameters_of_another_size():
     text = ".version 8.7\n.target sm_90\n.visible .entry kernel(.param .align 8 .b8 p[24]) { ret; }"
     with pytest.raises(EmulatorError, match="kernel takes 24 bytes of parameters, not 8"):
         emulator.run(text, bytes(8), (1, 1, 1), 32, 0, memory, entry="kernel")
+
+
+def test_parameters_are_read_lane_by_lane_and_by_generic_address():
+    """Lanes of two CTAs read different parameters, as pairs of words: an array of a struct is indexed so."""
+    values = np.arange(64, dtype=np.uint32)
+    code = """
+        mov.b64 at, pointer_x; and.b32 n, tid_, 1; mul.wide.u32 wide, n, 8; add.u64 at, at, wide; cvta.param.u64 at, at;
+        isspacep.param p, at; selp.b32 inside, 1, 0, p; ld.v2.b32 {low, high}, [at];
+        mov.b64 at, pointer_x; add.u64 at, at, wide; ld.param.b64 whole, [at];"""
+    outputs, _ = run_lanes(
+        code, {"x": values}, {"low": "u4", "high": "u4", "whole": "u8", "inside": "u4"},
+        registers=".reg .b64 at, wide; .reg .b32 n; .reg .pred p;", grid=2,
+    )  # fmt: skip
+    whole = outputs["low"].astype(np.uint64) | outputs["high"].astype(np.uint64) << np.uint64(32)
+    assert (whole == outputs["whole"]).all()
+    assert outputs["inside"].all()
+    assert len(set(whole.tolist())) == 2  # two pointers, in turn
+    assert (whole[::2] == whole[0]).all()

@@ -172,6 +172,20 @@ def test_ctas_load_tiles_of_their_own():
     assert (run.memory.read("out").view(np.uint16) == np.arange(2048)).all()
 
 
+@pytest.mark.parametrize("dims", [(64, 30), (60, 32), (61, 29)])
+def test_ctas_load_tiles_across_the_edge(dims):
+    """Of the last of four CTAs some rows lie outside, and of all of them some columns."""
+    run = Run(grid=4)
+    tensor = Tensor(run, "tensor", "bf16", dims, (64, 8), 0, seed=3)
+    out = run.memory.add("out", np.zeros(4096, np.uint8))
+    code = f"""mov.b32 c0, 0; mul.lo.u32 n, cta, 8; mov.b32 c1, n; mul.wide.u32 wide, cta, 1024; add.u64 p0, p0, wide;
+        {expect(1024)} {load(2)} {wait()} {DUMP.replace("%0", "1024")}"""
+    run(code, [tensor.map], [out])
+    expected = np.zeros((32, 64), np.uint16)
+    expected[: dims[1], : dims[0]] = tensor.view(tensor.raw)
+    assert (run.memory.read("out").view(np.uint16).reshape(32, 64) == expected).all()
+
+
 def test_a_map_in_global_memory():
     run = Run()
     tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0, values=lambda shape: np.arange(np.prod(shape)))
