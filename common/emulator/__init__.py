@@ -6,7 +6,8 @@
     warp      registers and exchanges of a warp     access     what it does to memory; copies: what it has in flight
     bulk      bulk copies and TMA                   tiles      what they move: bytes, tiles of tensors
     warpgroup wgmma, as late as it may be done      descriptors  where it finds matrices in shared memory
-    inflight  who may touch its registers           fragments  how matrices lie in registers
+    products  what it multiplies                    fragments  how matrices lie in registers
+    inflight  who may touch its registers
     memory    global memory                         shared     shared memory
     race      who may touch which word when         counters   bank conflicts, sectors, instructions
 
