@@ -109,7 +109,7 @@ def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str
     """The predicted time of every kernel by its code: microseconds, the geometric mean over the space's problems."""
     factors = conflicts(stock.space, (kernel.config for kernel in stock.kernels), gpu)
     wanted = {
-        (kernel.code, problem): workload(kernel, problem, artifact, gpu, factors)
+        (kernel.code, problem): workload(problem, artifact, gpu, _factor(kernel, factors))
         for kernel in stock.kernels
         for problem, artifact in zip(stock.space.problems, kernel.artifacts, strict=True)
     }
@@ -124,22 +124,29 @@ def price(
 ) -> float:
     """The same of one kernel, here and now; factors: of its layout, by `conflicts`."""
     pairs = zip(problems, kernel.artifacts, strict=True)
-    return _mean([workload(kernel, *pair, gpu, factors).cycles() / gpu.boost_mhz for pair in pairs])
+    return _mean([time_us(problem, artifact, gpu, _factor(kernel, factors)) for problem, artifact in pairs])
+
+
+def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> float:
+    """The predicted time of a kernel. UnsupportedProblemError where it does not fit an SM, ToolchainError without
+    nvdisasm."""
+    return workload(problem, artifact, gpu, conflict_factor).cycles() / gpu.boost_mhz
+
+
+def _factor(kernel: Candidate, factors: Mapping[object, float]) -> float:
+    return factors.get(layout_of(kernel.config), 1.0)
 
 
 def _mean(times: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, times)) / len(times))
 
 
-def workload(
-    kernel: Candidate, problem: Problem, artifact: Artifact, gpu: GpuDescription, factors: Mapping[object, float]
-) -> Workload:
+def workload(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> Workload:
     """The share of one SM in a problem."""
     tile = artifact.launch
     ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
     keys_a_row = problem.flops / (4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.head_dim)
-    factor = factors.get(layout_of(kernel.config), 1.0)
-    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, factor)
+    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, conflict_factor)
 
 
 def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
