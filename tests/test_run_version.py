@@ -28,18 +28,6 @@ def results(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def run(capsys):
-    """Calls the tool in this process; gives its exit code, output and errors."""
-
-    def call(*arguments):
-        code = console.run(run_version.main, run_version.parser(), ["--device", "emulator", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
 def figure(out, name):
     return next(line for line in out.splitlines() if line.strip().startswith(name))
 
