@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from flashladder.common.config import spell
 from flashladder.common.console import console, table, warn
 from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.run import tuned
@@ -16,6 +17,7 @@ from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
 from flashladder.tuner.model import rank_correlation
 
 if TYPE_CHECKING:
+    from flashladder.common.config import KernelConfig
     from flashladder.tuner.candidates import Stock
     from flashladder.tuner.forecast import Forecast
     from flashladder.tuner.job import Job
@@ -70,11 +72,12 @@ def forecast(job: Job, found: Forecast) -> None:
     name, default = job.space.version.name, job.space.default
     figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
     title = f"{name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured; {found.extent}"
-    made = table(title, "configuration", *figures, right=figures, wrap=("configuration",))
+    what = "what differs from the default"  # as --config takes it
+    made = table(title, what, *figures, right=figures, wrap=(what,))
     for first, *others in found.kernels[:SHOWN]:
         is_default = default in (price.config for price in (first, *others))
         made.add_row(
-            first.config.name.replace(",", ", ") + (" (default)" if is_default else ""),
+            "nothing" if is_default else _differing(first.config, default),
             f"{first.predicted_us:.0f}",
             str(first.registers),
             str(first.local_bytes),
@@ -88,6 +91,11 @@ def forecast(job: Job, found: Forecast) -> None:
         console.print("The same command goes on with the others.")
     path = trial_log.write_predictions(found, job.study, job.folder)
     console.print(f"[dim]{path}", soft_wrap=True)
+
+
+def _differing(config: KernelConfig, default: KernelConfig) -> str:
+    pairs = zip(config.items, default.items, strict=True)
+    return " ".join(f"{name}={spell(value)}" for (name, value), (_, usual) in pairs if value != usual)
 
 
 def _counts(left_out: Mapping[str, int]) -> str:
