@@ -35,7 +35,9 @@ WARPGROUP = 4  # warps
 
 FENCE = "fence.proxy.async by the threads that wrote it, then a barrier before the issue"
 SCOPE = "mbarrier.arrive.release.cluster, whose scope has both CTAs in it (PTX ISA 8.5, 9.7.13.15.13)"
-INIT_FENCE = "fence.mbarrier_init or fence.proxy.async by the thread that initialised it, then a barrier"
+# PTX says that a copy accesses its mbarrier in the generic proxy (9.7.9.25.4.1), so that a barrier of the cluster is
+# enough; after one of the CTA alone the CUDA programming guide asks for a fence: the copy completes at cluster scope.
+INIT_FENCE = "fence.mbarrier_init by the thread that initialised it, then a barrier; or barrier.cluster"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,11 @@ class AgentRaces(RaceDetector):
         self._part(rows)
         if kind != "proxy":
             self._fenced_widely.add(warp.index)
+        self._show_made(warp, lanes, rows)
+        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy")
+
+    def _show_made(self, warp: "Warp", lanes: np.ndarray | None, rows: Rows) -> None:
+        """What lanes initialised is visible beyond their CTA to those who know of this epoch."""
         where, clock = where_of(rows), self.order.clock
         for made in self._made.values():
             thread = made.thread[where]
@@ -127,7 +134,6 @@ class AgentRaces(RaceDetector):
             if lanes is not None:
                 mine &= lanes[np.arange(len(lanes)), thread & 31]
             made.fenced[where] = np.where(mine, clock[where, warp.index], made.fenced[where])
-        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy")
 
     # -- mbarriers
 
@@ -223,6 +229,7 @@ class AgentRaces(RaceDetector):
         if releases or warp.index in self._fenced_widely:
             lanes, rows = lanes_of(mask, warp.live)
             self._part(rows)
+            self._show_made(warp, lanes, rows)
             self.order.arrive(Agent("cluster", 0), warp.index, lanes, rows)
 
     def cluster_ends(self, rows: Rows) -> None:
