@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import races_page
 import yaml
 
 from flashladder.common import emulator
@@ -86,5 +87,7 @@ def test_ctas_of_a_cluster_hand_values_to_each_other(proxies):
     assert (found[:256].reshape(2, 128) == [expected + 1, expected]).all()
 
 
-def test_every_class_has_a_case():
+def test_every_class_has_a_case_and_the_page_has_them_all():
     assert sorted(CLASSES) == list(range(1, 13))
+    assert all(each["cases"] for each in CLASSES.values())
+    assert races_page.PAGE.read_text() == races_page.page(), "run tests/emulator/races_page.py"
