@@ -95,7 +95,9 @@ def test_offsets_past_two_to_the_31(rung, far, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("rung", "head_dim"), [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim], ids=lambda x: getattr(x, "number", x)
+    ("rung", "head_dim"),
+    [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
+    ids=lambda x: getattr(x, "number", x),
 )
 def test_long_sequences(rung, head_dim, causal):
     """Many CTAs in many waves, and sections of heads under a causal mask."""
