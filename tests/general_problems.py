@@ -8,14 +8,22 @@ from flashladder.common.problem import LAYOUTS, Problem
 
 GENERALS = [catalog.find("general"), catalog.find("woven_general")]
 GENERAL = GENERALS[-1]
+HOPPER = catalog.find("any_attention")
 HEAD_DIMS = GENERAL.supports.head_dim
 DECIDED = ("head_dim", "dtype", "causal", "lse")  # fields of the configuration that a problem decides
-KINDS = [
-    {"head_dim": head_dim, "dtype": dtype, "causal": causal}
-    for head_dim in sorted(HEAD_DIMS)
-    for dtype in ("bf16", "fp16")
-    for causal in (False, True)
-]
+
+
+def kinds(rung):
+    """All heads, types and masks that a rung takes."""
+    return [
+        {"head_dim": head_dim, "dtype": dtype, "causal": causal}
+        for head_dim in sorted(rung.supports.head_dim)
+        for dtype in rung.supports.dtype
+        for causal in (False, True)
+    ]
+
+
+KINDS = kinds(GENERAL)
 
 # The lengths of queries and keys in FlashAttention's own tests, and their like.
 FA_LENGTHS = (
@@ -48,11 +56,11 @@ def draw(rng, longest, **kind):
     )
 
 
-def draw_config(rng):
-    """A valid configuration of the rung."""
+def draw_config(rng, rung=GENERAL):
+    """A valid configuration of a rung."""
     while True:
-        values = {name: rng.choice(choice.values) for name, choice in GENERAL.choices.items()}
+        values = {name: rng.choice(choice.values) for name, choice in rung.choices.items()}
         try:
-            return GENERAL.config(**values)
+            return rung.config(**values)
         except ConfigError:
             continue

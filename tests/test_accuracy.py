@@ -290,7 +290,8 @@ def run(monkeypatch, tmp_path, capsys):
     return call
 
 
-QUICK = ("16", "--device", "emulator", "--families", "normal,plateau_2", "--dtypes", "bf16", "--seqlens", "128")
+ERRORS = ("--device", "emulator", "--families", "normal,plateau_2", "--dtypes", "bf16", "--seqlens", "128", "--no-time")
+QUICK = ("16", *ERRORS)
 
 
 def test_a_study_is_shown_and_logged(run):
@@ -302,6 +303,28 @@ def test_a_study_is_shown_and_logged(run):
     assert list(frame["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2
     assert list(frame["family"]) == ["normal", "plateau_2"] * 2
     assert frame["rms_error"].between(1e-5, 4e-3).all()
+
+
+def test_tiles_that_are_computed_twice_are_counted(run, tmp_path):
+    """P V of large values leaves fp32's range: bf16 begins anew two blocks later. fp16 looks at every maximum."""
+    code, out, err = run("24", "--device", "emulator", "--families", "plateau_2,large_values", "--seqlens", "512")
+    assert code == 0, err
+    assert "large_values 25.0%" in out
+    frame, _ = records.accuracy().read()
+    twice = frame.dropna(subset="computed_twice").set_index(["dtype", "family"])["computed_twice"]
+    assert dict(twice) == {
+        ("bf16", "plateau_2"): 0,
+        ("bf16", "large_values"): 0.25,
+        ("fp16", "plateau_2"): 0,
+        ("fp16", "large_values"): 0,
+    }
+    on_gpu = frame[frame["computed_twice"].isna()].replace({"device": {"emulator": fake_gpu.NAME}}).astype(object)
+    records.accuracy().append(on_gpu.where(on_gpu.notna(), None).to_dict("records"))
+    assert run("--page")[0] == 0
+    text = (tmp_path / "accuracy.md").read_text()
+    assert "large_values 25.0% |" in text
+    assert "none |" in text
+    assert "Tiles counted by the emulator: 128 queries, 512 keys." in text
 
 
 def test_a_missed_bar_is_said_and_fails(run, monkeypatch):

@@ -48,7 +48,8 @@ def test_every_family(version, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plateaus_of_many_keys(version, dtype):
     families = ("equal_keys", "plateau_2", "plateau_3", "plateau_4", "plateau_below", "lone_top")
-    assert missed_bars(version, dtype, families=families, lengths=(16384, 131072)) == {}
+    # 240 CTAs of 64 rows: with fewer than 1.6 for each SM the yardstick splits the keys, and loses less than usual.
+    assert missed_bars(version, dtype, families=families, lengths=(16384, 131072), rows=2560) == {}
 
 
 def test_many_small_weights_count(version):

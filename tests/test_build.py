@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
+from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
 from flashladder.common.build import compile as build_module
 from flashladder.common.build.artifact import _resources
@@ -131,6 +132,17 @@ def test_damaged_artifact_is_rebuilt(tmp_path, damage):
     assert rebuilt.directory == artifact.directory
     assert rebuilt.cubin.stat().st_size > 0
     assert build_one(version, version.config(), ARCH).cached
+
+
+def test_products_that_ptxas_puts_one_after_the_other_fail_the_build(tmp_path):
+    """Without the wait, softmax reads scores of products that run: ptxas says so, and waits after each of them."""
+    rung = catalog.find("26")
+    kernel = rung.kernel.read_text()
+    assert "wait_for(s);" in kernel
+    yaml = (rung.directory / "version.yaml").read_text()
+    broken = make_rung(tmp_path / "ladder", yaml=yaml, kernel=kernel.replace("wait_for(s);", ""))
+    with pytest.raises(BuildError, match=r"products that do not run beside other instructions. ptxas: \(C75\d\d\)"):
+        build_one(broken, broken.config(), "sm_90a")
 
 
 def test_local_memory_fails_the_build_unless_the_rung_allows_it(tmp_path):

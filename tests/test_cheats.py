@@ -74,11 +74,25 @@ def gives_an_earlier_answer(problem, tensors):
 
 
 def stops_after_some_calls(problem, tensors):
+    """Checks, before which the outputs are poisoned, do not count: it stops amid the timed calls, however many."""
+    compute, calls = honest(problem, tensors), []
+
+    def launch():
+        if not tensors.o[0, 0, 0, 0].isnan():
+            calls.append(1)
+        if len(calls) < 4:
+            compute()
+
+    return launch
+
+
+def skips_every_other_call(problem, tensors):
+    """Those with odd numbers, unless the outputs are poisoned. Spot checks once timed those with even ones."""
     compute, calls = honest(problem, tensors), []
 
     def launch():
         calls.append(1)
-        if len(calls) < 4:
+        if tensors.o[0, 0, 0, 0].isnan() or len(calls) % 2 == 0:
             compute()
 
     return launch
@@ -153,6 +167,7 @@ STALE = "gave the answer of an earlier call to new inputs"
         (remembers_the_inputs, SKIPS),
         (gives_an_earlier_answer, STALE),
         (stops_after_some_calls, LATE),
+        (skips_every_other_call, SKIPS),
         (computes_where_it_is_checked, LATE),
         (leaves_work_to_another_thread, f"({LATE}|{STALE}|is wrong in a timed call)"),
     ],

@@ -41,20 +41,33 @@ CUDA_CHEATS = {
     """,
     "stops after some calls": """
     __shared__ unsigned calls;
-    if (threadIdx.x == 0) calls = memory[cta]++;
+    if (threadIdx.x == 0) calls = memory[cta] += !poisoned;  // checks do not count: it stops amid the timed calls
     __syncthreads();
     if (calls >= 5) return;
+    """,
+    "skips every other call": """
+    __shared__ unsigned calls;
+    if (threadIdx.x == 0) calls = ++memory[cta];
+    __syncthreads();
+    if (!poisoned && calls % 2) return;
     """,
 }
 SKIPS = "takes .* us for inputs that it has seen, and .* us for new ones: it does not compute in every timed call"
 LATE = "had not written its output when the clock of a timed call stopped"
-WORDS = dict(zip(CUDA_CHEATS, (SKIPS, SKIPS, LATE), strict=True))
+WORDS = dict(zip(CUDA_CHEATS, (SKIPS, SKIPS, LATE, SKIPS), strict=True))
 
 
 def timed(kernel, mode="hot", rounds=8):
     return contest.hold(PROBLEM, {"ours": kernel}, [baselines.find("fa2")], TimingSettings(mode, rounds))
 
 
+@pytest.fixture
+def loads_anew(monkeypatch):
+    """A kernel that was loaded before would remember what an earlier test called it with."""
+    monkeypatch.setattr(gpu, "_loaded", {})
+
+
+@pytest.mark.usefixtures("loads_anew")
 @pytest.mark.parametrize("mode", ["hot", "cold"])
 @pytest.mark.parametrize("cheat", CUDA_CHEATS)
 def test_a_kernel_that_cheats(tmp_path, cheat, mode):

@@ -1,11 +1,11 @@
-"""The general rung on a real GPU (`pytest -m gpu`): thousands of problems, and tensors larger than 2^31 elements."""
+"""The general rungs on a real GPU (`pytest -m gpu`): thousands of problems, and tensors larger than 2^31 elements."""
 
 import random
 
 import pytest
 import torch
 from far_apart import spread
-from general_problems import DECIDED, FA_LENGTHS, GENERAL, HEAD_DIMS, KINDS, draw, draw_config, id_of
+from general_problems import DECIDED, FA_LENGTHS, GENERAL, HOPPER, draw, draw_config, id_of, kinds
 
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
@@ -14,14 +14,23 @@ from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
+RUNGS = [GENERAL, HOPPER]
+KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in kinds(rung)]
 
 
-def launched(problem, tensors=None, expected=None, **values):
+@pytest.fixture(autouse=True)
+def _for_this_gpu(request):
+    rung = request.node.callspec.params.get("rung")
+    if rung and not rung.runs_on(gpu.device_arch()):
+        pytest.skip(f"{rung.name} has no instructions for {gpu.device_arch()}")
+
+
+def launched(rung, problem, tensors=None, expected=None, **values):
     """Requires a right output."""
     tensors = tensors or make_inputs(problem, "cuda")
-    config = GENERAL.config_for(problem, **values)
-    GENERAL.check(problem, config)
-    artifact = build_one(GENERAL, config, gpu.device_arch())
+    config = rung.config_for(problem, **values)
+    rung.check(problem, config)
+    artifact = build_one(rung, config, gpu.device_arch())
     tensors.poison()
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
@@ -32,26 +41,29 @@ def launched(problem, tensors=None, expected=None, **values):
 
 @pytest.fixture(scope="module", autouse=True)
 def _built_at_once():
-    build([BuildRequest(GENERAL, GENERAL.config(**kind), gpu.device_arch()) for kind in KINDS])
+    arch = gpu.device_arch()
+    able = [rung for rung in RUNGS if rung.runs_on(arch)]
+    build([BuildRequest(rung, rung.config(**kind), arch) for rung in able for kind in kinds(rung)])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=id_of)
-def test_two_thousand_random_problems(kind):
+@pytest.mark.parametrize(("rung", "kind"), KINDS)
+def test_two_thousand_random_problems(rung, kind):
     rng = random.Random(id_of(kind))
-    for _ in range(2000 // len(KINDS)):
-        launched(draw(rng, longest=1200, **kind))
+    for _ in range(2000 // len(kinds(rung))):
+        launched(rung, draw(rng, longest=1200, **kind))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=id_of)
-def test_lengths_that_flash_attention_tests(kind):
+@pytest.mark.parametrize(("rung", "kind"), KINDS)
+def test_lengths_that_flash_attention_tests(rung, kind):
     for seqlen_q, seqlen_k in FA_LENGTHS:
-        launched(Problem(batch=2, num_heads=6, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **kind))
+        launched(rung, Problem(batch=2, num_heads=6, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **kind))
 
 
-def test_random_configurations():
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.number)
+def test_random_configurations(rung):
     rng = random.Random(0)
-    configs = [draw_config(rng) for _ in range(48)]
-    built = build([BuildRequest(GENERAL, config, gpu.device_arch()) for config in configs], on_error="return")
+    configs = [draw_config(rng, rung) for _ in range(48)]
+    built = build([BuildRequest(rung, config, gpu.device_arch()) for config in configs], on_error="return")
     room = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
     fitting = [
         config
@@ -61,13 +73,14 @@ def test_random_configurations():
     assert len(fitting) > 20
     for config in fitting:
         kind = {name: getattr(config, name) for name in DECIDED}
-        launched(draw(rng, longest=1200, **kind), **config.as_dict())
+        launched(rung, draw(rng, longest=1200, **kind), **config.as_dict())
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("far", ["batch", "row", "head"])
-def test_offsets_past_two_to_the_31(far, causal):
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.number)
+def test_offsets_past_two_to_the_31(rung, far, causal):
     """The last row of the last head of the last batch lies more than 2^31 elements from the first."""
     batch, seqlen, heads, head_dim = 2, 300, 2, 64
     step = 2**31 // {"batch": 1, "row": seqlen - 40, "head": 1}[far] // 8 * 8 + 64
@@ -77,11 +90,16 @@ def test_offsets_past_two_to_the_31(far, causal):
         "head": (seqlen * head_dim, head_dim, step, 1),
     }[far]
     problem = Problem(batch=batch, num_heads=heads, seqlen_q=seqlen, head_dim=head_dim, causal=causal)
-    launched(problem, *spread(problem, strides))
+    launched(rung, problem, *spread(problem, strides))
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_long_sequences(head_dim):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("rung", "head_dim"),
+    [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
+    ids=lambda x: getattr(x, "number", x),
+)
+def test_long_sequences(rung, head_dim, causal):
     """Many CTAs in many waves, and sections of heads under a causal mask."""
-    for causal in (False, True):
-        launched(Problem(num_heads=24, num_heads_k=6, seqlen_q=4096, seqlen_k=9000, head_dim=head_dim, causal=causal))
+    problem = Problem(num_heads=24, num_heads_k=6, seqlen_q=4096, seqlen_k=9000, head_dim=head_dim, causal=causal)
+    launched(rung, problem)

@@ -20,6 +20,7 @@ from flashladder.common.problem import LAYOUTS, Check, Problem, expect, make_inp
 from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 from flashladder.tests import run_every_rung
+from flashladder.tests.tiny_ladder import make_rung
 
 pytestmark = pytest.mark.gpu
 
@@ -204,21 +205,28 @@ def test_a_kernel_for_another_gpu_is_refused():
 
 
 FAULT = """
-from flashladder.common import catalog
-from flashladder.common.run import gpu
+import sys
+from pathlib import Path
 from flashladder.common.build import build_one
-from flashladder.common.run.launch import AttentionParams
-version = catalog.find("02")
-artifact = build_one(version, version.config(), gpu.device_arch())
-params = AttentionParams(q=16, k=16, v=16, o=16, batch=1, num_heads=1, num_heads_k=1, seqlen_q=64, seqlen_k=64)
+from flashladder.common.catalog import find
+from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run import gpu
+from flashladder.common.run.execute import on_gpu
+version, problem = find("02_faulty", Path(sys.argv[1])), Problem(seqlen_q=64)
+artifact = build_one(version, version.config_for(problem), gpu.device_arch())
 with gpu.faults_named(artifact):
-    gpu.load(artifact).prepare(bytes(params), (1, 1, 1))()
+    on_gpu(artifact, problem, make_inputs(problem, "cuda"))()
 """
 
 
-def test_a_fault_names_the_kernel():
-    result = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True)
-    assert "DeviceError: 02_swizzling with dtype=bf16" in result.stderr
+def test_a_fault_names_the_kernel(tmp_path):
+    """In a process of its own, which can no longer use the GPU afterwards."""
+    parent = catalog.find("02")
+    head, brace, body = parent.kernel.read_text().partition("params) {\n")
+    kernel = head + brace + "*reinterpret_cast<volatile int *>(16) = 0;" + body
+    make_rung(tmp_path, "02_faulty", (parent.directory / "version.yaml").read_text(), kernel)
+    result = subprocess.run([sys.executable, "-c", FAULT, str(tmp_path)], capture_output=True, text=True)
+    assert "DeviceError: 02_faulty with dtype=bf16" in result.stderr
     assert "faulted: CUDA error" in result.stderr
 
 

@@ -10,6 +10,7 @@ from flashladder.common.ideas import scaffold, tried, watch
 from flashladder.common.report import evidence, markers
 from flashladder.tests import ideas
 from flashladder.tools.commands import run_version
+from flashladder.tuner import pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
@@ -87,8 +88,9 @@ def test_the_ratio_is_there_ten_seconds_after_a_save(tmp_path, monkeypatch, caps
     assert took[-1] < SECONDS
 
 
-def test_a_kernel_that_hangs_on_the_gpu_alone_ends_no_watch(rung, run):
+def test_a_kernel_that_hangs_on_the_gpu_alone_ends_no_watch(rung, run, monkeypatch):
     """What the emulator cannot know: it counts fewer clocks than it takes to notice."""
+    monkeypatch.setattr(pair, "PATIENCE", 3.0)
     text = find(ideas.PARENT).kernel.read_text()
     head, brace, body = text.partition(LAUNCH)
     assert brace
@@ -97,4 +99,5 @@ def test_a_kernel_that_hangs_on_the_gpu_alone_ends_no_watch(rung, run):
     code, _, err = run("my_idea", "--against", "02")
     assert code == console.EXIT_ERROR
     assert "hung on the GPU" in err
+    assert "no answer within 6 s" in err
     assert not (rung.directory / "tried.csv").exists()

@@ -29,7 +29,7 @@ FINEST = 2.0**-10  # of half a unit in the last place: smaller errors lie at the
 @figure
 def errors(rows: pd.DataFrame) -> Figure:
     """A line a family; of each kernel the number of keys at which it is nearest to its bars, or farthest beyond."""
-    judged = rows[~rows["timed"]].sort_values("strain").drop_duplicates(["version", "family"], keep="last")
+    judged = rows[rows["has"] == view.ERRORS].sort_values("strain").drop_duplicates(["version", "family"], keep="last")
     families = [name for name in FAMILIES if name in set(judged["family"])]
     height = ROW * len(families) + ABOVE + BELOW
     drawn = pixels(WIDTH, height)

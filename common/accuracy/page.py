@@ -19,7 +19,7 @@ def write(page: Path, frame: pd.DataFrame) -> list[Path]:
         page.write_text(f"# How exact\n\n<!-- {MARKER}:begin -->\n<!-- {MARKER}:end -->\n")
     rows = view.latest(frame)
     pictures = []
-    for dtype, of_dtype in rows.groupby("dtype"):
+    for dtype, of_dtype in rows[rows["has"] == view.ERRORS].groupby("dtype"):
         pictures += theme.write(figures.errors(of_dtype), _picture(page, str(dtype)), _title(of_dtype))
     return pictures + ([page] if markers.replace(page, MARKER, text(page, rows)) else [])
 
@@ -28,17 +28,25 @@ def text(page: Path, rows: pd.DataFrame) -> str:
     """The part between the markers, in Markdown."""
     if rows.empty:
         return NOTHING
-    pictures = [_shown(page, of_dtype) for _, of_dtype in rows.groupby("dtype")]
+    judged, counted = rows[rows["has"] == view.ERRORS], rows[rows["has"] == view.TILES]
+    pictures = [_shown(page, of_dtype) for _, of_dtype in judged.groupby("dtype")]
     beyond = [f"- {line}" for line in view.missed(rows)]
-    judged = rows[~rows["timed"]]
     last, lengths = judged.iloc[-1], ", ".join(f"{keys:,}" for keys in sorted(judged["seqlen_k"].unique()))
     source = (
         f"Measured on {last['device']}, driver {last['driver']}, torch {last['torch']}, {last['time'][:10]};\n"
         f"{last['num_heads']} heads of {last['seqlen_q']} queries, {lengths} keys.\n"
-        "Made by tools/accuracy.py from [accuracy.csv](accuracy.csv)."
+        f"{_source_of(counted)}Made by tools/accuracy.py from [accuracy.csv](accuracy.csv)."
     )
     listed = "\n".join(["Beyond a bar:", "", *beyond]) if beyond else "No rung is beyond a bar."
     return "\n\n".join([*pictures, "\n".join(_table(rows)), listed, source])
+
+
+def _source_of(counted: pd.DataFrame) -> str:
+    """Where tiles were counted."""
+    if counted.empty:
+        return ""
+    last = counted.iloc[-1]
+    return f"Tiles counted by the emulator: {last['seqlen_q']} queries, {last['seqlen_k']:,} keys.\n"
 
 
 def _picture(page: Path, dtype: str) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from flashladder.common import catalog
@@ -13,16 +14,25 @@ from flashladder.common.accuracy.deviation import STANDARD_ERRORS
 from flashladder.common.accuracy.study import MISSED, YARDSTICK
 from flashladder.common.measure.baselines import BASELINES
 
-COLUMNS = ("type", "met", "worst family", "keys", "of its bar", "RMS", "mean", "LSE", "slowest family")
+TWICE = "computed twice"
+COLUMNS = ("type", "met", "worst family", "keys", "of its bar", "RMS", "mean", "LSE", "slowest family", TWICE)
 FIGURES = ("met", "keys", "of its bar", "RMS", "mean", "LSE")  # the columns of figures
-_SAME = ["device", "version", "dtype", "family", "seqlen_k", "timed"]  # rows of which the last counts
+ERRORS, TIME, TILES = "errors", "time", "tiles"  # what a row has
+_SAME = ["device", "version", "dtype", "family", "seqlen_k", "has"]  # rows of which the last counts
 
 
 def latest(frame: pd.DataFrame, on_gpu: bool = True) -> pd.DataFrame:
-    """The newest row of each kernel, dtype, family and length, from the device that was last used: a GPU, or not."""
-    rows = frame[(frame["device"] != "emulator") == on_gpu]
+    """The newest row of each kernel, dtype, family and length, from the device that was last used: a GPU, or not.
+
+    Tiles are the emulator's in any case: those of most keys.
+    """
+    are_tiles = frame["computed_twice"].notna()
+    rows = frame[~are_tiles & ((frame["device"] != "emulator") == on_gpu)]
     rows = rows[rows["device"] == rows["device"].iloc[-1]] if len(rows) else rows
-    rows = rows.assign(timed=rows["time_us"].notna()).drop_duplicates(_SAME, keep="last")
+    tiles = frame[are_tiles & (frame["seqlen_k"] == frame["seqlen_k"][are_tiles].max())]
+    rows = pd.concat([rows, tiles]) if len(rows) else rows
+    has = np.select([rows["time_us"].notna(), rows["computed_twice"].notna()], [TIME, TILES], ERRORS)
+    rows = rows.assign(has=has).drop_duplicates(_SAME, keep="last")
     return rows.assign(strain=_strains(rows).max(axis=1), strained=_names(_strains(rows)))
 
 
@@ -55,6 +65,7 @@ class Line:
     missed: int
     worst: Any  # the row of its worst family and length
     slowest: Any  # the row of the family that takes the longest; None where nothing was timed
+    twice: Mapping[str, float] | None  # the families with tiles computed twice, and their share; None: not counted
 
     def cells(self) -> list[str]:
         """One for each of COLUMNS, which stand behind the kernel's name."""
@@ -70,6 +81,7 @@ class Line:
             f"{row.mean_error:+.1g}",
             "" if pd.isna(row.lse_error) else f"{row.lse_error:.1g}",
             "" if self.slowest is None else f"{self.slowest.family} {self.slowest.time_ratio:.2f}",
+            "" if self.twice is None else _listed(self.twice),
         ]
 
 
@@ -78,7 +90,7 @@ def lines(rows: pd.DataFrame) -> Iterator[Line]:
     order = sorted(rows["version"].unique(), key=lambda name: (_is_rung(name), name))
     for version in order:
         for dtype, group in rows[rows["version"] == version].groupby("dtype"):
-            judged, timed = group[~group["timed"]], group[group["timed"]]
+            judged, timed, counted = (group[group["has"] == kind] for kind in (ERRORS, TIME, TILES))
             if judged.empty:
                 continue
             key = "rms_error" if judged["verdict"].iloc[0] == YARDSTICK else "strain"
@@ -89,7 +101,17 @@ def lines(rows: pd.DataFrame) -> Iterator[Line]:
                 missed=int((judged["verdict"] == MISSED).sum()),
                 worst=next(judged.loc[[judged[key].idxmax()]].itertuples()),
                 slowest=next(timed.loc[[timed["time_ratio"].idxmin()]].itertuples()) if len(timed) else None,
+                twice=_twice(counted) if len(counted) else None,
             )
+
+
+def _twice(counted: pd.DataFrame) -> dict[str, float]:
+    again = counted[counted["computed_twice"] > 0]
+    return dict(zip(again["family"], again["computed_twice"], strict=True))
+
+
+def _listed(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{family} {share:.1%}" for family, share in shares.items()) or "none"
 
 
 def missed(rows: pd.DataFrame) -> list[str]:

@@ -7,6 +7,7 @@ number of processes may build at once, and be killed, without harm; two that bui
 
 import errno
 import hashlib
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ __all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
 NVCC_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
 PTXAS_FLAGS = ("-v", "-lineinfo")
 DEPENDENCIES = "kernel.d"
+_SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def build(
             results[place] = cached
     if missing := {place: request for place, request in wanted.items() if place not in results}:
         results |= _compile(missing, sources, compiler, progress)
-    outcome = [_without_local_memory(wanted[place], results[place]) for place in places]
+    outcome = [_without_flaws(wanted[place], results[place]) for place in places]
     failures = [result for result in outcome if isinstance(result, BuildError)]
     if failures and on_error == "raise":
         others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
@@ -98,9 +100,18 @@ def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path
     return cache_dir() / "artifacts" / f"{request.version.file_name}-{request.arch}-{key}"
 
 
-def _without_local_memory(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
+def _without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
+    """The result, or a BuildError when ptxas made less of it than its rung promises."""
+    if isinstance(result, BuildError):
+        return result
+    if request.version.instruction_set != "ampere" and (said := _SERIALISED.search(result.log.read_text())):
+        return BuildError(f"{request} has matrix products that do not run beside other instructions. ptxas: {said[0]}")
+    return _without_local_memory(request, result)
+
+
+def _without_local_memory(request: BuildRequest, result: Artifact) -> Artifact | BuildError:
     """The result, or a BuildError when it uses local memory and its rung declares none."""
-    if isinstance(result, BuildError) or not result.local_bytes or request.version.local_memory:
+    if not result.local_bytes or request.version.local_memory:
         return result
     worst = max(result.kernels, key=lambda kernel: kernel.local_bytes)
     which = f"{worst.entry} of " if len(result.kernels) > 1 else ""

@@ -8,7 +8,8 @@
     registers setmaxnreg                            cluster    CTAs that reach each other's shared memory
     bulk      bulk copies and TMA                   tiles      what they move: bytes, tiles of tensors
     warpgroup wgmma, as late as it may be done      descriptors  where it finds matrices in shared memory
-    inflight  who may touch its registers           fragments  how matrices lie in registers
+    products  what it multiplies                    fragments  how matrices lie in registers
+    inflight  who may touch its registers
     memory    global memory                         shared     shared memory
     race      who may touch which word when         order      who is ordered after what; stamps: last accesses
     agents    races with copies and wgmma           cluster_races  races between CTAs of a cluster

@@ -61,14 +61,15 @@ class Cluster:
     def by_rank(self, address: Array, mask: Mask) -> Iterator[tuple[int, Array, Mask]]:
         """For each rank (plus 1; 0: the own CTA) that active lanes name: their addresses in the CTA, and the lanes."""
         ranks = ranks_of(address)
-        if ranks.max() > self.size:
-            raise SynchronisationError(f"an address of rank {ranks.max() - 1} in a cluster of {self.size} CTAs")
-        if self.size == 1 or ranks.size == 1:
-            yield 0 if self.size == 1 else int(ranks[0, 0]), without_rank(address), mask
-            return
         shape = np.broadcast_shapes(ranks.shape, (1, 32) if mask is None else mask.shape, (1, 32))
         active = np.broadcast_to(True if mask is None else mask, shape)
-        for rank in np.unique(np.broadcast_to(ranks, shape)[active]).tolist():
+        named = np.unique(ranks if ranks.size == 1 else np.broadcast_to(ranks, shape)[active]).tolist()
+        if max(named, default=0) > self.size:
+            raise SynchronisationError(f"an address of rank {named[-1] - 1} in a cluster of {self.size} CTAs")
+        if self.size == 1 or ranks.size == 1:
+            yield 0 if self.size == 1 else named[0], without_rank(address), mask
+            return
+        for rank in named:
             chosen = narrow(mask, every_lane(ranks == rank))
             yield rank, without_rank(address), None if chosen.all() else chosen
 

@@ -1,89 +1,33 @@
 """wgmma: products of a warpgroup, four warps that multiply together, beside which they go on (PTX ISA, 9.7.15).
 
 A product is started, committed to a group, and waited for. It lands as late as PTX allows: at the first wait_group of
-one of the four warps that names its group. Only then are its operands read from shared memory, and the accumulators
-written; inflight.py makes sure that nobody touches these in between, the race detector that nobody writes the operands.
-A group is the warpgroup's: a wait_group lets a warp go on when all four have committed the groups that it waits for,
-and proves for all four that the operands have been read, as CUTLASS relies on (its consumers release a stage once a
-warpgroup). So all rows are multiplied at once, and products that feed one accumulator become one along k.
+one of the four warps that names its group. Only then are its operands read from shared memory (without `lazy_copies`:
+as soon as it starts), and the accumulators written; inflight.py makes sure that nobody touches these in between, the
+race detector that nobody writes the operands.
+
+A group is the warpgroup's (9.7.15.7.2: commit_group creates one "per warpgroup"): a wait_group lets a warp go on when
+all four have committed the groups that it waits for, and proves for all four that the operands have been read. CUTLASS
+relies on that: its consumers release a stage once a warpgroup. So all rows are multiplied at once, and products that
+feed one accumulator become one along k.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .agents import AgentAccess
 from .arrays import Array, Mask, classes, has_lanes
-from .descriptors import chunk_addresses
 from .errors import ConvergenceError, MemoryAccessError
-from .fragments import accumulators_of, halves_to_registers, matrix_of_fragments, registers_to_halves, widen
+from .fragments import accumulators_of
 from .gates import Waiting
-from .shared import WINDOW
+from .products import Form, Started, part_of, product_of_chain, read_early, summed, units_read, value_at
 
 if TYPE_CHECKING:
     from .scheduler import Chunk
     from .warp import Warp
 
 NUM_WARPS = 4
-_SMALL_PRODUCT = 1 << 18  # multiplications
-ROW_BYTES = 32  # of k in one product, whatever the type
-
-
-@dataclass(frozen=True)
-class Form:
-    """A wgmma.mma_async as it stands in the program.
-
-    Attributes:
-        index: the instruction.
-        columns: n.
-        types: of A and B; result: "f32" or "f16".
-        slots: the accumulators' registers, with the numpy type codes that they are stored as in `storage`.
-        a_in_registers: A is given by fragments.
-        transposed: whether A and B are MN-major.
-        negative: the product is subtracted.
-    """
-
-    index: int
-    columns: int
-    types: tuple[str, str]
-    result: str
-    slots: tuple[int, ...]
-    storage: tuple[str, ...]
-    a_in_registers: bool
-    transposed: tuple[bool, bool]
-    negative: bool
-
-    @property
-    def shape(self) -> "Shape":
-        """What says where A and B lie, besides their descriptors."""
-        return self.columns, self.transposed
-
-
-Shape = tuple[int, tuple[bool, bool]]
-
-
-@dataclass(frozen=True)
-class Started:
-    """A product of one warp in flight, in CTAs `rows` (bool), as part of each CTA's group number `group`.
-
-    `a` holds the descriptor of A, or four fragments; `b` the descriptor; `adds` whether D is summed up. A descriptor is
-    (1 or CTAs, 1).
-    """
-
-    form: Form
-    rows: np.ndarray
-    group: np.ndarray
-    a: tuple[Array, ...]
-    b: Array
-    adds: Array
-
-    @property
-    def matrices(self) -> tuple[Array, ...]:
-        """The descriptors: of A, if it lies in shared memory, and of B."""
-        return (self.b,) if self.form.a_in_registers else (*self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -140,6 +84,8 @@ class Warpgroup:
             a = (_uniform(warp, form, a[0], rows),)
         b, adds = _uniform(warp, form, b, rows), _uniform(warp, form, adds, rows)
         started = Started(form, rows, self._commits[warp.index % NUM_WARPS].copy(), a, b, adds)
+        if not self._chunk.machine.lazy_copies:
+            started = read_early(self._chunk.shared.views[16], started, warp.index % NUM_WARPS)
         self._started[warp.index % NUM_WARPS].append(started)
         self._unread.append(started)
         if not more:
@@ -152,9 +98,9 @@ class Warpgroup:
         for chosen in classes(rows, [each[:, 0] for product in products for each in product.matrices if len(each) > 1]):
             row = int(np.argmax(chosen))
             parts = tuple(
-                (product.form.shape, tuple(_at(each, row) for each in product.matrices)) for product in products
+                (product.form.shape, tuple(value_at(each, row) for each in product.matrices)) for product in products
             )
-            units, index = _units_read(parts, warp.index % NUM_WARPS), products[0].form.index
+            units, index = units_read(parts, warp.index % NUM_WARPS), products[0].form.index
             self._check_bounds(warp, index, row, units)
             if self._chunk.race:
                 where = None if chosen.all() else np.nonzero(chosen)[0]
@@ -249,14 +195,19 @@ class Warpgroup:
     def _perform(self, products: list[list[Started]], rows: np.ndarray) -> None:
         """Products of the four warps, in the order in which they were started, alike in all these CTAs."""
         self._check_alike(products, int(np.argmax(rows)))
-        chains: dict[tuple[int, ...], list[tuple[Started, ...]]] = {}
+        chains: dict[tuple[int, ...], list[list[tuple[Started, ...]]]] = {}
         for together in zip(*products, strict=True):
-            chain = chains.setdefault(together[0].form.slots, [])
-            if not _at(together[0].adds, rows):
-                chain.clear()  # what was summed up before is lost
-            chain.append(together)
-        for chain in chains.values():
-            self._multiply(chain, rows)
+            form = together[0].form
+            own = chains.setdefault(form.slots, [])
+            if not value_at(together[0].adds, rows):
+                own.clear()  # what was summed up before is lost
+            if own and own[-1][0][0].form.kind == form.kind:
+                own[-1].append(together)
+            else:
+                own.append([together])
+        for own in chains.values():
+            for chain in own:
+                self._multiply(chain, rows)
 
     def _check_alike(self, products: list[list[Started]], row: int) -> None:
         """Raises unless the four warps have started the same products on the same matrices."""
@@ -267,7 +218,7 @@ class Warpgroup:
                 who = self._warps[own].index
                 if each is None or each.form is not first.form:
                     wrong = f"warp {who} of the warpgroup does not execute it"
-                elif any(_at(x, row) != _at(y, row) for x, y in zip(each.matrices, first.matrices, strict=True)):
+                elif each.operands_in(row) != first.operands_in(row):
                     wrong = f"its descriptors in warp {who} are not those of another warp of the warpgroup"
                 else:
                     continue
@@ -275,90 +226,16 @@ class Warpgroup:
                 raise ConvergenceError(f"a wgmma that the four warps do not execute alike: {wrong}\n  {place}")
 
     def _multiply(self, chain: list[tuple[Started, ...]], rows: np.ndarray) -> None:
-        """A chain of products on one accumulator."""
+        """A chain of products on one accumulator, alike but for their matrices."""
         form, where = chain[0][0].form, None if rows.all() else np.nonzero(rows)[0]
-        forms = [together[0].form for together in chain]
-        right = self._matrix(1, forms, [_at(together[0].b, rows) for together in chain], where)
-        if form.a_in_registers:
-            left = np.concatenate(
-                [
-                    matrix_of_fragments([_part(x, where) for each in of_warp for x in each.a], form.types[0])
-                    for of_warp in zip(*chain, strict=True)
-                ],
-                axis=1,
-            )
-        else:
-            left = self._matrix(0, forms, [_at(together[0].a[0], rows) for together in chain], where)
-        left = _with_signs(left, forms)
-        adds = bool(_at(chain[0][0].adds, rows))
-        for warp, product in zip(self._warps, accumulators_of(_product(left, right)), strict=True):
-            old = [_part(warp.registers[slot], where) for slot in form.slots] if adds else None
-            results = _summed(product, old, form.result)
+        adds = bool(value_at(chain[0][0].adds, rows))
+        shared = self._chunk.shared.views[16]
+        products = accumulators_of(product_of_chain(shared, chain, rows, where))
+        for warp, product in zip(self._warps, products, strict=True):
+            old = [part_of(warp.registers[slot], where) for slot in form.slots] if adds else None
+            results = summed(product, old, form.result)
             for slot, storage, result in zip(form.slots, form.storage, results, strict=True):
                 warp.registers[slot] = _merged(warp.registers[slot], result.view(storage), where, len(rows))
-
-    def _matrix(self, which: int, forms: Sequence[Form], bits: Sequence[int], where: np.ndarray | None) -> np.ndarray:
-        """A (0) or B (1) of a chain, (CTAs, m or n, k) f4."""
-        form, transposed = forms[0], forms[0].transposed[which]
-        parts = [(_addresses(form.shape, which, each) - WINDOW) >> 4 for each in bits]
-        units = np.concatenate(parts, axis=0 if transposed else 1)
-        view = self._chunk.shared.views[16]
-        chunks = (view if where is None else view[where]).take(units, axis=1)
-        matrix = widen(chunks, form.types[which])
-        return matrix.transpose(0, 2, 1) if transposed else matrix
-
-
-def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """A times the transpose of B, in pieces of columns, (CTAs, pieces, 64, columns).
-
-    The largest pieces for which OpenBLAS starts no threads: on a busy machine these wait for each other a hundred times
-    as long as they multiply.
-    """
-    count, columns, depth = right.shape
-    fitting = [c for c in range(8, columns + 1, 8) if columns % c == 0 and 64 * c * depth <= _SMALL_PRODUCT]
-    width = max(fitting, default=8)
-    return np.asarray(left[:, None] @ right.reshape(count, -1, width, depth).transpose(0, 1, 3, 2))
-
-
-def _summed(product: np.ndarray, old: list[Array] | None, result: str) -> np.ndarray:
-    """The accumulator registers, after a product was added to what they held."""
-    if result == "f16":
-        return halves_to_registers(product if old is None else product + registers_to_halves(old))
-    for value, summand in zip(product, old or (), strict=False):
-        value += summand.view("f4")
-    return product
-
-
-def _addresses(shape: Shape, which: int, bits: int) -> np.ndarray:
-    """The addresses of the chunks of one product's A (0) or B (1): (m or n, chunks of k), or (k, chunks of m or n)."""
-    columns, transposed = shape
-    extent = columns if which else 64
-    if transposed[which]:
-        return chunk_addresses(bits, ROW_BYTES // 2, extent // 8, True)
-    return chunk_addresses(bits, extent, ROW_BYTES // 16, False)
-
-
-@lru_cache(maxsize=1024)
-def _units_read(products: tuple[tuple[Shape, tuple[int, ...]], ...], own: int) -> np.ndarray:
-    """The units of 16 bytes in shared memory that warp `own` of a warpgroup reads for some products, given by shape and
-    descriptors: its 16 rows of A, and B."""
-    found = []
-    for shape, descriptors in products:
-        found.append(_addresses(shape, 1, descriptors[-1]))
-        if len(descriptors) > 1:
-            of_a, (_, transposed) = _addresses(shape, 0, descriptors[0]), shape
-            found.append(of_a[:, 2 * own : 2 * own + 2] if transposed[0] else of_a[16 * own : 16 * own + 16])
-    return np.unique(np.concatenate([each.reshape(-1) for each in found]) - WINDOW) >> 4
-
-
-def _at(values: Array, rows: np.ndarray | int) -> int:
-    """The value in the first of these CTAs."""
-    row = int(np.argmax(rows)) if isinstance(rows, np.ndarray) else rows
-    return int(values[row if len(values) > 1 else 0, 0])
-
-
-def _part(values: Array, where: np.ndarray | None) -> Array:
-    return values if where is None or len(values) == 1 else values[where]
 
 
 def _merged(old: Array, new: Array, where: np.ndarray | None, count: int) -> Array:
@@ -368,14 +245,6 @@ def _merged(old: Array, new: Array, where: np.ndarray | None, count: int) -> Arr
     whole = np.broadcast_to(old, (count, 32)).copy()
     whole[where] = new
     return whole
-
-
-def _with_signs(left: np.ndarray, forms: Sequence[Form]) -> np.ndarray:
-    """A, negative along k where the product is subtracted."""
-    if not any(form.negative for form in forms):
-        return left
-    signs = np.array([-1 if form.negative else 1 for form in forms], np.float32)
-    return np.asarray(left * np.repeat(signs, left.shape[2] // len(forms)))
 
 
 def _uniform(warp: "Warp", form: Form, values: Array, rows: np.ndarray) -> Array:

@@ -146,7 +146,7 @@ BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOUR
 # problem are of the same rounds, so that any two of them can be paired.
 LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str, "round_us": RoundTimes})
 EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
-# A row has errors, as common/accuracy/deviation.py says, with the bars they are held against; or it has times.
+# A row has errors, as common/accuracy/deviation.py says, with the bars they are held against; or times; or tiles.
 ACCURACY = Schema(
     {
         "run": str,
@@ -171,6 +171,7 @@ ACCURACY = Schema(
         "time_ratio": PositiveFloat,  # normal_us / time_us
         "time_ratio_low": PositiveFloat,
         "time_ratio_high": PositiveFloat,
+        "computed_twice": float,  # tiles that were computed again / those on normal inputs, by the emulator's count
     }
 )
 SAMPLES = Schema(

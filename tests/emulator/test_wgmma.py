@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from warpgroups import (
     COMMIT,
     FENCE,
@@ -34,18 +35,19 @@ from flashladder.common.emulator.errors import (
 
 
 @settings(max_examples=40, deadline=None)
-@given(program=products())
-def test_one_product_of_shared_memory(program):
+@given(program=products(), lazy=st.booleans())
+def test_one_product_of_shared_memory(program, lazy):
     """Where the canonical layouts put A and B, for every swizzle, major and type."""
-    outputs, report = program.run()
+    outputs, report = program.run(lazy_copies=lazy)
     assert (matrix_of(outputs, program.n, program.result) == program.expected).all()
     assert report.mma_flops == 2 * ROWS * program.n * program.depth
 
 
+@pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("type", SIZES)
-def test_a_in_registers(type):
+def test_a_in_registers(type, lazy):
     program = product_of_registers(type)
-    outputs, _ = program.run()
+    outputs, _ = program.run(lazy_copies=lazy)
     assert (matrix_of(outputs, program.n) == program.expected).all()
 
 
@@ -119,18 +121,38 @@ def test_scale_d_begins_anew():
     assert (d == problem.product(1) + problem.product(2)).all()
 
 
-def test_operands_are_read_as_late_as_the_wait():
+def test_operands_are_read_as_late_as_the_wait_or_at_once():
     """B is overwritten before the wait: the race detector's affair, but without it the numbers show it."""
     problem = Problem()
-    overwrite = (
-        "mov.u32 at_image, %tid.x; mad.lo.u32 at_image, at_image, 4, at_b; st.shared.b32 [at_image], 0; bar.sync 0;"
-    )
+    overwrite = "bar.sync 0; mad.lo.u32 at_image, tid_, 4, at_b; st.shared.b32 [at_image], 0; bar.sync 0;"
     code = f"""{ZERO_D} mov.u32 at_b, {problem.b[0].places.min()}; {FENCE} {mma(0)} {COMMIT}"""
     registers = ".reg .b32 at_b;"
     (d,) = problem.run(f"{code} {overwrite} {wait()}", registers=registers, race=False)
     assert (d == 0).all()
-    (d,) = problem.run(f"{code} {wait()} bar.sync 0; {overwrite}", registers=registers, race=False)
+    (d,) = problem.run(f"{code} {overwrite} {wait()}", registers=registers, race=False, lazy_copies=False)
     assert (d == problem.product(0)).all()
+    (d,) = problem.run(f"{code} {wait()} {overwrite}", registers=registers, race=False)
+    assert (d == problem.product(0)).all()
+    with pytest.raises(RaceError, match=r"may still read it(?s:.*)wgmma.mma_async"):
+        problem.run(f"{code} {overwrite} {wait()}", registers=registers)
+
+
+def test_products_of_several_kinds_on_one_accumulator():
+    """A in shared memory, A in registers, and B transposed, in one group."""
+    problem, transposed = Problem(), Operand(np.random.default_rng(9), "bf16", N, 32, True, WINDOW)
+    problem.image[: transposed.end - WINDOW] = 0xFF
+    transposed.put(problem.image)  # in place of A_0
+    inputs = {"other": np.full(THREADS, transposed.descriptor, np.uint64)}
+    braces = braced(registers_of_d(N))
+    for lazy in (True, False):
+        (d,) = problem.run(
+            f"""{ZERO_D} mov.b16 one, 0x3f80; {"".join(f"mov.b32 p{i}, {{one, one}};" for i in range(4))} {FENCE}
+            {mma(1)} {mma(2)} {from_registers(3)} {opcode(N)} {braces}, a1, other, 1, 1, 1, 0, 1; {COMMIT} {wait()}""",
+            registers=FRAGMENTS + ".reg .b16 one;", inputs=inputs, lazy_copies=lazy,
+        )  # fmt: skip
+        ones = np.ones((ROWS, 16))
+        expected = problem.product(1) + problem.product(2) + ones @ problem.b[3].numbers.T
+        assert (d == expected + problem.a[1].numbers @ transposed.numbers.T).all()
 
 
 def test_ctas_that_go_different_ways():

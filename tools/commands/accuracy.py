@@ -1,5 +1,7 @@
 """How exact kernels are over families of inputs, beside official ones: errors of O and LSE against fp64, and bars.
 
+And what hard inputs cost: a GPU gives the time of each family, the emulator the share of tiles computed twice.
+
 python tools/accuracy.py                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
 python tools/accuracy.py 24 --families plateau_4,jump_rows --seqlens 131072
 python tools/accuracy.py 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
@@ -50,7 +52,9 @@ def parser() -> Parser:
         "--baselines", default="fa2,cudnn,fa3", help="official kernels, on a GPU (default: fa2,cudnn,fa3)"
     )
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--no-time", action="store_true", help="errors alone, on a GPU")
+    made.add_argument(
+        "--no-time", action="store_true", help="errors alone: no times on a GPU, no tiles counted on the emulator"
+    )
     made.add_argument("--no-log", action="store_true", help="write nothing to results/")
     made.add_argument("--page", action="store_true", help="run nothing; write the page from the log")
     options.add_device(made)
@@ -138,7 +142,7 @@ def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
     import pandas as pd
 
     from flashladder.common.accuracy import study as studies
-    from flashladder.common.accuracy import timing
+    from flashladder.common.accuracy import tiles, timing
     from flashladder.common.results.records import ACCURACY
 
     found: list[Mapping[str, object]] = []
@@ -148,8 +152,9 @@ def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
         wrong |= {(row["version"], row["dtype"], row["family"]) for row in rows if row["verdict"] == studies.MISSED}
         if log:
             log.append(rows)
-    if study.place.on_gpu and timed:
-        for rows in timing.rows(study, lambda *what: what in wrong):
+    if timed:
+        more = timing.rows(study, lambda *what: what in wrong) if study.place.on_gpu else tiles.rows(study)
+        for rows in more:
             found += rows
             if log:
                 log.append(rows)
@@ -161,9 +166,12 @@ def _show(found: pd.DataFrame) -> int:
     from flashladder.common.accuracy import view
 
     rows = view.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
-    made = table("The worst family of each kernel", "kernel", *view.COLUMNS, right=view.FIGURES)
-    for line in view.lines(rows):
-        made.add_row(view.short(line.version), *line.cells())
+    lines = [(view.short(line.version), *line.cells()) for line in view.lines(rows)]
+    columns = dict(zip(("kernel", *view.COLUMNS), zip(*lines, strict=True), strict=True))
+    known = {name: cells for name, cells in columns.items() if any(cells)}  # times are a GPU's, tiles the emulator's
+    made = table("The worst family of each kernel", *known, right=view.FIGURES, wrap=(view.TWICE,))
+    for cells in zip(*known.values(), strict=True):
+        made.add_row(*cells)
     console.print(made)
     missed = view.missed(rows)
     for words in missed:

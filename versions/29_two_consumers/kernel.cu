@@ -11,7 +11,7 @@
 using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
-using Share = Registers<num_consumers, ctas_per_sm>;
+using Share = Registers<num_consumers, 1>;
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
@@ -26,7 +26,7 @@ FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                        .by_tma("k", block_n, 64, 128)
                        .by_tma("v", block_n, 64, 128));
 
-extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ QkvMaps maps) {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);

@@ -13,7 +13,7 @@
 using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
-using Share = Registers<num_consumers, ctas_per_sm>;
+using Share = Registers<num_consumers, 1>;
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
@@ -31,13 +31,13 @@ struct Counters {
 };
 FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                    Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
-                       .persistent(ctas_per_sm)
+                       .persistent()
                        .by_tma("q", block_m, 64, 128)
                        .by_tma("k", block_n, 64, 128)
                        .by_tma("v", block_n, 64, 128)
                        .by_tma("o", 16, 64, 128));
 
-extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ Counters counters,
                       const __grid_constant__ QkvoMaps maps) {
     extern __shared__ __align__(1024) char memory[];

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedInstructionError
+from ..products import Form
 from ..ptx import Imm, Instruction, Operand, Reg, Vector
-from ..warpgroup import Form
 from .registry import Match, op
 
 if TYPE_CHECKING:
