@@ -2,14 +2,18 @@
 
     parse     PTX text to instructions              cfg        blocks, liveness, the check for unwritten registers
     codegen   a block to a Python function          ops/       the instructions, one module a family
-    machine   a launch                              scheduler  CTAs and warps; gates: what a warp waits at
+    machine   a launch                              scheduler  CTAs and warps, and what is put off while any can go on
     warp      registers and exchanges of a warp     access     what it does to memory; copies: what it has in flight
+    gates     what a warp waits at; barriers        mbarrier   barriers in shared memory, with phases
+    registers setmaxnreg                            cluster    CTAs that reach each other's shared memory
     bulk      bulk copies and TMA                   tiles      what they move: bytes, tiles of tensors
     warpgroup wgmma, as late as it may be done      descriptors  where it finds matrices in shared memory
     products  what it multiplies                    fragments  how matrices lie in registers
     inflight  who may touch its registers
     memory    global memory                         shared     shared memory
-    race      who may touch which word when         counters   bank conflicts, sectors, instructions
+    race      who may touch which word when         order      who is ordered after what; stamps: last accesses
+    agents    races with copies and wgmma           cluster_races  races between CTAs of a cluster
+    counters  bank conflicts, sectors, instructions mutate     one synchronisation less, to see whether it is missed
 
 CTAs run side by side in arrays, warps one after the other up to the next gate, and an asynchronous copy lands as late
 as the program allows: the order in which defects show. The race detector finds them whatever the order.

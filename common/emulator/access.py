@@ -1,6 +1,6 @@
 """What one warp does to memory: loads, stores, atomics, matrix loads, asynchronous copies. Generated code calls it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,11 +8,12 @@ import numpy as np
 from . import exchange
 from .arrays import ALL_LANES, Array, Mask, every_lane, first_lanes, has_lanes, narrow
 from .bulk import BulkQueue
+from .cluster import ranks_of
 from .copies import Copy, CopyQueue
-from .errors import EmulatorError, MemoryAccessError
+from .errors import EmulatorError, MemoryAccessError, UnsupportedInstructionError
 from .fragments import registers_to_rows, rows_to_registers
 from .memory import GLOBAL_START, VIEW_CODES, AccessFault, aligned_bytes, typed_views
-from .shared import Group
+from .shared import AccessPattern, Group
 from .stamps import Access
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class WarpAccess:
         return groups
 
     def _load_shared(self, index: int, address: Array, size: int, mask: Mask, collective: bool = False) -> Array:
+        if self.machine.maps_addresses and ranks_of(address).any():
+            return self._load_cluster(index, address, size, mask)
         groups = self._groups(index, address, size, mask)
         if race := self.chunk.race:
             for pattern, rows in groups:
@@ -133,6 +136,9 @@ class WarpAccess:
         return self.chunk.shared.gather(groups, size)
 
     def _store_shared(self, index: int, address: Array, data: Array, mask: Mask) -> None:
+        if self.machine.maps_addresses and ranks_of(address).any():
+            self._store_cluster(index, address, data, mask)
+            return
         groups = self._groups(index, address, data.itemsize, mask)
         if race := self.chunk.race:
             for pattern, rows in groups:
@@ -141,6 +147,38 @@ class WarpAccess:
         if race and any(pattern.repeated.any() for pattern, _ in groups):
             kept = self.chunk.shared.gather(groups, data.itemsize)
             race.check_agreement(Access(self.warp, index, groups[0][0], None, "writes"), narrow(mask, kept != data))
+
+    def _load_cluster(self, index: int, address: Array, size: int, mask: Mask) -> Array:
+        """A load from the shared memory of CTAs of the cluster."""
+        result = np.zeros((len(self.chunk.cta_ids), 32), VIEW_CODES[size])
+        for rank, places, lanes in self.chunk.cluster.by_rank(address, mask):
+            for pattern, rows, where in self._cluster_groups(index, places, size, lanes, rank):
+                if race := self.chunk.race:
+                    race.read(Access(self.warp, index, pattern, rows, "reads"), at=rank - 1 if rank else None)
+                chosen = np.arange(len(result)) if rows is None else rows
+                found = self.chunk.shared.views[size][where[:, None], pattern.elements]
+                result[chosen[:, None], pattern.lanes] = found
+        return result
+
+    def _store_cluster(self, index: int, address: Array, data: Array, mask: Mask) -> None:
+        """A store to the shared memory of CTAs of the cluster."""
+        data = np.broadcast_to(data, (len(self.chunk.cta_ids), 32))
+        for rank, places, lanes in self.chunk.cluster.by_rank(address, mask):
+            for pattern, rows, where in self._cluster_groups(index, places, data.itemsize, lanes, rank):
+                if race := self.chunk.race:
+                    race.write(Access(self.warp, index, pattern, rows, "writes"), at=rank - 1 if rank else None)
+                chosen = np.arange(len(data)) if rows is None else rows
+                self.chunk.shared.views[data.itemsize][where[:, None], pattern.elements] = data[chosen][
+                    :, pattern.lanes
+                ]
+
+    def _cluster_groups(
+        self, index: int, address: Array, size: int, mask: Mask, rank: int
+    ) -> Iterator[tuple[AccessPattern, np.ndarray | None, np.ndarray]]:
+        """The accesses to a rank's memory (plus 1; 0: the own CTA's): pattern, CTAs, and the CTAs that they reach."""
+        for pattern, rows in self._groups(index, address, size, mask):
+            who = np.arange(len(self.chunk.cta_ids)) if rows is None else rows
+            yield pattern, rows, self.chunk.cluster.rows_of(who, rank - 1) if rank else who
 
     def _load_global(self, index: int, address: Array, size: int, mask: Mask) -> Array:
         if mask is not None:
@@ -192,6 +230,9 @@ class WarpAccess:
         if (space, name, code) == ("global", "add", "f4"):
             name = "add.ftz"  # of f32 the hardware flushes subnormals there, but not in shared memory (PTX ISA, "atom")
         size, shape = np.dtype(code).itemsize, (len(self.chunk.cta_ids), 32)
+        if space == "shared" and self.machine.maps_addresses and ranks_of(address).any():
+            what = "atomic operations on another CTA's shared memory"
+            raise UnsupportedInstructionError(f"{what}\n  {self.warp.at(index, 0)}")
         if space == "shared":
             groups = self._groups(index, address, size, mask)
             if race := self.chunk.race:

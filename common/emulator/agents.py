@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .arrays import ALL_LANES, Mask
+from .cluster import RANK_BITS
 from .errors import RaceError
 from .order import AGENT, FENCED, ORDERED, Agent, Rows, lanes_of, where_of
 from .race import BARRIER, FOLLOWERS, IN_FLIGHT, OBJECT, RaceDetector
@@ -33,7 +34,10 @@ UNIT = 16  # bytes: every access of an agent is made of whole units
 WARPGROUP = 4  # warps
 
 FENCE = "fence.proxy.async by the threads that wrote it, then a barrier before the issue"
-INIT_FENCE = "fence.mbarrier_init or fence.proxy.async by the thread that initialised it, then a barrier"
+SCOPE = "mbarrier.arrive.release.cluster, whose scope has both CTAs in it (PTX ISA 8.5, 9.7.13.15.13)"
+# PTX says that a copy accesses its mbarrier in the generic proxy (9.7.9.25.4.1), so that a barrier of the cluster is
+# enough; after one of the CTA alone the CUDA programming guide asks for a fence: the copy completes at cluster scope.
+INIT_FENCE = "fence.mbarrier_init by the thread that initialised it, then a barrier; or barrier.cluster"
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,10 @@ class Made:
 class AgentRaces(RaceDetector):
     """The race detector, with agents. Reads of agents are noted by unit: the last of each agent."""
 
-    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool) -> None:
-        super().__init__(chunk, num_warps, num_words, by_lanes)
+    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool, size: int = 1) -> None:
+        super().__init__(chunk, num_warps, num_words, by_lanes, size)
+        self._fenced_widely: set[int] = set()  # warps that have executed a fence of cluster scope or wider
+        self._arrived_narrowly: set[int] = set()  # warps that arrived elsewhere with the scope of their CTA
         self._per_unit = UNIT // chunk.machine.granule
         self._agent_reads: dict[int, np.ndarray] = {}  # by column: (rows, units)
         self._groups: dict[int | Agent, np.ndarray] = {}  # by warp (wgmma), or by agent: groups committed, (rows)
@@ -114,6 +120,13 @@ class AgentRaces(RaceDetector):
         """A fence by lanes of a warp: of the proxies, of initialised mbarriers, or of all beyond the CTA."""
         lanes, rows = lanes_of(mask, None)
         self._part(rows)
+        if kind != "proxy":
+            self._fenced_widely.add(warp.index)
+        self._show_made(warp, lanes, rows)
+        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy")
+
+    def _show_made(self, warp: "Warp", lanes: np.ndarray | None, rows: Rows) -> None:
+        """What lanes initialised is visible beyond their CTA to those who know of this epoch."""
         where, clock = where_of(rows), self.order.clock
         for made in self._made.values():
             thread = made.thread[where]
@@ -121,7 +134,6 @@ class AgentRaces(RaceDetector):
             if lanes is not None:
                 mine &= lanes[np.arange(len(lanes)), thread & 31]
             made.fenced[where] = np.where(mine, clock[where, warp.index], made.fenced[where])
-        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy")
 
     # -- mbarriers
 
@@ -181,20 +193,23 @@ class AgentRaces(RaceDetector):
             else:
                 reason, mend = "a copy uses an mbarrier whose initialisation no fence makes visible to it", INIT_FENCE
             maker = int(made.thread[where][row])
+            cta = self._chunk.cta_name(self._size * (row if rows is None else int(rows[row])))
             raise RaceError(
-                f"race on shared memory: CTA {self._chunk.cta_name(row if rows is None else int(rows[row]))}, "
-                f"mbarrier at offset {address - WINDOW}: {reason}\n"
-                f"  warp {warp.index}, lane {int(lanes[0])} uses it, {self._described(index)}\n"
-                f"  warp {maker >> 5}, lane {maker & 31} initialised it, {self._described(made.index)}\n"
+                f"race on shared memory: CTA {cta}, mbarrier at offset {self._offset(address)}: {reason}\n"
+                f"  {self._warp_name(warp.index)}, lane {int(lanes[0])} uses it, {self._described(index)}\n"
+                f"  {self._warp_name(maker >> 5)}, lane {maker & 31} initialised it, {self._described(made.index)}\n"
                 f"  mend: {mend}"
             )
         made.settled = self.order.all_know(made.thread, made.epoch)
 
-    def mbarrier_arrive(self, address: int, warp: "Warp", mask: Mask) -> None:
-        """What the arriving threads did and know waits for the end of the phase."""
+    def mbarrier_arrive(self, address: int, warp: "Warp", mask: Mask, is_narrow: bool = False) -> None:
+        """What the arriving threads did and know waits for the end of the phase. If the scope of the arrival is too
+        narrow, it says only what agents have done that the threads waited for."""
         lanes, rows = lanes_of(mask, None)
         self._part(rows)
-        self.order.arrive(Agent("mbarrier", address), warp.index, lanes, rows)
+        if is_narrow:
+            self._arrived_narrowly.add(warp.index)
+        self.order.arrive(Agent("mbarrier", address), warp.index, lanes, rows, only_agents=is_narrow)
 
     def mbarrier_ends(self, address: int, phases: np.ndarray, rows: Rows) -> None:
         """A phase is over; `phases` (CTAs): how many are over now."""
@@ -207,10 +222,41 @@ class AgentRaces(RaceDetector):
         self._part(rows)
         self.order.pass_phase(Agent("mbarrier", address), warp.index, lanes, rows)
 
+    # -- the barrier of a cluster
+
+    def cluster_arrive(self, warp: "Warp", mask: Mask, releases: bool) -> None:
+        """barrier.cluster.arrive. With .relaxed it says what its thread did only if that has executed a fence."""
+        if releases or warp.index in self._fenced_widely:
+            lanes, rows = lanes_of(mask, warp.live)
+            self._part(rows)
+            self._show_made(warp, lanes, rows)
+            self.order.arrive(Agent("cluster", 0), warp.index, lanes, rows)
+
+    def cluster_ends(self, rows: Rows) -> None:
+        """All have arrived."""
+        self._part(rows)
+        self.order.end_phase(Agent("cluster", 0), np.zeros(1, np.int64), rows)
+
+    def cluster_passed(self, warp: "Warp", mask: Mask) -> None:
+        """barrier.cluster.wait is over."""
+        lanes, rows = lanes_of(mask, warp.live)
+        self._part(rows)
+        self.order.pass_phase(Agent("cluster", 0), warp.index, lanes, rows)
+
     # -- agents
 
-    def agent_writes(self, access: AgentAccess, mbarrier: int) -> None:
-        """The issue of a copy into shared memory that tells the mbarrier at this address when it lands."""
+    def _phases(self, address: int) -> np.ndarray:
+        """How many phases of the mbarriers at an address are over, one number a row."""
+        rank = max(0, (address >> RANK_BITS) - 1)
+        return self._chunk.mbarriers.phases(address & (1 << RANK_BITS) - 1)[rank :: self._size]
+
+    def _offset(self, address: int) -> int:
+        """The offset of an mbarrier in its CTA's shared memory."""
+        return (address & (1 << RANK_BITS) - 1) - WINDOW
+
+    def agent_writes(self, access: AgentAccess, mbarrier: int, at: int | None = None) -> None:
+        """The issue of a copy into shared memory that tells the mbarrier at this address when it lands. `at`: the rank
+        of the CTA whose memory and mbarrier these are, if not the own."""
         self._part(access.rows)
         active = np.isin(ALL_LANES, ALL_LANES if access.lanes is None else access.lanes)
         self.mbarrier_used(mbarrier, access.warp, access.index, active, access.rows, agent=True)
@@ -222,10 +268,10 @@ class AgentRaces(RaceDetector):
         for table in self._agent_reads.values():
             put(table, where_of(access.rows), access.units, np.zeros((1, 1), np.int64))
 
-    def agent_lands(self, access: AgentAccess, mbarrier: int) -> None:
+    def agent_lands(self, access: AgentAccess, mbarrier: int, at: int | None = None) -> None:
         """The copy has landed; to be called before the mbarrier is told."""
         self._part(access.rows)
-        phases = self._of_rows(self._chunk.mbarriers.phases(mbarrier), access.rows)
+        phases = self._of_rows(self._phases(mbarrier), access.rows)
         self._stamp_agent(access, mbarrier, AGENT + phases + 1)
 
     def _stamp_agent(self, access: AgentAccess, mbarrier: int, epochs: np.ndarray) -> None:
@@ -311,7 +357,7 @@ class AgentRaces(RaceDetector):
             row, word = (int(n) for n in np.argwhere(bad)[0])
             thread, index = int(column[row, word]), int(stamps[row, word]) >> INSTRUCTION & INSTRUCTION_MASK
             reason = "an ordinary write, and no fence.proxy.async of its thread lies between"
-            earlier = f"warp {thread >> 5}, lane {thread & 31} wrote it, {self._described(index)}"
+            earlier = f"{self._warp_name(thread >> 5)}, lane {thread & 31} wrote it, {self._described(index)}"
             raise self._report(access, row, word, reason, earlier, FENCE)
 
     def _check_accesses(self, access: Touch, reads: bool, atomics: bool) -> None:
@@ -346,24 +392,35 @@ class AgentRaces(RaceDetector):
 
     def _ends_early(self, row: int, stamp: int, issuer: str, mend: str) -> None:
         raise RaceError(
-            f"CTA {self._chunk.cta_name(row)} ends while a copy may still access its shared memory\n"
+            f"CTA {self._chunk.cta_name(self._size * row)} ends while a copy may still access its shared memory\n"
             f"  {issuer}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}\n"
             f"  mend: {mend}"
         )
 
     # -- reports
 
+    def _race_of_threads(
+        self, access: Touch, row: int, word: int, stamp: int, did: str, other: int | None
+    ) -> RaceError:
+        """With the earlier access of a thread; says so if it arrived with a scope that does not reach this one."""
+        warp = (stamp & COLUMN_MASK) >> 5 if other is None else other
+        if warp in self._arrived_narrowly and warp // self._warps_per_cta != access.warp.index // self._warps_per_cta:
+            earlier = self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)
+            reason = "it has arrived at the mbarrier of another CTA, but with the scope of its own CTA"
+            return self._report(access, row, word, reason, f"{self._warp_name(warp)} {did}, {earlier}", SCOPE)
+        return super()._race(access, row, word, stamp, did, other)
+
     def _race(self, access: Touch, row: int, word: int, stamp: int, did: str, other: int | None = None) -> RaceError:
         column = stamp & COLUMN_MASK
         if column < self.order.num_threads:
-            return super()._race(access, row, word, stamp, did, other)
+            return self._race_of_threads(access, row, word, stamp, did, other)
         kind, number, lane = self.order.agent(column)
         earlier = self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)
         at = row if access.rows is None else int(access.rows[row])
         epoch = stamp >> EPOCH
         if kind == "mbarrier":
-            name = f"the mbarrier at offset {number - WINDOW}"
-            phase = int(self._chunk.mbarriers.phases(number)[at]) if epoch == IN_FLIGHT else epoch - AGENT - 1
+            name = f"the mbarrier at offset {self._offset(number)}"
+            phase = int(self._phases(number)[at]) if epoch == IN_FLIGHT else epoch - AGENT - 1
             state = "a copy to it is in flight" if epoch == IN_FLIGHT else f"a copy to it landed with phase {phase}"
             reason = f"{state} of {name}, and no wait for that phase lies between"
             mend = f"a wait for phase {phase} (parity {phase & 1}) of {name}"
@@ -373,7 +430,7 @@ class AgentRaces(RaceDetector):
         if kind == "wgmma":
             who, wait = f"warpgroup {number}", "wgmma.wait_group of its warpgroup"
             warps = list(range(WARPGROUP * number, WARPGROUP * number + WARPGROUP))
-            warps = [warp for warp in warps if warp < len(self._chunk.warps)]
+            warps = [warp for warp in warps if warp < self.order.num_threads >> 5]
         else:
             who, wait, warps = f"warp {number}, lane {lane}", "cp.async.bulk.wait_group.read of its thread", [number]
         if self.order.known_to_any(warps, column, at) >= epoch:

@@ -22,6 +22,7 @@ from flashladder.common.run import tensor_map
 from .agents import AgentAccess
 from .arithmetic import bf16_round, bf16_widen, flush
 from .arrays import Array, Mask, classes
+from .cluster import RANK_BITS
 from .errors import MemoryAccessError
 from .memory import AccessFault
 from .shared import WINDOW
@@ -30,6 +31,7 @@ from .tiles import CHUNK, Region, Stretch, Tile
 if TYPE_CHECKING:
     from .warp import Warp
 
+_IN_CTA = (1 << RANK_BITS) - 1
 _TILE_ALIGNMENT = 128  # of a tile in shared memory (PTX ISA, 5.5.6, "Interleave layout": without interleaving)
 _REDUCED_TYPES = {"uint32": "u32", "int32": "s32", "uint64": "u64", "int64": "s64", "fp16": "f16", "fp32": "f32"}
 _FUNCTIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -141,32 +143,53 @@ class BulkQueue:
 
     # -- into shared memory
 
-    def load(self, index: int, target: Array, source: Source, barrier: Array, mask: Mask) -> None:
-        """A copy from global to shared memory, whose bytes an mbarrier counts."""
+    def load(self, index: int, target: Array, source: Source, barrier: Array, ctas: Array | None, mask: Mask) -> None:
+        """A copy from global to shared memory, whose bytes an mbarrier counts: of the own CTA, of the one that the
+        addresses name, or of each of the cluster whose bit is set in `ctas` (.multicast::cluster)."""
         self._chunk.mbarriers.check(self._warp, index, barrier, mask)
+        others = (target, barrier) if ctas is None else (target, barrier, ctas)
         for lane, rows in self._lanes(mask):
-            for region, chosen in source.regions(self, index, lane, rows, (target, barrier)):
+            for region, chosen in source.regions(self, index, lane, rows, others):
                 place, counter = _value(target, lane, chosen), _value(barrier, lane, chosen)
-                units = self._units(index, lane, chosen, region, place)
+                units = self._units(index, lane, chosen, region, place & _IN_CTA)
                 access = AgentAccess(self._warp, index, lane, units, _where(chosen), "copies to it")
-                if self._chunk.race:
-                    self._chunk.race.agent_writes(access, counter)
-                land = partial(self._land, access, region, chosen, counter)
-                if self._chunk.machine.lazy_copies:
-                    self._chunk.in_flight.append(land)
-                else:
-                    land()
+                for rank in self._ranks(index, lane, chosen, place, counter, ctas):
+                    if self._chunk.race:
+                        self._chunk.race.agent_writes(access, counter & _IN_CTA, at=rank)
+                    land = partial(self._land, access, region, chosen, counter & _IN_CTA, rank)
+                    if self._chunk.machine.lazy_copies:
+                        self._chunk.in_flight.append(land)
+                    else:
+                        land()
 
-    def _land(self, access: AgentAccess, region: Region, rows: np.ndarray, barrier: int) -> None:
+    def _ranks(
+        self, index: int, lane: int, rows: np.ndarray, place: int, barrier: int, ctas: Array | None
+    ) -> list[int | None]:
+        """The CTAs of the cluster that a copy goes to; None: the own one."""
+        of_place, of_barrier = place >> RANK_BITS, barrier >> RANK_BITS
+        if of_place != of_barrier:
+            self.fail(index, lane, rows, "a copy to one CTA whose mbarrier is in another")
+        if ctas is None:
+            return [of_place - 1 if of_place else None]
+        bits, size = _value(ctas, lane, rows) & 0xFFFF, self._chunk.cluster.size
+        if not bits or bits >> size:
+            self.fail(index, lane, rows, f"a copy to the CTAs {bits:#x} of a cluster of {size}")
+        return [rank for rank in range(size) if bits >> rank & 1]
+
+    def _land(self, access: AgentAccess, region: Region, rows: np.ndarray, barrier: int, rank: int | None) -> None:
         assert access.lane is not None
         part = region.of(rows)
         with self._faults(access.index, access.lane, region, rows):
             data = part.load(self._chunk.machine.memory)
         self._count(access.index, part, rows)
         view = self._chunk.shared.views[CHUNK]
-        view[_cells(rows, access.units)] = data
+        if rank is None:
+            view[_cells(rows, access.units)] = data
+        else:
+            view[self._chunk.cluster.rows_of(np.nonzero(rows)[0], rank)[:, None], access.units] = data
+            barrier |= rank + 1 << RANK_BITS
         if self._chunk.race:
-            self._chunk.race.agent_lands(access, barrier)
+            self._chunk.race.agent_lands(access, barrier, at=rank)
         self._chunk.mbarriers.complete_tx(barrier, region.num_bytes, access.rows)
 
     # -- out of shared memory

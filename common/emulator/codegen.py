@@ -18,6 +18,7 @@ import numpy as np
 from . import arithmetic, fragments
 from .arrays import ALL_LANES, narrow
 from .cfg import PtxBlock, build_blocks, reads, writes
+from .cluster import ClusterCall
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
 from .inflight import check_products
@@ -39,7 +40,9 @@ class Namespace:
         self.values.update({name: getattr(fragments, name) for name in fragments.__all__})
         self.values.update({code: np.dtype(code) for code in set(NUMPY_TYPES.values()) if code != "?"})
         self.values.update(np=np, where=np.where, narrow=narrow)
-        self.values.update(BarrierCall=BarrierCall, MbarrierCall=MbarrierCall, RegisterCall=RegisterCall)
+        self.values.update(
+            BarrierCall=BarrierCall, ClusterCall=ClusterCall, MbarrierCall=MbarrierCall, RegisterCall=RegisterCall
+        )
         self.values.update(all_lanes=ALL_LANES.astype(np.uint32)[None])
         self.values.update(WaitCall=WaitCall, warpgroup_of=warpgroup_of)
         self._constants: dict[tuple[int, str], str] = {}

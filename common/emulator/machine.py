@@ -1,5 +1,6 @@
 """A launch: a compiled kernel, its memories and its grid; runs the CTAs chunk by chunk."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from .cluster import Shape, ordered_ctas
 from .codegen import Program, compile_kernel
 from .counters import Counters, Report, summarise
 from .errors import EmulatorError
@@ -44,6 +46,9 @@ class Machine:
         self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
         if len(params) != sizes["param"]:
             raise EmulatorError(f"{program.kernel.name} takes {sizes['param']} bytes of parameters, not {len(params)}")
+        x, y, z, *_ = (*program.kernel.directives.get("reqnctapercluster", ()), 1, 1, 1)
+        self.cluster: Shape = x, y, z
+        self.maps_addresses = any(i.opcode.startswith("mapa") for i in program.kernel.instructions)
         self.granule = smallest_shared_access(program.kernel)
         self.syncs_lanes = synchronises_lanes(program.kernel)
         self.patterns = PatternCache(self.shared_bytes, self.granule)
@@ -136,13 +141,15 @@ def run(
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
     machine = Machine(program, params, grid, num_threads, shared_bytes, memory)
     machine.max_instructions, machine.lazy_copies, machine.race = max_instructions, lazy_copies, race
-    total = grid[0] * grid[1] * grid[2]
+    total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
+    size = math.prod(machine.cluster)
+    chunk = max(chunk // size, 1) * size
     with np.errstate(all="ignore"):
         for first in range(0, total, chunk):
             if progress:
                 progress(first, total)
                 machine.tell = partial(progress, first, total)
-            Chunk(machine, np.arange(first, min(first + chunk, total))).run()
+            Chunk(machine, order[first : first + chunk]).run()
         if progress:
             progress(total, total)
     report = summarise(machine.counters, machine.program)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .arrays import Array, Mask, has_lanes
+from .cluster import RANK_BITS
 from .errors import SynchronisationError
 from .gates import Waiting, pass_guard
 from .order import lanes_of
@@ -23,6 +24,7 @@ from .stamps import Access
 
 if TYPE_CHECKING:
     from .agents import AgentRaces
+    from .cluster_races import ClusterRaces
     from .scheduler import Chunk
     from .warp import Warp
 
@@ -102,7 +104,7 @@ class Mbarriers:
 
     def init(self, warp: "Warp", index: int, space: str, address: Array, count: Array, mask: Mask) -> None:
         """mbarrier.init (9.7.13.15.9)."""
-        for barrier, lanes in self._targets(warp, index, space, address, mask):
+        for barrier, lanes, _ in self._targets(warp, index, space, address, mask):
             present = has_lanes(lanes)
             self._forbid(warp, index, lanes, present & barrier.valid, "there is one already at this address")
             self._once(warp, index, lanes, "mbarrier.init")
@@ -120,7 +122,7 @@ class Mbarriers:
 
     def inval(self, warp: "Warp", index: int, space: str, address: Array, mask: Mask) -> None:
         """mbarrier.inval (9.7.13.15.10)."""
-        for barrier, lanes in self._valid_targets(warp, index, space, address, mask):
+        for barrier, lanes, _ in self._valid_targets(warp, index, space, address, mask):
             self._once(warp, index, lanes, "mbarrier.inval")
             for race, access in self._accesses(warp, index, barrier, lanes, "invalidates an mbarrier in"):
                 race.mbarrier_unmade(barrier.address, access)
@@ -128,13 +130,13 @@ class Mbarriers:
 
     def expect_tx(self, warp: "Warp", index: int, space: str, address: Array, count: Array, mask: Mask) -> None:
         """mbarrier.expect_tx (9.7.13.15.11): the present phase awaits more bytes."""
-        for barrier, lanes in self._valid_targets(warp, index, space, address, mask):
-            self._add_tx(warp, index, barrier, lanes, count, 1)
+        for barrier, lanes, source in self._valid_targets(warp, index, space, address, mask):
+            self._add_tx(warp, index, barrier, lanes, _moved(count, source), 1)
 
     def complete_tx_by(self, warp: "Warp", index: int, space: str, address: Array, count: Array, mask: Mask) -> None:
         """mbarrier.complete_tx (9.7.13.15.12), executed by threads."""
-        for barrier, lanes in self._valid_targets(warp, index, space, address, mask):
-            self._add_tx(warp, index, barrier, lanes, count, -1)
+        for barrier, lanes, source in self._valid_targets(warp, index, space, address, mask):
+            self._add_tx(warp, index, barrier, lanes, _moved(count, source), -1)
             self._end_phase(barrier, has_lanes(lanes))
 
     def arrive(
@@ -147,6 +149,7 @@ class Mbarriers:
         count: Array | None = None,
         expect: Array | None = None,
         drops: bool = False,
+        is_narrow: bool = False,
         may_complete: bool = True,
     ) -> Array:
         """mbarrier.arrive and arrive_drop (9.7.13.15.13, .14).
@@ -155,17 +158,18 @@ class Mbarriers:
             count: arrivals of each lane; None: one.
             expect: bytes that each lane says to come, before it arrives (.expect_tx).
             drops: later phases await so many arrivals less.
+            is_narrow: its scope is the CTA.
             may_complete: False for .noComplete.
 
         Returns:
             The state before each lane's arrival, u8: the phase, and in its low half the pending arrivals.
         """
         state = np.zeros((self._num_ctas, 32), np.uint64)
-        for barrier, lanes in self._valid_targets(warp, index, space, address, mask):
+        for barrier, lanes, source in self._valid_targets(warp, index, space, address, mask):
             present = has_lanes(lanes)
             if expect is not None:
-                self._add_tx(warp, index, barrier, lanes, expect, 1)
-            each = np.where(lanes, 1 if count is None else count.astype(np.int64), 0)
+                self._add_tx(warp, index, barrier, lanes, _moved(expect, source), 1)
+            each = np.where(lanes, 1 if count is None else _moved(count, source).astype(np.int64), 0)
             total = each.sum(axis=1)
             too_many = "more arrivals at once than are pending"
             self._forbid(warp, index, lanes, present & (total > barrier.pending), too_many, barrier)
@@ -177,7 +181,8 @@ class Mbarriers:
             if drops:
                 barrier.expected -= total
             if race := self._chunk.race:
-                race.mbarrier_arrive(barrier.address, warp, lanes)
+                there, who = self._seen_by(barrier, lanes, source)
+                race.mbarrier_arrive(there, warp, who, is_narrow and source is not None)
             ended = self._end_phase(barrier, present)
             if not may_complete:
                 self._forbid(warp, index, lanes, ended, "an arrival with .noComplete ended the phase")
@@ -189,7 +194,9 @@ class Mbarriers:
         Raises:
             SynchronisationError: there is no mbarrier, or it has had too many bytes.
         """
-        barrier = self._at(address)
+        if rank := address >> RANK_BITS:
+            rows = self._chunk.cluster.rows_of(np.arange(self._num_ctas) if rows is None else rows, rank - 1)
+        barrier = self._at(address & (1 << RANK_BITS) - 1)
         present = np.zeros(self._num_ctas, bool)
         present[slice(None) if rows is None else rows] = True
         wrong = present & (~barrier.valid | (barrier.tx - num_bytes < -MAX_COUNT))
@@ -218,7 +225,9 @@ class Mbarriers:
     def wait(self, warp: "Warp", mask: Mask, block: int, call: MbarrierCall) -> None:
         """Lanes test for the end of a phase (9.7.13.15.16)."""
         index = self._chunk.program.blocks[block].last.index
-        for barrier, lanes in self._valid_targets(warp, index, call.space, call.addresses, mask):
+        for barrier, lanes, source in self._valid_targets(warp, index, call.space, call.addresses, mask):
+            if source is not None:
+                self._forbid(warp, index, lanes, has_lanes(lanes), "a wait for an mbarrier of another CTA")
             phases = np.broadcast_to(call.phases, (self._num_ctas, 32)).astype(np.int64)
             if not call.by_parity:
                 phases = phases >> 32
@@ -288,14 +297,37 @@ class Mbarriers:
 
     def _targets(
         self, warp: "Warp", index: int, space: str, address: Array, mask: Mask
-    ) -> Iterator[tuple[Mbarrier, np.ndarray]]:
-        """The barriers that lanes name, and these lanes, (1 or CTAs, 32)."""
+    ) -> Iterator[tuple[Mbarrier, np.ndarray, np.ndarray | None]]:
+        """The barriers that lanes name, and these lanes, (CTAs, 32), each in the row of the CTA that has the barrier;
+        for those of other CTAs of the cluster, the rows of the CTAs that name them."""
         if mask is not None and not mask.any():
             return
         if space == "generic":
             space, address = warp.access.resolve(index, address, mask)
         if space != "shared":
             raise SynchronisationError(f"an mbarrier outside of shared memory\n  {warp.at(index, 0)}")
+        for rank, places, active in self._chunk.cluster.by_rank(address, mask):
+            for barrier, lanes in self._own_targets(warp, index, places, active):
+                yield from self._of_rank(barrier, lanes, rank)
+
+    def _of_rank(
+        self, barrier: Mbarrier, lanes: np.ndarray, rank: int
+    ) -> Iterator[tuple[Mbarrier, np.ndarray, np.ndarray | None]]:
+        """Lanes that name the barrier of a rank (plus 1; 0: of their own CTA), in the rows of the CTAs that have it."""
+        cluster = self._chunk.cluster
+        for source in range(cluster.size) if rank else ():
+            here = lanes & (cluster.ranks == source)[:, None]
+            if here.any():
+                rows = np.arange(self._num_ctas)
+                moved = np.zeros_like(here)
+                moved[cluster.rows_of(rows, rank - 1)[cluster.ranks == source]] = here[cluster.ranks == source]
+                yield barrier, moved, None if source == rank - 1 else cluster.rows_of(rows, source)
+        if not rank:
+            yield barrier, lanes, None
+
+    def _own_targets(
+        self, warp: "Warp", index: int, address: Array, mask: Mask
+    ) -> Iterator[tuple[Mbarrier, np.ndarray]]:
         lanes = _ALL if mask is None else np.broadcast_to(mask, (len(mask), 32))
         if address.size == 1:
             places = [(int(address[0, 0]), lanes)]
@@ -312,19 +344,29 @@ class Mbarriers:
 
     def _valid_targets(
         self, warp: "Warp", index: int, space: str, address: Array, mask: Mask
-    ) -> Iterator[tuple[Mbarrier, np.ndarray]]:
-        for barrier, lanes in self._targets(warp, index, space, address, mask):
+    ) -> Iterator[tuple[Mbarrier, np.ndarray, np.ndarray | None]]:
+        for barrier, lanes, source in self._targets(warp, index, space, address, mask):
             if not barrier.valid.all():
                 what = f"no mbarrier is initialised at shared memory offset {barrier.address - WINDOW}"
                 self._forbid(warp, index, lanes, has_lanes(lanes) & ~barrier.valid, what)
             if race := self._chunk.race:
-                active, rows = lanes_of(lanes, None)
-                race.mbarrier_used(barrier.address, warp, index, _ALL if active is None else active, rows)
-            yield barrier, lanes
+                there, who = self._seen_by(barrier, lanes, source)
+                active, rows = lanes_of(who, None)
+                race.mbarrier_used(there, warp, index, _ALL if active is None else active, rows)
+            yield barrier, lanes, source
+
+    def _seen_by(self, barrier: Mbarrier, lanes: np.ndarray, source: np.ndarray | None) -> tuple[int, np.ndarray]:
+        """The address of a barrier as the CTAs name it that use it, and their lanes."""
+        if source is None:
+            return barrier.address, lanes
+        who = np.zeros_like(lanes)
+        used = np.nonzero(has_lanes(lanes))[0]
+        who[source[used]] = lanes[used]
+        return (int(self._chunk.cluster.ranks[used[0]]) + 1) << RANK_BITS | barrier.address, who
 
     def _accesses(
         self, warp: "Warp", index: int, barrier: Mbarrier, lanes: np.ndarray, does: str
-    ) -> Iterator[tuple["AgentRaces", Access]]:
+    ) -> Iterator[tuple["AgentRaces | ClusterRaces", Access]]:
         """The race detector, if there is one, and the bytes of an mbarrier as accesses of one lane of each CTA."""
         if self._chunk.race:
             for pattern, rows in self._chunk.shared.groups(np.full((1, 1), barrier.address), 8, lanes):
@@ -364,6 +406,11 @@ class Mbarriers:
             lane = int(np.argmax(lanes[row if len(lanes) > 1 else 0]))
             state = f": {barrier.described(row)}" if barrier else ""
             raise SynchronisationError(f"wrong use of an mbarrier: {why}{state}\n  {warp.at(index, row, lane)}")
+
+
+def _moved(values: Array, source: np.ndarray | None) -> Array:
+    """What lanes of the CTAs `source` have, in the rows of the CTAs whose barriers they name."""
+    return values if source is None or len(values) == 1 else values[source]
 
 
 def _of_row(values: Array, lanes: np.ndarray) -> np.ndarray:

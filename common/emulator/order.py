@@ -187,8 +187,11 @@ class Order:
 
     # -- barriers
 
-    def arrive(self, barrier: Hashable, warp: int, lanes: np.ndarray | None, rows: Rows) -> None:
-        """What lanes of a warp (None: all) did and know becomes known to those that pass the barrier."""
+    def arrive(
+        self, barrier: Hashable, warp: int, lanes: np.ndarray | None, rows: Rows, only_agents: bool = False
+    ) -> None:
+        """What lanes of a warp (None: all) did and know becomes known to those that pass the barrier; or only of what
+        agents did."""
         where, own = where_of(rows), slice(32 * warp, 32 * warp + 32)
         brought = self._known[where, warp].copy()
         now, fenced = self.clock[where, warp][:, None], self._fenced[where, warp]
@@ -201,6 +204,8 @@ class Order:
             besides = self._lanes[warp][where]
             chosen = besides if lanes is None else np.where(lanes[:, :, None, None], besides, 0)
             brought = np.maximum(brought, chosen.max(axis=1))
+        if only_agents:
+            brought[:, :, : self.num_threads] = 0
         clock = self._clock_of(self._brought, barrier)
         clock[where] = np.maximum(clock[where], brought)
         self.clock[where, warp] += 1

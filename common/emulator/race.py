@@ -49,18 +49,21 @@ class RaceDetector:
     Reads do not race with each other, nor do atomic operations: of both, the last of each warp is remembered.
     """
 
-    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool) -> None:
-        self._chunk, self._num_words = chunk, num_words
-        self.order = Order(len(chunk.cta_ids), num_warps)
+    def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool, size: int = 1) -> None:
+        """`size` CTAs of a cluster make up one row of state, side by side: so many warps and words have all of them."""
+        self._chunk, self._num_words, self._size = chunk, num_words, size
+        self._num_rows = len(chunk.cta_ids) // size
+        self._warps_per_cta, self._words_per_cta = num_warps // size, num_words // size
+        self.order = Order(self._num_rows, num_warps)
         self._writes = np.full((1, num_words), NEVER << EPOCH, np.int64)
         self._reads = LastAccesses(self.order, num_warps, num_words, by_lanes)
         self._atomics = LastAccesses(self.order, num_warps, num_words, by_lanes)
 
     def _part(self, rows: Rows) -> None:
         """Gives each CTA its own row of the state as soon as some CTAs do what others do not."""
-        if rows is not None and self.order.num_rows < (count := len(self._chunk.cta_ids)):
+        if rows is not None and self.order.num_rows < self._num_rows:
             self.order.part()
-            self._part_tables(count)
+            self._part_tables(self._num_rows)
 
     def _part_tables(self, count: int) -> None:
         self._writes = np.repeat(self._writes, count, axis=0)
@@ -92,19 +95,19 @@ class RaceDetector:
 
     # -- accesses
 
-    def read(self, access: Access) -> None:
-        """A load."""
+    def read(self, access: Access, at: int | None = None) -> None:
+        """A load. `at`: see cluster_races.py; a CTA alone has no other memory than its own."""
         self._part(access.rows)
         self._check(access, atomics=True)
         self._reads.note(access)
 
-    def write(self, access: Access) -> None:
+    def write(self, access: Access, at: int | None = None) -> None:
         """A store."""
         self._part(access.rows)
         self._check(access, reads=True, atomics=True)
         self._stamp(access)
 
-    def atomic(self, access: Access) -> None:
+    def atomic(self, access: Access, at: int | None = None) -> None:
         """Atomic operations."""
         self._part(access.rows)
         self._check(access, reads=True)
@@ -180,12 +183,17 @@ class RaceDetector:
 
     def _place(self, access: Touch, row: int, word: int) -> str:
         row = row if access.rows is None else int(access.rows[row])
-        offset = int(access.words[word]) * self._chunk.machine.granule
-        return f"CTA {self._chunk.cta_name(row)}, shared memory offset {offset}"
+        rank, place = divmod(int(access.words[word]), self._words_per_cta)
+        offset = place * self._chunk.machine.granule
+        return f"CTA {self._chunk.cta_name(row * self._size + rank)}, shared memory offset {offset}"
+
+    def _warp_name(self, warp: int) -> str:
+        rank, number = divmod(warp, self._warps_per_cta)
+        return f"warp {number}" + (f" of CTA rank {rank}" if self._size > 1 else "")
 
     def _who(self, access: Touch, word: int) -> str:
         lane = "" if access.lanes is None else f", lane {access.threads[min(word, len(access.threads) - 1)] & 31}"
-        return f"warp {access.warp.index}{lane} {access.does}, {self._described(access.index)}"
+        return f"{self._warp_name(access.warp.index)}{lane} {access.does}, {self._described(access.index)}"
 
     def _described(self, index: int) -> str:
         return self._chunk.program.kernel.instructions[index].described()
@@ -206,7 +214,7 @@ class RaceDetector:
         else:
             reason, mend = "no barrier orders the two", BARRIER
         lanes = {COLLECTIVE: "", SEVERAL: ", several lanes"}.get(kind, f", lane {thread & 31}")
-        earlier = f"warp {warp}{lanes} {did}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}"
+        earlier = f"{self._warp_name(warp)}{lanes} {did}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}"
         return self._report(access, row, word, reason, earlier, mend)
 
     def _has_waited(self, access: Touch, row: int, column: int, epoch: int) -> bool:

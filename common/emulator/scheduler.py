@@ -15,6 +15,8 @@ import numpy as np
 
 from .agents import AgentRaces
 from .arrays import ALL_LANES, Array, Mask, has_lanes, narrow
+from .cluster import Cluster
+from .cluster_races import ClusterRaces
 from .errors import DeadlockError, InstructionBudgetError
 from .gates import Gate
 from .mbarrier import Mbarriers
@@ -34,12 +36,14 @@ class Chunk:
     def __init__(self, machine: "Machine", cta_ids: np.ndarray) -> None:
         self.machine, self.cta_ids = machine, cta_ids
         self.program, self.counters = machine.program, machine.counters
+        self.cluster = Cluster(machine.cluster, len(cta_ids))
         self.shared = SharedMemory(len(cta_ids), machine.patterns)
         self.mbarriers = Mbarriers(self)
         self.gates: dict[str, Gate] = {"mbarriers": self.mbarriers}
         self.in_flight: list[Callable[[], None]] = []  # what lands when no warp can go on
         num_warps, num_words = -(-machine.num_threads // 32), -(-machine.shared_bytes // machine.granule)
-        self.race = AgentRaces(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
+        races = AgentRaces if self.cluster.size == 1 else ClusterRaces
+        self.race = races(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
 
     # -- names
@@ -78,8 +82,15 @@ class Chunk:
         found |= {"%tid.x": lanes + np.uint32(32 * warp), "%laneid": lanes}
         found |= {"%lanemask_eq": equal, "%lanemask_lt": below, "%lanemask_le": equal | below}
         found |= {"%lanemask_gt": ~(equal | below), "%lanemask_ge": ~below}
-        for axis, own in zip("xyz", self.coordinates(), strict=True):
-            found[f"%ctaid.{axis}"] = own if (own != own[0]).any() else own[:1]
+        for n, (axis, own) in enumerate(zip("xyz", self.coordinates(), strict=True)):
+            extent = np.uint32(self.cluster.shape[n])
+            for name, value in (("ctaid", own), ("cluster_ctaid", own % extent), ("clusterid", own // extent)):
+                found[f"%{name}.{axis}"] = value if (value != value[0]).any() else value[:1]
+            found[f"%cluster_nctaid.{axis}"] = np.full((1, 1), extent)
+            found[f"%nclusterid.{axis}"] = np.full((1, 1), machine.grid[n] // self.cluster.shape[n], np.uint32)
+        ranks = self.cluster.ranks.astype(np.uint32)[:, None]
+        found["%cluster_ctarank"] = ranks if self.cluster.size > 1 else ranks[:1]
+        found["%cluster_nctarank"] = np.full((1, 1), self.cluster.size, np.uint32)
         return found
 
     # -- running

@@ -8,6 +8,7 @@ import numpy as np
 from . import exchange
 from .access import GENERIC_BASE, WarpAccess, is_in
 from .arrays import ALL_LANES, Array, Mask, either, every_lane, first_lanes, has_lanes
+from .cluster import RANK_BITS, ranks_of, without_rank
 from .errors import ConvergenceError, EmulatorError
 
 if TYPE_CHECKING:
@@ -64,6 +65,17 @@ class Warp:
     def from_generic(self, space: str, address: Array) -> Array:
         """cvta.to."""
         return address - np.uint64(GENERIC_BASE.get(space, 0))
+
+    def map_address(self, address: Array, rank: Array, is_generic: bool) -> Array:
+        """mapa: the same place in the CTA of a rank of the cluster."""
+        base = address.dtype.type(GENERIC_BASE["shared"] if is_generic else 0)
+        return base + (without_rank(address - base) | (rank + np.uint32(1)).astype(address.dtype) << RANK_BITS)
+
+    def rank_of(self, address: Array, is_generic: bool) -> Array:
+        """getctarank: the CTA that an address of shared memory belongs to."""
+        ranks = ranks_of(address - address.dtype.type(GENERIC_BASE["shared"] if is_generic else 0))
+        own = self.special("%cluster_ctarank")
+        return np.where(ranks > 0, ranks - ranks.dtype.type(1), own).astype(np.uint32)
 
     def is_space(self, space: str, address: Array) -> Array:
         """isspacep."""

@@ -15,8 +15,9 @@ TILE = 1024
 class Run:
     """A kernel of a few PTX statements on tensors in global memory, whose maps lie in the kernel's parameters."""
 
-    def __init__(self, grid=1, num_threads=32, machine=None):
+    def __init__(self, grid=1, num_threads=32, cluster=1, machine=None):
         self.grid, self.num_threads = grid, num_threads
+        self.directive = f".explicitcluster .reqnctapercluster {cluster}, 1, 1" if cluster > 1 else ""
         self.memory = machine or Emulated()
 
     def __call__(self, code, maps=(), pointers=(), **options):
@@ -26,6 +27,7 @@ class Run:
 .address_size 64
 .extern .shared .align 1024 .b8 shared[];
 .visible .entry kernel(.param .align 64 .b8 maps[{128 * max(len(maps), 1)}], .param .align 8 .b8 pointers[64])
+{self.directive}
 {{
     .reg .pred p, q, done; .reg .b32 tid, cta, bar, tile, at, n, v<4>; .reg .b64 map, wide, p<4>; .reg .s32 c<5>;
     mov.u32 tid, %tid.x; mov.u32 cta, %ctaid.x; mov.u32 bar, shared; add.u32 tile, bar, {TILE};

@@ -5,7 +5,7 @@ enum Defect {
     none, no_proxy_fence, late_proxy_fence, no_barrier, no_wait_read, other_thread_waits, no_full_wait, no_empty_wait,
     no_syncwarp, no_init_fence, no_init_barrier, wrong_parity, few_bytes, many_bytes, few_arrivals, many_arrivals,
     one_lane_waits, no_wgmma_fence, no_wgmma_wait, late_wgmma_wait, register_overwritten, early_release, wrong_count,
-    no_commit
+    no_commit, cta_scope, no_cluster_barrier
 };
 
 constexpr int words = 1024, bytes = 4 * words, stages = 2, tiles = 5, consumers = 64;
@@ -223,3 +223,33 @@ __device__ inline void three_warps(const int *in, int *out) {
 }
 KERNEL(three_warps, none)
 KERNEL(three_warps, wrong_count)
+
+// Each CTA of a cluster of two writes into the memory of the other one, and arrives at its mbarrier.
+template <Defect defect>
+__device__ inline void exchange(const int *in, int *out) {
+    __shared__ int tile[128];
+    __shared__ uint64_t bar;
+    uint32_t rank, tile_there, bar_there;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        init(&bar, 128);
+        init_fence();
+    }
+    if (defect != no_cluster_barrier)
+        asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(tile_there) : "r"(address(&tile[threadIdx.x])), "r"(rank ^ 1));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(bar_there) : "r"(address(&bar)), "r"(rank ^ 1));
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(tile_there), "r"(in[threadIdx.x] + rank) : "memory");  // written
+    if (defect == cta_scope)
+        asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(bar_there) : "memory");
+    else
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar_there) : "memory");  // arrived
+    wait(&bar, 0);
+    out[blockIdx.x * 128 + threadIdx.x] = tile[threadIdx.x ^ 32];  // read there
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#define CLUSTER_KERNEL(name, defect) \
+    extern "C" __global__ void __cluster_dims__(2) name##_##defect(const int *in, int *out) { name<defect>(in, out); }
+CLUSTER_KERNEL(exchange, none)
+CLUSTER_KERNEL(exchange, cta_scope)
+CLUSTER_KERNEL(exchange, no_cluster_barrier)

@@ -20,7 +20,13 @@ from flashladder.common.run.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
-WEAKER = ("one group less", "8 registers less")  # than with the instruction, but more than without it
+WEAKER = ("one group less",)  # than with the instruction, but more than without it
+
+
+def is_hint(name):
+    """Whether a change only leaves a warp with more or fewer registers: setmaxnreg "provides a hint to the system" (PTX
+    ISA 9.7.19.5), and what fewer are too few for is the compiler's to say. That the pool suffices is checked."""
+    return name[0].startswith("setmaxnreg") and (".inc" in name[0] or name[3] != "removed")
 
 
 def cases():
@@ -30,6 +36,8 @@ def cases():
             continue  # Q is never held
         held = {"q_fragments": 0} if "q_fragments" in version.choices else {}
         config = {"block_m": min(version.choices["block_m"].values), **held}
+        if version.instruction_set == "hopper":
+            config["block_n"] = min(version.choices["block_n"].values)
         yield pytest.param(version, config, [], id=version.name)
     for entry in REDUNDANT:
         version = catalog.find(entry["rung"])
@@ -54,7 +62,7 @@ class Rung:
     def __init__(self, version, overrides):
         is_hopper = version.instruction_set == "hopper"
         self.arch = "sm_90a" if is_hopper else "sm_80"
-        self.blocks = 9 if is_hopper else 4  # nvcc unrolls a producer's loop four times: twice round, and one left over
+        self.blocks = 10 if is_hopper else 4  # nvcc unrolls producers' loops four times: twice round, some left over
         default = version.config(**overrides)
         self.block_n = max(default.block_n, 64)
         self.problem = Problem(
@@ -118,4 +126,4 @@ def test_the_loss_of_any_synchronisation_is_reported(version, overrides, redunda
         if changed == outputs:
             missed.append(name)
     weaker = [name for name in missed if name[3] in WEAKER and (*name[:3], "removed") in redundant]
-    assert sorted(set(missed) - set(weaker)) == sorted(redundant)
+    assert sorted(name for name in missed if name not in weaker and not is_hint(name)) == sorted(redundant)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import races_page
 import yaml
 
 from flashladder.common import emulator
@@ -80,5 +81,13 @@ def test_a_defect_is_named(proxies, number, case, lazy):
         assert message.splitlines()[-1].startswith("  mend: ")
 
 
-def test_every_class_has_a_case():
+def test_ctas_of_a_cluster_hand_values_to_each_other(proxies):
+    found, data = run_kernel(proxies, "exchange_none")
+    expected = data[0, :128].reshape(4, 32)[[1, 0, 3, 2]].reshape(-1)
+    assert (found[:256].reshape(2, 128) == [expected + 1, expected]).all()
+
+
+def test_every_class_has_a_case_and_the_page_has_them_all():
     assert sorted(CLASSES) == list(range(1, 13))
+    assert all(each["cases"] for each in CLASSES.values())
+    assert races_page.PAGE.read_text() == races_page.page(), "run tests/emulator/races_page.py"

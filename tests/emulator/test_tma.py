@@ -186,6 +186,51 @@ def test_ctas_load_tiles_across_the_edge(dims):
     assert (run.memory.read("out").view(np.uint16).reshape(32, 64) == expected).all()
 
 
+CLUSTER_SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_multicast_to_the_ctas_of_a_cluster(lazy):
+    """Each of two CTAs brings half of a tile to both; the mbarrier of each counts the bytes of both halves."""
+    run = Run(grid=4, cluster=2)
+    tensor = Tensor(run, "tensor", "bf16", (64, 16), (64, 4), 0, values=lambda shape: np.arange(np.prod(shape)))
+    out = run.memory.add("out", np.zeros(4096, np.uint8))
+    multicast = load(2, at="at").replace("bytes [", "bytes.multicast::cluster [").replace("[bar];", "[bar], both;")
+    code = f""".reg .b16 both; .reg .b32 rank; mov.b16 both, 3; mov.u32 rank, %cluster_ctarank; {CLUSTER_SYNC}
+        mov.b32 c0, 0; mul.lo.u32 n, cta, 4; mov.b32 c1, n; mad.lo.u32 at, rank, 512, tile;
+        mul.wide.u32 wide, cta, 1024; add.u64 p0, p0, wide;
+        {expect(1024)} {multicast} {wait()} {DUMP.replace("%0", "1024")} {CLUSTER_SYNC}"""
+    run(code, [tensor.map], [out], lazy_copies=lazy)
+    found = run.memory.read("out").view(np.uint16).reshape(4, 512)
+    for cta in range(4):
+        assert (found[cta] == np.arange(512) + 512 * (cta // 2)).all()
+
+
+def test_a_copy_to_another_cta_of_the_cluster():
+    """CTA 0 brings a tile to CTA 1, which waits for it at its own mbarrier."""
+    run = Run(grid=2, cluster=2)
+    tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0, values=lambda shape: np.arange(np.prod(shape)))
+    out = run.memory.add("out", np.zeros(1024, np.uint8))
+    code = f""".reg .b32 rank, there, far; mov.u32 rank, %cluster_ctarank; {CLUSTER_SYNC} {coordinates((0, 0))}
+        setp.eq.u32 q, rank, 1; and.pred p, p, q; @q bra receive;
+        mapa.shared::cluster.u32 there, tile, 1; mapa.shared::cluster.u32 far, bar, 1; setp.eq.u32 p, tid, 0;
+        {load(2, at="there").replace("[bar]", "[far]")} bra over;
+        receive: {expect(1024)} {wait()} {DUMP.replace("%0", "1024")}
+        over: {CLUSTER_SYNC}"""
+    run(code, [tensor.map], [out])
+    assert (run.memory.read("out").view(np.uint16) == np.arange(512)).all()
+
+
+@pytest.mark.parametrize(("ctas", "bar"), [(0, "bar"), (4, "bar")])
+def test_wrong_multicasts(ctas, bar):
+    run = Run(grid=2, cluster=2)
+    tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0)
+    multicast = load(2).replace("bytes [", "bytes.multicast::cluster [").replace("[bar];", "[bar], mask;")
+    code = f".reg .b16 mask; mov.b16 mask, {ctas}; {CLUSTER_SYNC} {coordinates((0, 0))} {expect(1024)} {multicast}"
+    with pytest.raises(MemoryAccessError, match=rf"to the CTAs {ctas:#x} of a cluster of 2"):
+        run(code, [tensor.map])
+
+
 def test_a_map_in_global_memory():
     run = Run()
     tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0, values=lambda shape: np.arange(np.prod(shape)))

@@ -3,6 +3,7 @@
 from . import (
     bits,
     bulk,
+    clusters,
     control,
     convert,
     floats,
@@ -22,6 +23,7 @@ __all__ = [
     "Op",
     "bits",
     "bulk",
+    "clusters",
     "control",
     "convert",
     "floats",

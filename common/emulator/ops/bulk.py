@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from ..bulk import BytesOperand, TileOperand
-from ..errors import UnsupportedInstructionError
 from ..ptx import Imm, Instruction, Operand, TensorAddress
 from .registry import Match, op
 
@@ -25,23 +24,22 @@ def _bytes(e: "BlockEmitter", address: Operand, size: Operand) -> str:
     return f"{e.namespace.named('BytesOperand', BytesOperand)}({e.address(address)}, {e.read(size, 'u32')})"
 
 
-def _load(e: "BlockEmitter", i: Instruction, m: Match, source: str, barrier: Operand) -> None:
-    if m["multicast"]:
-        raise UnsupportedInstructionError(f"multicast, {i.described()} (PTX line {i.line})")
-    what = f"{e.address(i.operands[0])}, {source}, {e.address(barrier)}"
+def _load(e: "BlockEmitter", i: Instruction, m: Match, source: str, barrier: Operand, *hints: Operand) -> None:
+    ctas = e.read(hints[0], "u16") if m["multicast"] else "None"
+    what = f"{e.address(i.operands[0])}, {source}, {e.address(barrier)}, {ctas}"
     e.line(f"w.access.bulk.load({i.index}, {what}, {e.mask()})")
 
 
 @op(rf"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(?:cluster|cta)\.global(?:\.tile)?{_LANDS}{_HINT}", outputs=0)
 def load_tile(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """[target], [map, {coordinates}], [mbarrier]{, CTAs}{, cache-policy}."""
-    _load(e, i, m, _tile(e, i.operands[1]), i.operands[2])
+    _load(e, i, m, _tile(e, i.operands[1]), *i.operands[2:])
 
 
 @op(rf"cp\.async\.bulk\.shared::(?:cluster|cta)\.global{_LANDS}{_HINT}", outputs=0)
 def load_bytes(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """[target], [source], size, [mbarrier]{, CTAs}{, cache-policy}."""
-    _load(e, i, m, _bytes(e, *i.operands[1:3]), i.operands[3])
+    _load(e, i, m, _bytes(e, *i.operands[1:3]), *i.operands[3:])
 
 
 @op(rf"cp\.async\.{_TILE_OUT}(?:\.tile)?\.bulk_group{_HINT}", outputs=0)

@@ -42,6 +42,7 @@ def arrive(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     if len(i.operands) > 2:
         call += f", {'expect' if m['kind'] == '.expect_tx' else 'count'}={e.read(i.operands[2], 'u32')}"
     call += ", drops=True" if m["drop"] else ""
+    call += ", is_narrow=True" if m["scope"] != "cluster" else ""
     call += ", may_complete=False" if m["kind"] == ".noComplete" else ""
     e.write(i.operands[0], e.let(call + ")"), "b64")
 

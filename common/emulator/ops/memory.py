@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..codegen import BlockEmitter
 
 _ORDER = r"(?:\.(?:weak|volatile|(?:relaxed|acquire|release)\.(?:cta|cluster|gpu|sys)))?"
-_SPACE = r"(?:\.(?P<space>global|shared|param|const|local)(?:::cta|::entry)?)?"
+_SPACE = r"(?:\.(?P<space>global|shared|param|const|local)(?:::cta|::cluster|::entry)?)?"
 _EVICT = r"(?:\.L1::(?:evict_(?:normal|unchanged|first|last)|no_allocate))?(?:\.L2::evict_(?:normal|first|last))?"
 _HINT = r"(?P<hint>\.L2::cache_hint)?(?:\.L2::(?:64B|128B|256B))?"
 _TYPE = r"(?:\.(?P<vec>v2|v4))?\.(?P<t>[bsu](?:8|16|32|64)|f32|f64)"
@@ -42,9 +42,8 @@ def store(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     e.line(f"w.access.store({i.index}, {_space(m)}, {what}, {e.mask()})")
 
 
-_SCOPE = (
-    r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared)(?:::cta)?)?"
-)
+_ATOMIC_SPACE = r"(?:\.(?P<space>global|shared)(?:::cta|::cluster)?)?"
+_SCOPE = rf"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?{_ATOMIC_SPACE}"
 _FUNCTION = r"(?P<f>add|min|max|and|or|xor|exch|cas|inc|dec)\.(?P<t>[bsu](?:32|64)|f32|f64)"
 
 
