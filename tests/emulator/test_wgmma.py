@@ -34,7 +34,7 @@ from flashladder.common.emulator.errors import (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(program=products(), lazy=st.booleans())
 def test_one_product_of_shared_memory(program, lazy):
     """Where the canonical layouts put A and B, for every swizzle, major and type."""
