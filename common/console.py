@@ -12,14 +12,15 @@ from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from flashladder.common.errors import FlashLadderError, did_you_mean
 from flashladder.common.packages import lack
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
+BAR_WIDTH = 16  # so that count and time left stand in a line of 80 columns
 LINE_SECONDS = 20.0  # from one line of progress to the next there
 
 
@@ -129,26 +130,50 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
 
     Where stderr is no terminal, a line now and then instead.
     """
+    pace = _Pace()
     if not errors.is_terminal:
-        yield _lines(what)
+        yield _lines(what, pace)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[detail]}"), console=errors, transient=True) as bar:
-        task = bar.add_task(what, total=None, detail="")
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(BAR_WIDTH),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    ]
+    with Progress(*columns, console=errors, transient=True, expand=True) as bar:
+        task = bar.add_task(what, total=None, left="", detail="")
 
         def update(done: int, total: int, detail: str = "") -> None:
-            bar.update(task, completed=done, total=total, detail=detail)
+            bar.update(task, completed=done, total=total, left=pace.left(done, total), detail=detail)
 
         yield update
 
 
-def _lines(what: str) -> Callable[..., None]:
+def _lines(what: str, pace: _Pace) -> Callable[..., None]:
     said = time.monotonic()
 
     def update(done: int, total: int, detail: str = "") -> None:
         nonlocal said
+        left = pace.left(done, total)
         if time.monotonic() - said >= LINE_SECONDS:
             said = time.monotonic()
-            errors.print(f"{what} {done} of {total}", detail, soft_wrap=True)
+            errors.print(" ".join(filter(None, (f"{what} {done} of {total}", left, detail))), soft_wrap=True)
 
     return update
+
+
+class _Pace:
+    """How long the rest takes, by what was done since the first look."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def left(self, done: int, total: int) -> str:
+        """In words, "1:05 left"; empty where nothing is known."""
+        now = time.monotonic()
+        begin, already = self._first = self._first or (now, done)
+        if not already < done < total:
+            return ""
+        minutes, seconds = divmod(round((now - begin) / (done - already) * (total - done)), 60)
+        return f"{minutes}:{seconds:02} left"

@@ -1,5 +1,7 @@
 """Arithmetic as text: a rule over configuration fields and why it holds, or a size that depends on the problem."""
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,6 +53,9 @@ class Expression:
     def names(self) -> frozenset[str]:
         """The names that it reads."""
         return frozenset(node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
+
+    def __reduce__(self) -> tuple[type[Expression], tuple[str, str]]:
+        return type(self), (self.text, self.what)  # code cannot be sent to another process
 
     def value(self, values: Mapping[str, object]) -> Any:
         """What it comes to. ConfigError for a name that has no value."""

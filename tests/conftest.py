@@ -70,3 +70,34 @@ def pytest_runtest_teardown(item):
         import torch
 
         torch.cuda.empty_cache()  # the GPU's memory is for all workers
+
+
+@pytest.fixture
+def run(capsys):
+    """Calls tools/run_version.py in this process, on the emulator; gives its exit code, output and errors.
+
+    Files that are about another tool have a `run` of their own.
+    """
+    from flashladder.common import console
+    from flashladder.tools.commands import run_version
+
+    def call(*arguments):
+        code = console.run(run_version.main, run_version.parser(), ["--device", "emulator", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a ladder of one's own, the same for all tests of a file: what its rung saves is compiled once."""
+    return tmp_path_factory.mktemp("ideas") / "mine"
+
+
+@pytest.fixture
+def rung(folder, monkeypatch):
+    """The rung mine/00_my_idea, as it was made."""
+    from flashladder.tests import ideas
+
+    return ideas.begin(monkeypatch, folder)

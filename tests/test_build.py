@@ -263,11 +263,41 @@ def test_killed_build_leaves_nothing_broken(tmp_path, cache):
     assert process.stdout.read() == "started\n"
     artifact = build_one(version, version.config(), ARCH)
     assert not artifact.cached
-    (leftover,) = (cache / "building").iterdir()
-    os.utime(leftover, (0, 0))
-    (artifact.directory / "artifact.json").unlink()
-    build_one(version, version.config(), ARCH)
-    assert folders(cache / "building") == [], "an old leftover is swept away"
+    assert folders(cache / "building") == [], "what a killed build left is swept away by the next"
+
+
+def test_a_folder_in_use_is_not_swept_away(cache):
+    with ninja.temporary_folder() as first, ninja.temporary_folder() as second:
+        assert folders(cache / "building") == sorted([first.name, second.name])
+    assert folders(cache / "building") == []
+
+
+def test_a_folder_without_a_lock_is_swept_away_when_it_is_old(cache):
+    (cache / "building" / "of an older version").mkdir(parents=True)
+    with ninja.temporary_folder():
+        assert len(folders(cache / "building")) == 2
+    os.utime(cache / "building" / "of an older version", (0, 0))
+    with ninja.temporary_folder() as ours:
+        assert folders(cache / "building") == [ours.name]
+
+
+def test_what_was_compiled_before_a_kill_is_there(tmp_path, monkeypatch):
+    """Batches are put into place one after the other."""
+    version = make_rung(tmp_path)
+    monkeypatch.setattr(build_module, "BATCH", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    requests = [BuildRequest(version, version.config(num_warps=warps), ARCH) for warps in (4, 8)]
+    steps = []
+
+    def killed_in_the_second(done, total, detail):
+        steps.append((done, total, detail))
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(requests, killed_in_the_second)
+    assert steps == [(1, 2, str(requests[0])), (2, 2, str(requests[1]))]
+    assert [artifact.cached for artifact in build(requests)] == [True, False]
 
 
 @pytest.mark.parametrize(

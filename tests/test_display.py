@@ -1,6 +1,7 @@
 """Tables of times: every figure can be read, also in a console of 80 columns."""
 
 import io
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -81,12 +82,27 @@ def test_where_nothing_was_timed_there_is_no_table():
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
     monkeypatch.setattr(console, "errors", Console(file=sys.stderr, force_terminal=False))
-    seconds = iter((0.0, 5.0, 25.0, 25.0, 30.0))
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(seconds))
+    clock = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
     with console.progress("compiled") as update:
-        for done in (1, 2, 3):
+        for done, clock[0] in ((1, 5.0), (2, 25.0), (3, 30.0)):
             update(done, 9, "best 1.2")
-    assert capsys.readouterr().err == "compiled 2 of 9 best 1.2\n"
+    assert capsys.readouterr().err == "compiled 2 of 9 2:20 left best 1.2\n"
+
+
+@pytest.mark.parametrize("what", ["24_woven_general: priced", "11_encoded_store_swizzle: compiled and ranked"])
+def test_a_line_of_80_columns_has_bar_count_and_time_left(what, monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr(console, "errors", Console(file=file, force_terminal=True, width=80, color_system=None))
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress(what) as update:
+        for done in (900, 901):
+            update(done, 2112, "16_static_stride with dtype=bf16,head_dim=128,block_m=64 for sm_80")
+    (line,) = {line for line in file.getvalue().replace("\r", "\n").split("\n") if "left" in line and "901" in line}
+    assert len(line.replace("\x1b[2K", "")) <= 80
+    assert f"{what} ━" in line
+    assert "901/2112 201:50 left" in line
 
 
 def test_traffic_is_of_the_kernel_s_own_lines(tmp_path):

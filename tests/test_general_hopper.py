@@ -1,4 +1,4 @@
-"""The general Hopper rung on the emulator, under the race detector: any lengths, heads, masks, and rows that see nothing."""
+"""The general Hopper rung on the emulator, under the race detector: lengths, heads, masks, rows that see nothing."""
 
 import math
 import random

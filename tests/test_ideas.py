@@ -17,7 +17,6 @@ from flashladder.common.problem import Problem
 from flashladder.common.report import evidence, markers
 from flashladder.common.run.target import Target
 from flashladder.tests import ideas
-from flashladder.tools.commands import run_version
 from flashladder.tuner.pair import PairTimer
 from flashladder.tuner.worker import Comparison, Quarantine
 
@@ -38,26 +37,6 @@ TIMING = Timing(
 @pytest.fixture(autouse=True)
 def results(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ideas") / "mine"
-
-
-@pytest.fixture
-def rung(folder, monkeypatch):
-    return ideas.begin(monkeypatch, folder)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = console.run(run_version.main, run_version.parser(), ["--device", "emulator", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def idea_of(rung, **values):

@@ -1,6 +1,8 @@
 """The pictures beside the READMEs: drawn from the code as it is, and found out of date when it changes."""
 
+import itertools
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 
 import pytest
 
@@ -11,7 +13,7 @@ from flashladder.common.catalog import find, finished, references
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.pictures import device as device_module
-from flashladder.common.pictures import gallery, layouts, loops
+from flashladder.common.pictures import gallery, layouts, loops, roles
 from flashladder.common.pictures.device import COLS, ROWS, WARPS, device
 from flashladder.common.sass import read
 from flashladder.tools.commands import picture
@@ -69,6 +71,29 @@ def test_orders_of_the_loops():
     _, by_rows = loops._watch("py_fa2", causal=False)
     assert by_keys[:7] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (0, 1)]
     assert by_rows[:5] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+
+
+@pytest.mark.parametrize("way", roles.WAYS.values(), ids=lambda way: way.title)
+def test_in_the_sketch_of_roles_all_is_done_once_and_in_order(way):
+    spans = roles.timeline(way)
+    blocks, tiles = way.blocks * way.tiles, way.tiles
+    expected = {"copy of Q, K or V": tiles + 2 * blocks, "epilogue": tiles * way.consumers}
+    expected |= dict.fromkeys(("Q K^T", "softmax", "P V"), blocks * way.consumers)
+    assert Counter(span.kind for span in spans) == expected
+    for row in {span.row for span in spans}:
+        of_row = sorted((span.begin, span.end) for span in spans if span.row == row)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(of_row)), "one thing at a time"
+    for c in range(way.consumers):
+        kinds = [(span.begin, span.kind) for span in spans if str(c) in (span.words, span.row[-1])]
+        of_kind = {kind: sorted(begin for begin, each in kinds if each == kind) for kind in expected}
+        for first, second in itertools.pairwise(("Q K^T", "softmax", "P V")):
+            assert all(a < b for a, b in zip(of_kind[first], of_kind[second], strict=True)), (first, second)
+
+
+def test_in_the_sketch_of_roles_each_rung_ends_sooner_than_the_one_below():
+    ends = {name: max(span.end for span in roles.timeline(way)) for name, way in roles.WAYS.items()}
+    assert ends["30"] < ends["29"]
+    assert ends["31, two tiles"] < ends["30, two tiles"]
 
 
 def test_a_machine_loop_has_a_stripe_for_each_instruction():

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from flashladder.common import console
+from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import ROOT
 from flashladder.common.results import records
 from flashladder.common.run import launch, tuned
@@ -25,18 +26,6 @@ def results(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys):
-    """Calls the tool in this process; gives its exit code, output and errors."""
-
-    def call(*arguments):
-        code = console.run(run_version.main, run_version.parser(), ["--device", "emulator", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def figure(out, name):
@@ -88,6 +77,46 @@ def test_swizzling_removes_the_conflicts_of_the_base(run):
     assert "8.00x" not in swizzled
     assert "(1.00x)" in figure(swizzled, "shared-memory wavefronts")
     assert "(1.00 of the problem's)" in figure(swizzled, "mma FLOPs")
+
+
+def test_it_says_what_matters_and_the_rest_on_demand(run):
+    """A first run leaves room for the lines of `make run` below 30."""
+    small = ("02", "--seqlen", "64", "--heads", "1")
+    code, short, _ = run(*small)
+    assert code == 0
+    assert len(short.splitlines()) < 27
+    assert "Lines with bank conflicts" not in short
+    assert "Lines with bank conflicts" in run("01", *small[1:])[1]
+    _, long, _ = run(*small, "--verbose")
+    for words in ("Shared memory, line by line", "warp instructions", "global bytes"):
+        assert words in long
+        assert words not in short
+
+
+def test_without_a_gpu_its_time_is_predicted_and_called_that(run, monkeypatch):
+    """Of the problem that the same command would time there."""
+    predicted = {}
+    for name, gpu in (("02", "h100"), ("02", "a100"), ("01", "h100")):
+        _, out, _ = run(name, "--gpu", gpu, "--untuned")
+        words = " ".join(out.split())
+        assert "by the cost model: nothing was timed; batch=4, num_heads=16, seqlen_q=4096, head_dim=128" in words
+        predicted[name, gpu] = int(re.search(r"predicted ([\d,]+) us on NVIDIA [AH]100", words)[1].replace(",", ""))
+    assert predicted["02", "h100"] < predicted["02", "a100"] < predicted["01", "h100"]
+    _, out, _ = run("02", "--seqlen", "64", "--batch", "2", "--heads", "1")
+    assert "batch=2, num_heads=1, seqlen_q=64" in " ".join(out.split())
+    assert "predicted" not in run("02", "--no-measure", "--seqlen", "64", "--heads", "1")[1]
+
+
+def test_what_cannot_be_predicted_is_no_failure(run, monkeypatch):
+    def without(*_):
+        raise ToolchainError("no nvdisasm")
+
+    monkeypatch.setattr("flashladder.tuner.model.sass.read", without)
+    monkeypatch.setattr("flashladder.tuner.model.digest", lambda *_: "of no cache")
+    code, out, _ = run("02", "--seqlen", "64", "--heads", "1")
+    assert code == 0
+    assert figure(out, "predicted").split(maxsplit=1)[1].strip() == "nothing: no nvdisasm"
+    assert "PASS" in out
 
 
 def test_a_row_is_logged(run, results):

@@ -22,6 +22,7 @@ from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import plots, search
 from flashladder.tuner import job, trial_log
+from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.space import Space
@@ -67,6 +68,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def simulated(monkeypatch):
+    monkeypatch.setattr("flashladder.common.run.gpu.require_gpu", lambda: None)
     monkeypatch.setattr(job, "workers", lambda *_: [Worker(Simulated())])
 
 
@@ -125,22 +127,53 @@ def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
     assert found.as_dict().get("ptxas_level") == winner.values.get("ptxas_level")
 
 
-def test_offline_ranks_and_says_that_it_predicts(run):
-    code, out, err = run("02", "--gpu", "a100", "--offline")
+@pytest.mark.parametrize("arguments", [["--offline"], []])
+def test_without_a_gpu_it_ranks_and_says_that_it_predicts(run, arguments, monkeypatch):
+    def missing():
+        raise DeviceError("there is no NVIDIA driver")
+
+    monkeypatch.setattr("flashladder.common.run.gpu.require_gpu", missing)
+    code, out, err = run("02", "--gpu", "a100", *arguments)
     assert code == 0, err
-    assert "02_swizzling on NVIDIA A100 SXM4 80 GB: PREDICTED by the cost model, nothing was measured" in out
-    assert "(default)" in out
-    path = trial_log.path_of("02_swizzling-a100-bf16-d128-full").with_suffix(".predicted.csv")
-    assert path.read_text().count(",predicted\n") == 2
+    said = "there is no NVIDIA driver: configurations are ranked by the cost model, and nothing is measured"
+    assert (said in err) is (not arguments), "who asks for it need not be told"
+    title = "02_swizzling on NVIDIA A100 SXM4 80 GB: PREDICTED by the cost model, nothing was measured;"
+    assert f"{title} all 4 configurations" in out
+    assert " nothing " in out, "the default is among them"
+    assert "q_fragments=2 " in out, "the others are told from it"
+    assert "The same command goes on" not in out
+    path = results_dir() / "predicted" / "02_swizzling-a100-bf16-d128-full.csv"
+    assert path.read_text().count(",predicted,all 4 configurations\n") == 2
     assert tuned.every() == [], "a prediction is no winner"
+
+
+def test_a_budget_is_of_all_rungs_together_and_a_minute_each_where_none_is_given(run, monkeypatch):
+    shares = []
+    monkeypatch.setattr(Forecast, "extend", lambda self, seconds, *_: shares.append(round(seconds)))
+    for arguments in ([], ["--budget-seconds", "600"]):
+        code, _, err = run("02", "04", "--gpu", "a100", "--offline", *arguments)
+        assert code == 0, err
+    assert shares == [60, 120, 300, 600], "what one leaves is the other's"
+
+
+def test_a_ranking_that_is_interrupted_shows_what_it_has(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Forecast, "extend", interrupted)
+    code, out, _ = run("02", "--gpu", "a100", "--offline")
+    assert code == console.EXIT_INTERRUPTED
+    assert "partial: 0 of 4 configurations" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
-            ["02", "--gpu", "h100"],
-            "To tune for NVIDIA H100 SXM5 80 GB a machine with one is needed; without it, --offline",
+            ["02", "--gpu", "h100", "--workers", "1"],
+            "To tune for NVIDIA H100 SXM5 80 GB a machine with one is needed; without it, and without --workers,",
         ),
         (["02", "--gpu", "h999"], "no description of the GPU h999; there are a100"),
         (["98", "--gpu", "h100"], "no version 98"),

@@ -3,8 +3,6 @@
 import os
 import sys
 
-import pytest
-
 from flashladder.common.catalog import find
 from flashladder.common.config import load_gpu
 from flashladder.common.ideas import trial, watch
@@ -16,16 +14,6 @@ from flashladder.tests.test_ideas import TIMING
 
 PLACE = Target(on_gpu=False, arch="sm_90a", gpu=load_gpu("h100"))
 CPU_SECONDS = 9.0  # of all cores, from a save to the last figure: 4 to 5 s of each of two
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ideas") / "mine"
-
-
-@pytest.fixture
-def rung(folder, monkeypatch):
-    return ideas.begin(monkeypatch, folder)
 
 
 def compose(rung):

@@ -78,45 +78,46 @@ def compile_all(
     space.version.check_arch(gpu.arch)
     chosen = space.configs if limit is None else space.near(space.seeds(gpu.name), limit)
     configs = list(dict.fromkeys([space.default, *chosen]))
-    requests = {
-        config: [BuildRequest(space.version, space.full(config, problem), gpu.arch) for problem in space.problems]
-        for config in configs
-    }
-    distinct = list(dict.fromkeys(request for several in requests.values() for request in several))
+    wanted = {config: requests(space, config, gpu.arch) for config in configs}
+    distinct = list(dict.fromkeys(request for several in wanted.values() for request in several))
     built = dict(zip(distinct, build(distinct, progress, on_error="return"), strict=True))
 
     left_out: dict[str, int] = defaultdict(int)
     alike: dict[str, list[KernelConfig]] = defaultdict(list)
     artifacts: dict[KernelConfig, list[Artifact]] = {}
-    for config, several in requests.items():
+    for config, several in wanted.items():
         results = [built[request] for request in several]
-        found = [result for result in results if isinstance(result, Artifact)]
-        reason = "does not compile" if len(found) < len(results) else None
-        reason = reason or _unfit(found, gpu, None if config == space.default else spills)
-        if reason:
+        if reason := unfit(results, gpu, None if config == space.default else spills):
             left_out[reason] += 1
             continue
-        artifacts[config] = found
-        alike[_code(found)].append(config)
+        artifacts[config] = [result for result in results if isinstance(result, Artifact)]
+        alike[code_of(artifacts[config])].append(config)
     kernels = [Candidate(code, tuple(same), tuple(artifacts[same[0]])) for code, same in alike.items()]
     if not kernels:
         raise ConfigError(f"{space.version.name} has no kernel for {gpu.name}: {_why(left_out, built.values())}")
     return Stock(space, tuple(kernels), dict(left_out))
 
 
-def _unfit(artifacts: Sequence[Artifact], gpu: GpuDescription, spills: int | None) -> str | None:
-    """Why a kernel is not worth a launch; None where it is."""
-    for artifact in artifacts:
+def requests(space: Space, config: KernelConfig, arch: str) -> list[BuildRequest]:
+    """What is compiled of a configuration: a kernel for each problem, in the space's order."""
+    return [BuildRequest(space.version, space.full(config, problem), arch) for problem in space.problems]
+
+
+def unfit(results: Sequence[Artifact | BuildError], gpu: GpuDescription, spills: int | None) -> str | None:
+    """Why the kernels of a configuration are not worth a launch; None where they are."""
+    for result in results:
+        if isinstance(result, BuildError):
+            return "does not compile"
         try:
-            occupancy(artifact, gpu)
+            occupancy(result, gpu)
         except UnsupportedProblemError:
             return f"does not fit an SM of {gpu.name}"
-        if spills is not None and artifact.local_bytes > spills:
+        if spills is not None and result.local_bytes > spills:
             return f"spills more than {spills} bytes a thread"
     return None
 
 
-def _code(artifacts: Sequence[Artifact]) -> str:
+def code_of(artifacts: Sequence[Artifact]) -> str:
     """What tells the kernels of several problems from those of another configuration."""
     return hashlib.sha256(" ".join(artifact.code for artifact in artifacts).encode()).hexdigest()[:16]
 

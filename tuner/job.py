@@ -23,6 +23,7 @@ from flashladder.common.run import tuned
 from flashladder.common.run.gpu import require_gpu
 from flashladder.tuner import candidates, model
 from flashladder.tuner.candidates import Candidate, Stock
+from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.space import Space
@@ -116,6 +117,11 @@ class Job:
         order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
         return Ranking(stock, order, predicted_us)
 
+    def forecast(self) -> Forecast:
+        """The prices of the cost model that are known, which the GPU need not be there for."""
+        decisive = {name: self.identity()[name] for name in ("rung", "kernel", "compiler", "problems")}
+        return Forecast(self.space, self.gpu, self.settings.spills, str(decisive))
+
     def budget(self, ranking: Ranking, seconds: float = math.inf) -> Budget:
         """How much to measure; `seconds`: what is left of a time that rungs share, the final included."""
         total = len(ranking.order)
@@ -188,8 +194,8 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
         require_gpu()
     except DeviceError as error:
         raise DeviceError(
-            f"{error}. To tune for {gpu.title} a machine with one is needed; without it, --offline ranks the "
-            "configurations by the cost model"
+            f"{error}. To tune for {gpu.title} a machine with one is needed; without it, and without --workers, "
+            "configurations are ranked by the cost model"
         ) from None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 FEW = 8  # workloads, about half a second each, that are not worth the start of processes
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O
+LOOP_CODE = ("common/sass/*.py", "tuner/model.py")  # that makes a MainLoop of a cubin
+PRICE_CODE = (*LOOP_CODE, "common/emulator/*.py", "common/profile/agreement.py")  # and a time of a MainLoop
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
 
 
@@ -52,7 +54,7 @@ class MainLoop:
     @classmethod
     def of(cls, artifact: Artifact) -> MainLoop:
         """Disassembles a kernel; the result is kept in the cache."""
-        place = cache_dir() / "loops" / f"{artifact.key}-{_analysis()}.json"
+        place = cache_dir() / "loops" / f"{artifact.key}-{digest(*LOOP_CODE)}.json"
         with suppress(OSError, ValueError, TypeError):
             known: dict[str, Any] = json.loads(place.read_text())
             return cls(**{**known, "steps": tuple(Step(*step) for step in known["steps"])})
@@ -72,13 +74,10 @@ def _blocks_by_ffma(code: sass.Code) -> float:
 
 
 @cache
-def _analysis() -> str:
-    """A digest of what makes a MainLoop of a cubin: with other code, what the cache holds is of no use."""
-    files = [*sorted((ROOT / "common" / "sass").glob("*.py")), *(ROOT / "tuner" / name for name in _OWN)]
+def digest(*patterns: str) -> str:
+    """Of the code in some files: what the cache holds that other code made is of no use."""
+    files = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
-
-
-_OWN = ("model.py",)
 
 
 @dataclass(frozen=True)
@@ -110,25 +109,44 @@ def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str
     """The predicted time of every kernel by its code: microseconds, the geometric mean over the space's problems."""
     factors = conflicts(stock.space, (kernel.config for kernel in stock.kernels), gpu)
     wanted = {
-        (kernel.code, problem): workload(kernel, problem, artifact, gpu, factors)
+        (kernel.code, problem): workload(problem, artifact, gpu, _factor(kernel, factors))
         for kernel in stock.kernels
         for problem, artifact in zip(stock.space.problems, kernel.artifacts, strict=True)
     }
     times: dict[str, list[float]] = {}
     for (code, _), spent in zip(wanted, _everywhere(list(wanted.values()), progress), strict=True):
         times.setdefault(code, []).append(spent / gpu.boost_mhz)
-    return {code: math.exp(sum(map(math.log, several)) / len(several)) for code, several in times.items()}
+    return {code: _mean(several) for code, several in times.items()}
 
 
-def workload(
-    kernel: Candidate, problem: Problem, artifact: Artifact, gpu: GpuDescription, factors: Mapping[object, float]
-) -> Workload:
+def price(
+    kernel: Candidate, problems: Sequence[Problem], gpu: GpuDescription, factors: Mapping[object, float]
+) -> float:
+    """The same of one kernel, here and now; factors: of its layout, by `conflicts`."""
+    pairs = zip(problems, kernel.artifacts, strict=True)
+    return _mean([time_us(problem, artifact, gpu, _factor(kernel, factors)) for problem, artifact in pairs])
+
+
+def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> float:
+    """The predicted time of a kernel. UnsupportedProblemError where it does not fit an SM, ToolchainError without
+    nvdisasm."""
+    return workload(problem, artifact, gpu, conflict_factor).cycles() / gpu.boost_mhz
+
+
+def _factor(kernel: Candidate, factors: Mapping[object, float]) -> float:
+    return factors.get(layout_of(kernel.config), 1.0)
+
+
+def _mean(times: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, times)) / len(times))
+
+
+def workload(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> Workload:
     """The share of one SM in a problem."""
     tile = artifact.launch
     ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
     keys_a_row = problem.flops / (4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.head_dim)
-    factor = factors.get(_layout(kernel.config), 1.0)
-    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, factor)
+    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, conflict_factor)
 
 
 def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
@@ -141,7 +159,7 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
     from flashladder.common.profile.agreement import conflict_factor
     from flashladder.common.run.execute import on_emulator
 
-    examples = {_layout(config): config for config in configs}
+    examples = {layout_of(config): config for config in configs}
     problems = {layout: _small(space.problems[0], config) for layout, config in examples.items()}
     requests = {
         layout: BuildRequest(space.version, space.full(config, problems[layout]), gpu.arch)
@@ -157,7 +175,8 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
     return found
 
 
-def _layout(config: KernelConfig) -> tuple[object, ...]:
+def layout_of(config: KernelConfig) -> tuple[object, ...]:
+    """Equal where the bank conflicts are."""
     return tuple(value for name, value in config.items if name in LAYOUT_FIELDS)
 
 

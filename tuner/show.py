@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from flashladder.common.config import spell
 from flashladder.common.console import console, table, warn
 from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.run import tuned
-from flashladder.common.sass import occupancy
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
 from flashladder.tuner.model import rank_correlation
 
 if TYPE_CHECKING:
+    from flashladder.common.config import KernelConfig
     from flashladder.tuner.candidates import Stock
-    from flashladder.tuner.job import Job, Ranking
+    from flashladder.tuner.forecast import Forecast
+    from flashladder.tuner.job import Job
     from flashladder.tuner.study_runner import Effort
 
 SHOWN = 10  # kernels of a ranking that are printed; all are in its file
@@ -25,9 +28,8 @@ SHOWN = 10  # kernels of a ranking that are printed; all are in its file
 
 def stock(found: Stock) -> str:
     """What compiling gave, in a line: '02_swizzling: 528 configurations are 131 kernels; left out: ...'."""
-    left_out = "; ".join(f"{count} {reason}" for reason, count in found.left_out.items())
     text = f"{found.space.version.name}: {found.num_configs} configurations are {len(found.kernels)} kernels"
-    return text + (f"; left out: {left_out}" if left_out else "")
+    return text + (f"; left out: {_counts(found.left_out)}" if found.left_out else "")
 
 
 def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effort) -> None:
@@ -65,26 +67,39 @@ def interrupted(job: Job, ledger: Ledger) -> None:
     console.print(f"Nothing is lost: the same command goes on. {path}", soft_wrap=True)
 
 
-def offline(job: Job, ranking: Ranking) -> None:
+def forecast(job: Job, found: Forecast) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
-    path = trial_log.path_of(job.study, job.folder).with_suffix(".predicted.csv")
+    name, default = job.space.version.name, job.space.default
     figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
-    title = f"{job.space.version.name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured"
-    made = table(title, "configuration", *figures, right=figures, wrap=("configuration",))
-    ranked = sorted(ranking.order, key=lambda kernel: ranking.predicted_us[kernel.code])
-    for kernel in ranked[:SHOWN]:
-        one = kernel.artifacts[0]
+    title = f"{name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured; {found.extent}"
+    what = "what differs from the default"  # as --config takes it
+    made = table(title, what, *figures, right=figures, wrap=(what,))
+    for first, *others in found.kernels[:SHOWN]:
+        is_default = default in (price.config for price in (first, *others))
         made.add_row(
-            kernel.config.name.replace(",", ", ") + (" (default)" if kernel == ranking.stock.default else ""),
-            f"{ranking.predicted_us[kernel.code]:.0f}",
-            str(one.registers),
-            str(one.local_bytes),
-            str(occupancy(one, job.gpu).ctas),
-            str(len(kernel.configs)),
+            "nothing" if is_default else _differing(first.config, default),
+            f"{first.predicted_us:.0f}",
+            str(first.registers),
+            str(first.local_bytes),
+            str(first.ctas_per_sm),
+            str(len(others) + 1),
         )
     console.print(made)
-    trial_log.write_predictions(path, job.space.version.name, ranked, ranking.predicted_us)
+    if found.left_out:
+        console.print(f"left out: {_counts(found.left_out)}", soft_wrap=True)
+    if not found.is_whole:
+        console.print("The same command goes on with the others.")
+    path = trial_log.write_predictions(found, job.study, job.folder)
     console.print(f"[dim]{path}", soft_wrap=True)
+
+
+def _differing(config: KernelConfig, default: KernelConfig) -> str:
+    pairs = zip(config.items, default.items, strict=True)
+    return " ".join(f"{name}={spell(value)}" for (name, value), (_, usual) in pairs if value != usual)
+
+
+def _counts(left_out: Mapping[str, int]) -> str:
+    return "; ".join(f"{count} {reason}" for reason, count in left_out.items())
 
 
 def _standings(job: Job, record: dict[str, Any]) -> Table:

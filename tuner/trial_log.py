@@ -6,7 +6,7 @@ So file and storage agree, whatever was killed when; only while a search runs ma
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from flashladder.tuner.ledger import Ledger, code_of, outcome_of, verdict_of
 
 if TYPE_CHECKING:
     from flashladder.common.results.records import Row
-    from flashladder.tuner.candidates import Candidate
+    from flashladder.tuner.forecast import Forecast
 
 _RESOURCES = {
     "registers": int,
@@ -65,7 +65,15 @@ SCHEMA = Schema(
 )
 
 PREDICTIONS = Schema(
-    {"version": str, "config": str, "code": str, "same_code": str, "predicted_us": float, "verdict": str}
+    {
+        "version": str,
+        "config": str,
+        "code": str,
+        "same_code": str,
+        "predicted_us": float,
+        "verdict": str,  # predicted
+        "ranking": str,  # of how much: "partial: 42 of 2112 configurations"
+    }
 )
 
 
@@ -79,23 +87,24 @@ def write(ledger: Ledger) -> Path:
     return replace(path_of(ledger.name, ledger.folder), SCHEMA, rows(ledger))
 
 
-def write_predictions(path: Path, version: str, ranked: Sequence[Candidate], predicted_us: Mapping[str, float]) -> Path:
-    """Write a ranking that nothing was measured for, the best first. ResultsError where that cannot be done."""
-    return replace(
-        path,
-        PREDICTIONS,
-        [
-            {
-                "version": version,
-                "config": kernel.config.name,
-                "code": kernel.code,
-                "same_code": ";".join(config.name for config in kernel.configs[1:]),
-                "predicted_us": predicted_us[kernel.code],
-                "verdict": "predicted",
-            }
-            for kernel in ranked
-        ],
-    )
+def write_predictions(forecast: Forecast, study: str, folder: Path) -> Path:
+    """Write a ranking that nothing was measured for, the best first, into `predicted/`, which git does not track.
+
+    ResultsError where that cannot be done.
+    """
+    rows: list[Row] = [
+        {
+            "version": forecast.space.version.name,
+            "config": first.config.name,
+            "code": first.code,
+            "same_code": ";".join(price.config.name for price in others),
+            "predicted_us": first.predicted_us,
+            "verdict": "predicted",
+            "ranking": forecast.extent,
+        }
+        for first, *others in forecast.kernels
+    ]
+    return replace(folder / "predicted" / f"{study}.csv", PREDICTIONS, rows)
 
 
 def replace(path: Path, schema: Schema, rows: Sequence[Row]) -> Path:

@@ -211,7 +211,7 @@ def _serve(
     """The process: makes the bench, says where it is, and answers requests until the search is gone."""
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the search decides what it means
-    threading.Thread(target=_die_with_the_search, daemon=True).start()
+    threading.Thread(target=die_with_the_search, daemon=True).start()
     with open(output, "ab") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
@@ -247,7 +247,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _die_with_the_search() -> None:
+def die_with_the_search() -> None:
     """Ends the process when the one that started it is gone, even by kill -9 and in the midst of a kernel."""
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -7,6 +7,7 @@ number of processes may build at once, and be killed, without harm; two that bui
 
 import errno
 import hashlib
+import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ __all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
 NVCC_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
 PTXAS_FLAGS = ("-v", "-lineinfo")
 DEPENDENCIES = "kernel.d"
+BATCH = 8  # configurations for each core that are compiled before they are put into place: all that a kill can lose
 _SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
 
 
@@ -82,14 +84,22 @@ def build(
     for place in wanted:
         if cached := artifacts.load(place, cached=True):
             results[place] = cached
-    if missing := {place: request for place, request in wanted.items() if place not in results}:
-        results |= _compile(missing, sources, compiler, progress)
+    missing = [place for place in wanted if place not in results]
+    size = BATCH * len(os.sched_getaffinity(0))
+    for start in range(0, len(missing), size):
+        batch = {place: wanted[place] for place in missing[start : start + size]}
+        results |= _compile(batch, sources, compiler, progress and _part_of(progress, start, len(missing)))
     outcome = [_without_flaws(wanted[place], results[place]) for place in places]
     failures = [result for result in outcome if isinstance(result, BuildError)]
     if failures and on_error == "raise":
         others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
         raise BuildError(f"{failures[0]}{others}")
     return outcome
+
+
+def _part_of(progress: Progress, start: int, total: int) -> Progress:
+    """What tells of a batch, of all batches together."""
+    return lambda done, _, detail: progress(start + done, total, detail)
 
 
 def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
@@ -123,21 +133,21 @@ def _without_local_memory(request: BuildRequest, result: Artifact) -> Artifact |
 
 
 def _compile(
-    missing: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, progress: Progress | None
+    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, progress: Progress | None
 ) -> dict[Path, Artifact | BuildError]:
     """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
     with space_in_cache(), temporary_folder() as temporary:
-        for place, request in missing.items():
-            folder = Path(temporary, place.name)
+        for place, request in batch.items():
+            folder = temporary / place.name
             folder.mkdir()
             (folder / artifacts.HEADER).write_text(request.config.header())
-        Path(temporary, "build.ninja").write_text(_ninja_file(missing, compiler))
-        output = run_ninja(Path(temporary), progress)
-        seconds = _compile_seconds(Path(temporary, ".ninja_log"))
+        (temporary / "build.ninja").write_text(_ninja_file(batch, compiler))
+        output = run_ninja(temporary, progress)
+        seconds = _compile_seconds(temporary / ".ninja_log")
         now = Sources()
         results: dict[Path, Artifact | BuildError] = {}
-        for place, request in missing.items():
-            folder, kernel = Path(temporary, place.name), request.version.kernel
+        for place, request in batch.items():
+            folder, kernel = temporary / place.name, request.version.kernel
             try:
                 if place.name not in seconds:
                     raise BuildError(said(folder / artifacts.LOG, output))
@@ -151,10 +161,10 @@ def _compile(
     return results
 
 
-def _ninja_file(missing: dict[Path, BuildRequest], compiler: Toolchain) -> str:
+def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
     """One edge for each configuration, its output the cubin; what the tools print goes to the configuration's log."""
     lines = ["rule compile", "  command = $command", "  description = $what", ""]
-    for place, request in missing.items():
+    for place, request in batch.items():
         command = _command(place.name, request, compiler).replace("$", "$$")
         lines += [f"build {place.name}/{artifacts.CUBIN}: compile", f"  command = {command}", f"  what = {request}", ""]
     return "\n".join(lines)

@@ -46,13 +46,13 @@ def build_library(source: Path, defines: Mapping[str, str]) -> Path:
 
 def _compile(source: Path, command: list[str], place: Path) -> None:
     with space_in_cache(), temporary_folder() as temporary:
-        folder = Path(temporary, place.name)
+        folder = temporary / place.name
         folder.mkdir()
         line = shlex.join([*command, "-o", f"{place.name}/{FILE}", str(source.resolve()), *LIBRARIES])
         rule = f"{line} > {place.name}/{LOG} 2>&1".replace("$", "$$")
         ninja = f"rule compile\n  command = {rule}\n\nbuild {place.name}/{FILE}: compile\n"
-        Path(temporary, "build.ninja").write_text(ninja)
-        output = run_ninja(Path(temporary))
+        (temporary / "build.ninja").write_text(ninja)
+        output = run_ninja(temporary)
         if not (folder / FILE).exists():
             raise BuildError(f"{source} cannot be compiled:\n{said(folder / LOG, output)}")
         try:

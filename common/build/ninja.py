@@ -1,6 +1,7 @@
 """ninja, run in a temporary folder of the cache, from where a finished result is renamed into place."""
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ from flashladder.common.build.toolchain import find_ninja
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 
-STALE_SECONDS = 24 * 3600  # age at which the temporary folder of a killed build is swept away
+LOCK = "lock"  # of a temporary folder: held by whoever builds in it, as long as they live
+STALE_SECONDS = 24 * 3600  # age at which a temporary folder without a lock is swept away
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_FREE = 2**24  # bytes: the compiler's temporary files are gone when it has failed
@@ -24,18 +26,17 @@ _FULL_IN_WORDS = re.compile("No space left on device|Disk quota exceeded")
 Progress = Callable[[int, int, str], None]  # edges done, of how many, and the latest
 
 
-def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
     """A folder in the cache, on the file system of the artifacts; those that killed builds left are swept away."""
     root = cache_dir() / "building"
     try:
         root.mkdir(parents=True, exist_ok=True)
         for kind in ("artifacts", "libraries"):
             (cache_dir() / kind).mkdir(exist_ok=True)
-        for leftover in root.iterdir():
-            with suppress(FileNotFoundError):
-                if leftover.stat().st_mtime < time.time() - STALE_SECONDS:
-                    shutil.rmtree(leftover, ignore_errors=True)
-        return tempfile.TemporaryDirectory(dir=root)
+        for leftover in filter(_is_abandoned, root.iterdir()):
+            shutil.rmtree(leftover, ignore_errors=True)
+        made = tempfile.TemporaryDirectory(dir=root)
     except OSError as error:
         if error.errno in _FULL:
             raise BuildError(_no_space()) from None
@@ -43,6 +44,24 @@ def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
             f"the cache folder {cache_dir()} cannot be written: {error.strerror}. Set FLASHLADDER_CACHE to a folder "
             "that can."
         ) from None
+    with made as name, Path(name, f"{LOCK}.new").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(lock.name).rename(Path(name, LOCK))  # a lock that is there is held
+        yield Path(name)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether nobody builds in a temporary folder any more."""
+    try:
+        with (folder / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False
+    except OSError:  # it has no lock yet, or somebody else sweeps it away
+        with suppress(FileNotFoundError):
+            return folder.stat().st_mtime < time.time() - STALE_SECONDS
+        return False
 
 
 def said(log: Path, ninja_output: str) -> str:

@@ -6,7 +6,8 @@ of one's own lie where common/catalog/own.py finds them, and are further ladders
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -328,8 +329,7 @@ def _qualified(ladder: str, name: str) -> str:
 @cache
 def _load(directory: Path, ladder: str, root: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
-    path = directory / schema.FILE
-    try:
+    with _named_in_errors(directory / schema.FILE) as path:
         declared = schema.read(path, schema.RungDeclaration)
         version = Version(
             **_shared(directory, _qualified(ladder, directory.name), declared, "kernel.cu"),
@@ -342,16 +342,13 @@ def _load(directory: Path, ladder: str, root: Path) -> Version:
             draft=declared.draft,
         )
         _check(version)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
     return version
 
 
 @cache
 def _load_reference(directory: Path, root: Path) -> Reference:
     """Reads a reference's version.yaml; ConfigError names the file and what is wrong with it."""
-    path = directory / schema.FILE
-    try:
+    with _named_in_errors(directory / schema.FILE) as path:
         declared = schema.read(path, schema.ReferenceDeclaration)
         reference = Reference(
             **_shared(directory, directory.name, declared, "kernel.py"),
@@ -360,9 +357,16 @@ def _load_reference(directory: Path, root: Path) -> Reference:
             requires=declared.requires,
         )
         _check(reference)
+    return reference
+
+
+@contextmanager
+def _named_in_errors(path: Path) -> Iterator[Path]:
+    """Every ConfigError begins with the file that it comes from."""
+    try:
+        yield path
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return reference
 
 
 def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: str) -> dict[str, Any]:

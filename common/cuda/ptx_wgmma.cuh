@@ -63,14 +63,14 @@ struct Wgmma;
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)),          \
                            "n"(static_cast<int>(by_columns)));                                                       \
         }                                                                                                            \
-    };
+    }
 #define FLASHLADDER_WGMMAS(n, D, BLOCKS, ...)                                                                        \
-    FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__)                                              \
+    FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__);                                             \
     FLASHLADDER_WGMMA(__half, "f16", n, D, BLOCKS, __VA_ARGS__)
 
-FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37, 38)
-FLASHLADDER_WGMMAS(96, FLASHLADDER_D_48, FLASHLADDER_BLOCKS_12, 48, 49, 50, 51, 52, 53, 54)
-FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69, 70)
+FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37, 38);
+FLASHLADDER_WGMMAS(96, FLASHLADDER_D_48, FLASHLADDER_BLOCKS_12, 48, 49, 50, 51, 52, 53, 54);
+FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69, 70);
 
 #undef FLASHLADDER_WGMMAS
 #undef FLASHLADDER_WGMMA

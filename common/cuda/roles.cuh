@@ -13,16 +13,3 @@ struct Registers {
     static constexpr int left = (at_launch * (consumers + 1) - producer) / consumers / 8 * 8;
     static constexpr int consumer = left < 240 ? left : 240;
 };
-
-// Consumers take turns in starting their products, so that one computes its softmax while the others' products run. The
-// barrier of a consumer opens when he waits for his turn and the one before him has passed it on.
-template <int consumers>
-struct Turn {
-    int own;
-
-    __device__ explicit Turn(int own_) : own(own_) {
-        if (own == consumers - 1) pass();  // number 0 begins
-    }
-    __device__ void wait() const { named_barrier_sync(1 + own, 2 * warpgroup_threads); }
-    __device__ void pass() const { named_barrier_arrive(1 + (own + 1) % consumers, 2 * warpgroup_threads); }
-};

@@ -13,7 +13,7 @@ from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.paths import VERSIONS
-from flashladder.common.pictures import layouts, loops
+from flashladder.common.pictures import layouts, loops, roles
 from flashladder.common.pictures.device import Device, device
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
@@ -48,7 +48,7 @@ class Picture:
 
 
 def drawn_layouts() -> list[Picture]:
-    """Pictures of layouts and loop orders: no compiler of CUDA has a part in them."""
+    """Pictures of layouts, loop orders and roles: no compiler of CUDA has a part in them."""
     of_device: dict[str, Callable[[Device], str]] = {
         "00_minimal/lanes.svg": layouts.quad_columns,
         "01_base/accumulator.svg": layouts.accumulator,
@@ -61,6 +61,9 @@ def drawn_layouts() -> list[Picture]:
     others: dict[str, Callable[[], str]] = {
         "traffic.svg": loops.traffic,
         **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
+        "29_two_consumers/roles.svg": partial(roles.sketch, "29"),
+        "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
+        "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_device, draw) for path, draw in of_device.items()}
     return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Timed = Sequence[tuple[Problem, Measurement]]
 
 _ACCESSES = ("cp", "async", "bulk", "ldmatrix", "stmatrix", "trans", "ld", "st", "wgmma")  # of an opcode's words
+CONFLICTING = 1.01  # wavefronts to ideal ones, above which a line has bank conflicts
 LENGTHS = 6  # that a table has room for beside a kernel's name, in a console of 80 columns
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear": "dim"}
 
@@ -73,8 +74,10 @@ def baselines() -> Table:
     return made
 
 
-def summary(version: catalog.Version, artifact: Artifact, problem: Problem, device: str, check: Check) -> Table:
-    """What ran, what the compiler made of it, and whether the output is right."""
+def summary(
+    version: catalog.Version, artifact: Artifact, problem: Problem, device: str, check: Check, more: Mapping[str, str]
+) -> Table:
+    """What ran, what the compiler made of it, whether the output is right, and what more there is to say."""
     compiled = "from the cache" if artifact.cached else f"in {artifact.compile_seconds:.1f} s"
     spills = f"{artifact.spill_store_bytes} bytes of spill stores, {artifact.spill_load_bytes} of loads"
     resources = [
@@ -92,6 +95,7 @@ def summary(version: catalog.Version, artifact: Artifact, problem: Problem, devi
             "problem": problem.name.replace(",", ", "),
             "device": device,
             "check": _verdict(check),
+            **more,
         },
     )
 
@@ -121,30 +125,33 @@ def _verdict(check: Check) -> Text:
     return Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors)
 
 
-def counters(report: Report, problem: Problem) -> Table:
-    """What the emulator counted, in total."""
+def counters(report: Report, problem: Problem, every: bool = True) -> Table:
+    """What the emulator counted, in total: all of it, or what tells a good kernel."""
     ratio = report.shared_wavefronts / max(report.shared_wavefronts_ideal, 1)
     ideal_sectors = sum(line.ideal for line in report.global_memory)
-    return facts(
-        "Counted by the emulator",
-        {
-            "CTAs": f"{report.num_ctas:,} in {report.elapsed:.2f} s",
-            "warp instructions": f"{sum(report.instructions.values()):,}",
-            "mma FLOPs": f"{report.mma_flops:,} ({report.mma_flops / problem.flops:.2f} of the problem's)",
-            "shared-memory wavefronts": f"{report.shared_wavefronts:,}, ideal {report.shared_wavefronts_ideal:,} "
-            f"({ratio:.2f}x)",
-            "global sectors": f"{report.global_sectors:,}, ideal {ideal_sectors:,}, "
-            f"{report.global_sectors / max(report.global_requests, 1):.1f} a request",
-            "global bytes": f"{report.bytes_read.get('global', 0):,} read, "
-            f"{report.bytes_written.get('global', 0):,} written",
-        },
-    )
+    found = {
+        "CTAs": f"{report.num_ctas:,} in {report.elapsed:.2f} s",
+        "mma FLOPs": f"{report.mma_flops:,} ({report.mma_flops / problem.flops:.2f} of the problem's)",
+        "shared-memory wavefronts": f"{report.shared_wavefronts:,}, ideal {report.shared_wavefronts_ideal:,} "
+        f"({ratio:.2f}x)",
+        "global sectors": f"{report.global_sectors:,}, ideal {ideal_sectors:,}, "
+        f"{report.global_sectors / max(report.global_requests, 1):.1f} a request",
+    }
+    if every:
+        read, written = (bytes_of.get("global", 0) for bytes_of in (report.bytes_read, report.bytes_written))
+        found["global bytes"] = f"{read:,} read, {written:,} written"
+        found["warp instructions"] = f"{sum(report.instructions.values()):,}"
+    return facts("Counted by the emulator", found)
 
 
-def traffic(report: Report) -> Table:
-    """Shared-memory wavefronts of each line of the kernel, actual and ideal: the line that calls what was inlined."""
+def traffic(report: Report, every: bool = True) -> Table | None:
+    """Shared-memory wavefronts of each line of the kernel, actual and ideal: the line that calls what was inlined.
+
+    Unless it is of every line, of those with bank conflicts; None where there are none.
+    """
     figures = ("wavefronts", "ideal", "ratio")
-    made = table("Shared memory, line by line", "line", "source", "access", *figures, right=figures, wrap=("source",))
+    title = "Shared memory, line by line" if every else "Lines with bank conflicts"
+    made = table(title, "line", "source", "access", *figures, right=figures, wrap=("source",))
     totals: dict[tuple[str, int, str], list[int]] = {}
     for line in report.shared:
         access = ".".join(word for word in line.opcode.split(".") if word in _ACCESSES)
@@ -152,11 +159,13 @@ def traffic(report: Report) -> Table:
         total[:] = total[0] + line.units, total[1] + line.ideal
     for (file, number, access), (units, ideal) in totals.items():
         ratio = units / ideal if ideal else 1.0
+        if ratio <= CONFLICTING and not every:
+            continue
         source = Text(linecache.getline(file, number).strip(), no_wrap=True, overflow="ellipsis")
-        style = "red" if ratio > 1.01 else "green"
+        style = "red" if ratio > CONFLICTING else "green"
         place = f"{file.rsplit('/', 1)[-1]}:{number}"
         made.add_row(place, source, access, f"{units:,}", f"{ideal:,}", Text(f"{ratio:.2f}x", style))
-    return made
+    return made if made.row_count else None
 
 
 def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] = MappingProxyType({})) -> Table:

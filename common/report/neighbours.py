@@ -31,6 +31,19 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
     "23_general": (257, "Masks, any lengths, any strides and a schedule come in one step."),
     "24_woven_general": (201, "It weaves what rungs 20 to 22 weave, on top of the general kernel."),
+    "26_tma": (156, "A launch that declares tensor maps has a header of its own, and mbarriers come with TMA."),
+    "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),
+    "30_softmax_under_products": (
+        46,
+        "Its softmax meets O later than the scores, and stands beside the one that does not.",
+    ),
+    "31_persistent": (71, "A CTA that goes on to the next tile must not wait until the last one is stored."),
+    "32_q_in_registers": (72, "Its fragments of Q are those of the Ampere rungs, which no rung from 25 on had used."),
+    "33_rare_rescale": (
+        75,
+        "Where P may be larger than 1, sums go by blocks, and what rounding loses is kept.",
+    ),
+    "34_any_attention": (142, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -165,7 +178,7 @@ def headers(version: Version) -> tuple[Path, ...]:
 
 @cache
 def definitions(header: Path) -> tuple[Definition, ...]:
-    """What a header defines, from top to bottom; its includes and pragmas are left out."""
+    """What a header defines, from top to bottom; its includes, pragmas and the ends of macros are left out."""
     return tuple(Definition(header.name, _name("\n".join(lines)), lines) for lines in _chunks(code(header)))
 
 
@@ -192,7 +205,7 @@ def _chunks(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
     depth = 0
     chunk: list[str] = []
     for line in lines:
-        if not chunk and re.match(r"#\s*(include|pragma)", line):
+        if not chunk and re.match(r"#\s*(include|pragma|undef)", line):
             continue
         chunk.append(line)
         bare = _STRING.sub("", line)

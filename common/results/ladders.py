@@ -150,19 +150,28 @@ def gap(row: Any) -> str:
 
 def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:
     """What the rows of one kernel come to, over the sequence lengths."""
-    logarithms = np.log(rows["ratio"])
     tflops = _harmonic(rows["tflops"])
+    ratio, low, high = mean_ratio(rows)
     return {
         "lengths": len(rows),
         "tflops": tflops,
         "official_tflops": _harmonic(rows["tflops"] * rows["time_us"] / rows["baseline_us"]),
-        "ratio": float(np.exp(logarithms.mean())),
-        "ratio_low": float(np.exp(logarithms.mean() - _quadrature(logarithms - np.log(rows["ratio_low"])))),
-        "ratio_high": float(np.exp(logarithms.mean() + _quadrature(np.log(rows["ratio_high"]) - logarithms))),
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
         "of_mma_sync": 100 * tflops / limits.mma_sync if limits and limits.mma_sync else None,
         "of_peak": 100 * tflops / limits.peak if limits else None,
         **{name: rows[name].iloc[-1] for name in _LATEST},
     }
+
+
+def mean_ratio(rows: pd.DataFrame) -> tuple[float, float, float]:
+    """The geometric mean of the rows' ratios with its 95 % interval: theirs are independent."""
+    logarithms = np.log(rows["ratio"])
+    below = _quadrature(logarithms - np.log(rows["ratio_low"]))
+    above = _quadrature(np.log(rows["ratio_high"]) - logarithms)
+    mean = logarithms.mean()
+    return float(np.exp(mean)), float(np.exp(mean - below)), float(np.exp(mean + above))
 
 
 def _harmonic(rates: pd.Series[float]) -> float:

@@ -21,15 +21,17 @@ from rich.table import Table
 from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.report import display
 
 if TYPE_CHECKING:
     from flashladder.common.build.artifact import Artifact
-    from flashladder.common.config import Value
+    from flashladder.common.config import KernelConfig, Value
+    from flashladder.common.emulator import Report
     from flashladder.common.problem import Check, Problem
     from flashladder.common.references import Configured
     from flashladder.common.results.records import Row
+    from flashladder.common.run.target import Target
 
 # Small enough for the emulator to end within a second; on a GPU, the size of a published benchmark.
 EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 2, "seqlen_q": 256}
@@ -48,6 +50,7 @@ def parser() -> Parser:
     options.add_timing(made)
     made.add_argument("--untuned", action="store_true", help="the rung's default, not what was tuned for the GPU")
     made.add_argument("--no-measure", action="store_true", help="run once and check, no timing")
+    made.add_argument("--verbose", action="store_true", help="all that the emulator counts, line by line")
     made.add_argument("--no-log", action="store_true", help="write no row to results/runs.csv")
     idea = made.add_argument_group("trials of an idea")
     idea.add_argument("--against", metavar="RUNG", help="compare with it, and keep the verdict with the rung")
@@ -63,7 +66,27 @@ class Outcome:
     check: Check
     row: Row
     tables: list[Table]
-    facts: Mapping[str, str] = field(default_factory=dict)  # what a reference tells
+    facts: Mapping[str, str] = field(default_factory=dict)  # what a reference tells, or the cost model
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How a rung is configured for a problem: by given values, or by what was tuned for the GPU, or by default."""
+
+    version: catalog.Version
+    values: Mapping[str, Value]
+    place: Target
+    untuned: bool
+
+    def of(self, problem: Problem) -> tuple[KernelConfig, bool]:
+        """The configuration, and whether it was tuned. Raises as `Version.check` does."""
+        from flashladder.common.run import tuned
+
+        wanted = not (self.values or self.untuned)
+        winner = tuned.config(self.version, self.place.gpu.name, problem) if wanted else None
+        config = winner or self.version.config_for(problem, self.place.gpu, **self.values)
+        self.version.check(problem, config)
+        return config, winner is not None
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -99,25 +122,27 @@ def _list() -> int:
 def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
     from flashladder.common import build
     from flashladder.common.results import records
-    from flashladder.common.run import target, tuned
+    from flashladder.common.run import target
 
     place = target.resolve(arguments.device, arguments.gpu)
     problem = options.problem(arguments, version.operation, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
-    gpu = None if values or arguments.untuned else place.gpu  # whose winner is wanted
-    winner = tuned.config(version, gpu.name, problem) if gpu else None
-    config = winner or version.config_for(problem, place.gpu, **values)
-    version.check(problem, config)
+    configured = Configuration(version, values, place, arguments.untuned)
+    config, is_tuned = configured.of(problem)
     artifact = build.build_one(version, config, place.arch)
     place.check(artifact)
-    outcome = (_on_gpu if place.on_gpu else _on_emulator)(artifact, problem, arguments)
+    outcome = (
+        _on_gpu(artifact, problem, arguments) if place.on_gpu else _emulated(artifact, problem, configured, arguments)
+    )
 
-    console.print(display.summary(version, artifact, problem, place.title, outcome.check))
+    console.print(display.summary(version, artifact, problem, place.title, outcome.check, outcome.facts))
     for table in outcome.tables:
         console.print(table)
     if not arguments.no_log:
         _log(version, records.of_place(place.on_gpu) | records.of_artifact(artifact), problem, outcome)
-    if winner and gpu:
-        console.print(f"[dim]configured as tuner/search.py tuned it for {gpu.name}; --untuned: the rung's default")
+    if is_tuned:
+        console.print(
+            f"[dim]configured as tuner/search.py tuned it for {place.gpu.name}; --untuned: the rung's default"
+        )
     outcome.check.require(f"{version.name} with {config.name}")
     return 0
 
@@ -192,7 +217,9 @@ def _log(kernel: catalog.Implementation, what: Row, problem: Problem, outcome: O
     console.print(f"[dim]logged to {log.path}")
 
 
-def _on_emulator(artifact: Artifact, problem: Problem, arguments: argparse.Namespace) -> Outcome:
+def _emulated(
+    artifact: Artifact, problem: Problem, configured: Configuration, arguments: argparse.Namespace
+) -> Outcome:
     from flashladder.common.problem import expect, make_inputs, verify
     from flashladder.common.results import records
     from flashladder.common.run.execute import on_emulator
@@ -201,7 +228,27 @@ def _on_emulator(artifact: Artifact, problem: Problem, arguments: argparse.Names
     with progress("emulated CTAs") as update:
         report = on_emulator(artifact, problem, tensors, progress=update)
     check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
-    return Outcome(check, records.of_report(report), [display.counters(report, problem), display.traffic(report)])
+    every = arguments.verbose
+    tables = filter(None, [display.counters(report, problem, every), display.traffic(report, every)])
+    predicted = {} if arguments.no_measure else {"predicted": _predicted(configured, report, arguments)}
+    return Outcome(check, records.of_report(report), [*tables], predicted)
+
+
+def _predicted(configured: Configuration, report: Report, arguments: argparse.Namespace) -> str:
+    """The time of what the same command would measure on the GPU, by the cost model."""
+    from flashladder.common.build import build_one
+    from flashladder.common.profile.agreement import conflict_factor
+    from flashladder.tuner import model
+
+    gpu = configured.place.gpu
+    try:
+        problem = options.problem(arguments, configured.version.operation, **GPU_DEFAULTS)
+        config, _ = configured.of(problem)
+        artifact = build_one(configured.version, config, gpu.arch)
+        time_us = model.time_us(problem, artifact, gpu, conflict_factor(report))
+    except FlashLadderError as error:
+        return f"nothing: {error}"
+    return f"{time_us:,.0f} us on {gpu.title}, by the cost model: nothing was timed; {problem.name.replace(',', ', ')}"
 
 
 def _on_gpu(artifact: Artifact, problem: Problem, arguments: argparse.Namespace) -> Outcome:

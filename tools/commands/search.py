@@ -5,15 +5,18 @@ python tuner/search.py --gpu h100                     every rung that the GPU ca
 python tuner/search.py --gpu h100 --budget-seconds 360      the same, all in six minutes
 python tuner/search.py 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
 python tuner/search.py 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
-python tuner/search.py 16 --gpu a100 --offline        without the GPU: ranked by the cost model, nothing measured
+python tuner/search.py 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
 
 Every configuration is compiled first, on all cores; those with the same machine code are one kernel. Kernels are
 checked, and timed beside official FlashAttention-2, in processes that are replaced when a kernel faults, hangs or is
 wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
 measured again, together, and the winner goes to configs/tuned/GPU.yaml, where run_version.py finds it.
 
-A search that was killed goes on where it was when it is started again. Several machines share a study through a
-database: --storage postgresql://user:password@host/database. To watch: optuna-dashboard STORAGE.
+Where there is no GPU, configurations are compiled, and ranked by the cost model: for 60 seconds a rung, unless
+--budget-seconds or --exhaustive says otherwise. A ranking of a part of a space is marked as partial.
+
+A search or a ranking that was killed goes on where it was when it is started again. Several machines share a study
+through a database: --storage postgresql://user:password@host/database. To watch: optuna-dashboard STORAGE.
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.config import GpuDescription, Value, field_named, gpu_names, load_gpu
 from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
-from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
     from flashladder.tuner.job import Job, Ranking
     from flashladder.tuner.worker import Worker
 
+AUTO = "auto"  # workers
 POLL_SECONDS = 0.2
 COMPILE_SECONDS = 3.0  # of one core, to compile a configuration and to rank it
 NICE = 10  # of compiling, so that it takes no core from what is being measured
@@ -50,7 +54,7 @@ def parser() -> Parser:
     made.add_argument(
         "--gpu", required=True, metavar="NAME", help=f"what to tune for: {described}, or here: the GPU of this machine"
     )
-    made.add_argument("--offline", action="store_true", help="rank by the cost model, without the GPU")
+    made.add_argument("--offline", action="store_true", help="rank by the cost model, as where there is no GPU")
     options.add_shapes(made, seqlens="4096")
     options.add_timing(made)
     made.add_argument(
@@ -64,7 +68,11 @@ def parser() -> Parser:
     budget.add_argument("--trials", type=_count, metavar="N", help="kernels to measure, earlier searches' among them")
     budget.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="of measuring")
     budget.add_argument(
-        "--budget-seconds", type=float, default=math.inf, metavar="S", help="for all rungs together, in equal shares"
+        "--budget-seconds",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="for all rungs together, in equal shares (default: no limit; without a GPU, 60 a rung)",
     )
     budget.add_argument(
         "--compile",
@@ -72,12 +80,12 @@ def parser() -> Parser:
         metavar="N",
         help="configurations, those first that are near to earlier winners (default: all, or what the budget allows)",
     )
-    budget.add_argument("--exhaustive", action="store_true", help="measure every kernel")
+    budget.add_argument("--exhaustive", action="store_true", help="measure every kernel; without a GPU, rank all")
     budget.add_argument("--spills", type=int, metavar="BYTES", help="that a thread may spill (default: 256)")
     study = made.add_argument_group("study")
     study.add_argument("--study", metavar="NAME", help="default: named after rung, GPU and problems")
     study.add_argument("--storage", metavar="URL", help="any of Optuna's (default: SQLite, results/tuning/studies.db)")
-    study.add_argument("--workers", default="auto", metavar="N", help="that measure, one a GPU (default: all GPUs)")
+    study.add_argument("--workers", default=AUTO, metavar="N", help="that measure, one a GPU (default: all GPUs)")
     study.add_argument("--patience", type=float, default=60, metavar="S", help="until a kernel counts as hung")
     return made
 
@@ -89,14 +97,39 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.tuner import job
 
     operation = catalog.one_operation(version.operation for version in versions)
-    jobs = _jobs(versions, operation, gpu, arguments)
-    workers = (
-        [] if arguments.offline else job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation)
-    )
-    return run(jobs, workers, offline=arguments.offline, seconds=arguments.budget_seconds)
+    offline = _is_offline(arguments)
+    jobs = _jobs(versions, operation, gpu, arguments, offline)
+    if offline:
+        return rank(jobs, arguments.budget_seconds, arguments.exhaustive)
+    workers = job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation)
+    return run(jobs, workers, arguments.budget_seconds)
 
 
-def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False, seconds: float = math.inf) -> int:
+def rank(jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = False) -> int:
+    """Rank the rungs by the cost model, one after the other, and go on where an earlier ranking ended.
+
+    Seconds: for all of them, dealt out evenly; what one leaves is the others'. Without any, forecast.SECONDS a rung,
+    and when it is exhaustive, as long as it takes.
+    """
+    from flashladder.tuner import forecast, show
+
+    if math.isinf(seconds) and not exhaustive:
+        seconds = forecast.SECONDS * len(jobs)
+    ends = time.monotonic() + seconds
+    for number, each in enumerate(jobs):
+        found = each.forecast()
+        share = (ends - time.monotonic()) / (len(jobs) - number)
+        try:
+            with progress(f"{each.space.version.name}: priced") as update:
+                found.extend(share, each.settings.compiled, update)
+        except KeyboardInterrupt:
+            show.forecast(each, found)
+            raise
+        show.forecast(each, found)
+    return 0
+
+
+def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.inf) -> int:
     """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured.
 
     Seconds: for all of them, dealt out evenly once the first is ranked; what one leaves is the others'.
@@ -104,22 +137,18 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False, s
     from flashladder.tuner import show
 
     ends = time.monotonic() + seconds
-    ledgers = [] if offline else [each.ledger() for each in jobs]
+    ledgers = [each.ledger() for each in jobs]
     ahead = _Ahead(jobs)
     failed = False
     try:
         if workers and jobs:
             _warm_up(workers, jobs[0].space.problems)
             ahead.wait_for(jobs[0])
-        for number, each in enumerate(jobs):
+        for number, (each, ledger) in enumerate(zip(jobs, ledgers, strict=True)):
             begin = time.monotonic()
             share = (ends - begin) / (len(jobs) - number)
             ranking = ahead.wait_for(each)
             console.print(show.stock(ranking.stock), markup=False, soft_wrap=True)
-            if offline:
-                show.offline(each, ranking)
-                continue
-            ledger = ledgers[number]
             try:
                 final, effort = each.tune(ranking, workers, ledger, begin + share - time.monotonic())
             except KeyboardInterrupt:
@@ -134,6 +163,20 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], offline: bool = False, s
         for ledger in ledgers:
             ledger.close()
     return EXIT_ERROR if failed else 0
+
+
+def _is_offline(arguments: argparse.Namespace) -> bool:
+    """Whether nothing will be measured: it was asked for, or there is no GPU, and workers were not asked for."""
+    from flashladder.common.run.gpu import require_gpu
+
+    if arguments.offline or arguments.workers != AUTO:
+        return bool(arguments.offline)
+    try:
+        require_gpu()
+    except DeviceError as error:
+        warn(f"{error}: configurations are ranked by the cost model, and nothing is measured")
+        return True
+    return False
 
 
 def _gpu(name: str) -> GpuDescription:
@@ -184,7 +227,11 @@ class _Ahead:
 
 
 def _jobs(
-    versions: Sequence[catalog.Version], operation: str, gpu: GpuDescription, arguments: argparse.Namespace
+    versions: Sequence[catalog.Version],
+    operation: str,
+    gpu: GpuDescription,
+    arguments: argparse.Namespace,
+    offline: bool = False,
 ) -> list[Job]:
     """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
     from flashladder.tuner import candidates, job
@@ -193,7 +240,7 @@ def _jobs(
 
     problems = options.shapes(arguments, operation)
     only = dict(_values(text) for text in arguments.only)
-    compiled = _affordable(arguments.budget_seconds, len(versions) * len(problems))
+    compiled = None if offline else _affordable(arguments.budget_seconds, len(versions) * len(problems))
     jobs = []
     for version in versions:
         prefix = arguments.study

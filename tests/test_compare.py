@@ -1,0 +1,152 @@
+"""Two logged runs side by side: what differs, each run's own ratios, and no figure of one divided by the other's."""
+
+import shutil
+
+import pytest
+
+from flashladder.common import console
+from flashladder.common.paths import ROOT
+from flashladder.common.results import comparison, records
+from flashladder.tools.commands import compare
+
+H200 = ROOT / "results" / "ladder_h200.csv"
+FIRST, SECOND = "20261122-034419-11339", "20261122-005744-15704"
+ROW = {
+    "run": "mine",
+    "version": "16_static_stride",
+    "config": "block_m=64,num_warps=4",
+    "code": "a",
+    "batch": 4,
+    "num_heads": 16,
+    "num_heads_k": 16,
+    "seqlen_q": 4096,
+    "seqlen_k": 4096,
+    "head_dim": 128,
+    "dtype": "bf16",
+    "causal": False,
+    "device": "a card",
+    "commit": "c0ffee",
+    "time_us": 100.0,
+    "baseline": "fa2",
+    "baseline_us": 110.0,
+    "ratio": 1.1,
+    "ratio_low": 1.05,
+    "ratio_high": 1.15,
+}
+
+
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = console.run(compare.main, compare.parser(), list(map(str, arguments)))
+        captured = capsys.readouterr()
+        return code, " ".join(captured.out.split()), " ".join(captured.err.split())
+
+    return call
+
+
+def log(name="bench", *rows):
+    records.bench(name).append([ROW | row for row in rows])
+    return records.bench(name).path
+
+
+def test_two_runs_of_a_ladder(run, results):
+    results.mkdir()
+    shutil.copy(H200, results)
+    code, out, err = run(FIRST, SECOND)
+    assert code == 0, err
+    assert "card's id 0a49e1071fae 6ae30e052b5e" in out
+    assert "commit cd9ed05b90c3 31557c22c840" in out
+    assert "alike: card NVIDIA H200" in out
+    assert "16_static_stride own, bf16 6 1.070 (1.069-1.072) 1.070 (1.068-1.075)" in out
+    assert "17_lazy_rescale own, bf16 6 1.119 (1.117-1.119) 1.130 (1.127-1.133) other code" in out
+    assert "Two runs are not divided by each other" in out
+
+
+def test_no_figure_is_of_both_runs(run):
+    """1.1 / 1.32 and 1.32 / 1.1, and what would come of the times."""
+    log("one", {})
+    log("other", {"run": "theirs", "ratio": 1.32, "ratio_low": 1.3, "ratio_high": 1.34, "time_us": 50.0})
+    _, out, _ = run("mine", "theirs")
+    assert "1.100 (1.050-1.150) 1.320 (1.300-1.340)" in out
+    for quotient in ("0.83", "1.20", "0.5", "2.0", "-17", "+20"):
+        assert quotient not in out
+
+
+def test_configurations_and_code_that_differ(run):
+    log("one", {})
+    log("other", {"run": "theirs", "config": "block_m=128,num_warps=4", "code": "b", "commit": "decade"})
+    _, out, _ = run("mine", "theirs")
+    assert "commit c0ffee decade" in out
+    assert "other code; block_m=64 | block_m=128" in out
+
+
+def test_a_kernel_in_several_configurations_is_several(results):
+    both = {"config": "block_m=64,num_warps=4"}, {"config": "block_m=128,num_warps=4", "ratio": 1.12}
+    log("one", *both)
+    log("other", *({"run": "theirs", **row} for row in reversed(both)))
+    lines = comparison.compare(comparison.load("mine", results), comparison.load("theirs", results))
+    assert [line.configs for line in lines] == [(row["config"],) * 2 for row in both]
+    assert [line.ratios[0][0] for line in lines] == pytest.approx([1.1, 1.12])
+    assert all(line.ratios[0] == line.ratios[1] for line in lines)
+
+
+def test_only_shapes_that_both_have_count(run):
+    log("one", {}, {"seqlen_q": 8192, "seqlen_k": 8192, "ratio": 1.9, "ratio_high": 2.0}, {"version": "09_fewer_moves"})
+    log("other", {"run": "theirs"}, {"run": "theirs", "version": "cudnn", "config": ""})
+    _, out, _ = run("mine", "theirs")
+    assert "16_static_stride, bf16 1 1.100 (1.050-1.150) 1.100" in out
+    assert "only in mine: 09_fewer_moves" in out
+    assert "only in theirs: cudnn" in out
+
+
+def test_a_file_is_as_good_as_a_name(run, tmp_path):
+    log("one", {})
+    other = log("other", {"run": "theirs"}, {"run": "a third", "ratio": 1.11})
+    for what in (f"{other}:theirs", "theirs"):
+        code, out, err = run(results_file("one"), what)
+        assert code == 0, err
+        assert "What differs mine theirs" in out
+
+
+def results_file(name):
+    return records.bench(name).path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mine", "mine"), "mine would be compared with itself"),
+        (("mine", "thiers"), "is called thiers; there are mine, theirs, failed, elsewhere; did you mean theirs?"),
+        (("mine", "nowhere.csv"), "nowhere.csv is not there"),
+        (("mine", "{results}/other.csv"), "other.csv has several runs, theirs, failed, elsewhere: name one, as"),
+        (("mine", "{results}/other.csv:them"), "other.csv is called them; there are theirs"),
+        (("mine", "{results}/text.csv"), "text.csv has no column of runs, as the logs of bench, ladder and"),
+        (("mine", "failed"), "the run failed in {results}/other.csv has no ratios to a baseline"),
+        (("mine", "elsewhere"), "mine and elsewhere timed no kernel at the same shape"),
+    ],
+)
+def test_bad_input(run, results, arguments, message):
+    log("one", {})
+    failed = {"run": "failed", "ratio": None, "time_us": None}
+    log("other", {"run": "theirs"}, failed, {"run": "elsewhere", "seqlen_q": 512})
+    (results / "text.csv").write_text("a,b\n1,2\n")
+    code, _, err = run(*(each.format(results=results) for each in arguments))
+    assert code == console.EXIT_ERROR
+    assert message.format(results=results) in err
+
+
+def test_a_damaged_line_is_named_and_left_out(run):
+    path = log("one", {})
+    log("other", {"run": "theirs"})
+    path.write_text(path.read_text() + "mine,half a row\n")
+    code, out, err = run("mine", "theirs")
+    assert code == 0
+    assert "one.csv:3" in err
+    assert "1.100 (1.050-1.150)" in out

@@ -1,0 +1,78 @@
+"""Two logged runs side by side: what differs between them, and the ratios to the baseline that each has of its own.
+
+python tools/compare.py 20261122-034419-11339 20261122-005744-15704       two runs of results/
+python tools/compare.py results/bench.csv /elsewhere/bench.csv            two files of one run each
+python tools/compare.py results/bench.csv:20261122-034419-11339 ...       one of a file's runs
+
+Figures of two runs are never divided: they are of other moments, often of another card. For the ratio of two kernels,
+measure both in one run: python tools/bench.py 16 24.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.errors import ConfigError
+from flashladder.common.paths import results_dir
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flashladder.common.results.comparison import Line, LoggedRun
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("runs", nargs=2, metavar="RUN", help="a run's name, a CSV file, or FILE:RUN")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.results import comparison
+
+    first, second = runs = [comparison.load(what, results_dir()) for what in arguments.runs]
+    if (first.file, first.name) == (second.file, second.name):
+        raise ConfigError(f"{first.name} would be compared with itself: name another run")
+    for damage in dict.fromkeys(damage for run in runs for damage in run.damaged):
+        warn(f"{damage}; the line is left where it is, and out of the comparison")
+    console.print(_circumstances(first, second))
+    lines = comparison.compare(first, second)
+    for run, other in ((first, second), (second, first)):
+        if alone := comparison.kernels_of(run) - comparison.kernels_of(other):
+            console.print(f"only in {run.name}: {', '.join(sorted(alone))}", soft_wrap=True)
+    if not lines:
+        raise ConfigError(f"{first.name} and {second.name} timed no kernel at the same shape")
+    console.print(_ratios(lines, first, second))
+    console.print(
+        "Ratios are each run's own, its baseline's time / the kernel's in the same rounds. Two runs are not divided by "
+        "each other; `python tools/bench.py A B` times two kernels in one."
+    )
+    return 0
+
+
+def _circumstances(first: LoggedRun, second: LoggedRun) -> Table:
+    """Under what the runs were measured, as far as that differs."""
+    made = table("What differs", "", first.name, second.name, wrap=(first.name, second.name))
+    pairs = [(what, value, second.circumstances()[what]) for what, value in first.circumstances().items()]
+    for what, one, other in pairs:
+        if one != other:
+            made.add_row(what, one or "-", other or "-")
+    alike = ", ".join(f"{what} {one}" for what, one, other in pairs if one == other and one)
+    made.caption, made.caption_justify = f"alike: {alike or 'nothing'}", "left"
+    return made
+
+
+def _ratios(lines: Sequence[Line], first: LoggedRun, second: LoggedRun) -> Table:
+    """The ratios of both, kernel by kernel."""
+    figures = (first.name, second.name)
+    made = table("Ratios", "kernel", "shapes", *figures, "", right=("shapes", *figures), wrap=("kernel", ""))
+    for line in lines:
+        one, other = line.differing_fields
+        remarks = ["" if line.is_same_code else "other code", f"{one} | {other}" if one or other else ""]
+        intervals = [f"{value:.3f} ({low:.3f}-{high:.3f})" for value, low, high in line.ratios]
+        made.add_row(line.title, str(line.shapes), *intervals, "; ".join(filter(None, remarks)))
+    return made
