@@ -324,3 +324,9 @@ def test_wrong_moves_of_registers(old, new, error, message):
 def test_wrong_use_of_a_named_barrier(code, message):
     with pytest.raises(SynchronisationError, match=message):
         run(START + code, num_threads=96)
+
+
+def test_the_answer_of_a_wait_has_to_be_looked_at():
+    """try_wait may come back before the phase is over."""
+    with pytest.raises(SynchronisationError, match="nobody looks at whether the phase is over"):
+        run(initialised(64) + ARRIVE + "mbarrier.try_wait.parity.shared::cta.b64 q, [bar], 0;")

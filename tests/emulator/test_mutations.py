@@ -62,7 +62,7 @@ class Rung:
     def __init__(self, version, overrides):
         is_hopper = version.instruction_set == "hopper"
         self.arch = "sm_90a" if is_hopper else "sm_80"
-        self.blocks = 10 if is_hopper else 4  # nvcc unrolls producers' loops four times: twice round, some left over
+        self.blocks = 11 if is_hopper else 4  # nvcc unrolls producers' loops four times: twice round, some left over
         default = version.config(**overrides)
         self.block_n = max(default.block_n, 64)
         self.problem = Problem(

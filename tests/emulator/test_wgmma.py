@@ -34,7 +34,7 @@ from flashladder.common.emulator.errors import (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(program=products(), lazy=st.booleans())
 def test_one_product_of_shared_memory(program, lazy):
     """Where the canonical layouts put A and B, for every swizzle, major and type."""
@@ -153,6 +153,25 @@ def test_products_of_several_kinds_on_one_accumulator():
         ones = np.ones((ROWS, 16))
         expected = problem.product(1) + problem.product(2) + ones @ problem.b[3].numbers.T
         assert (d == expected + problem.a[1].numbers @ transposed.numbers.T).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), lazy=st.booleans())
+def test_random_groups(data, lazy):
+    """Products on two accumulators in any groups, with any waits between: each sums up what it was given, in turn."""
+    problem, code = Problem(), [ZERO_D, ZERO_E, FENCE]
+    sums = {"d": np.zeros((ROWS, N)), "e": np.zeros((ROWS, N))}
+    for _ in range(data.draw(st.integers(1, 10), label="steps")):
+        kind = data.draw(st.sampled_from(["product", "product", "commit", "wait"]), label="step")
+        if kind == "product":
+            i, j = (data.draw(st.integers(0, TILES - 1)) for _ in range(2))
+            into, adds = data.draw(st.sampled_from("de")), data.draw(st.integers(0, 3)) > 0
+            code.append(mma(i, j, d=into, adds=int(adds)))
+            sums[into] = problem.product(i, j) + (sums[into] if adds else 0)
+        else:
+            code.append(COMMIT if kind == "commit" else wait(data.draw(st.integers(0, 2))))
+    found = problem.run(" ".join([*code, COMMIT, wait()]), ("d", "e"), lazy_copies=lazy)
+    assert all((matrix == sums[name]).all() for matrix, name in zip(found, "de", strict=True))
 
 
 def test_ctas_that_go_different_ways():

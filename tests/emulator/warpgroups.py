@@ -69,7 +69,7 @@ def crd(shape, index):
     found = []
     for extent in shape:
         found.append(index % extent)
-        index //= extent
+        index = index // extent
     return found
 
 
@@ -121,6 +121,7 @@ def fragment_place(warp, lane, number, size):
 
 
 THREADS, ROWS = 128, 64
+THREAD = np.arange(THREADS)
 FENCE, COMMIT, WAIT = (
     "wgmma.fence.sync.aligned;",
     "wgmma.commit_group.sync.aligned;",
@@ -145,9 +146,8 @@ class Operand:
         phase = (at >> 7) % (8 * wide // 8) if swizzle else 0
         self.descriptor = descriptor(at, swizzle=swizzle, phase=phase, **strides)
         layout = {"size": size, "swizzle": swizzle, "transposed": transposed, **strides}
-        self.places = at + np.array(
-            [[swizzle_address(canonical_offset(r, k, **layout), swizzle) for k in range(depth)] for r in range(extent)]
-        )
+        rows, depths = np.ogrid[:extent, :depth]
+        self.places = at + swizzle_address(canonical_offset(rows, depths, **layout), swizzle)
         self.end = int(self.places.max()) + size
 
     def put(self, image):
@@ -183,8 +183,7 @@ def matrix_of(outputs, n, result="f32"):
             values = outputs[f"d{number}"]
         else:
             values = outputs[f"d{number // 2}"].view(np.float16)[number % 2 :: 2]
-        for thread in range(THREADS):
-            found[accumulator_place(thread // 32, thread % 32, number)] = values[thread]
+        found[accumulator_place(THREAD // 32, THREAD % 32, number)] = values
     return found
 
 
@@ -243,7 +242,7 @@ def products(draw, max_n=256):
     old = random.integers(-3, 4, (ROWS, n)).astype(float)
     inputs = {"desc_a": np.full(THREADS, a.descriptor, np.uint64), "desc_b": np.full(THREADS, b.descriptor, np.uint64)}
     for number in range(n // 2):
-        values = np.array([old[accumulator_place(t // 32, t % 32, number)] for t in range(THREADS)])
+        values = old[accumulator_place(THREAD // 32, THREAD % 32, number)]
         if result == "f32":
             inputs[f"c{number}"] = values.astype(np.float32)
         else:

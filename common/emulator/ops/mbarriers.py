@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..errors import SynchronisationError
 from ..ptx import Instruction, Reg
 from .registry import Match, op
 
@@ -51,6 +52,8 @@ def arrive(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 def wait(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """predicate, [addr], parity or state{, time limit}. The predicate is written when the lanes go on, by the gate."""
     target, _, phase = i.operands[:3]
+    if target not in e.block.live_out:
+        raise SynchronisationError(f"nobody looks at whether the phase is over, and it need not be: {i.described()}")
     phases = e.read(phase, "u32" if m["parity"] else "b64")
     guard = "None" if not i.guard else f"{'~' if i.guard_negated else ''}{e.read(i.guard, 'pred')}"
     slot = e.slots[target] if isinstance(target, Reg) else None
