@@ -123,12 +123,24 @@ def test_a_workspace_is_as_large_as_the_kernel_says():
     [
         ({"params_bytes": 168}, "takes 168 bytes of parameters, the host packs 160 for the operation forward"),
         ({"cluster": (2, 1, 1)}, "07_tiny wants clusters of 2 x 1 x 1 CTAs, which neither .* has yet"),
-        ({"tensor_maps": (TensorMap("k", 64, 64, 128),)}, r"wants tensor maps \(k\), which neither .* can make yet"),
     ],
 )
 def test_what_cannot_be_run_yet_is_refused_by_name(declared, message):
     with pytest.raises(BuildError, match=f"attention_forward of 07_tiny .*{message.removeprefix('07_tiny ')}"):
         grid(**declared)
+
+
+def test_a_tensor_map_has_the_strides_of_its_tensor():
+    """Fastest first, in bytes; where a dimension has one element only, torch's stride means nothing to TMA."""
+    problem = dataclasses.replace(PROBLEM, batch=1)
+    given = Tensors({name: tensor[:1] for name, tensor in tensors().items()})
+    maps = TensorMap("q", 128, 64, 128), TensorMap("k", 64, 64, 128)
+    kernel = dataclasses.replace(ARTIFACT.main, launch=dataclasses.replace(ARTIFACT.launch, tensor_maps=maps))
+    (step,) = steps(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, pack(problem, given), num_sms=1)
+    assert [mapped.address for mapped in step.tensor_maps] == [given.q.data_ptr(), given.k.data_ptr()]
+    assert [mapped.dims for mapped in step.tensor_maps] == [(128, 100, 4, 1), (128, 70, 2, 1)]
+    assert [mapped.strides for mapped in step.tensor_maps] == [(1024, 256, 16), (512, 256, 16)]
+    assert [mapped.box for mapped in step.tensor_maps] == [(64, 128, 1, 1), (64, 64, 1, 1)]
 
 
 def test_a_grid_takes_no_more_blocks_than_cuda():

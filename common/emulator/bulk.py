@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from flashladder.common import tensor_map
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.run import tensor_map
 
 from .agents import AgentAccess
 from .arithmetic import bf16_round, bf16_widen, flush

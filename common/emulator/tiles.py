@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashladder.common.run.tensor_map import TensorMap
+from flashladder.common.tensor_map import TensorMap
 
 from .descriptors import swizzled
 from .memory import VIEW_CODES

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from flashladder.common import tensor_map
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import Problem, Tensors, make_inputs
-from flashladder.common.run import tensor_map
 from flashladder.common.run.launch import Step, pack, steps, workspace_bytes
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ class TensorStride(ctypes.Structure):
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """What a tensor map says of a tensor: see common/run/tensor_map.py."""
+    """What a tensor map says of a tensor: see common/tensor_map.py."""
 
     address: int
     dtype: str  # bf16, fp16

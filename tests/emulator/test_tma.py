@@ -22,8 +22,8 @@ from bulk_programs import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashladder.common import tensor_map
 from flashladder.common.emulator.errors import DeadlockError, EmulatorError, MemoryAccessError
-from flashladder.common.run import tensor_map
 
 
 @settings(max_examples=80, deadline=None)
