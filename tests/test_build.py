@@ -286,7 +286,7 @@ def test_what_was_compiled_before_a_kill_is_there(tmp_path, monkeypatch):
     version = make_rung(tmp_path)
     monkeypatch.setattr(build_module, "BATCH", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    requests = [BuildRequest(version, version.config(block_m=rows), ARCH) for rows in (64, 128)]
+    requests = [BuildRequest(version, version.config(block_m=128, num_warps=warps), ARCH) for warps in (4, 8)]
     steps = []
 
     def killed_in_the_second(done, total, detail):
