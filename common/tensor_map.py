@@ -4,12 +4,13 @@ Tiled mode, 1 to 5 dimensions, element strides of one, no interleaving, zero fil
 API, cuTensorMapEncodeTiled). Dimension 0 is the contiguous one.
 
 The object is opaque by contract. Where its fields lie shows in the code that ptxas makes of PTX's tensormap.replace,
-which sets one field each; the place of the L2 promotion, which no such instruction sets, is yet to be held against a
-driver's maps. tests/emulator/test_tensor_map.py holds this file against both.
+which sets one field each; the L2 promotion, the bytes of a box and its alignment in shared memory, which no such
+instruction sets, show in maps that a driver made. tests/emulator/test_tensor_map.py holds this file against both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,10 +53,12 @@ _ADDRESS = _Field(0, 64)
 _RANK = _Field(68, 3, bias=1)
 _DTYPE = _Field(71, 4)
 _SWIZZLE = _Field(77, 2)
-_L2_PROMOTION = _Field(85, 2)
+_L2_PROMOTION = _Field(81, 2)
 _STRIDES = tuple((_Field(96 + 32 * n, 32, shift=4), _Field(224 + 4 * n, 4, shift=36)) for n in range(MAX_RANK - 1))
 _DIMS = tuple(_Field(256 + 32 * n, 32, bias=1) for n in range(MAX_RANK))
 _BOX = tuple(_Field(440 + 8 * n, 8, bias=1) for n in range(MAX_RANK))
+_BOX_BYTES = _Field(512, 32)
+_SHARED_ALIGNMENT = _Field(576, 32)  # after so many bytes the swizzle's pattern repeats
 # What must be zero in a map of this kind: interleaving, NaN fill, tf32, element strides.
 _OTHERS = (_Field(75, 2), _Field(79, 2), _Field(416, 3 * MAX_RANK))
 
@@ -109,6 +112,8 @@ def encode(
     bits = _ADDRESS.put(address) | _RANK.put(len(asked.dims)) | _DTYPE.put(DTYPES[dtype][0])
     bits |= _SWIZZLE.put(SWIZZLES.index(swizzle_bytes))
     bits |= _L2_PROMOTION.put(L2_PROMOTIONS.index(l2_promotion_bytes))
+    bits |= _BOX_BYTES.put(math.prod(asked.box) * asked.element_bytes)
+    bits |= _SHARED_ALIGNMENT.put(8 * swizzle_bytes or 16)
     for stride, parts in zip(asked.strides, _STRIDES, strict=False):
         for part in parts:
             bits |= part.put(stride)

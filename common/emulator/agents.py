@@ -24,7 +24,7 @@ from .errors import RaceError
 from .order import AGENT, FENCED, ORDERED, Agent, Rows, lanes_of, where_of
 from .race import BARRIER, FOLLOWERS, IN_FLIGHT, OBJECT, RaceDetector
 from .shared import WINDOW
-from .stamps import COLUMN_MASK, EPOCH, INSTRUCTION, INSTRUCTION_MASK, Access, Touch, put
+from .stamps import COLUMN_MASK, EPOCH, INSTRUCTION, INSTRUCTION_MASK, Access, Touch, put, taken
 
 if TYPE_CHECKING:
     from .scheduler import Chunk
@@ -343,7 +343,7 @@ class AgentRaces(RaceDetector):
 
     def _check_agent(self, access: AgentAccess) -> None:
         """Raises unless the last writes of its words are ordered before an agent's access, and fenced for its proxy."""
-        stamps = self._writes[where_of(access.rows)].take(access.words, axis=1)
+        stamps = taken(self._writes, where_of(access.rows), access.words)
         if (stamps == stamps[:, :1]).all():
             stamps = stamps[:, :1]
         self._check_writer(access, stamps)
@@ -366,7 +366,7 @@ class AgentRaces(RaceDetector):
             return
         where, units = where_of(access.rows), access.words // self._per_unit
         for column, table in self._agent_reads.items():
-            stamps = table[where].take(units, axis=1)
+            stamps = taken(table, where, units)
             columns = np.full((len(stamps), 1), column)
             bad = stamps >> EPOCH > self.order.known(access.warp.index, access.rows, columns, access.lanes, ORDERED)
             if bad.any():

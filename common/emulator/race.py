@@ -30,6 +30,7 @@ from .stamps import (
     Touch,
     put,
     reaches,
+    taken,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class RaceDetector:
     def _check(self, access: Touch, reads: bool = False, atomics: bool = False) -> None:
         """Raises unless the last writes, and the last reads and atomics if so said, are ordered before this access."""
         where = where_of(access.rows)
-        stamps = self._writes[where].take(access.words, axis=1)
+        stamps = taken(self._writes, where, access.words)
         if reaches(stamps, self.order.safe[where, access.warp.index]):
             self._check_writer(access, stamps)
         self._check_accesses(access, reads, atomics)

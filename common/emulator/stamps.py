@@ -89,6 +89,15 @@ def put(state: np.ndarray, where: Where, words: np.ndarray, stamps: np.ndarray) 
         state[where[:, None], words] = stamps
 
 
+def taken(state: np.ndarray, where: Where, words: np.ndarray) -> np.ndarray:
+    """The stamps of words in state (rows, all words) or (rows, warps, all words)."""
+    if isinstance(where, slice):
+        return state.take(words, axis=-1)
+    if state.ndim == 2:
+        return state[where[:, None], words]
+    return state[where[:, None, None], np.arange(state.shape[1])[:, None], words]
+
+
 def reaches(stamps: np.ndarray, safe: np.ndarray) -> bool:
     """Whether a stamp of any row (rows, ...) is at or above the row's limit, an epoch."""
     if len(stamps) == 1:
@@ -140,7 +149,7 @@ class LastAccesses:
         where, words, warp = where_of(access.rows), access.words, access.warp.index
         now = (self._order.clock[where, warp] << EPOCH)[:, None] | access.index << INSTRUCTION
         own = self._table[:, warp]
-        before = own[where].take(words, axis=1)
+        before = taken(own, where, words)
         if self._slots is not None:
             self._note_lanes(access, before, now)
         if access.collective:
@@ -192,7 +201,7 @@ class LastAccesses:
             return None
         where, warp = where_of(access.rows), access.warp.index
         words, lanes, threads = access.words, access.lanes, access.threads
-        stamps = self._table[where].take(words, axis=2)
+        stamps = taken(self._table, where, words)
         if not reaches(stamps, self._order.safe[where, warp]):
             return None
         kind, column = stamps >> KIND & KIND_MASK, stamps & COLUMN_MASK
