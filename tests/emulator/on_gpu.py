@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from flashladder.common.build.toolchain import toolchain
+from flashladder.common.emulator.parse import parse
 from flashladder.common.run.gpu import device_arch, driver, require_gpu
-
-_END, _BUFFER, _SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_...
 
 
 class OnGpu:
@@ -41,13 +40,24 @@ class OnGpu:
             function = _checked(api.cuModuleGetFunction(module, b"kernel"))
             attribute = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(api.cuFuncSetAttribute(function, attribute, shared_bytes))
-            buffer, size = ctypes.create_string_buffer(params, len(params)), ctypes.c_size_t(len(params))
-            extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(size), _END)
-            where = ctypes.addressof(extra)
-            _checked(api.cuLaunchKernel(function, grid, 1, 1, num_threads, 1, 1, shared_bytes, 0, 0, where))
+            buffer = ctypes.create_string_buffer(params, len(params))
+            starts = [ctypes.addressof(buffer) + offset for offset in _offsets(text)]
+            arguments = (ctypes.c_void_p * len(starts))(*starts)
+            where = ctypes.addressof(arguments)
+            _checked(api.cuLaunchKernel(function, grid, 1, 1, num_threads, 1, 1, shared_bytes, 0, where, 0))
             torch.cuda.synchronize()
         finally:
             _checked(api.cuModuleUnload(module))
+
+
+def _offsets(text):
+    """Where each parameter of the entry lies among them all. The driver must be told of each: where they lie on the GPU
+    depends on their alignment there."""
+    at = 0
+    for param in parse(text, "kernel").params.values():
+        at = -(-at // param.align) * param.align
+        yield at
+        at += param.size
 
 
 def _cubin(text):
