@@ -49,6 +49,16 @@ def test_rows_that_see_no_key(head_dim):
     assert tensors.lse[:, :, blind:].isfinite().all()
 
 
+def test_rows_that_see_no_key_are_zero_whatever_is_in_v():
+    """Their tile has rows that see one, for which V is read: 0 times NaN would be NaN."""
+    problem = Problem(seqlen_q=100, seqlen_k=70, head_dim=64, causal=True)
+    tensors = make_inputs(problem)
+    tensors.v.fill_(math.nan)
+    on_emulator(build_one(HOPPER, HOPPER.config_for(problem), ARCH), problem, tensors)
+    assert not tensors.o[:, :30].any()
+    assert tensors.o[:, 30:].isnan().all()
+
+
 def test_what_is_hidden_may_be_anything():
     """Neither a NaN behind the last key nor one behind a row's own reaches its output."""
     problem = Problem(seqlen_q=100, seqlen_k=150, head_dim=64, causal=True, layout="padded")

@@ -36,7 +36,7 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
         bool passed = false;
         this->each_row([&](int b, int h) {
             highest[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit;
-            passed |= highest[b][h] > this->m[b][h] + slack;
+            passed |= highest[b][h] - this->m[b][h] > slack;
         });
         raised = __any_sync(0xffffffff, passed);
         if (raised) this->each_row([&](int b, int h) {
@@ -54,12 +54,14 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
         if (raised) DeferredSoftmax<rows>::rescale(o);
     }
 
-    // O /= l; of a row that sees no key, O = 0.
+    // O /= l; of a row that sees no key, O = 0, whatever is in V.
     template <int head_dim>
     __device__ void finish_by_reciprocal(Accumulator<rows, head_dim> &o) {
         this->each_row([&](int b, int h) {
             this->l[b][h] = quad_sum(this->l[b][h]);
-            this->scale_row(o, b, h, this->l[b][h] == 0.0f ? 0.0f : 1.0f / this->l[b][h]);
+            const bool sees_none = this->l[b][h] == 0.0f;
+            const float reciprocal = 1.0f / this->l[b][h];
+            this->template each_element<head_dim>(o, b, h, [&](float &x) { x = sees_none ? 0.0f : x * reciprocal; });
         });
     }
 
