@@ -1,6 +1,5 @@
 """Attention as a function: right on whatever tensors a model has, or refused; and torch can see through it."""
 
-import dataclasses
 import re
 
 import pytest
@@ -58,8 +57,8 @@ def test_no_log_sum_exp_is_summed_that_is_not_returned(device):
     run = getattr(public, name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(public, name, noted)
-        attention(*inputs, version="24")
-        _, lse = attention(*inputs, return_lse=True, version="24")
+        attention(*inputs)
+        _, lse = attention(*inputs, return_lse=True)
     assert configs == [(False, False, False), (True, True, True)]
     assert lse.isfinite().all()
 
@@ -105,20 +104,11 @@ def test_what_it_cannot_do_is_said(device):
 
 
 def test_the_default_takes_what_models_have():
-    from flashladder.common.attention import GENERAL
+    from flashladder.common.attention import DEFAULT
 
-    for name in GENERAL:
+    for name in (DEFAULT, "any_attention"):
         supports = catalog.find(name).supports
         assert (supports.causal, supports.gqa, supports.seqlen_q, supports.seqlen_k) == (True, True, "any", "any")
-
-
-def test_the_fastest_rung_that_the_gpu_has_is_taken():
-    from flashladder.common.attention import _fastest
-
-    problem = Problem(num_heads=4, num_heads_k=2, seqlen_q=100, causal=True)
-    assert _fastest(problem, "sm_90a").name == "34_any_attention"
-    assert _fastest(problem, "sm_80").name == "24_woven_general"
-    assert _fastest(dataclasses.replace(problem, head_dim=256), "sm_90a").name == "24_woven_general"
 
 
 def test_nothing_else_is_in_the_package():

@@ -116,7 +116,6 @@ def test_memory_that_was_lent_has_an_end(root):
     ("old", "new", "message"),
     [
         (".persistent()", ".clusters(2)", "attention_delta of delta/02_broken wants clusters of 2 x 1 x 1 CTAs"),
-        (".persistent()", '.by_tma("dout", 32, 64, 128)', r"wants tensor maps \(dout\), which neither the launch"),
         ("(half_rows, DeltaParams", "(half_rows, AttentionParams", "takes 160 bytes of parameters, the host packs 96"),
         (
             "KERNEL(attention_delta",

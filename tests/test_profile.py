@@ -287,9 +287,11 @@ PIPES = {"alu": 0.015, "lsu": 0.013, "shared": 0.005, ("24_woven_general", "shar
 
 
 def test_what_an_h100_counted_is_what_was_predicted():
-    """What the README says of results/profile.csv, for every rung."""
+    """What the README says of results/profile.csv, for every rung of Ampere's instructions."""
     rows = list(csv.DictReader((ROOT / "results" / "profile.csv").open()))
-    assert {row["version"] for row in rows} == {version.name for version in catalog.finished()}
+    assert {row["version"] for row in rows} == {
+        rung.name for rung in catalog.finished() if rung.instruction_set == "ampere"
+    }
     for row in rows:
         kernel = row["version"], row["opcode"]
         predicted, measured = float(row["predicted"]), float(row["measured"])

@@ -391,10 +391,13 @@ def test_a_library_that_cannot_be_put_in_its_place_is_no_path(tmp_path, monkeypa
     rename = Path.rename
 
     def refuse(path, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if path.is_dir():  # the library's folder, not a lock
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return rename(path, target)
 
     def lose_the_race(path, target):
-        shutil.copytree(path, target)
+        if path.is_dir():
+            shutil.copytree(path, target)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from flashladder.common import sass
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import GpuDescription, KernelConfig
-from flashladder.common.errors import EmulatorError
+from flashladder.common.errors import ConfigError, EmulatorError
 from flashladder.common.paths import ROOT, cache_dir
 from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import WARP
@@ -142,8 +142,10 @@ def _mean(times: Sequence[float]) -> float:
 
 
 def workload(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> Workload:
-    """The share of one SM in a problem."""
+    """The share of one SM in a problem. ConfigError for a kernel that has no loop over blocks of keys."""
     tile = artifact.launch
+    if not tile.block_n:
+        raise ConfigError(f"the cost model prices loops over keys, and {artifact.version} declares no block_n")
     ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
     keys_a_row = problem.flops / (4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.head_dim)
     return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, conflict_factor)

@@ -10,7 +10,6 @@ import torch
 from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.build.artifact import Artifact
-from flashladder.common.catalog import Version
 from flashladder.common.config import listing
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.measure.entrants import Entrant
@@ -19,7 +18,7 @@ from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
 
-GENERAL = ("any_attention", "woven_general")  # rungs that take any mask and any lengths, the fastest first
+DEFAULT = "woven_general"  # the fastest that takes any attention
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -31,11 +30,9 @@ def attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     return_lse: bool = False,
-    version: str | None = None,
+    version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(softmax_scale * Q K^T) V; forward only.
-
-    The rung `version` computes it; by default the fastest that takes any attention, on this GPU, with this head_dim.
+    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it; forward only.
 
     q is (batch, seqlen_q, num_heads, head_dim), k and v are (batch, seqlen_k, num_heads_k, head_dim), of bf16 or fp16,
     with any strides whose last is 1; num_heads_k divides num_heads. A causal mask is aligned to the bottom right.
@@ -54,8 +51,8 @@ def attention(
         raise UnsupportedProblemError(
             "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
         )
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    o, lse = _forward(q, k, v, causal, scale, version or "", return_lse)
+    scale = max(1, q.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
+    o, lse = _forward(q, k, v, causal, scale, version, return_lse)
     return (o, lse) if return_lse else o
 
 
@@ -114,18 +111,11 @@ def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: floa
 @lru_cache(maxsize=1024)
 def _artifact(version: str, problem: Problem, device: int | None) -> Artifact:
     """What runs on the device, which is current, or with None on the emulator: as tuned for it, or the default."""
-    place = target.resolve("emulator" if device is None else "gpu", None)
-    rung = catalog.find(version) if version else _fastest(problem, place.arch)
-    entrant = Entrant(rung.name, rung, {}, tuned_for=place.gpu.name)
+    rung, place = catalog.find(version), target.resolve("emulator" if device is None else "gpu", None)
+    entrant = Entrant(version, rung, {}, tuned_for=place.gpu.name)
     artifact = build_one(rung, entrant.config(problem, place.gpu), place.arch)
     place.check(artifact)
     return artifact
-
-
-def _fastest(problem: Problem, arch: str) -> Version:
-    """Of the general rungs; the last one where none takes the problem, which then says why."""
-    rungs = [catalog.find(name) for name in GENERAL]
-    return next((rung for rung in rungs if rung.runs_on(arch) and rung.takes(problem)), rungs[-1])
 
 
 def _emulate(

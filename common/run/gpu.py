@@ -93,6 +93,7 @@ class LoadedKernel:
         graph. The tensors behind `params` must outlive it.
         """
         device = torch.cuda.current_device()
+        torch.cuda.set_device(device)  # makes its context current in this thread, which the driver's calls need
         pointers = struct.pack(f"{len(workspaces)}Q", *(memory.data_ptr() for memory in workspaces))
         arguments = [_Arguments(params, pointers, b"".join(map(self._tensor_map, step.tensor_maps))) for step in steps]
         launches = [

@@ -155,7 +155,7 @@ FAULTS = {
     "shifts wrap": ("shl", arithmetic, "shift_left", lambda a, n: a << (n % (8 * a.itemsize)).astype(a.dtype)),
 }  # fmt: skip
 FAULTS_OF_PROGRAMS = {
-    "the lowest block first": (Chunk, "_next", lambda self, ready: min(ready)),
+    "the lowest block first": (Chunk, "_next", lambda self, warp: min(warp.ready)),
     "atom flushes nothing": (exchange, "flush", lambda x: x),
 }  # fmt: skip
 

@@ -99,13 +99,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
             shared.q.wait(q_at);
             q.start(shared.q.tiles[0], warp_row);
-            if constexpr (q_in_registers) {
-                __syncwarp();  // all lanes have read Q
-                shared.q.release(q_at);
-            }
             shared.k.wait(k_at);
             start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
             wait_for(s);
+            if constexpr (q_in_registers) shared.q.release(q_at);  // a load may come late, but a product has used what it brought
             shared.k.release(k_at);
             mask.hide(s, row, last * block_n);
             softmax.start(s);
