@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _IN_CTA = (1 << RANK_BITS) - 1
 _TILE_ALIGNMENT = 128  # of a tile in shared memory (PTX ISA, 5.5.6, "Interleave layout": without interleaving)
-_REDUCED_TYPES = {"uint32": "u32", "int32": "s32", "uint64": "u64", "int64": "s64", "fp16": "f16", "fp32": "f32"}
+_REDUCED_TYPES = {"uint32": "u32", "int32": "s32", "uint64": "u64", "int64": "s64", "fp16": "f16"}
 _FUNCTIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -42,14 +42,15 @@ _FUNCTIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a copy's elements are combined with what is there: a function by name, and PTX's type of an element."""
+    """How a copy's elements are combined with what is there: a function by name, and PTX's type of an element; fp32 is
+    that of a tensor map, which keeps subnormals (an H200 does) as its FTZ sibling would not."""
 
     function: str
     type: str
 
     def __call__(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """The combined chunks."""
-        code = {"f32": "f4", "f64": "f8", "f16": "f2", "bf16": "u2"}.get(self.type)
+        code = {"f32": "f4", "fp32": "f4", "f64": "f8", "f16": "f2", "bf16": "u2"}.get(self.type)
         code = code or f"{'i' if self.type[0] == 's' else 'u'}{int(self.type[1:]) // 8}"
         a, b = old.view(code), np.ascontiguousarray(new).view(code)
         if self.type == "bf16":
@@ -130,7 +131,10 @@ class TileOperand(Source):
             found = queue.map_at(index, lane, chosen, _value(self.map, lane, chosen))
             if len(found.dims) != len(self.coordinates):
                 queue.fail(index, lane, chosen, f"{len(self.coordinates)} coordinates in a tensor of {len(found.dims)}")
-            yield Tile(found, first.astype(np.int64)), chosen
+            tile = Tile(found, first.astype(np.int64))
+            if (tile.of(chosen).start % CHUNK).any():
+                queue.fail(index, lane, chosen, f"a tile whose rows do not begin at a multiple of {CHUNK} bytes")
+            yield tile, chosen
 
 
 class BulkQueue:
@@ -202,6 +206,10 @@ class BulkQueue:
             group = np.broadcast_to(self._commits[:, lane], rows.shape)
             for region, chosen in target.regions(self, index, lane, rows, (source,)):
                 units = self._units(index, lane, chosen, region, _value(source, lane, chosen))
+                if isinstance(region, Tile) and region.of(chosen).is_cut_within_chunks:
+                    self.fail(
+                        index, lane, chosen, f"a store of a tile that the tensor's edge cuts within {CHUNK} bytes"
+                    )
                 if self._chunk.race:
                     where = _where(chosen)
                     self._chunk.race.bulk_reads(AgentAccess(self._warp, index, lane, units, where, "copies from it"))

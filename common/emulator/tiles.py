@@ -108,6 +108,19 @@ class Tile(Region):
         """See Region."""
         return int(np.prod(self.map.box)) * self.map.element_bytes
 
+    @property
+    def start(self) -> np.ndarray:
+        """Where its rows begin along dimension 0, in bytes, (CTAs): a multiple of 16 (PTX ISA, 5.5.3.1)."""
+        return np.asarray(self.coordinates[:, 0] * self.map.element_bytes)
+
+    @property
+    def is_cut_within_chunks(self) -> bool:
+        """Whether the tensor ends in the midst of 16 bytes of its rows. What a store does then is not known: an H200
+        writes other bytes than those of the elements inside."""
+        edge = self.map.dims[0] * self.map.element_bytes
+        inside = (self.start < edge) & (edge < self.start + self.map.box[0] * self.map.element_bytes)
+        return bool(edge % CHUNK and inside.any())
+
     def of(self, rows: np.ndarray) -> "Tile":
         """See Region."""
         return replace(self, coordinates=self.coordinates[rows])
@@ -116,9 +129,8 @@ class Tile(Region):
     def elements(self) -> tuple[np.ndarray, np.ndarray | None, int]:
         """See Region. An address outside of the tensor is that of the tensor."""
         tensor, size = self.map, self.map.element_bytes
-        first = self.coordinates[:, 0] * size
-        unit = size if (first % CHUNK).any() or tensor.dims[0] * size % CHUNK else CHUNK
-        starts = [first // unit, *self.coordinates.T[1:]]
+        unit = size if tensor.dims[0] * size % CHUNK else CHUNK
+        starts = [self.start // unit, *self.coordinates.T[1:]]
         extents = [tensor.dims[0] * size // unit, *tensor.dims[1:]]
         strides = [unit, *tensor.strides]
         offsets, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)

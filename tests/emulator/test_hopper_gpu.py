@@ -106,7 +106,8 @@ def test_sums_that_are_not_exact(type):
 @FEW
 @given(drawn=tiles())
 def test_loaded_tiles(drawn):
-    """All bytes of shared memory, also those between rows that are shorter than their swizzle."""
+    """All bytes of shared memory, also those between rows that are shorter than their swizzle. Rows of a box begin at a
+    multiple of 16 bytes: at others an H200 faults, as PTX allows (5.5.3.1), and the emulator refuses them."""
     dtype, dims, box, swizzle, pads, first = drawn
     found = []
     for machine in MACHINES:
@@ -121,8 +122,10 @@ def test_loaded_tiles(drawn):
 
 
 @FEW
-@given(drawn=tiles())
+@given(drawn=tiles(whole=True))
 def test_stored_tiles(drawn):
+    """Of tensors whose rows end at a multiple of 16 bytes: of others an H200 writes more or less than the elements that
+    are inside (seen: one row of 13 bytes), and the emulator refuses such a store."""
     dtype, dims, box, swizzle, pads, first = drawn
     found = []
     for machine in MACHINES:
@@ -143,7 +146,7 @@ def test_stored_tiles(drawn):
     ],
 )  # fmt: skip
 def test_reduced_tiles(dtype, function):
-    """The bytes 0, 1, 2, ... are combined with small values."""
+    """The bytes 0, 1, 2, ... are combined with small values; as fp32 they are subnormals, which are kept."""
     found = []
     for machine in MACHINES:
         run = Run(machine=machine())

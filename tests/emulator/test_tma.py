@@ -45,7 +45,7 @@ def test_loaded_tiles(drawn, lazy):
 
 
 @settings(max_examples=60, deadline=None)
-@given(drawn=tiles(), lazy=st.booleans())
+@given(drawn=tiles(whole=True), lazy=st.booleans())
 def test_stored_tiles(drawn, lazy):
     """Only what lies inside the tensor is written."""
     dtype, dims, box, swizzle, pads, first = drawn
@@ -89,6 +89,18 @@ def test_reduced_tiles_of_several_ctas(dtype, function, combined):
     for _ in range(3):
         expected[3:6, 16:32] = combined(expected[3:6, 16:32], value[0])
     assert (tensor.read() == expected).all()
+
+
+def test_subnormals_are_kept_by_a_tile_and_flushed_by_plain_bytes():
+    """As an H200 does for a map of fp32, and PTX says of cp.reduce.async.bulk.add.f32."""
+    run = Run()
+    tensor = Tensor(run, "tensor", "fp32", (32, 4), (32, 4), 0, readonly=False, values=lambda shape: np.zeros(shape))
+    p0 = run.memory.add("plain", np.zeros(128, np.float32))
+    plain = "@p cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [p0], [tile], 512;"
+    code = IOTA.replace("%0", "512") + coordinates((0, 0)) + store(2, "add") + plain + COMMIT + DRAINED
+    run(code, [tensor.map], [p0])
+    assert (tensor.read().reshape(-1).view(np.uint32) == np.arange(128)).all()
+    assert (run.memory.read("plain") == 0).all()
 
 
 def test_plain_bytes_both_ways_and_added():
@@ -265,6 +277,21 @@ def test_wrong_copies(code, error, message):
     out = run.memory.add("out", np.zeros(1024, np.uint8))
     with pytest.raises(error, match=f"(?s){message}"):
         run(coordinates((0, 0, 0)) + code, [tensor.map, bytes([255] * 128)], [out], race=False)
+
+
+def test_a_tile_that_begins_within_16_bytes():
+    """PTX ISA, 5.5.3.1: the address of a box is a multiple of 16; an H200 faults at others."""
+    run = Run()
+    tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0)
+    with pytest.raises(MemoryAccessError, match=r"do not begin at a multiple of 16 bytes\n.*warp 0, lane 0"):
+        run(coordinates((-1, 0)) + expect(1024) + load(2) + wait(), [tensor.map])
+
+
+def test_a_stored_tile_that_is_cut_within_16_bytes():
+    run = Run()
+    tensor = Tensor(run, "tensor", "bf16", (60, 8), (64, 8), 0, readonly=False)
+    with pytest.raises(MemoryAccessError, match=r"edge cuts within 16 bytes\n.*warp 0, lane 0"):
+        run(IOTA.replace("%0", "1024") + coordinates((0, 0)) + store(2) + COMMIT + DRAINED, [tensor.map])
 
 
 def test_a_map_of_more_than_the_tensor():
