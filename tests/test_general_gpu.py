@@ -1,6 +1,7 @@
 """The general rungs on a real GPU (`pytest -m gpu`): thousands of problems, and tensors larger than 2^31 elements."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -103,3 +104,22 @@ def test_long_sequences(rung, head_dim, causal):
     """Many CTAs in many waves, and sections of heads under a causal mask."""
     problem = Problem(num_heads=24, num_heads_k=6, seqlen_q=4096, seqlen_k=9000, head_dim=head_dim, causal=causal)
     launched(rung, problem)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("rung", "head_dim"),
+    [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
+    ids=lambda x: getattr(x, "number", x),
+)
+def test_many_tiles_of_one_block(rung, head_dim, causal):
+    """A persistent CTA has hundreds of them, one soon after the other: what is given back too early is overwritten."""
+    shape = {"num_heads": 40000, "num_heads_k": 20000, "seqlen_q": 3, "seqlen_k": 17}
+    for seed in range(3):
+        launched(rung, Problem(**shape, head_dim=head_dim, causal=causal, seed=seed))
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.number)
+def test_a_thread_that_has_not_used_the_gpu_may_launch(rung):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(launched, rung, Problem(seqlen_q=100, seqlen_k=150, head_dim=64)).result()
