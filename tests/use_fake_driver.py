@@ -13,6 +13,7 @@ for name, value in {
     "init": None,
     "synchronize": None,
     "current_device": 0,
+    "set_device": None,
     "get_device_capability": (9, 0),
     "get_device_properties": device,
 }.items():
