@@ -61,9 +61,10 @@ class Diagnosis:
         return next((limit for limit in self.limits if self.gain(limit) >= FLOOR and self.ideas(limit)), None)
 
     def ideas(self, limit: Limit) -> list[Version]:
-        """The later rungs of the ladder whose idea is against a limit, the nearest first."""
-        ladder = self.version.its_ladder()
-        return [later for later in ladder[ladder.index(self.version) + 1 :] if limit.name in later.addresses]
+        """The later rungs of the ladder, for the same instructions, whose idea is against a limit; the nearest first."""
+        ladder, own = self.version.its_ladder(), self.version.instruction_set
+        later = ladder[ladder.index(self.version) + 1 :]
+        return [rung for rung in later if limit.name in rung.addresses and rung.instruction_set == own]
 
 
 CYCLES = "cycles of an SM for a CTA's pass through the main loop, predicted"
