@@ -61,7 +61,7 @@ class Diagnosis:
         return next((limit for limit in self.limits if self.gain(limit) >= FLOOR and self.ideas(limit)), None)
 
     def ideas(self, limit: Limit) -> list[Version]:
-        """The later rungs of the ladder, for the same instructions, whose idea is against a limit; the nearest first."""
+        """The later rungs for the same instructions whose idea is against a limit, the nearest first."""
         ladder, own = self.version.its_ladder(), self.version.instruction_set
         later = ladder[ladder.index(self.version) + 1 :]
         return [rung for rung in later if limit.name in rung.addresses and rung.instruction_set == own]
