@@ -111,6 +111,11 @@ def test_the_default_takes_what_models_have():
         assert (supports.causal, supports.gqa, supports.seqlen_q, supports.seqlen_k) == (True, True, "any", "any")
 
 
+def test_heads_without_columns_are_refused():
+    with pytest.raises(UnsupportedProblemError, match="head_dim=0: must be at least 1"):
+        attention(*(torch.zeros(1, 4, 2, 0, dtype=torch.bfloat16) for _ in range(3)))
+
+
 def test_nothing_else_is_in_the_package():
     with pytest.raises(AttributeError, match="module 'flashladder' has no attribute 'atention'"):
         flashladder.atention  # noqa: B018

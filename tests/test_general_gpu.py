@@ -17,6 +17,11 @@ from flashladder.common.run.execute import on_gpu
 pytestmark = pytest.mark.gpu
 RUNGS = [GENERAL, HOPPER]
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in kinds(rung)]
+EACH_HEAD_DIM = pytest.mark.parametrize(
+    ("rung", "head_dim"),
+    [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
+    ids=lambda x: getattr(x, "number", x),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -95,11 +100,7 @@ def test_offsets_past_two_to_the_31(rung, far, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("rung", "head_dim"),
-    [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
-    ids=lambda x: getattr(x, "number", x),
-)
+@EACH_HEAD_DIM
 def test_long_sequences(rung, head_dim, causal):
     """Many CTAs in many waves, and sections of heads under a causal mask."""
     problem = Problem(num_heads=24, num_heads_k=6, seqlen_q=4096, seqlen_k=9000, head_dim=head_dim, causal=causal)
@@ -107,11 +108,7 @@ def test_long_sequences(rung, head_dim, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("rung", "head_dim"),
-    [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
-    ids=lambda x: getattr(x, "number", x),
-)
+@EACH_HEAD_DIM
 def test_many_tiles_of_one_block(rung, head_dim, causal):
     """A persistent CTA has hundreds of them, one soon after the other: what is given back too early is overwritten."""
     shape = {"num_heads": 40000, "num_heads_k": 20000, "seqlen_q": 3, "seqlen_k": 17}

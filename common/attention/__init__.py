@@ -51,14 +51,19 @@ def attention(
         raise UnsupportedProblemError(
             "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
         )
-    scale = max(1, q.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
-    o, lse = _forward(q, k, v, causal, scale, version, return_lse)
+    o, lse = _forward(q, k, v, causal, softmax_scale, version, return_lse)
     return (o, lse) if return_lse else o
 
 
 @torch.library.custom_op("flashladder::attention", mutates_args=())
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str, lse: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp; the latter has no elements unless it is asked for."""
     problem = _problem(q, k, causal, softmax_scale, lse)
@@ -75,7 +80,13 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float, version: str, lse: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q, lse)
 
@@ -86,7 +97,7 @@ def _outputs(q: torch.Tensor, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)
 
 
-def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float, lse: bool) -> Problem:
+def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float | None, lse: bool) -> Problem:
     for name, tensor in (("q", q), ("k", k)):
         if tensor.dim() != 4:
             shape = tuple(tensor.shape)
@@ -103,7 +114,7 @@ def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: floa
         head_dim=head_dim,
         dtype=_NAMES[q.dtype],
         causal=causal,
-        softmax_scale=softmax_scale,
+        softmax_scale=softmax_scale,  # type: ignore[arg-type]  # None: the default
         lse=lse,
     )
 

@@ -101,10 +101,7 @@ def on_emulator(
 
 def _arguments(params: bytes, pointers: bytes, step: Step) -> bytes:
     """What a kernel is launched with, as it lies in its parameters: each at a multiple of its alignment."""
-    maps = b"".join(
-        tensor_map.encode(each.address, each.dtype, each.dims, each.strides, each.box, each.swizzle_bytes)
-        for each in step.tensor_maps
-    )
+    maps = b"".join(tensor_map.encode(*dataclasses.astuple(each)) for each in step.tensor_maps)
     packed = params + pointers
     return packed + bytes(-len(packed) % MAP_ALIGNMENT) + maps if maps else packed
 

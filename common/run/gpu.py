@@ -19,7 +19,8 @@ import torch
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
-from flashladder.common.run.launch import MappedTensor, Step
+from flashladder.common.run.launch import Step
+from flashladder.common.tensor_map import TensorMap
 
 Launch = Callable[[], None]
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}
@@ -130,7 +131,7 @@ class LoadedKernel:
         query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(self._checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
 
-    def _tensor_map(self, mapped: MappedTensor) -> bytes:
+    def _tensor_map(self, mapped: TensorMap) -> bytes:
         """The 128 bytes that TMA reads."""
         driver = self._driver
         kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle

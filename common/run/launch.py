@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.rules import Expression
+from flashladder.common.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     import torch
@@ -36,18 +37,6 @@ class TensorStride(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class MappedTensor:
-    """What a tensor map says of a tensor: see common/tensor_map.py."""
-
-    address: int
-    dtype: str  # bf16, fp16
-    dims: tuple[int, ...]  # elements, the contiguous dimension first
-    strides: tuple[int, ...]  # bytes, of all but the first
-    box: tuple[int, ...]  # elements that one copy moves
-    swizzle_bytes: int  # of a row in shared memory; 0: none
-
-
-@dataclass(frozen=True)
 class Step:
     """One launch of a kernel."""
 
@@ -55,7 +44,7 @@ class Step:
     grid: tuple[int, int, int]
     num_threads: int
     shared_bytes: int
-    tensor_maps: tuple[MappedTensor, ...] = ()  # its last argument
+    tensor_maps: tuple[TensorMap, ...] = ()  # its last argument
 
 
 @cache
@@ -84,7 +73,7 @@ def pack(problem: Problem, tensors: Tensors, addresses: Mapping[str, int] | None
     _check(problem, tensors, shapes)
     if addresses is None:
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.by_name.items()}
-    strided = tuple(name for name, shape in shapes.items() if len(shape) == 4)
+    strided = _strided(shapes)
     for name in strided:
         if (address := addresses[name]) % ALIGNMENT:
             raise UnsupportedProblemError(
@@ -97,6 +86,11 @@ def pack(problem: Problem, tensors: Tensors, addresses: Mapping[str, int] | None
         softmax_scale=problem.softmax_scale,
     )
     return bytes(params)
+
+
+def _strided(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The tensors whose strides kernels are told: those with four dimensions."""
+    return tuple(name for name, shape in shapes.items() if len(shape) == 4)
 
 
 def steps(artifact: Artifact, problem: Problem, params: bytes, num_sms: int) -> list[Step]:
@@ -141,15 +135,14 @@ def _grid(
     return x, y, z
 
 
-def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[MappedTensor, ...]:
+def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[TensorMap, ...]:
     """The tensors that a kernel moves by TMA, as (head_dim, seqlen, heads, batch) in boxes of one head's rows."""
     if not launch.tensor_maps:
         return ()
     shapes = problem.asked.shapes(problem)
-    strided = tuple(name for name, shape in shapes.items() if len(shape) == 4)
-    given = params_type(tuple(shapes), strided).from_buffer_copy(params)
+    given = params_type(tuple(shapes), _strided(shapes)).from_buffer_copy(params)
     return tuple(
-        MappedTensor(
+        TensorMap(
             getattr(given, each.tensor),
             problem.dtype,
             _fastest_first(shapes[each.tensor]),
