@@ -100,7 +100,7 @@ extern "C" __global__ void attention_delta(const __grid_constant__ DeltaParams p
     __shared__ int drawn;
     const int blocks = (p.seqlen_q + block_m - 1) / block_m;
     while (true) {
-        if (threadIdx.x == 0) drawn = atomicAdd(lent.next, 1);
+        if (threadIdx.x == 0) drawn = atomicInc(lent.next, blocks * p.num_heads * p.batch + gridDim.x - 1);
         __syncthreads();
         const int tile = drawn, head = tile / blocks % p.num_heads, batch = tile / blocks / p.num_heads;
         if (batch >= p.batch) return;

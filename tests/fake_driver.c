@@ -37,11 +37,6 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int
     return 0;
 }
 
-int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t bytes, void *stream) {
-    printf("set %#llx to %d, %zu bytes, stream %p\n", address, value, bytes, stream);
-    return 0;
-}
-
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **arguments, void **extra) {
     printf("launch %p grid %u %u %u block %u %u %u shared %u stream %p q %p extra %p\n", function, gx, gy, gz, bx, by,

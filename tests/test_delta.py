@@ -106,6 +106,16 @@ def test_memory_that_no_kernel_wrote_is_not_read(root):
         emulated(version, problem())
 
 
+def test_counters_are_left_at_zero(root):
+    version = broken(
+        root, "atomicInc(lent.next, blocks * p.num_heads * p.batch + gridDim.x - 1)", "atomicAdd(lent.next, 1)"
+    )
+    with pytest.raises(
+        EmulatorError, match="leaves workspace next other than zero: the next run would begin with that"
+    ):
+        emulated(version, problem())
+
+
 def test_memory_that_was_lent_has_an_end(root):
     version = broken(root, '"2 * batch', '"batch')
     with pytest.raises(EmulatorError, match=r"(?s)out of bounds: tensor workspace halves, byte offset \d+ of 1120"):

@@ -15,6 +15,8 @@ from flashladder.common.paths import ROOT
 from flashladder.common.report import evidence, markers
 from flashladder.tools.commands import new_version
 
+MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
+
 # What a rung made by hand broke, and all that is tested of each rung; words of `pytest -k`.
 FILES = ("picture", "rung_pages", "profile", "evidence", "readme", "dashboard", "versions")
 TOUCHED = (
@@ -24,7 +26,7 @@ TOUCHED = (
     "test_the_committed_instruction_mix_has_every_rung",
     "test_every_rung_has_a_readme_with_room_for_evidence",
     "test_neighbours_differ_by_little",
-    "35_my_idea",
+    MADE,
 )
 
 
@@ -73,17 +75,17 @@ def test_a_new_rung_breaks_no_test_and_is_tested(checkout):
     files = [f"tests/test_{name}.py" for name in FILES]
     code, out = checkout("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *files, "-k", " or ".join(TOUCHED))
     assert code == 0, out
-    assert "PASSED tests/test_versions.py::test_default[35_my_idea-bf16]" in out
+    assert f"PASSED tests/test_versions.py::test_default[{MADE}-bf16]" in out
 
 
 def test_tools_take_a_new_rung_up(checkout):
     code, out = checkout("tools/run_version.py", "--list")
     assert code == 0
-    assert "35_my_idea" in out
+    assert MADE in out
     assert "My idea (a draft, from" in out
     code, out = checkout("-c", "from flashladder.common.results import ladders; print(*ladders.titles())")
     assert "24_woven_general" in out
-    assert "35_my_idea" not in out, "no published picture has a draft"
+    assert MADE not in out, "no published picture has a draft"
 
 
 def test_a_new_rung_is_its_parent_under_another_name(ladder):

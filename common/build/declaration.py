@@ -81,7 +81,7 @@ class Workspace:
     name: str
     element_bytes: int
     count: str  # elements: an expression
-    zeroed: bool  # before each run
+    zeroed: bool  # when it is lent; the kernels leave it so
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ struct Launch {
 // Memory that the host lends the kernels of a rung for a run: `count` elements, arithmetic over what the host knows.
 struct WorkspaceSize {
     unsigned order, element_bytes;
-    unsigned zeroed;  // before each run
+    unsigned zeroed;  // when it is lent
     char count[116];
 };
 
@@ -82,6 +82,7 @@ struct WorkspaceSize {
 #define FLASHLADDER_WORKSPACE(name, type, count)                                                                     \
     extern "C" __constant__ const WorkspaceSize workspace_##name = {__COUNTER__, sizeof(type), 0, count}
 
-// The same of counters and semaphores, which are zero when a run begins.
+// The same of counters and semaphores. They are zero when a run begins, and the kernels leave them so: the host clears
+// nothing between two runs.
 #define FLASHLADDER_COUNTERS(name, count)                                                                            \
     extern "C" __constant__ const WorkspaceSize workspace_##name = {__COUNTER__, sizeof(unsigned), 1, count}

@@ -55,7 +55,8 @@ struct TileQueue {
     }
 };
 
-// The producer's end. The first tile is the CTA's own number; `counter`, which is 0 at first, deals out the others.
+// The producer's end. The first tile is the CTA's own number; `counter`, which is 0 at first, deals out the others. Each
+// CTA draws once in vain, so there are `count` draws in all, and the last one sets it to 0 again.
 struct TileDrawer {
     TileQueue &queue;
     unsigned *counter;
@@ -63,7 +64,7 @@ struct TileDrawer {
     int drawn = 0;
 
     __device__ int draw() {
-        const int next = drawn == 0 ? blockIdx.x : gridDim.x + atomicAdd(counter, 1);
+        const int next = drawn == 0 ? blockIdx.x : gridDim.x + atomicInc(counter, count - 1);
         const int slot = drawn % TileQueue::slots;
         queue.empty[slot].wait(drawn / TileQueue::slots % 2 ^ 1);
         queue.number[slot] = next < count ? next : TileQueue::none;

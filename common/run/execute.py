@@ -13,7 +13,7 @@ import torch
 from flashladder.common import tensor_map
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.console import warn
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.problem import Problem, Tensors, make_inputs
 from flashladder.common.run.launch import Step, pack, steps, workspace_bytes
 
@@ -36,7 +36,9 @@ def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
     kernel = gpu.load(artifact)
     with torch.cuda.device(tensors.device):
         lent = [
-            torch.empty(workspace_bytes(artifact, problem, workspace), dtype=torch.uint8, device=tensors.device)
+            (torch.zeros if workspace.zeroed else torch.empty)(
+                workspace_bytes(artifact, problem, workspace), dtype=torch.uint8, device=tensors.device
+            )
             for workspace in artifact.workspaces
         ]
         return kernel.prepare(params, steps(artifact, problem, params, gpu.num_sms()), lent)
@@ -54,7 +56,7 @@ def on_emulator(
 
     With `progress` (see emulator.run), how long a large problem without a mask will take is told before.
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
-    workspaces may be read before they are written, but for those that are zeroed.
+    workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
     """
     from flashladder.common import emulator
 
@@ -96,6 +98,11 @@ def on_emulator(
     ]
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
+    for workspace in artifact.workspaces:
+        if workspace.zeroed and memory.read(f"workspace {workspace.name}").any():
+            raise EmulatorError(
+                f"{artifact.version} leaves workspace {workspace.name} other than zero: the next run would begin with that"
+            )
     return emulator.total(reports)
 
 

@@ -101,11 +101,6 @@ class LoadedKernel:
             ((self._function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes), each.where)
             for step, each in zip(steps, arguments, strict=True)
         ]
-        zeroed = [
-            (memory.data_ptr(), 0, memory.numel())
-            for memory, declared in zip(workspaces, self.artifact.workspaces, strict=True)
-            if declared.zeroed
-        ]
         driver, current_device = self._driver, torch.cuda.current_device
         current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
 
@@ -114,8 +109,6 @@ class LoadedKernel:
                 with torch.cuda.device(device):
                     return launch()
             stream = current_stream(device)
-            for memory in zeroed:
-                self._checked("clear a workspace of", driver.cuMemsetD8Async(*memory, stream))
             for shape, where in launches:
                 (status,) = driver.cuLaunchKernel(*shape, stream, where, 0)
                 if status:
