@@ -101,7 +101,8 @@ def on_emulator(
     for workspace in artifact.workspaces:
         if workspace.zeroed and memory.read(f"workspace {workspace.name}").any():
             raise EmulatorError(
-                f"{artifact.version} leaves workspace {workspace.name} other than zero: the next run would begin with that"
+                f"{artifact.version} leaves workspace {workspace.name} other than zero: "
+                "the next run would begin with that"
             )
     return emulator.total(reports)
 
