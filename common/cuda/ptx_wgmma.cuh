@@ -35,9 +35,9 @@ struct Wgmma;
 #define FLASHLADDER_BLOCKS_8(b) FLASHLADDER_BLOCKS_4(b), FLASHLADDER_BLOCKS_4(b + 4)
 #define FLASHLADDER_BLOCKS_12(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_4(b + 8)
 #define FLASHLADDER_BLOCKS_16(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_8(b + 8)
+#define FLASHLADDER_D_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLASHLADDER_D_32                                                                                             \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-    "%24, %25, %26, %27, %28, %29, %30, %31"
+    FLASHLADDER_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define FLASHLADDER_D_48                                                                                             \
     FLASHLADDER_D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FLASHLADDER_D_64                                                                                             \
@@ -68,6 +68,7 @@ struct Wgmma;
     FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__);                                             \
     FLASHLADDER_WGMMA(__half, "f16", n, D, BLOCKS, __VA_ARGS__)
 
+FLASHLADDER_WGMMAS(32, FLASHLADDER_D_16, FLASHLADDER_BLOCKS_4, 16, 17, 18, 19, 20, 21, 22);
 FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37, 38);
 FLASHLADDER_WGMMAS(96, FLASHLADDER_D_48, FLASHLADDER_BLOCKS_12, 48, 49, 50, 51, 52, 53, 54);
 FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69, 70);
@@ -77,6 +78,7 @@ FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67,
 #undef FLASHLADDER_D_64
 #undef FLASHLADDER_D_48
 #undef FLASHLADDER_D_32
+#undef FLASHLADDER_D_16
 #undef FLASHLADDER_BLOCKS_16
 #undef FLASHLADDER_BLOCKS_12
 #undef FLASHLADDER_BLOCKS_8

@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
-                mask.hide(s, row, j * block_n);
+                if constexpr (causal) mask.hide(s, row, j * block_n);  // else an end may cut the first block alone
                 softmax.update(s);
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);

@@ -37,6 +37,16 @@ FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                        .by_tma("v", block_n, 64, 128)
                        .by_tma("o", 16, 64, 128));
 
+// The first half of the scores of a block, and of P.
+template <int cols>
+__device__ Accumulator<16, cols / 2> &first_half(Accumulator<16, cols> &s) {
+    return reinterpret_cast<Accumulator<16, cols / 2> &>(s);
+}
+template <int k>
+__device__ HeldA<16, k / 2> &first_half(HeldA<16, k> &p) {
+    return reinterpret_cast<HeldA<16, k / 2> &>(p);
+}
+
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ Counters counters,
                       const __grid_constant__ QkvoMaps maps) {
@@ -76,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     take_registers<Share::consumer>();
 
     const int warp_row = warp_index() * 16;
+    const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
     ByRows<KVTile> k_tiles;
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
@@ -94,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         const auto tile = order.tile(number);
         const int row = tile.first_row + warp_row;  // of this warp
         const int of_tile = mask.template blocks<block_n>(min(tile.first_row + block_m, params.seqlen_q)) - 1;
-        const int first_row = tile.first_row + warpgroup_index() * warpgroup_rows, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
+        const int first_row = tile.first_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         const int last = first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
         for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
         if (last < 0 && of_tile >= 0) pass(shared.q, q_at);
@@ -110,8 +121,15 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             shared.q.wait(q_at);
             q.start(shared.q.tiles[0], warp_row);
             shared.k.wait(k_at);
-            start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
-            wait_for(s);
+            bool half = causal && mask.keys(end_row - 1) - last * block_n <= block_n / 2;
+            if (half) {
+                s.clear();  // the second half, which the mask hides
+                start_product<dtype, head_dim>(first_half(s), q, k_tiles.after(k_at.stage));
+                wait_for(first_half(s));
+            } else {
+                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
+                wait_for(s);
+            }
             if constexpr (q_in_registers) shared.q.release(q_at);  // a load may come late, but a product has used what it brought
             shared.k.release(k_at);
             mask.hide(s, row, last * block_n);
@@ -123,11 +141,15 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                 shared.k.wait(k_at);
                 start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
                 shared.v.wait(v_at);
-                start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
+                if (half)
+                    start_sum<dtype, block_n / 2>(o, first_half(p), v_tiles.after(v_at.stage));
+                else
+                    start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
+                half = false;  // every row sees some key of the second half of the blocks to come
 
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
-                mask.hide(s, row, j * block_n);
+                if constexpr (causal) mask.hide(s, row, j * block_n);  // else an end may cut the first block alone
                 softmax.update(s);
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);
