@@ -35,6 +35,8 @@ struct Wgmma;
 #define FLASHLADDER_BLOCKS_8(b) FLASHLADDER_BLOCKS_4(b), FLASHLADDER_BLOCKS_4(b + 4)
 #define FLASHLADDER_BLOCKS_12(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_4(b + 8)
 #define FLASHLADDER_BLOCKS_16(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_8(b + 8)
+#define FLASHLADDER_BLOCKS_24(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCKS_8(b + 16)
+#define FLASHLADDER_BLOCKS_32(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCKS_16(b + 16)
 #define FLASHLADDER_D_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLASHLADDER_D_32                                                                                             \
     FLASHLADDER_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -42,6 +44,12 @@ struct Wgmma;
     FLASHLADDER_D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FLASHLADDER_D_64                                                                                             \
     FLASHLADDER_D_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASHLADDER_D_96                                                                                             \
+    FLASHLADDER_D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"              \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASHLADDER_D_128                                                                                            \
+    FLASHLADDER_D_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"  \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // i0..i6 are the numbers of the operands after D.
 #define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6)                                           \
@@ -72,13 +80,19 @@ FLASHLADDER_WGMMAS(32, FLASHLADDER_D_16, FLASHLADDER_BLOCKS_4, 16, 17, 18, 19, 2
 FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37, 38);
 FLASHLADDER_WGMMAS(96, FLASHLADDER_D_48, FLASHLADDER_BLOCKS_12, 48, 49, 50, 51, 52, 53, 54);
 FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69, 70);
+FLASHLADDER_WGMMAS(192, FLASHLADDER_D_96, FLASHLADDER_BLOCKS_24, 96, 97, 98, 99, 100, 101, 102);
+FLASHLADDER_WGMMAS(256, FLASHLADDER_D_128, FLASHLADDER_BLOCKS_32, 128, 129, 130, 131, 132, 133, 134);
 
 #undef FLASHLADDER_WGMMAS
 #undef FLASHLADDER_WGMMA
+#undef FLASHLADDER_D_128
+#undef FLASHLADDER_D_96
 #undef FLASHLADDER_D_64
 #undef FLASHLADDER_D_48
 #undef FLASHLADDER_D_32
 #undef FLASHLADDER_D_16
+#undef FLASHLADDER_BLOCKS_32
+#undef FLASHLADDER_BLOCKS_24
 #undef FLASHLADDER_BLOCKS_16
 #undef FLASHLADDER_BLOCKS_12
 #undef FLASHLADDER_BLOCKS_8
