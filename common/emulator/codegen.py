@@ -11,6 +11,7 @@ It returns what its last instruction needs: a predicate for a branch, operand va
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from .cfg import PtxBlock, build_blocks, reads, writes
 from .cluster import ClusterCall
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
-from .inflight import check_products
+from .inflight import check_products, copies_in, loads_of_products
 from .mbarrier import MbarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
@@ -73,6 +74,21 @@ class Program:
     slots: dict[Reg, int]
     namespace: Namespace
     functions: list[BlockFunction] = field(default_factory=list)
+
+    @cached_property
+    def copies_in(self) -> bool:
+        """Whether bulk copies write shared memory."""
+        return copies_in(self.kernel)
+
+    @cached_property
+    def loads_of_products(self) -> dict[int, frozenset[int]]:
+        """By wgmma: the loads from shared memory behind its registers; empty where no copy may overtake them."""
+        return loads_of_products(self.kernel) if self.copies_in else {}
+
+    @property
+    def used_loads(self) -> frozenset[int]:
+        """All of these loads."""
+        return frozenset[int]().union(*self.loads_of_products.values())
 
 
 class BlockEmitter:
