@@ -69,7 +69,7 @@ class MbarrierRaces(RaceDetector):
         if kind != "proxy":
             self._fenced_widely.add(warp.index)
         self._show_made(warp, lanes, rows)
-        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy")
+        self.order.fence(warp.index, lanes, rows, of_proxies=kind == "proxy", is_wide=kind == "gpu")
 
     def _show_made(self, warp: "Warp", lanes: np.ndarray | None, rows: Rows) -> None:
         """What lanes initialised is visible beyond their CTA to those who know of this epoch."""

@@ -16,6 +16,10 @@ All this has planes; the further ones know less. A copy has to know of what thre
     CROSSED  epochs with such a fence, by anyone, on the way from the thread to the copy: for what it read (8.9.5)
     USED     epochs whose loads a product had as operands that the thread has waited for: for these loads, instead
 
+and other CTAs, which see a strong write of a thread, in
+
+    PUBLISHED  epochs with a fence of the GPU's scope, by anyone, on the way to that write (8.8; global_races.py)
+
 While all CTAs of a chunk do the same, they share one row of state; the first that strays gives each CTA its own.
 """
 
@@ -29,7 +33,7 @@ from .arrays import ALL_LANES, Mask, has_lanes
 Rows = np.ndarray | None  # CTAs of the chunk; None: all
 Where = slice | np.ndarray  # the rows of the state that belong to them
 
-ORDERED, FENCED, CROSSED, USED = range(4)  # the planes
+ORDERED, FENCED, CROSSED, USED, PUBLISHED = range(5)  # the planes
 AGENT = 1 << 20  # the epochs of agents begin here, above all those of warps
 NEVER = 1 << 22  # later than any epoch
 _SPARE = 16  # columns that are added at a time
@@ -68,7 +72,7 @@ class Agent(NamedTuple):
 class Order:
     """The clocks of the warps of a chunk, of its barriers and of its agents."""
 
-    def __init__(self, num_ctas: int, num_warps: int, num_planes: int = USED + 1) -> None:
+    def __init__(self, num_ctas: int, num_warps: int, num_planes: int = PUBLISHED + 1) -> None:
         self._num_ctas, self._num_warps = num_ctas, num_warps
         self.num_threads = 32 * num_warps
         self._columns: dict[Agent, int] = {}
@@ -181,27 +185,48 @@ class Order:
             self._lanes[warp] = np.zeros((self.num_rows, 32, *self._known.shape[2:]), np.int64)
         return self._lanes[warp]
 
-    def fence(self, warp: int, lanes: np.ndarray | None, rows: Rows, of_proxies: bool) -> None:
-        """A fence of a warp's lanes (None: all): it ends an epoch."""
-        where = where_of(rows)
-        if of_proxies:
-            now, own = self.clock[where, warp][:, None, None], self._own[where, warp, :CROSSED]
-            self._own[where, warp, :CROSSED] = now if lanes is None else np.where(lanes[:, None], now, own)
-            if self._known.shape[2] > CROSSED:
-                self._cross(warp, lanes, where)
+    def fence(self, warp: int, lanes: np.ndarray | None, rows: Rows, of_proxies: bool, is_wide: bool = False) -> None:
+        """A fence of a warp's lanes (None: all): it ends an epoch. `is_wide`: its scope is the GPU or more."""
+        where, num_planes = where_of(rows), self._known.shape[2]
+        for plane, is_meant in ((FENCED, of_proxies), (CROSSED, of_proxies), (PUBLISHED, is_wide)):
+            if is_meant and plane < num_planes:
+                now, own = self.clock[where, warp][:, None], self._own[where, warp, plane - 1]
+                self._own[where, warp, plane - 1] = now if lanes is None else np.where(lanes, now, own)
+                if plane != FENCED:
+                    self._cross(warp, lanes, where, plane)
         self.clock[where, warp] += 1
 
-    def _cross(self, warp: int, lanes: np.ndarray | None, where: Where) -> None:
-        """A fence of the proxies lies behind all that these lanes (None: all) are ordered after."""
-        ordered, crossed = self._known[where, warp, ORDERED], self._known[where, warp, CROSSED]
+    def _cross(self, warp: int, lanes: np.ndarray | None, where: Where, plane: int) -> None:
+        """A fence lies behind all that these lanes (None: all) are ordered after."""
+        ordered, crossed = self._known[where, warp, ORDERED], self._known[where, warp, plane]
         if lanes is None:
-            self._known[where, warp, CROSSED] = np.maximum(crossed, ordered)
+            self._known[where, warp, plane] = np.maximum(crossed, ordered)
         if lanes is not None or warp in self._lanes:
             besides = self._besides(warp)[where]
-            new = np.maximum(np.maximum(besides[:, :, ORDERED], ordered[:, None]), besides[:, :, CROSSED])
+            new = np.maximum(np.maximum(besides[:, :, ORDERED], ordered[:, None]), besides[:, :, plane])
             chosen = True if lanes is None else lanes[:, :, None]
-            besides[:, :, CROSSED] = np.where(chosen, new, besides[:, :, CROSSED])
+            besides[:, :, plane] = np.where(chosen, new, besides[:, :, plane])
             self._lanes[warp][where] = besides
+
+    def vector(self, warp: int, row: int, lane: int, plane: int) -> np.ndarray:
+        """What a thread knows of all threads in a plane, (threads); of itself, its own epoch."""
+        found = self._known[row, warp, plane, : self.num_threads].copy()
+        if warp in self._lanes:
+            np.maximum(found, self._lanes[warp][row, lane, plane, : self.num_threads], out=found)
+        own = self.clock[row, warp] if plane == ORDERED else self._own[row, warp, plane - 1, lane]
+        found[32 * warp + lane] = max(found[32 * warp + lane], own)
+        return found
+
+    def has_published(self, warp: int) -> bool:
+        """Whether a warp knows of any fence of the GPU's scope."""
+        if self._known.shape[2] <= PUBLISHED:
+            return False
+        known = self._known[:, warp, PUBLISHED].any() or self._own[:, warp, PUBLISHED - 1].any()
+        return bool(known or (warp in self._lanes and self._lanes[warp][:, :, PUBLISHED].any()))
+
+    def tick(self, warp: int, rows: Rows) -> None:
+        """Ends an epoch of a warp."""
+        self.clock[where_of(rows), warp] += 1
 
     def use(self, warp: int, epochs: np.ndarray, rows: Rows) -> None:
         """A warp has waited for products whose operands were loaded in epochs up to these (rows). It ends an epoch."""

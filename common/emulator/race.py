@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import MemoryAccessError, RaceError, SynchronisationError
-from .order import FENCED, NEVER, ORDERED, USED, Order, Rows, lanes_of, where_of
+from .order import NEVER, ORDERED, Order, Rows, lanes_of, where_of
 from .stamps import (
     COLLECTIVE,
     COLUMN_MASK,
@@ -56,7 +56,7 @@ class RaceDetector:
         self._chunk, self._num_words, self._size = chunk, num_words, size
         self._num_rows = len(chunk.cta_ids) // size
         self._warps_per_cta, self._words_per_cta = num_warps // size, num_words // size
-        self.order = Order(self._num_rows, num_warps, USED + 1 if program.copies_in else FENCED + 1)
+        self.order = Order(self._num_rows, num_warps, program.num_planes)
         self._writes = np.full((1, num_words), NEVER << EPOCH, np.int64)
         self._reads = LastAccesses(self.order, num_warps, num_words, by_lanes, program.used_loads)
         self._atomics = LastAccesses(self.order, num_warps, num_words, by_lanes)

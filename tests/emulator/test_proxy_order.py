@@ -133,7 +133,7 @@ def has_race(program, announced):
 START = """
     mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; mov.u32 cta, %ctaid.x; mov.u32 y, buffer; mad.lo.u32 y, tid, 4, y;
     st.shared.b32 [y], 0; fence.proxy.async.shared::cta; mov.u32 d, 0;
-    ld.param.u64 from, [pointer_a]; ld.param.u64 to, [pointer_b]; mov.u32 b, 0;
+    ld.param.u64 from, [pointer_a]; ld.param.u64 to, [pointer_b]; mad.wide.u32 to, cta, 384, to; mov.u32 b, 0;
     setp.ne.u32 p, tid, 0; @p bra made;
     {}
     fence.mbarrier_init.release.cluster;
