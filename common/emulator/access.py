@@ -83,6 +83,15 @@ class WarpAccess:
             return split(self._local_cells(index, address, size, mask)[0], code, count)
         return split(self._load_global(index, address, size, mask), code, count)
 
+    def look(self, index: int, space: str, address: Array, code: str, count: int, mask: Mask) -> list[Array]:
+        """A strong load: it may look at what other CTAs write."""
+        if space == "generic":
+            space, address = self.resolve(index, address, mask)
+        values = self.load(index, space, address, code, count, mask)
+        if space == "global":
+            self.chunk.polls.note(self.warp, index, address, join(values, code), mask)
+        return values
+
     def store(self, index: int, space: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask) -> None:
         """Writes values side by side."""
         if space == "generic":
@@ -190,6 +199,8 @@ class WarpAccess:
         except AccessFault as fault:
             raise self._global_error(index, fault, address, mask) from None
         self.chunk.count_global(index, address, size, mask)
+        if self.chunk.race:
+            self.machine.global_races.access(self.warp, index, address, size, mask, "reads it")
         return values
 
     def _store_global(self, index: int, address: Array, data: Array, mask: Mask) -> None:
@@ -202,6 +213,9 @@ class WarpAccess:
             self.machine.memory.store(everywhere, data, mask)
         except AccessFault as fault:
             raise self._global_error(index, fault, everywhere, mask) from None
+        self.machine.global_writes += 1
+        if self.chunk.race:
+            self.machine.global_races.access(self.warp, index, everywhere, data.itemsize, mask, "writes it")
         self.chunk.count_global(index, address, data.itemsize, mask)
 
     def _local_cells(
@@ -239,7 +253,7 @@ class WarpAccess:
                 for pattern, rows in groups:
                     race.atomic(Access(self.warp, index, pattern, rows, "updates"))
         address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
-        old = np.zeros(shape, code)
+        old, changes = np.zeros(shape, code), False
         for row, lane in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist():
             where = address[row : row + 1, lane : lane + 1]
             try:
@@ -252,6 +266,14 @@ class WarpAccess:
                 raise self._error(index, AccessFault(32 * row + lane, str(fault))) from None
             old[row, lane] = view[element]
             view[element] = exchange.atomic_function(name, view[element], [operand[row, lane] for operand in operands])
+            changes |= space == "global" and view[element] != old[row, lane]
+        if space == "global":
+            self.machine.global_writes += bool(changes)
+            if self.chunk.race and (mask is None or mask.any()):
+                self.machine.global_races.access(
+                    self.warp, index, _only_active(address, mask), size, mask, "updates it"
+                )
+            self.chunk.polls.note(self.warp, index, address, old, mask)
         return old
 
     # -- matrices
@@ -312,8 +334,10 @@ class WarpAccess:
             shared.scatter(groups, copy.size, copy.data)
 
 
-def _only_active(address: Array, mask: np.ndarray) -> Array:
+def _only_active(address: Array, mask: Mask) -> Array:
     """Addresses in which an inactive lane repeats an active one, of its own CTA if there is one."""
+    if mask is None:
+        return address
     shape = np.broadcast_shapes(address.shape, mask.shape)
     address, mask = np.broadcast_to(address, shape), np.broadcast_to(mask, shape)
     has_active = has_lanes(mask)

@@ -157,6 +157,9 @@ class BulkQueue:
                 place, counter = _value(target, lane, chosen), _value(barrier, lane, chosen)
                 units = self._units(index, lane, chosen, region, place & _IN_CTA)
                 access = AgentAccess(self._warp, index, lane, units, _where(chosen), "copies to it")
+                if self._chunk.race:
+                    source_races = self._chunk.machine.global_races
+                    source_races.bulk(self._warp, index, lane, chosen, region.of(chosen), "reads it")
                 for rank in self._ranks(index, lane, chosen, place, counter, ctas):
                     if self._chunk.race:
                         self._chunk.race.agent_writes(access, counter & _IN_CTA, at=rank)
@@ -264,6 +267,9 @@ class BulkQueue:
         memory, data = self._chunk.machine.memory, copy.data
         assert data is not None
         part = copy.target.of(copy.rows)
+        self._chunk.machine.global_writes += 1
+        if self._chunk.race:
+            self._chunk.machine.global_races.bulk(self._warp, copy.index, copy.lane, copy.rows, part, "writes it")
         self._count(copy.index, part, copy.rows)
         with self._faults(copy.index, copy.lane, copy.target, copy.rows):
             if copy.reduction is None:

@@ -190,6 +190,10 @@ class ClusterRaces:
         for _, each in self._agents(access):
             self._all.wgmma_reads(each)
 
+    def wgmma_starts(self, warp: "Warp", products: Sequence[int], rows: Rows) -> None:
+        for rank, clusters in self._ranks(rows):
+            self._all.wgmma_starts(self._warp(warp, rank), products, clusters)
+
     def wgmma_commits(self, warp: "Warp", rows: Rows) -> None:
         for rank, clusters in self._ranks(rows):
             self._all.wgmma_commits(self._warp(warp, rank), clusters)

@@ -11,6 +11,7 @@ It returns what its last instruction needs: a predicate for a branch, operand va
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,15 @@ from .cfg import PtxBlock, build_blocks, reads, writes
 from .cluster import ClusterCall
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
-from .inflight import check_products
+from .inflight import check_products, copies_in, loads_of_products
 from .mbarrier import MbarrierCall
 from .ops import lookup
 from .ops.mma import PendingMma, emit_pending
+from .order import FENCED, PUBLISHED, USED
+from .polls import is_poll
 from .ptx import NUMPY_TYPES, Address, Imm, Instruction, Not, Operand, PtxKernel, Reg, Sink, Special, Symbol
 from .registers import RegisterCall
+from .strength import is_wide_fence
 from .warpgroup import WaitCall, warpgroup_of
 
 BlockFunction = Callable[[Any, list[np.ndarray], np.ndarray | None], Any]
@@ -73,6 +77,33 @@ class Program:
     slots: dict[Reg, int]
     namespace: Namespace
     functions: list[BlockFunction] = field(default_factory=list)
+
+    @cached_property
+    def num_planes(self) -> int:
+        """How many of the planes of order.py the kernel needs."""
+        if any(is_wide_fence(i) for i in self.kernel.instructions):
+            return PUBLISHED + 1
+        return USED + 1 if self.copies_in else FENCED + 1
+
+    @cached_property
+    def polls(self) -> frozenset[int]:
+        """The blocks that may look at what other CTAs write."""
+        return frozenset(block.index for block in self.blocks if any(is_poll(i) for i in block.instructions))
+
+    @cached_property
+    def copies_in(self) -> bool:
+        """Whether bulk copies write shared memory."""
+        return copies_in(self.kernel)
+
+    @cached_property
+    def loads_of_products(self) -> dict[int, frozenset[int]]:
+        """By wgmma: the loads from shared memory behind its registers; empty where no copy may overtake them."""
+        return loads_of_products(self.kernel) if self.copies_in else {}
+
+    @property
+    def used_loads(self) -> frozenset[int]:
+        """All of these loads."""
+        return frozenset[int]().union(*self.loads_of_products.values())
 
 
 class BlockEmitter:

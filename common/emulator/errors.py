@@ -20,7 +20,7 @@ class MemoryAccessError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Two accesses to one word of shared memory that nothing orders, one while a copy or a wgmma is under way, or a
+    """Two accesses to one word that nothing orders, one to shared memory while a copy or a wgmma is under way, or a
     register of a product in flight that is touched."""
 
 

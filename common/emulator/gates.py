@@ -15,6 +15,7 @@ from .arrays import Array, Mask, has_lanes, narrow
 from .errors import SynchronisationError
 
 if TYPE_CHECKING:
+    from .cfg import PtxBlock
     from .scheduler import Chunk
     from .warp import Warp
 
@@ -37,6 +38,10 @@ class Waiting:
     block: int
     mask: Mask
     target: int | None = None
+
+    def stopped_at(self, blocks: Sequence["PtxBlock"]) -> int:
+        """The instruction that they wait at."""
+        return blocks[self.block - 1].last.index
 
     def includes(self, row: int) -> bool:
         """Whether lanes of this CTA of the chunk are among them."""

@@ -8,13 +8,15 @@ accumulator without either; several may read the same A.
 The check follows every way through the blocks. A group counts as waited for if it is on all ways.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .cfg import PtxBlock, reads, registers, writes
+from .cfg import PtxBlock, reads, registers, sources, writes
 from .errors import RaceError
-from .ptx import Imm, Instruction, Reg, Vector
+from .ptx import Imm, Instruction, PtxKernel, Reg, Vector
 
+_COPY_IN = re.compile(r"cp\.async\.bulk\.(tensor\.[1-5]d\.)?shared::")
 _UNCOMMITTED = -1
 _OLDEST = 8  # groups; wait_group takes at most 7
 
@@ -67,6 +69,41 @@ def accumulators(product: Instruction) -> set[Reg]:
 def fragments(product: Instruction) -> set[Reg]:
     """The registers of A, if it lies in registers."""
     return set(registers(product.operands[1])) if isinstance(product.operands[1], Vector) else set()
+
+
+def copies_in(kernel: PtxKernel) -> bool:
+    """Whether bulk copies write shared memory."""
+    return any(_COPY_IN.match(i.opcode) for i in kernel.instructions)
+
+
+def loads_of_products(kernel: PtxKernel) -> dict[int, frozenset[int]]:
+    """By wgmma.mma_async: the loads from shared memory that any value in its registers depends on."""
+    products = [i for i in kernel.instructions if is_product(i)]
+    if not products:
+        return {}
+    writers: dict[Reg, list[Instruction]] = {}
+    for instruction in kernel.instructions:
+        for reg in writes(instruction):
+            writers.setdefault(reg, []).append(instruction)
+    return {each.index: frozenset(_loads_behind(each, writers)) for each in products}
+
+
+def _loads_behind(product: Instruction, writers: dict[Reg, list[Instruction]]) -> Iterator[int]:
+    todo, seen = [*accumulators(product), *fragments(product)], set[Reg]()
+    while todo:
+        reg = todo.pop()
+        for writer in () if reg in seen else writers.get(reg, ()):
+            if _is_shared_load(writer):
+                yield writer.index
+            elif not is_product(writer):
+                todo.extend(sources(writer))
+        seen.add(reg)
+
+
+def _is_shared_load(instruction: Instruction) -> bool:
+    """Whether it may read shared memory into registers."""
+    root, *words = instruction.opcode.split(".")
+    return root == "ldmatrix" or (root == "ld" and not {"global", "param", "const", "local"} & set(words))
 
 
 def check_products(blocks: list[PtxBlock]) -> None:

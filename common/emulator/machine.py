@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache, partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from .cluster import Shape, ordered_ctas
 from .codegen import Program, compile_kernel
 from .counters import Counters, Report, summarise
 from .errors import EmulatorError
+from .global_races import GlobalRaces
 from .memory import GlobalMemory
 from .parse import parse
 from .ptx import Address, Imm, PtxKernel, Symbol, Variable
@@ -36,10 +37,14 @@ class Machine:
         num_threads: int,
         dynamic_shared: int,
         memory: GlobalMemory,
+        prior: Collection[str] = (),
     ) -> None:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
         self.race, self.lazy_copies, self.max_instructions = True, True, 0
+        self.num_ctas = grid[0] * grid[1] * grid[2]
+        self.global_races = GlobalRaces(self, prior)
+        self.global_writes = 0  # so far, by instruction: what may end a wait for global memory
         self.said = time.monotonic()  # when the last progress was told
         self.tell: Callable[[str], None] | None = None  # where a warp is, now and then
         self.addresses, sizes = _place_variables(program.kernel, memory)
@@ -116,6 +121,7 @@ def run(
     lazy_copies: bool = True,
     chunk: int = 64,
     max_instructions: int = 50_000_000,
+    prior: Collection[str] = (),
     progress: Callable[..., None] | None = None,
 ) -> Report:
     """Executes a kernel.
@@ -130,6 +136,8 @@ def run(
         race: detect races and reads of copies in flight.
         lazy_copies: an asynchronous copy lands at its wait; otherwise as soon as it is issued.
         chunk: CTAs that are executed together.
+        prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch): with `race`, a
+            thread that accesses one has to know of a griddepcontrol.wait.
         max_instructions: of one warp and chunk, against endless loops.
         progress: called with (CTAs done, CTAs in total) first and after each chunk; within one now and then, with where
             a warp is as a third argument.
@@ -139,7 +147,7 @@ def run(
     """
     started = time.perf_counter()
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
-    machine = Machine(program, params, grid, num_threads, shared_bytes, memory)
+    machine = Machine(program, params, grid, num_threads, shared_bytes, memory, prior)
     machine.max_instructions, machine.lazy_copies, machine.race = max_instructions, lazy_copies, race
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
     size = math.prod(machine.cluster)

@@ -8,7 +8,8 @@ from .codegen import Program, substitute
 from .ptx import Imm, Instruction, Operand, Reg
 
 _GROUPS = re.compile(r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)|wgmma\.(fence|commit_group|wait_group)")
-_OTHERS = re.compile(r"(bar|barrier|mbarrier|setmaxnreg)\.|fence\.(proxy|mbarrier_init)")
+_OTHERS = re.compile(r"(bar|barrier|mbarrier|setmaxnreg)\.|fence\.|membar\.")
+_STRONG = re.compile(r"(ld|st)\.(acquire|release|relaxed)\.(gpu|sys)\.|(atom|red)\.(?!.*(shared|\.cta))")
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,18 @@ class Mutation:
 
 def synchronisations(program: Program) -> Iterator[Instruction]:
     """Every barrier (also of a warp), fence, commit and wait, operation on an mbarrier and move of registers, in
-    program order."""
+    program order; and strong accesses to global memory."""
     for instruction in program.kernel.instructions:
-        if _GROUPS.match(instruction.opcode) or _OTHERS.match(instruction.opcode):
+        if any(kind.match(instruction.opcode) for kind in (_GROUPS, _OTHERS, _STRONG)):
             yield instruction
 
 
 def mutations(program: Program) -> Iterator[Mutation]:
-    """Every synchronisation taken out, and every count, number of bytes and parity of one changed."""
+    """Every synchronisation taken out, and every count, number of bytes, parity, order and scope of one changed."""
     for instruction in synchronisations(program):
+        if _STRONG.match(instruction.opcode):
+            yield from _weakened(instruction)
+            continue
         yield Mutation(instruction, "removed", _nothing(instruction))
         yield from _changes(instruction)
 
@@ -54,8 +58,21 @@ def _nothing(i: Instruction) -> tuple[Instruction, ...]:
     return (replace(i, opcode="mov.pred", operands=(target, i.operands[-1])),)
 
 
+def _weakened(i: Instruction) -> Iterator[Mutation]:
+    """A strong access without its order, and with the scope of the CTA."""
+    relaxed = re.sub(r"\.(acquire|release|acq_rel)\b", ".relaxed", i.opcode)
+    if relaxed != i.opcode:
+        yield Mutation(i, "relaxed", (replace(i, opcode=relaxed),))
+    narrow = re.sub(r"\.(gpu|sys)\b", ".cta", i.opcode)
+    if narrow == i.opcode:
+        narrow = i.opcode.replace(".global", ".cta.global", 1)
+    yield Mutation(i, "of its CTA", (replace(i, opcode=narrow),))
+
+
 def _changes(i: Instruction) -> Iterator[Mutation]:
     root = ".".join(i.opcode.split(".")[:2])
+    if narrow := re.fullmatch(r"(membar\.|fence\.(?:sc\.|acq_rel\.)?)(gl|gpu|sys)", i.opcode):
+        yield Mutation(i, "of its CTA", (replace(i, opcode=f"{narrow[1]}cta"),))
     if root in ("mbarrier.test_wait", "mbarrier.try_wait") and ".parity" in i.opcode:
         yield _changed(i, 2, "xor", 1, "parity flipped")
     elif root == "mbarrier.init":

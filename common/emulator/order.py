@@ -10,8 +10,15 @@ Agents do the asynchronous work (PTX ISA 8.9.1.1): the copies that land through 
 the bulk groups of a thread. An agent has no program order. Its epochs are the phases of the mbarrier, or its groups,
 and only those who have waited for a phase or a group know of it.
 
-All this has two planes. The second knows less: only the epochs that a fence.proxy.async of the thread itself has ended
-(PTX ISA 8.6, 9.7.9.25.2), which an agent must know of before it touches what the thread wrote.
+All this has planes; the further ones know less. A copy has to know of what threads did in one of these besides:
+
+    FENCED   epochs that a fence.proxy.async of the thread itself has ended: for what it wrote (PTX ISA 8.6, 9.7.9.25.2)
+    CROSSED  epochs with such a fence, by anyone, on the way from the thread to the copy: for what it read (8.9.5)
+    USED     epochs whose loads a product had as operands that the thread has waited for: for these loads, instead
+
+and other CTAs, which see a strong write of a thread, in
+
+    PUBLISHED  epochs with a fence of the GPU's scope, by anyone, on the way to that write (8.8; global_races.py)
 
 While all CTAs of a chunk do the same, they share one row of state; the first that strays gives each CTA its own.
 """
@@ -26,7 +33,7 @@ from .arrays import ALL_LANES, Mask, has_lanes
 Rows = np.ndarray | None  # CTAs of the chunk; None: all
 Where = slice | np.ndarray  # the rows of the state that belong to them
 
-ORDERED, FENCED = 0, 1  # the two planes
+ORDERED, FENCED, CROSSED, USED, PUBLISHED = range(5)  # the planes
 AGENT = 1 << 20  # the epochs of agents begin here, above all those of warps
 NEVER = 1 << 22  # later than any epoch
 _SPARE = 16  # columns that are added at a time
@@ -65,17 +72,17 @@ class Agent(NamedTuple):
 class Order:
     """The clocks of the warps of a chunk, of its barriers and of its agents."""
 
-    def __init__(self, num_ctas: int, num_warps: int) -> None:
+    def __init__(self, num_ctas: int, num_warps: int, num_planes: int = PUBLISHED + 1) -> None:
         self._num_ctas, self._num_warps = num_ctas, num_warps
         self.num_threads = 32 * num_warps
         self._columns: dict[Agent, int] = {}
         self.clock = np.ones((1, num_warps), np.int64)
         # Stamps of epochs below these are of threads that a warp knows of, of whichever of them they are.
         self.safe = np.ones((1, num_warps), np.int64)
-        self._known = np.zeros((1, num_warps, 2, self.num_threads), np.int64)
-        self._lanes: dict[Hashable, np.ndarray] = {}  # by warp: (rows, 32, 2, columns), what single lanes know besides
-        self._fenced = np.zeros((1, num_warps, 32), np.int64)
-        self._brought: dict[Hashable, np.ndarray] = {}  # by barrier: (rows, 2, columns)
+        self._known = np.zeros((1, num_warps, num_planes, self.num_threads), np.int64)
+        self._lanes: dict[Hashable, np.ndarray] = {}  # by warp: (rows, 32, planes, columns), single lanes' besides
+        self._own = np.zeros((1, num_warps, num_planes - 1, 32), np.int64)  # of threads, in the planes after the first
+        self._brought: dict[Hashable, np.ndarray] = {}  # by barrier: (rows, planes, columns)
         self._ended: dict[Hashable, np.ndarray] = {}  # the same, of the phases of an mbarrier that are over
 
     @property
@@ -85,7 +92,7 @@ class Order:
 
     def part(self) -> None:
         """Gives each CTA its own row of the state."""
-        for name in ("clock", "safe", "_known", "_fenced"):
+        for name in ("clock", "safe", "_known", "_own"):
             setattr(self, name, np.repeat(getattr(self, name), self._num_ctas, axis=0))
         for table in (self._lanes, self._brought, self._ended):
             for key, state in table.items():
@@ -129,21 +136,21 @@ class Order:
                 found = np.maximum(found, besides[row, lanes, columns])
         return np.asarray(found)
 
-    def known_of_warps(self, warp: int, rows: Rows, lanes: np.ndarray | None) -> np.ndarray:
+    def known_of_warps(self, warp: int, rows: Rows, lanes: np.ndarray | None, plane: int = ORDERED) -> np.ndarray:
         """The last epoch of any thread of each warp that lanes of a warp are ordered after, (rows, warps, n or 1)."""
         where, shape = where_of(rows), (self._num_warps, 32)
-        base = self._known[where, warp, ORDERED, : self.num_threads]
+        base = self._known[where, warp, plane, : self.num_threads]
         found = base.reshape(-1, *shape).max(axis=-1)[:, :, None]
         if warp in self._lanes:
-            besides = self._lanes[warp][where, :, ORDERED, : self.num_threads]
+            besides = self._lanes[warp][where, :, plane, : self.num_threads]
             most = besides.reshape(-1, 32, *shape).max(axis=-1)  # (rows, lanes, warps)
             least = most.min(axis=1)[:, :, None] if lanes is None else most[:, lanes].transpose(0, 2, 1)
             found = np.maximum(found, least)
         return np.asarray(found)
 
-    def fenced_by_itself(self, warp: int, rows: Rows, lanes: np.ndarray) -> np.ndarray:
-        """The last epoch that each of these threads ended with a fence of its own, (rows, n)."""
-        return np.asarray(self._fenced[where_of(rows), warp][:, lanes])
+    def known_of_itself(self, warp: int, rows: Rows, lanes: np.ndarray, plane: int) -> np.ndarray:
+        """The last epoch of its own that each of these threads knows of in a plane after the first, (rows, n)."""
+        return np.asarray(self._own[where_of(rows), warp, plane - 1][:, lanes])
 
     # -- within a warp
 
@@ -152,7 +159,7 @@ class Order:
         where, own = where_of(rows), slice(32 * warp, 32 * warp + 32)
         known = self._known[where, warp]
         known[:, ORDERED, own] = self.clock[where, warp][:, None]
-        known[:, FENCED, own] = self._fenced[where, warp]
+        np.maximum(known[:, FENCED:, own], self._own[where, warp], out=known[:, FENCED:, own])
         if warp in self._lanes:
             known = np.maximum(known, self._lanes[warp][where].max(axis=1))
             if rows is None:
@@ -168,7 +175,8 @@ class Order:
         besides = self._besides(warp)[where]
         together = np.where(lanes[:, :, None, None], besides, 0).max(axis=1)
         together[:, ORDERED, own] = np.where(lanes, self.clock[where, warp][:, None], together[:, ORDERED, own])
-        together[:, FENCED, own] = np.where(lanes, self._fenced[where, warp], together[:, FENCED, own])
+        own_epochs = np.where(lanes[:, None], self._own[where, warp], 0)
+        np.maximum(together[:, FENCED:, own], own_epochs, out=together[:, FENCED:, own])
         self._lanes[warp][where] = np.where(lanes[:, :, None, None], together[:, None], besides)
         self.clock[where, warp] += 1
 
@@ -177,12 +185,54 @@ class Order:
             self._lanes[warp] = np.zeros((self.num_rows, 32, *self._known.shape[2:]), np.int64)
         return self._lanes[warp]
 
-    def fence(self, warp: int, lanes: np.ndarray | None, rows: Rows, of_proxies: bool) -> None:
-        """A fence of a warp's lanes (None: all): it ends an epoch."""
+    def fence(self, warp: int, lanes: np.ndarray | None, rows: Rows, of_proxies: bool, is_wide: bool = False) -> None:
+        """A fence of a warp's lanes (None: all): it ends an epoch. `is_wide`: its scope is the GPU or more."""
+        where, num_planes = where_of(rows), self._known.shape[2]
+        for plane, is_meant in ((FENCED, of_proxies), (CROSSED, of_proxies), (PUBLISHED, is_wide)):
+            if is_meant and plane < num_planes:
+                now, own = self.clock[where, warp][:, None], self._own[where, warp, plane - 1]
+                self._own[where, warp, plane - 1] = now if lanes is None else np.where(lanes, now, own)
+                if plane != FENCED:
+                    self._cross(warp, lanes, where, plane)
+        self.clock[where, warp] += 1
+
+    def _cross(self, warp: int, lanes: np.ndarray | None, where: Where, plane: int) -> None:
+        """A fence lies behind all that these lanes (None: all) are ordered after."""
+        ordered, crossed = self._known[where, warp, ORDERED], self._known[where, warp, plane]
+        if lanes is None:
+            self._known[where, warp, plane] = np.maximum(crossed, ordered)
+        if lanes is not None or warp in self._lanes:
+            besides = self._besides(warp)[where]
+            new = np.maximum(np.maximum(besides[:, :, ORDERED], ordered[:, None]), besides[:, :, plane])
+            chosen = True if lanes is None else lanes[:, :, None]
+            besides[:, :, plane] = np.where(chosen, new, besides[:, :, plane])
+            self._lanes[warp][where] = besides
+
+    def vector(self, warp: int, row: int, lane: int, plane: int) -> np.ndarray:
+        """What a thread knows of all threads in a plane, (threads); of itself, its own epoch."""
+        found = self._known[row, warp, plane, : self.num_threads].copy()
+        if warp in self._lanes:
+            np.maximum(found, self._lanes[warp][row, lane, plane, : self.num_threads], out=found)
+        own = self.clock[row, warp] if plane == ORDERED else self._own[row, warp, plane - 1, lane]
+        found[32 * warp + lane] = max(found[32 * warp + lane], own)
+        return found
+
+    def has_published(self, warp: int) -> bool:
+        """Whether a warp knows of any fence of the GPU's scope."""
+        if self._known.shape[2] <= PUBLISHED:
+            return False
+        known = self._known[:, warp, PUBLISHED].any() or self._own[:, warp, PUBLISHED - 1].any()
+        return bool(known or (warp in self._lanes and self._lanes[warp][:, :, PUBLISHED].any()))
+
+    def tick(self, warp: int, rows: Rows) -> None:
+        """Ends an epoch of a warp."""
+        self.clock[where_of(rows), warp] += 1
+
+    def use(self, warp: int, epochs: np.ndarray, rows: Rows) -> None:
+        """A warp has waited for products whose operands were loaded in epochs up to these (rows). It ends an epoch."""
         where = where_of(rows)
-        if of_proxies:
-            now, before = self.clock[where, warp][:, None], self._fenced[where, warp]
-            self._fenced[where, warp] = now if lanes is None else np.where(lanes, now, before)
+        own = self._own[where, warp, USED - 1]
+        self._own[where, warp, USED - 1] = np.maximum(own, epochs[:, None])
         self.clock[where, warp] += 1
 
     # -- barriers
@@ -194,12 +244,13 @@ class Order:
         agents did."""
         where, own = where_of(rows), slice(32 * warp, 32 * warp + 32)
         brought = self._known[where, warp].copy()
-        now, fenced = self.clock[where, warp][:, None], self._fenced[where, warp]
+        now, further = self.clock[where, warp][:, None], self._own[where, warp]
         if lanes is None:
-            brought[:, ORDERED, own], brought[:, FENCED, own] = now, fenced
+            brought[:, ORDERED, own] = now
         else:
             brought[:, ORDERED, own] = np.where(lanes, now, brought[:, ORDERED, own])
-            brought[:, FENCED, own] = np.where(lanes, fenced, brought[:, FENCED, own])
+            further = np.where(lanes[:, None], further, 0)
+        np.maximum(brought[:, FENCED:, own], further, out=brought[:, FENCED:, own])
         if warp in self._lanes:
             besides = self._lanes[warp][where]
             chosen = besides if lanes is None else np.where(lanes[:, :, None, None], besides, 0)

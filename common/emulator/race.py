@@ -52,12 +52,13 @@ class RaceDetector:
 
     def __init__(self, chunk: "Chunk", num_warps: int, num_words: int, by_lanes: bool, size: int = 1) -> None:
         """`size` CTAs of a cluster make up one row of state, side by side: so many warps and words have all of them."""
+        program = chunk.machine.program
         self._chunk, self._num_words, self._size = chunk, num_words, size
         self._num_rows = len(chunk.cta_ids) // size
         self._warps_per_cta, self._words_per_cta = num_warps // size, num_words // size
-        self.order = Order(self._num_rows, num_warps)
+        self.order = Order(self._num_rows, num_warps, program.num_planes)
         self._writes = np.full((1, num_words), NEVER << EPOCH, np.int64)
-        self._reads = LastAccesses(self.order, num_warps, num_words, by_lanes)
+        self._reads = LastAccesses(self.order, num_warps, num_words, by_lanes, program.used_loads)
         self._atomics = LastAccesses(self.order, num_warps, num_words, by_lanes)
 
     def _part(self, rows: Rows) -> None:
@@ -214,9 +215,13 @@ class RaceDetector:
             reason, mend = "another lane of that warp has arrived at a barrier, but not this one", LEADER
         else:
             reason, mend = "no barrier orders the two", BARRIER
-        lanes = {COLLECTIVE: "", SEVERAL: ", several lanes"}.get(kind, f", lane {thread & 31}")
-        earlier = f"{self._warp_name(warp)}{lanes} {did}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}"
-        return self._report(access, row, word, reason, earlier, mend)
+        return self._report(access, row, word, reason, self._did(warp, did, stamp), mend)
+
+    def _did(self, warp: int, did: str, stamp: int) -> str:
+        """Who of a warp left a stamp, and where."""
+        kind, lane = stamp >> KIND & KIND_MASK, stamp & COLUMN_MASK & 31
+        lanes = {COLLECTIVE: "", SEVERAL: ", several lanes"}.get(kind, f", lane {lane}")
+        return f"{self._warp_name(warp)}{lanes} {did}, {self._described(stamp >> INSTRUCTION & INSTRUCTION_MASK)}"
 
     def _has_waited(self, access: Touch, row: int, column: int, epoch: int) -> bool:
         """Whether any lane of the access's own warp is ordered after this epoch."""

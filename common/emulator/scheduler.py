@@ -17,9 +17,11 @@ from .agents import AgentRaces
 from .arrays import ALL_LANES, Array, Mask, has_lanes, narrow
 from .cluster import Cluster
 from .cluster_races import ClusterRaces
-from .errors import DeadlockError, InstructionBudgetError
+from .errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from .gates import Gate
 from .mbarrier import Mbarriers
+from .order import Order
+from .polls import Polls
 from .registers import RegisterPool
 from .shared import SharedMemory
 from .warp import Warp
@@ -39,12 +41,19 @@ class Chunk:
         self.cluster = Cluster(machine.cluster, len(cta_ids))
         self.shared = SharedMemory(len(cta_ids), machine.patterns)
         self.mbarriers = Mbarriers(self)
-        self.gates: dict[str, Gate] = {"mbarriers": self.mbarriers}
+        self.polls = Polls(self)
+        self.gates: dict[str, Gate] = {"mbarriers": self.mbarriers, "polls": self.polls}
         self.in_flight: list[Callable[[], None]] = []  # what lands when no warp can go on
         num_warps, num_words = -(-machine.num_threads // 32), -(-machine.shared_bytes // machine.granule)
         races = AgentRaces if self.cluster.size == 1 else ClusterRaces
         self.race = races(self, num_warps, num_words, machine.syncs_lanes) if machine.race else None
         self.warps = [Warp(self, index, machine.num_threads) for index in range(num_warps)]
+
+    @property
+    def order(self) -> Order:
+        """Who is ordered after what, in a CTA that is in no cluster."""
+        assert isinstance(self.race, AgentRaces)
+        return self.race.order
 
     # -- names
 
@@ -112,15 +121,22 @@ class Chunk:
 
     def _unblock(self) -> bool:
         """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy
-        in flight lands, lanes go on without others of their warp, a test of a barrier says no. Whether there was
-        something to do."""
+        in flight lands, the lanes of CTAs whose warp is together go on, lanes look again at global memory, lanes go on
+        without others of their warp, a test of a barrier says no. Whether there was something to do."""
         if any(gate.open(stuck=True) for gate in self.gates.values()):
             return True
         if self.in_flight and any(gate.waiting for gate in self.gates.values()):
             self.in_flight.pop(0)()
             return True
-        if any(self._advance(warp, stuck=True) for warp in self.warps if warp.ready):
+        if any(self._advance(warp, stuck=True) for warp in self.warps if warp.ready) or self.polls.look_again():
             return True
+        try:
+            if any(self._advance(warp, stuck=True, alone=True) for warp in self.warps if warp.ready):
+                return True
+        except ConvergenceError:
+            if self.polls.waiting:  # lanes of the warp wait for what does not come
+                raise self._deadlock() from None
+            raise
         return self.mbarriers.answer_no()
 
     def _finish(self) -> None:
@@ -133,18 +149,22 @@ class Chunk:
         if self.race:
             self.race.check_end()
 
-    def _advance(self, warp: Warp, stuck: bool = False) -> bool:
-        """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate, unless it is
-        stuck for that; whether any ran."""
+    def _advance(self, warp: Warp, stuck: bool = False, alone: bool = False) -> bool:
+        """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate; whether any
+        ran. `stuck`: those go on that wait for no lanes of their own CTA; `alone`: all do."""
         program, ready, ran = self.program, warp.ready, False
         while ready:
             index = self._next(warp)
-            mask = ready[index]
-            if not stuck and mask is not None and self._awaits_lanes(warp, index, mask):
-                return ran
-            del ready[index]
-            ran, stuck = True, False
+            mask = ready.pop(index)
+            if mask is not None and not alone and self._awaiting(warp, index, mask).any():
+                ready[index] = mask
+                if not stuck or (found := self._take_free(warp)) is None:
+                    return ran
+                index, mask = found
+            ran, stuck, alone = True, False, False
             block = program.blocks[index]
+            if index in program.polls and self.polls.put_aside(warp, index, mask):
+                continue
             warp.executed += len(block.instructions)
             self.counters.blocks[index] += len(self.cta_ids) if mask is None else self._active_ctas(mask)
             if warp.executed > self.machine.max_instructions:
@@ -163,15 +183,36 @@ class Chunk:
                 warp.send(index + 1, mask)
         return ran
 
-    def _awaits_lanes(self, warp: Warp, block: int, mask: np.ndarray) -> bool:
-        """Whether lanes of the warp wait at a gate, in the same CTA, that are sure to come to this block too."""
-        return any(
-            each.warp is warp
-            and (each.mask is None or (has_lanes(each.mask) & has_lanes(mask)).any())
-            and (block == each.block or block in self.program.blocks[each.block].post_dominators)
-            for gate in self.gates.values()
-            for each in gate.waiting
-        )
+    def _awaiting(self, warp: Warp, block: int, mask: np.ndarray) -> np.ndarray:
+        """In which CTAs of a mask lanes of the warp wait at a gate that are sure to come to this block too, (rows)."""
+        found = np.zeros(len(mask), bool)
+        for gate in self.gates.values():
+            for each in gate.waiting:
+                if each.warp is warp and (
+                    block == each.block or block in self.program.blocks[each.block].post_dominators
+                ):
+                    found = found | (True if each.mask is None else has_lanes(each.mask) & has_lanes(mask))
+        return found
+
+    def _take_free(self, warp: Warp) -> tuple[int, Mask] | None:
+        """Takes lanes that may run from before their block: those of CTAs in which none waits at a gate, nor stands
+        elsewhere, that is sure to come there too."""
+        for block in sorted(warp.ready):
+            mask = warp.ready[block]
+            if mask is None:
+                continue
+            waiting = self._awaiting(warp, block, mask)
+            for other, lanes in warp.ready.items():
+                if block in self.program.blocks[other].post_dominators:
+                    waiting = waiting | (True if lanes is None else has_lanes(lanes))
+            if not (free := mask & ~waiting[:, None]).any():
+                continue
+            if (staying := mask & waiting[:, None]).any():
+                warp.ready[block] = staying
+            else:
+                del warp.ready[block]
+            return block, free
+        return None
 
     def _endless(self, warp: Warp) -> InstructionBudgetError:
         """Names the end of the block that was executed most: in a loop that never ends, or in one that it repeats."""
@@ -214,10 +255,10 @@ class Chunk:
     def _deadlock(self) -> DeadlockError:
         held = [(gate, each) for gate in self.gates.values() for each in gate.waiting]
         row = next(row for row in range(len(self.cta_ids)) if any(each.includes(row) for _, each in held))
-        lines = [f"deadlock in CTA {self.cta_name(row)}:"]
+        lines, instructions = [f"deadlock in CTA {self.cta_name(row)}:"], self.program.kernel.instructions
         for warp in self.warps:
             states = [
-                f"waits at {gate.progress(each, row)}, {self.program.blocks[each.block - 1].last.described()}"
+                f"waits at {gate.progress(each, row)}, {instructions[each.stopped_at(self.program.blocks)].described()}"
                 for gate, each in held
                 if each.warp is warp and each.includes(row)
             ]

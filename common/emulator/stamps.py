@@ -1,11 +1,13 @@
 """Stamps: what a word of shared memory remembers of an access. Tables of the last reads, and of the last atomics."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from .order import ORDERED, Order, Rows, Where, where_of
+from .order import CROSSED, NEVER, ORDERED, USED, Order, Rows, Where, where_of
 from .shared import AccessPattern
 
 if TYPE_CHECKING:
@@ -113,9 +115,14 @@ class LastAccesses:
     order between, get a slot, in which the last access of each lane is remembered.
     """
 
-    def __init__(self, order: Order, num_warps: int, num_words: int, by_lanes: bool) -> None:
+    def __init__(
+        self, order: Order, num_warps: int, num_words: int, by_lanes: bool, used: Collection[int] = ()
+    ) -> None:
+        """`used`: the instructions that load what becomes operands of products, see used_loads.py."""
         self._order, self._num_warps, self._num_words = order, num_warps, num_words
+        self._used = np.array(sorted(used), np.int64)
         self._table: np.ndarray | None = None  # (rows, warps, words)
+        self._noted = np.zeros(num_words, bool)  # the words that have been accessed at all
         self._slots = np.full(num_words, -1) if by_lanes else None  # the slot of each word; -1: none
         self._by_lane = np.zeros((1, num_warps, 32, 0), np.int64)
 
@@ -147,6 +154,7 @@ class LastAccesses:
             self._table = np.zeros((self._order.num_rows, self._num_warps, self._num_words), np.int64)
             self._by_lane = np.zeros((self._order.num_rows, self._num_warps, 32, 0), np.int64)
         where, words, warp = where_of(access.rows), access.words, access.warp.index
+        self._noted[words] = True
         now = (self._order.clock[where, warp] << EPOCH)[:, None] | access.index << INSTRUCTION
         own = self._table[:, warp]
         before = taken(own, where, words)
@@ -197,43 +205,87 @@ class LastAccesses:
 
     def first_unordered(self, access: Touch) -> Conflict | None:
         """An access to one of the words that a later one is not ordered after, if there is any."""
-        if self._table is None:
+        words, lanes, threads = access.words, access.lanes, access.threads
+        if self._table is None or not self._noted[words].any():
             return None
         where, warp = where_of(access.rows), access.warp.index
-        words, lanes, threads = access.words, access.lanes, access.threads
         stamps = taken(self._table, where, words)
         if not reaches(stamps, self._order.safe[where, warp]):
             return None
         kind, column = stamps >> KIND & KIND_MASK, stamps & COLUMN_MASK
-        known = self._order.known(warp, access.rows, column, lanes, ORDERED)
-        together = kind == COLLECTIVE
-        if together.any():  # complete for all lanes when any of them goes on
-            known = np.where(together, self._order.known_of_warps(warp, access.rows, lanes), known)
+        known, together = self._known(access, stamps, ORDERED), kind == COLLECTIVE
         bad = stamps >> EPOCH > known
         own = (kind[:, warp] == SEVERAL) | (column[:, warp] != threads) if lanes is not None else True
         bad[:, warp] &= ~together[:, warp] & own
         if self._slots is not None:
             slots = self._slots[words]
             bad &= (slots < 0) | together
-            if (slots >= 0).any() and (found := self._among_lanes(access, slots)):
+            if (slots >= 0).any() and (found := self._among_lanes(access, slots, ORDERED)):
                 return found
-        if not bad.any():
-            return None
-        row, other, word = (int(n) for n in np.argwhere(bad)[0])
-        return Conflict(row, word, int(stamps[row, other, word]), other)
+        return _first(bad, stamps)
 
-    def _among_lanes(self, access: Touch, slots: np.ndarray) -> Conflict | None:
+    def first_uncrossed(self, access: Touch) -> Conflict | None:
+        """An access to one of the words, between which and a copy's no fence of the proxies lies, if there is any. All
+        are ordered before the copy. Those of the issuing thread need a fence too."""
+        if self._table is None or not self._noted[access.words].any():
+            return None
+        stamps = taken(self._table, where_of(access.rows), access.words)
+        bad = stamps >> EPOCH > self._crossed(stamps, partial(self._known, access, stamps))
+        if self._slots is not None:
+            slots = self._slots[access.words]
+            bad &= (slots < 0) | (stamps >> KIND & KIND_MASK == COLLECTIVE)
+            if (slots >= 0).any() and (found := self._among_lanes(access, slots, CROSSED)):
+                return found
+        return _first(bad, stamps)
+
+    def _known(self, access: Touch, stamps: np.ndarray, plane: int) -> np.ndarray:
+        """The last epochs that an access knows of in a plane, of those who left stamps (rows, warps, words)."""
+        column, together = stamps & COLUMN_MASK, stamps >> KIND & KIND_MASK == COLLECTIVE
+        warp, rows, lanes = access.warp.index, access.rows, access.lanes
+        known = self._order.known(warp, rows, column, lanes, plane)
+        if together.any():  # complete for all lanes when any of them goes on
+            known = np.where(together, self._order.known_of_warps(warp, rows, lanes, plane), known)
+        if plane != ORDERED and lanes is not None:
+            own = self._order.known_of_itself(warp, rows, lanes, plane)
+            mine = together[:, warp] | (column[:, warp] == access.threads)
+            known[:, warp] = np.where(mine, np.maximum(known[:, warp], own), known[:, warp])
+        return known
+
+    def _crossed(self, stamps: np.ndarray, known_in: Callable[[int], np.ndarray]) -> np.ndarray:
+        """The last epochs behind which a copy may overwrite what was read, by what is known in a plane."""
+        known = known_in(CROSSED)
+        used = np.isin(stamps >> INSTRUCTION & INSTRUCTION_MASK, self._used) if len(self._used) else np.zeros(1, bool)
+        return np.where(used, np.maximum(known, known_in(USED)), known) if used.any() else known
+
+    def _among_lanes(self, access: Touch, slots: np.ndarray, plane: int) -> Conflict | None:
         where, chosen = where_of(access.rows), np.nonzero(slots >= 0)[0]
         stamps = self._by_lane[where].take(slots[chosen], axis=3)
         stamps = stamps.reshape(len(stamps), -1, len(chosen))  # (rows, threads, words)
-        lanes, threads = access.lanes, access.threads
-        if lanes is not None and len(lanes) > 1:
-            lanes, threads = lanes[chosen], threads[chosen]
-        column = np.broadcast_to(np.arange(stamps.shape[1])[None, :, None], stamps.shape)
-        bad = stamps >> EPOCH > self._order.known(access.warp.index, access.rows, column, lanes, ORDERED)
-        if lanes is not None:
-            bad &= column != threads
+        known_in = partial(self._known_to, access, chosen, stamps)
+        bad = stamps >> EPOCH > (known_in(ORDERED) if plane == ORDERED else self._crossed(stamps, known_in))
         if not bad.any():
             return None
         row, thread, word = (int(n) for n in np.argwhere(bad)[0])
         return Conflict(row, int(chosen[word]), int(stamps[row, thread, word]), thread >> 5)
+
+    def _known_to(self, access: Touch, chosen: np.ndarray, stamps: np.ndarray, plane: int) -> np.ndarray:
+        """The last epochs that an access to chosen words knows of in a plane, of all threads, its own too."""
+        lanes, threads = access.lanes, access.threads
+        if lanes is not None and len(lanes) > 1:
+            lanes, threads = lanes[chosen], threads[chosen]
+        column = np.broadcast_to(np.arange(stamps.shape[1])[None, :, None], stamps.shape)
+        known = self._order.known(access.warp.index, access.rows, column, lanes, plane)
+        if lanes is None:
+            return known
+        own: np.ndarray | int = NEVER
+        if plane != ORDERED:
+            own = self._order.known_of_itself(access.warp.index, access.rows, lanes, plane)[:, None]
+        return np.where(column == threads, np.maximum(known, own), known)
+
+
+def _first(bad: np.ndarray, stamps: np.ndarray) -> Conflict | None:
+    """The first access that is bad, of stamps (rows, warps, words)."""
+    if not bad.any():
+        return None
+    row, other, word = (int(n) for n in np.argwhere(bad)[0])
+    return Conflict(row, word, int(stamps[row, other, word]), other)

@@ -170,9 +170,16 @@ class Warp:
         return self._by_group(index, members, mask, lambda group: group.argmax(axis=1)[:, None].astype(np.uint32))
 
     def fence(self, kind: str, mask: Mask) -> None:
-        """A fence: of the proxies ("proxy"), of initialised mbarriers, or of the thread's accesses beyond its CTA."""
+        """A fence: of the proxies ("proxy"), of initialised mbarriers, or of all, in the "cluster" or the "gpu"."""
         if self.chunk.race:
+            if kind == "gpu":
+                self.chunk.machine.global_races.fence(self, mask)
             self.chunk.race.fence(kind, self, mask)
+
+    def wait_for_grids(self, mask: Mask) -> None:
+        """griddepcontrol.wait."""
+        if self.chunk.race:
+            self.chunk.machine.global_races.prerequisites_done(self, mask)
 
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""

@@ -95,6 +95,9 @@ class Warpgroup:
         """Checks what the products read that this warp has started since the last call, and tells the race detector."""
         products, self._unread = self._unread, []
         rows = products[0].rows
+        if self._chunk.race:
+            starting = None if rows.all() else np.nonzero(rows)[0]
+            self._chunk.race.wgmma_starts(warp, [product.form.index for product in products], starting)
         for chosen in classes(rows, [each[:, 0] for product in products for each in product.matrices if len(each) > 1]):
             row = int(np.argmax(chosen))
             parts = tuple(

@@ -9,18 +9,22 @@ from flashladder.common.build.toolchain import toolchain
 @pytest.fixture(scope="session")
 def compile_kernels(tmp_path_factory):
     """The PTX of a source beside this file, for an arch."""
-    tools = toolchain()
     compiled = {}
 
     def compile_for(arch, source="kernels.cu"):
         if (arch, source) not in compiled:
-            target = tmp_path_factory.mktemp("ptx") / f"{arch}.ptx"
-            flags = ["-std=c++17", "-O3", "-lineinfo", f"-arch={arch}", "-ccbin", tools.host_compiler]
-            subprocess.run([tools.nvcc, *flags, "-ptx", Path(__file__).with_name(source), "-o", target], check=True)
-            compiled[arch, source] = target.read_text()
+            compiled[arch, source] = compiled_to("ptx", arch, source, tmp_path_factory).read_text()
         return compiled[arch, source]
 
     return compile_for
+
+
+def compiled_to(form, arch, source, tmp_path_factory):
+    """A file of a source beside this one, as PTX or as a cubin."""
+    tools, target = toolchain(), tmp_path_factory.mktemp(form) / f"{arch}.{form}"
+    flags = ["-std=c++17", "-O3", "-lineinfo", f"-arch={arch}", "-ccbin", tools.host_compiler, f"-{form}"]
+    subprocess.run([tools.nvcc, *flags, Path(__file__).with_name(source), "-o", target], check=True)
+    return target
 
 
 @pytest.fixture(scope="session")

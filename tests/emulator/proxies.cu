@@ -5,7 +5,7 @@ enum Defect {
     none, no_proxy_fence, late_proxy_fence, no_barrier, no_wait_read, other_thread_waits, no_full_wait, no_empty_wait,
     no_syncwarp, no_init_fence, no_init_barrier, wrong_parity, few_bytes, many_bytes, few_arrivals, many_arrivals,
     one_lane_waits, no_wgmma_fence, no_wgmma_wait, late_wgmma_wait, register_overwritten, early_release, wrong_count,
-    no_commit, cta_scope, no_cluster_barrier
+    no_commit, cta_scope, no_cluster_barrier, no_read_fence, read_fence
 };
 
 constexpr int words = 1024, bytes = 4 * words, stages = 2, tiles = 5, consumers = 64;
@@ -107,6 +107,7 @@ __device__ inline void ring(const int *in, int *out) {
         if (defect == early_release && threadIdx.x % 32 == 0) arrive(&empty[stage]);
         for (int i = threadIdx.x; i < words; i += consumers)
             sum += tile[stage][i];  // read
+        if (defect != no_read_fence) proxy_fence();
         if (defect != no_syncwarp) __syncwarp();
         if (defect != early_release && threadIdx.x % 32 == 0) arrive(&empty[stage]);
     }
@@ -117,6 +118,7 @@ KERNEL(ring, no_init_fence)
 KERNEL(ring, no_init_barrier)
 KERNEL(ring, no_empty_wait)
 KERNEL(ring, early_release)
+KERNEL(ring, no_read_fence)
 KERNEL(ring, one_lane_waits)
 KERNEL(ring, no_syncwarp)
 KERNEL(ring, wrong_parity)
@@ -211,6 +213,56 @@ KERNEL(product, no_wgmma_fence)
 KERNEL(product, no_wgmma_wait)
 KERNEL(product, early_release)
 KERNEL(product, register_overwritten)
+
+// The fifth warp copies tiles into one place; a warpgroup loads each into registers, gives the place back, and multiplies.
+template <Defect defect>
+__device__ inline void held_tile(const int *in, int *out) {
+    __shared__ alignas(128) int tile[words], b[64];
+    __shared__ uint64_t full, empty;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        init(&full, 1);
+        init(&empty, 4);
+        init_fence();
+    }
+    if (threadIdx.x < 64) b[threadIdx.x] = in[threadIdx.x];
+    proxy_fence();
+    __syncthreads();
+    if (threadIdx.x >= 128) {
+        for (int round = 0; threadIdx.x == 128 && round < 3; ++round) {
+            wait(&empty, round + 1 & 1);
+            expect(&full, bytes);
+            load(tile, in + round * words, &full);  // copied in
+        }
+        return;
+    }
+    float sum = 0;
+    for (int round = 0; round < 3; ++round) {
+        uint32_t a[4];
+        float d[4] = {};
+        wait(&full, round & 1);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                     : "r"(address(tile) + 32 * (16 * warp + lane % 16) + lane / 16 * 16)  // loaded
+                     : "memory");
+        if (defect == read_fence) proxy_fence();
+        if (defect != none) __syncwarp();
+        if (defect != none && lane == 0) arrive(&empty);
+        for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[i])::"memory");  // registers of their own
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)));
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        if (defect == none && lane == 0) arrive(&empty);
+        sum += d[0] + d[1] + d[2] + d[3];
+    }
+    out[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+KERNEL(held_tile, none)
+KERNEL(held_tile, read_fence)
+KERNEL(held_tile, no_read_fence)
 
 // A named barrier of three of the four warps.
 template <Defect defect>

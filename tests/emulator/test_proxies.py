@@ -36,8 +36,8 @@ def run_kernel(ptx, entry, **options):
     memory = emulator.GlobalMemory()
     data = np.random.default_rng(0).integers(0, 100, (TILES, WORDS)).astype(np.int32)
     pointers = memory.add("in", data, readonly=True), memory.add("out", np.zeros(CTAS * 3 * WORDS, np.int32))
-    params, threads = np.array(pointers, np.uint64).tobytes(), 160 if entry.startswith("product") else 128
-    emulator.run(ptx, params, (CTAS, 1, 1), threads, 0, memory, entry=entry, **options)
+    params, has_warpgroup = np.array(pointers, np.uint64).tobytes(), entry.startswith(("product", "held_tile"))
+    emulator.run(ptx, params, (CTAS, 1, 1), 160 if has_warpgroup else 128, 0, memory, entry=entry, **options)
     return memory.read("out").view(np.int32), data
 
 
@@ -48,17 +48,19 @@ def proxies(compile_kernels):
 
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("entry", "expected"),
     [
-        ("written_tile", lambda data: np.concatenate([data[0], data[0] + 1])),
-        ("ring", lambda data: data.reshape(-1, 64).sum(axis=0)),
-        ("shared_tile", lambda data: 2 * data[:3].reshape(-1, 4, 32)[:, [1, 0, 3, 2]].reshape(-1)),
-        ("product", None),
-        ("three_warps", lambda data: np.roll(data[0, :96], -32)),
+        ("written_tile_none", lambda data: np.concatenate([data[0], data[0] + 1])),
+        ("ring_none", lambda data: data.reshape(-1, 64).sum(axis=0)),
+        ("shared_tile_none", lambda data: 2 * data[:3].reshape(-1, 4, 32)[:, [1, 0, 3, 2]].reshape(-1)),
+        ("product_none", None),
+        ("held_tile_none", None),
+        ("held_tile_read_fence", None),
+        ("three_warps_none", lambda data: np.roll(data[0, :96], -32)),
     ],
 )
-def test_the_right_kernel_is_silent(proxies, name, expected, lazy):
-    found, data = run_kernel(proxies, f"{name}_none", lazy_copies=lazy)
+def test_the_right_kernel_is_silent(proxies, entry, expected, lazy):
+    found, data = run_kernel(proxies, entry, lazy_copies=lazy)
     if expected is not None:
         assert (found[: len(expected(data)) * CTAS].reshape(CTAS, -1) == expected(data)).all()
 
@@ -88,6 +90,6 @@ def test_ctas_of_a_cluster_hand_values_to_each_other(proxies):
 
 
 def test_every_class_has_a_case_and_the_page_has_them_all():
-    assert sorted(CLASSES) == list(range(1, 13))
+    assert sorted(CLASSES) == list(range(1, 14))
     assert all(each["cases"] for each in CLASSES.values())
     assert races_page.PAGE.read_text() == races_page.page(), "run tests/emulator/races_page.py"

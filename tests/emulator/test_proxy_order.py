@@ -76,13 +76,14 @@ def wait(name, number):
 def has_race(program, announced):
     """Whether two accesses to one word, not both reads, are unordered.
 
-    What a thread knows of is a set: accesses, and ("fenced", access) for stores that their thread has fenced. Its own
-    accesses it knows. An agent's access is known to those who waited for it. An access by an agent needs the stores
-    before it to be known as fenced. A write hides what came before it from those who come later.
+    What a thread knows of is a set: accesses, ("fenced", access) for stores that their thread has fenced, and
+    ("crossed", access) for all that a thread knew of before a fence. Its own accesses it knows. An agent's access is
+    known to those who waited for it. An access by an agent needs the stores before it to be known as fenced; a write by
+    one needs the loads before it to be known as crossed. A write hides what came before it from those who come later.
     """
     known = {thread: set() for thread in ALL}
     written, reads = {}, {0: [], 1: []}  # by word: the last write, and the reads since
-    stores = {thread: set() for thread in ALL}
+    stores, loads = {thread: set() for thread in ALL}, set()
     brought, copies_out = {}, {thread: set() for thread in ALL}
     for number, (kind, word, who) in enumerate(program):
         members = members_of(who)
@@ -94,6 +95,7 @@ def has_race(program, announced):
         elif kind == "fence":
             for thread in members:
                 known[thread] |= {("fenced", each) for each in stores[thread]}
+                known[thread] |= {("crossed", each) for each in known[thread] if isinstance(each, int)}
         elif kind == "signal":
             brought[number] = set().union(*(known[thread] for thread in members))
         elif kind == "observe":
@@ -111,6 +113,8 @@ def has_race(program, announced):
                     continue
                 if before not in known[who] or (by_agent and is_store and ("fenced", before) not in known[who]):
                     return True
+                if kind == "copy_in" and before in loads and ("crossed", before) not in known[who]:
+                    return True
             if kind == "copy_in":
                 brought[number] = known[who] | {number}
             elif kind == "copy_out":
@@ -122,13 +126,14 @@ def has_race(program, announced):
                 stores[who] |= {number} if kind == "store" else set()
             else:
                 reads[word].append(number)
+                loads |= {number} if kind == "load" else set()
     return False
 
 
 START = """
     mov.u32 tid, %tid.x; shr.u32 warp, tid, 5; mov.u32 cta, %ctaid.x; mov.u32 y, buffer; mad.lo.u32 y, tid, 4, y;
     st.shared.b32 [y], 0; fence.proxy.async.shared::cta; mov.u32 d, 0;
-    ld.param.u64 from, [pointer_a]; ld.param.u64 to, [pointer_b]; mov.u32 b, 0;
+    ld.param.u64 from, [pointer_a]; ld.param.u64 to, [pointer_b]; mad.wide.u32 to, cta, 384, to; mov.u32 b, 0;
     setp.ne.u32 p, tid, 0; @p bra made;
     {}
     fence.mbarrier_init.release.cluster;

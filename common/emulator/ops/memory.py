@@ -5,6 +5,7 @@ The emitted code evaluates addresses and values and hands them to the Warp, whic
 
 from typing import TYPE_CHECKING
 
+from ..polls import is_poll
 from ..ptx import NUMPY_TYPES, Imm, Instruction, Operand, Reg, Vector
 from .registry import Match, op
 
@@ -30,7 +31,8 @@ def _space(m: Match) -> str:
 def load(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     targets = _items(i.operands[0])
     what = f"{e.address(i.operands[1])}, {NUMPY_TYPES[m['t']]!r}, {len(targets)}"
-    values = e.let(f"w.access.load({i.index}, {_space(m)}, {what}, {e.mask()})")
+    how = "look" if is_poll(i) else "load"
+    values = e.let(f"w.access.{how}({i.index}, {_space(m)}, {what}, {e.mask()})")
     for n, target in enumerate(targets):
         e.write(target, f"{values}[{n}]", m["t"])
 
@@ -43,7 +45,8 @@ def store(e: "BlockEmitter", i: Instruction, m: Match) -> None:
 
 
 _ATOMIC_SPACE = r"(?:\.(?P<space>global|shared)(?:::cta|::cluster)?)?"
-_SCOPE = rf"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?{_ATOMIC_SPACE}"
+_REACH = r"(?:\.(?:cta|cluster|gpu|sys))?"  # which nvcc also writes behind the space
+_SCOPE = rf"(?:\.(?:relaxed|acquire|release|acq_rel))?{_REACH}{_ATOMIC_SPACE}{_REACH}"
 _FUNCTION = r"(?P<f>add|min|max|and|or|xor|exch|cas|inc|dec)\.(?P<t>[bsu](?:32|64)|f32|f64)"
 
 

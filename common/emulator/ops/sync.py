@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 @op(r"(membar|fence)(?:\.(?:sc|acq_rel|acquire|release))?\.(?P<scope>cta|cluster|gpu|gl|sys)", outputs=0)
 def fence(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    """Memory is sequentially consistent here; races between CTAs through global memory are not looked for."""
+    """Memory is sequentially consistent here; what a fence orders, the race detector knows."""
     if m["scope"] != "cta":
-        e.line(f"w.fence('thread', {e.mask()})")
+        scope = "cluster" if m["scope"] == "cluster" else "gpu"
+        e.line(f"w.fence({scope!r}, {e.mask()})")
 
 
 @op(r"fence\.mbarrier_init\.release\.cluster", outputs=0)
@@ -54,6 +55,8 @@ def set_registers(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     e.result = f"RegisterCall({count.value}, {m['f'] == 'inc'})"
 
 
-@op(r"griddepcontrol\.(?:wait|launch_dependents)", outputs=0)
+@op(r"griddepcontrol\.(?P<f>wait|launch_dependents)", outputs=0)
 def grid_dependency(e: "BlockEmitter", i: Instruction, m: Match) -> None:
-    """Grids run one after the other here: whatever a grid depends on is complete."""
+    """Grids run one after the other here: whatever a grid depends on is complete. The race detector knows better."""
+    if m["f"] == "wait":
+        e.line(f"w.wait_for_grids({e.mask()})")
