@@ -68,6 +68,9 @@ FIELDS = {
         Field("row_stride", int, "elements from a row of Q, K, V or O to the next, known to the compiler"),
         Field("causal", bool, "a row of Q sees no later row of K"),
         Field("lse", bool, "the log-sum-exp of each row may be asked for"),
+        Field("window", bool, "a row of Q sees no key that is too far away"),
+        Field("softcap", bool, "scores are bounded by softcap * tanh(score / softcap)"),
+        Field("packed", bool, "sequences of any lengths lie one behind the other"),
         Field("accumulate", str, "type of every number in between", choices=("fp32", "fp64")),
     )
 }

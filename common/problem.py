@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flashladder.common.buffers import Buffer, poison, unwritten
-from flashladder.common.config import spell
+from flashladder.common.config import listing, spell
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
 from flashladder.common.families import NORMAL
 from flashladder.common.operations import OPERATIONS, Operation
@@ -28,7 +28,13 @@ class Problem:
     """One attention call. Left at None: num_heads_k = num_heads, seqlen_k = seqlen_q, softmax_scale = 1/sqrt(head_dim),
     or what the family of inputs wants.
 
-    Causal masks are aligned to the bottom right: query i sees the keys j <= i + seqlen_k - seqlen_q.
+    Causal masks are aligned to the bottom right: query i sees the keys j <= i + seqlen_k - seqlen_q. A window is, too:
+    from window_left keys before that one to window_right behind it, None for all. A softcap of 0 is none; with one,
+    scores are softcap * tanh(score / softcap).
+
+    Packed sequences have their lengths in seqlens_q and seqlens_k (as seqlens_q where left out). These say how many
+    there are (batch), the longest (seqlen_q, seqlen_k) and the rows of all together (total_q, total_k). Where only the
+    GPU knows the lengths, these five are given in their place; such a problem has no exact answer.
     Raises UnsupportedProblemError for values that are no attention problem.
     """
 
@@ -46,8 +52,16 @@ class Problem:
     family: str = NORMAL  # of inputs: one of the operation's
     operation: str = "forward"
     lse: bool = True  # the log-sum-exp is asked for, where it is among the operation's outputs
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    seqlens_q: tuple[int, ...] = ()  # these four of packed sequences alone
+    seqlens_k: tuple[int, ...] = ()
+    total_q: int | None = None
+    total_k: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_packing()
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
             self._require_positive(name)
         for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("operation", OPERATIONS)):
@@ -75,10 +89,54 @@ class Problem:
             raise UnsupportedProblemError(
                 f"num_heads={self.num_heads} must be a multiple of num_heads_k={self.num_heads_k}"
             )
-        if self.layout == "qkv" and self.seqlen_q != self.seqlen_k:
+        self._check_bounds()
+        rows = ("total_q", "total_k") if self.packed else ("seqlen_q", "seqlen_k")
+        q, k = (getattr(self, name) for name in rows)
+        if self.layout == "qkv" and q != k:
             raise UnsupportedProblemError(
-                f"layout=qkv packs q, k and v row by row: seqlen_q={self.seqlen_q} must equal seqlen_k={self.seqlen_k}"
+                f"layout=qkv packs q, k and v row by row: {rows[0]}={q} must equal {rows[1]}={k}"
             )
+
+    def _check_bounds(self) -> None:
+        """Of distances and of scores."""
+        for name in ("window_left", "window_right"):
+            if (getattr(self, name) or 0) < 0:
+                raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be at least 0, or None for all keys")
+        if self.causal and self.window_right is not None:
+            raise UnsupportedProblemError(
+                f"window_right={self.window_right}: with causal=true no row sees a later key; leave it at None"
+            )
+        if self.softcap and not _SCALES[0] <= self.softcap <= _SCALES[1]:
+            raise UnsupportedProblemError(f"softcap={self.softcap}: must be a positive number, or 0 for none")
+
+    def _check_packing(self) -> None:
+        """What packed sequences have, and others do not."""
+        packing = {name: getattr(self, name) for name in ("seqlens_q", "seqlens_k", "total_q", "total_k")}
+        if not self.packed:
+            if given := [name for name, value in packing.items() if value]:
+                raise UnsupportedProblemError(f"{listing(given)}: of the operation packed, not of {self.operation}")
+            return
+        if not self.seqlens_q and self.total_q is None:
+            raise UnsupportedProblemError("packed sequences have lengths: seqlens_q=(3, 0, 5), or their sum, total_q=8")
+        if self.seqlens_q:
+            self._set_lengths()
+        for name in ("total_q", "total_k"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.total_q)
+            self._require_positive(name)
+
+    def _set_lengths(self) -> None:
+        """What the lengths of packed sequences say."""
+        seqlens_k = self.seqlens_k or self.seqlens_q
+        if len(self.seqlens_q) != len(seqlens_k):
+            raise UnsupportedProblemError(f"seqlens_q are {len(self.seqlens_q)}, seqlens_k {len(seqlens_k)} lengths")
+        for name, seqlens in (("q", self.seqlens_q), ("k", seqlens_k)):
+            if min(seqlens) < 0:
+                raise UnsupportedProblemError(f"seqlens_{name}={seqlens}: no sequence is shorter than 0")
+            said = {"seqlens": seqlens, "total": sum(seqlens), "seqlen": max(1, *seqlens)}
+            for size, value in said.items():
+                object.__setattr__(self, f"{size}_{name}", value)
+        object.__setattr__(self, "batch", len(seqlens_k))
 
     def _require_known(self, name: str, known: Collection[str]) -> None:
         if getattr(self, name) not in known:
@@ -92,6 +150,16 @@ class Problem:
     def asked(self) -> Operation:
         """What is to be computed."""
         return OPERATIONS[self.operation]
+
+    @property
+    def window(self) -> bool:
+        """Whether a row sees no key that is too far away."""
+        return self.window_left is not None or self.window_right is not None
+
+    @property
+    def packed(self) -> bool:
+        """Whether its sequences lie one behind the other."""
+        return self.operation == "packed"
 
     @property
     def outputs(self) -> tuple[str, ...]:

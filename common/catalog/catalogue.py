@@ -82,14 +82,18 @@ class Implementation(Configurable):
     def _unsupported(self, problem: "Problem") -> str | None:
         """Why no configuration takes the problem, to be read after the name; None when one may."""
         supports = self.supports
-        if problem.operation != self.operation:
-            return f"computes the operation {self.operation}, not {problem.operation}"
+        if problem.operation not in (computed := (self.operation, *(["packed"] if supports.packed else []))):
+            return f"computes the operation {listing(computed)}, not {problem.operation}"
         if problem.dtype not in supports.dtype:
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
         if problem.head_dim not in supports.head_dim:
             return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
         if problem.causal and not supports.causal:
             return "has no causal mask"
+        if problem.window and not supports.window:
+            return "has no sliding window"
+        if problem.softcap and not supports.softcap:
+            return "has no softcap"
         if "lse" in problem.outputs and not supports.lse:
             return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
@@ -198,8 +202,8 @@ class Reference(Implementation):
 def decided_by(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
     row_stride = problem.num_heads * problem.head_dim
-    same = {name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse")}
-    return {**same, "row_stride": row_stride}
+    same = {name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse", "packed", "window")}
+    return {**same, "softcap": bool(problem.softcap), "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:

@@ -35,6 +35,9 @@ class Supports(Declared):
     causal: StrictBool = False
     gqa: StrictBool = False
     lse: StrictBool = True
+    window: StrictBool = False
+    softcap: StrictBool = False
+    packed: StrictBool = False  # the operation `packed` too, beside its own
 
 
 class DeclaredChoice(Declared):

@@ -35,6 +35,10 @@ struct Pass {
     int number;
 };
 
+struct AsItIs {
+    __device__ float operator()(float x) const { return x; }
+};
+
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum: an anchor. Where T is wide, blocks after the
 // first may be taken without a look at their scores. After such a block, `settle` looks at the sums, and moves the
 // anchor of a row whose sum has grown large. If a row has jumped so far that it left the range, it is lost. What came
@@ -66,16 +70,17 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
     }
 
     // Turns one part of a chunk of S into an operand of P V: number `part` of `parts`. Chunk `chunk` has the 16 columns
-    // from 16 * chunk on.
-    template <int cols>
-    __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int chunk, int part, int parts) {
+    // from 16 * chunk on. score(x) is what an element of S counts.
+    template <int cols, class Score = AsItIs>
+    __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int chunk, int part, int parts,
+                             Score score = {}) {
         constexpr int pairs = rows / 4;  // of a lane's elements in a chunk
 #pragma unroll
         for (int pair = part * pairs / parts; pair < (part + 1) * pairs / parts; ++pair) {
             const int b = pair / 4, i = pair % 4, h = i % 2;
             const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
-            const float left = exp2_approx(block[2 * h] * this->unit - this->m[b][h]);
-            const float right = exp2_approx(block[2 * h + 1] * this->unit - this->m[b][h]);
+            const float left = exp2_approx(score(block[2 * h]) * this->unit - this->m[b][h]);
+            const float right = exp2_approx(score(block[2 * h + 1]) * this->unit - this->m[b][h]);
             this->l[b][h] += left + right;
             p.block[chunk][b][i] = pack<T>(left, right);
         }
@@ -129,13 +134,13 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
 // Calls attend(j, whether the block is anchored) for the blocks of a pass. In the first pass blocks are anchored from
 // `first_anchored` down, if T is wide; in a later one when no row sleeps any more. Returns the next pass; it has no blocks
 // if there is none. It begins with the block in which a row was lost, or with block `last` if more was lost than what
-// came before a jump.
-template <class T, class Softmax, class Attend>
+// came before a jump. Blocks before block `lowest` are left to the caller.
+template <class T, class Softmax, class Attend, class Lowest = Zero>
 __device__ inline Pass attend_down(const Pass &pass, int first_anchored, int last, Softmax &softmax, Loss &loss,
-                                   Attend attend) {
+                                   Attend attend, Lowest lowest = {}) {
     constexpr Pass none{-1, -1, Pass::anchored};
     const bool anchors = is_wide<T> && pass.number < Pass::anchored;
-    const int anchored = !anchors ? -1 : pass.number == 0 ? first_anchored : pass.until - 1;
+    const int anchored = !anchors ? lowest - 1 : pass.number == 0 ? first_anchored : pass.until - 1;
     int j = pass.from;
     for (; j > anchored; --j) {
         attend(j, std::false_type{});
@@ -144,7 +149,7 @@ __device__ inline Pass attend_down(const Pass &pass, int first_anchored, int las
     if constexpr (is_wide<T>) {
         if (!anchors) return none;
         bool stop = false;
-        for (; j >= 0 && !stop; --j) stop = attend(j, std::true_type{});
+        for (; j >= lowest && !stop; --j) stop = attend(j, std::true_type{});
         cp_async_wait<0>();
         __syncthreads();  // every warp has told of its last block, and no copy is under way
         const int lost = loss.all();

@@ -2,6 +2,11 @@
 #pragma once
 #include <stdint.h>
 
+// The number 0, as a type: what depends on it is decided before the compiler orders the code.
+struct Zero {
+    __device__ constexpr operator int() const { return 0; }
+};
+
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 

@@ -91,6 +91,13 @@ __device__ inline float exp2_approx(float x) {
     return y;
 }
 
+// 1 / x, on the same unit.
+__device__ inline float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ inline void store_shared_4(uint32_t shared, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
 }

@@ -15,19 +15,21 @@ __device__ inline int uniform_warp_index() { return __shfl_sync(0xffffffff, warp
 // longer. CTAs then start with the longest block of every head and end with the shortest, so that all SMs end together.
 // If K and V of all heads are larger than `l2_share`, the heads are taken in sections that fit, but of at least one
 // head of K and V.
-template <class T, int block_m, int head_dim, bool causal>
+template <class T, int block_m, int head_dim, bool causal, class Params = AttentionParams>
 struct Assignment {
     static constexpr unsigned l2_share = 32 << 20;                        // bytes
     static constexpr unsigned l2_keys = l2_share / (2 * head_dim * sizeof(T));  // rows of K and V that fit into it
 
-    const AttentionParams &params;
+    const Params &params;
     int block, head, batch;
 
-    __device__ explicit Assignment(const AttentionParams &params_, uint3 cta = blockIdx)
+    __device__ explicit Assignment(const Params &params_, uint3 cta = blockIdx)
         : params(params_), block(cta.x), head(cta.y), batch(cta.z) {
         if (causal) reorder(cta);
     }
 
+    __device__ int seqlen_q() const { return params.seqlen_q; }
+    __device__ int seqlen_k() const { return params.seqlen_k; }
     __device__ int first_row() const { return block * block_m; }
     __device__ int rows() const { return min(block_m, params.seqlen_q - first_row()); }
 
@@ -43,8 +45,10 @@ struct Assignment {
         return params.lse + (static_cast<long long>(batch) * params.num_heads + head) * params.seqlen_q + first_row();
     }
 
-  private:
+  protected:
     __device__ int head_k() const { return head / (params.num_heads / params.num_heads_k); }
+
+  private:
     __device__ long long start(const TensorStride &stride, int head) const {
         return batch * stride.batch + head * stride.head;
     }

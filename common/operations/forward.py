@@ -32,7 +32,10 @@ class Forward(Operation):
         """The two matrix products' operations over the keys that are seen; a causal square counts half."""
         p = problem
         rows, keys = p.seqlen_q, float(p.seqlen_k)
-        if p.causal:
+        if p.window:
+            row = torch.arange(p.seqlen_q)
+            rows, keys = 1, float((_seen_until(p, row) - _seen_from(p, row)).clamp(min=0).sum())
+        elif p.causal:
             rows, keys = min(rows, p.seqlen_k), (max(0, p.seqlen_k - p.seqlen_q) + p.seqlen_k) / 2
         return 4.0 * p.batch * p.num_heads * rows * keys * p.head_dim
 
@@ -98,7 +101,9 @@ def attention(
             for begin in range(0, p.seqlen_q, rows):
                 block = slice(begin, min(begin + rows, p.seqlen_q))
                 scores = q[:, block] @ k.transpose(1, 2)
-                if p.causal:
+                if p.softcap:
+                    scores = p.softcap * torch.tanh(scores / p.softcap)
+                if p.causal or p.window:
                     scores.masked_fill_(_hidden(p, block, scores.device), -math.inf)
                 lse[batch, :, block] = scores.logsumexp(-1)
                 probabilities = scores.softmax(-1).masked_fill_(lse[batch, :, block, None] == -math.inf, 0)
@@ -107,9 +112,25 @@ def attention(
 
 
 def _hidden(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:
-    """Which keys each of the rows does not see under a causal mask: (rows, seqlen_k)."""
-    last_seen = torch.arange(rows.start, rows.stop, device=device) + problem.seqlen_k - problem.seqlen_q
-    return torch.arange(problem.seqlen_k, device=device) > last_seen[:, None]
+    """Which keys each of the rows does not see under a causal mask or beyond a window: (rows, seqlen_k)."""
+    row = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    key = torch.arange(problem.seqlen_k, device=device)
+    return (key < _seen_from(problem, row)) | (key >= _seen_until(problem, row))
+
+
+def _seen_from(problem: Problem, row: torch.Tensor) -> torch.Tensor:
+    """The first key that a row sees, if it sees any."""
+    if problem.window_left is None:
+        return torch.zeros_like(row)
+    return (row + problem.seqlen_k - problem.seqlen_q - problem.window_left).clamp(min=0)
+
+
+def _seen_until(problem: Problem, row: torch.Tensor) -> torch.Tensor:
+    """The key behind the last one that it sees."""
+    behind = 0 if problem.causal else problem.window_right
+    if behind is None:
+        return torch.full_like(row, problem.seqlen_k)
+    return (row + problem.seqlen_k - problem.seqlen_q + behind + 1).clamp(max=problem.seqlen_k)
 
 
 @contextlib.contextmanager

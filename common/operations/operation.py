@@ -25,6 +25,7 @@ class Operation(ABC):
     inputs: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
     fp32: ClassVar[tuple[str, ...]] = ("lse",)  # the tensors that are not of the problem's dtype
+    sizes: ClassVar[tuple[str, ...]] = ()  # whole numbers that kernels are told beside those of every operation
     families: ClassVar[Collection[str]] = (NORMAL,)  # of inputs
     # Groups whose columns may change their signs, those of one group alike, where nothing else changes.
     signed_together: ClassVar[tuple[tuple[str, ...], ...]]

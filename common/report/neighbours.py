@@ -24,13 +24,17 @@ from flashladder.common.console import table
 
 LIMIT = 40  # lines that a step may have
 LARGER = {  # the steps that are larger: how many lines they may have, and why
-    "01_base": (589, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
+    "01_base": (596, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "08_fewer_address_ops": (52, "Its copier and its reader keep their addresses, and stand beside those that do not."),
     "17_lazy_rescale": (91, "A softmax that rescales seldom needs a second sum, of P as rounded."),
-    "18_anchored_softmax": (147, "A softmax without maxima must find out when it has lost a row, and begin again."),
+    "18_anchored_softmax": (151, "A softmax without maxima must find out when it has lost a row, and begin again."),
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
-    "23_general": (257, "Masks, any lengths, any strides and a schedule come in one step."),
-    "24_woven_general": (201, "It weaves what rungs 20 to 22 weave, on top of the general kernel."),
+    "23_general": (287, "Masks, any lengths, any strides and a schedule come in one step."),
+    "24_woven_general": (
+        370,
+        "It weaves what rungs 20 to 22 weave, on top of the general kernel, and takes what models ask for: "
+        "packed sequences, sliding windows, softcaps.",
+    ),
     "26_tma": (156, "A launch that declares tensor maps has a header of its own, and mbarriers come with TMA."),
     "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),
     "30_softmax_under_products": (
@@ -40,7 +44,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "31_persistent": (71, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "32_q_in_registers": (72, "Its fragments of Q are those of the Ampere rungs, which no rung from 25 on had used."),
     "33_rare_rescale": (77, "Where P may be larger than 1, sums go by blocks, and what rounding loses is kept."),
-    "34_any_attention": (142, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
+    "34_any_attention": (172, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

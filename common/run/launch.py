@@ -1,7 +1,8 @@
 """What the host hands to the kernels of a rung, and how it launches them: arguments, grids, workspaces.
 
 Tensors are (batch, seqlen, heads, head_dim) of one 16-bit type with any strides, as long as the last dimension is
-contiguous and every row starts at a multiple of 16 bytes; or of any other shape, contiguous (LSE, of fp32).
+contiguous and every row starts at a multiple of 16 bytes; or of any other shape, contiguous (LSE, of fp32; where packed
+sequences begin, of int32).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
+ALL_KEYS = 2**30  # a window without an end on that side
 MAX_ROW_STRIDE = 2**25 - 8  # elements, in multiples of 8; kernels compute row * stride in 32 bits within a tile
 SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")
 
@@ -47,14 +49,21 @@ class Step:
     tensor_maps: tuple[TensorMap, ...] = ()  # its last argument
 
 
+_BOUNDS = (("window_left", ctypes.c_int), ("window_right", ctypes.c_int), ("softcap", ctypes.c_float))  # window.cuh
+
+
 @cache
-def params_type(tensors: tuple[str, ...], strided: tuple[str, ...]) -> type[ctypes.Structure]:
-    """The first argument of the kernels of an operation: its tensors, strides of those with four dimensions, sizes."""
+def params_type(
+    tensors: tuple[str, ...], strided: tuple[str, ...], sizes: tuple[str, ...] = SIZES, bounded: bool = False
+) -> type[ctypes.Structure]:
+    """The first argument of the kernels of an operation: its tensors, strides of those with four dimensions, sizes; and
+    where distances or scores are bounded, how."""
     fields = [
         *((name, ctypes.c_void_p) for name in tensors),
         *((f"{name}_stride", TensorStride) for name in strided),
-        *((name, ctypes.c_int) for name in SIZES),
+        *((name, ctypes.c_int) for name in sizes),
         ("softmax_scale", ctypes.c_float),
+        *(_BOUNDS if bounded else ()),
     ]
     return type("Params", (ctypes.Structure,), {"_fields_": fields})
 
@@ -79,13 +88,29 @@ def pack(problem: Problem, tensors: Tensors, addresses: Mapping[str, int] | None
             raise UnsupportedProblemError(
                 f"{name} starts at address {address:#x}; kernels need a multiple of {ALIGNMENT} bytes"
             )
-    params = params_type(tuple(shapes), strided)(
+    kind = _params_type(problem, shapes)
+    params = kind(
         **{name: addresses.get(name) for name in shapes},
         **{f"{name}_stride": _stride(tensors.by_name[name]) for name in strided},
-        **{name: getattr(problem, name) for name in SIZES},
+        **{name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes)},
         softmax_scale=problem.softmax_scale,
+        **(_bounds(problem) if _is_bounded(problem) else {}),
     )
     return bytes(params)
+
+
+def _params_type(problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> type[ctypes.Structure]:
+    sizes = (*SIZES, *problem.asked.sizes)
+    return params_type(tuple(shapes), _strided(shapes), sizes, _is_bounded(problem))
+
+
+def _is_bounded(problem: Problem) -> bool:
+    return problem.window or problem.softcap > 0
+
+
+def _bounds(problem: Problem) -> dict[str, float]:
+    window = {name: getattr(problem, name) for name in ("window_left", "window_right")}
+    return {**{name: ALL_KEYS if keys is None else keys for name, keys in window.items()}, "softcap": problem.softcap}
 
 
 def _strided(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -140,7 +165,7 @@ def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[Tensor
     if not launch.tensor_maps:
         return ()
     shapes = problem.asked.shapes(problem)
-    given = params_type(tuple(shapes), _strided(shapes)).from_buffer_copy(params)
+    given = _params_type(problem, shapes).from_buffer_copy(params)
     return tuple(
         TensorMap(
             getattr(given, each.tensor),

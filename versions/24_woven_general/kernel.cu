@@ -1,9 +1,12 @@
 // Rung 23 with the loop of rung 22 for the blocks that every row sees whole. The others come first, in parts of a few
 // keys. A warp leaves out the parts that it sees nothing of, and the registers have room for what a mask needs.
 #include "config.cuh"
+#include "bounds.cuh"
 #include "gemm.cuh"
+#include "launch.cuh"
 #include "mask.cuh"
 #include "masked_softmax.cuh"
+#include "packed.cuh"
 #include "panels.cuh"
 #include "schedule.cuh"
 #include "store.cuh"
@@ -25,10 +28,12 @@ constexpr int part_bytes = KVTile::step(edge_n, 0) * sizeof(dtype);
 
 constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes;
 
-FLASHLADDER_LAUNCH(num_threads, loss_at + sizeof(Loss), block_m, block_n);
+using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
+using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
-    attention_forward(const __grid_constant__ AttentionParams params) {
+    attention_forward(const __grid_constant__ Params params) {
     extern __shared__ __align__(128) char shared[];
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
@@ -38,13 +43,20 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     loss.clear();
 
     // Worked out where it is needed, so that the main loop keeps nothing of it.
-    using Work = Assignment<dtype, block_m, head_dim, causal>;
-    const Mask<causal> mask{params};
+    using Work = std::conditional_t<packed, PackedAssignment<dtype, block_m, head_dim>,
+                                    Assignment<dtype, block_m, head_dim, causal>>;
+    Mask<causal, window> mask{params};
+    auto assigned = [&] {
+        const Work work{params, cta_index()};
+        if constexpr (packed) mask.take(work.seqlen_q(), work.seqlen_k());
+        return work;
+    };
     const int warp_row = uniform_warp_index() * warp_rows;
 
     PanelCopier<QTile, num_warps, dtype> q_copier;
     {
-        const Work work{params, cta_index()};
+        const Work work = assigned();
+        if (packed && work.rows() <= 0) return;  // behind the end of its sequence
         q_copier.start(shared_q, work.q(), params.q_stride.row);
         q_copier.copy_rows(0, work.rows());
     }
@@ -61,22 +73,32 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     TileRing<v_stages, tile_bytes> v_tiles;
 
     Accumulator<warp_rows, head_dim> o;
-    MaskedSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
+    const Scores<softcap> score{params};
+    MaskedSoftmax<dtype, warp_rows> softmax{score.unit};
+
+    // The first block and the last of which some row sees a key.
+    const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
+    const int last = [&] {
+        const Work work = assigned();
+        return mask.template blocks<block_n>(work.first_row() + work.rows()) - 1;
+    }();
 
     // Block j, which a mask or an end may cut, part after part from its last keys; for the warp's rows from first_row on.
     auto attend_edge = [&](int j, int first_row) {
         cp_async_wait<0>();
         __syncthreads();  // block j is there for every warp, and none needs K or V of j + 1 any more
-        if (j > 0) copier.template copy<1>(0);
+        if (j > lowest) copier.template copy<1>(0);
         cp_async_commit();
         const int seen = min(mask.keys(first_row + warp_rows - 1) - j * block_n, block_n);
+        const int unseen = window ? max(mask.first(first_row) - j * block_n, 0) : 0;
 #pragma unroll 1
-        for (int part = (seen + edge_n - 1) / edge_n - 1; part >= 0; --part) {
+        for (int part = (seen + edge_n - 1) / edge_n - 1; part >= unseen / edge_n; --part) {
             KOperand<edge_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>> k{k_operand.reader.base + part * part_bytes};
             VOperand<head_dim, edge_n, 2, HoistedReader<KVTile, dtype>> v{v_operand.reader.base + part * part_bytes};
             Accumulator<warp_rows, edge_n> s;
             s.clear();
             gemm<dtype, head_dim, false, Serpentine>(s, q_operand, k);
+            score.bound(s);
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
@@ -100,14 +122,15 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         // S = Q K^T, with the copies of block j - 1 woven in, and the first chunk of P = 2^(unit * S - m)
         s.clear();
         woven_gemm<dtype>(s, q_operand, k_operand, [&](int t) {
-            if (j > 0) copier.template copy_part<copy_pieces>(t, k_operand.count);
+            if (j > lowest) copier.template copy_part<copy_pieces>(t, k_operand.count);
             const int part = t - (k_operand.count - early);
-            if (anchored && part >= 0) softmax.add_part(s, p, 0, part, early);
+            if (anchored && part >= 0) softmax.add_part(s, p, 0, part, early, score);
             if (t == k_operand.count - 2) v_operand.fetch();
         });
         cp_async_commit();
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         if (!anchored) {
+            score.bound(s);
             softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);
         }
@@ -116,13 +139,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
             const int chunk = t / per_chunk, part = t % per_chunk;
             if (part == 0) softmax.weigh(p, chunk);
-            if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk);
+            if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk, score);
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();
                 __syncthreads();  // block j - 1 is there for every warp, and none needs K of j or V of j + 1 any more
                 if (anchored) stop = loss.known(j + 1);
             }
-            if (t == v_operand.count - 2 && j > 0) {
+            if (t == v_operand.count - 2 && j > lowest) {
                 q_operand.fetch(0);
                 k_operand.fetch();
             }
@@ -132,29 +155,34 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         return stop;
     };
 
-    // The blocks of a pass, first those at the edge.
-    const int last = [&] {
-        const Work work{params, cta_index()};
-        return mask.template blocks<block_n>(work.first_row() + work.rows()) - 1;
-    }();
+    // The blocks of a pass, first those at the edge, but for those that a window's left end cuts.
     auto attend_all = [&](Pass pass) {
-        const Work work{params, cta_index()};
+        const Work work = assigned();
         const int first = max(pass.from, 0);  // no row may see any key
-        copier.copy_block(work.k(), work.v(), first, params.seqlen_k - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
+        copier.copy_block(work.k(), work.v(), first, work.seqlen_k() - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
-        const int plain_blocks = mask.template plain_blocks<block_n>(work.first_row());
+        const auto lowest_plain = mask.template first_plain_block<block_n>(work.first_row() + block_m - 1);
+        const int plain_blocks = max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
         for (; pass.from >= plain_blocks; --pass.from) attend_edge(pass.from, work.first_row() + warp_row);
         cp_async_wait<0>();
         __syncthreads();  // the first plain block is there for every warp
-        if (pass.from < 0) return pass;
+        if (pass.from < lowest_plain) {
+            if (window) pass.from = -1;  // blocks may be left, but none of a pass
+            return pass;
+        }
         q_operand.fetch(0);
         k_operand.fetch();
-        return attend_down<dtype>(pass, pass.from, last, softmax, loss, attend);
+        return attend_down<dtype>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
     };
     attend_passes(last, softmax, o, attend_all);
+    if constexpr (window) {
+        const int first_row = assigned().first_row();
+        const int lowest_plain = mask.template first_plain_block<block_n>(first_row + block_m - 1);
+        for (int j = lowest_plain - 1; j >= lowest; --j) attend_edge(j, first_row + warp_row);
+    }
 
     softmax.finish(o);
-    const Work work{params, cta_index()};
+    const Work work = assigned();
     if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
