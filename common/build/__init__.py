@@ -8,6 +8,6 @@ library     C source -> shared library, for references on the CPU
 """
 
 from flashladder.common.build.artifact import Artifact, LaunchInfo
-from flashladder.common.build.compile import BuildRequest, build, build_one
+from flashladder.common.build.compile import BuildRequest, build, build_one, cached
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one", "cached"]

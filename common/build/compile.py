@@ -26,7 +26,7 @@ from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one", "cached"]
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
 PTXAS_FLAGS = ("-v", "-lineinfo")
@@ -50,6 +50,11 @@ class BuildRequest:
 def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
     """The artifact of one configuration, from the cache or compiled now; BuildError when it cannot be."""
     return build([BuildRequest(version, config, arch)])[0]
+
+
+def cached(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
+    """The artifact of one configuration where it is compiled already. ToolchainError without the compiler."""
+    return artifacts.load(_place(BuildRequest(version, config, arch), Sources(), toolchain()), cached=True)
 
 
 @overload

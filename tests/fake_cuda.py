@@ -1,0 +1,101 @@
+"""A stand-in for torch's GPU and NVIDIA's driver in this process: it notes what is launched, with which arguments.
+
+CPU tensors are taken for ones on GPU -1, whose index they give.
+"""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import torch
+
+from flashladder.common import tensor_map
+from flashladder.common.config import load_gpu
+from flashladder.common.run import gpu, target
+
+INDEX = torch.zeros(1).get_device()
+STREAM = 0x77
+PARAMS_BYTES = 160
+
+
+class Driver:
+    """What the driver was asked for: `launches` has grids and arguments, `cleared` what was set to 0."""
+
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUtensorMapDataType = SimpleNamespace(
+        CU_TENSOR_MAP_DATA_TYPE_BFLOAT16="bf16", CU_TENSOR_MAP_DATA_TYPE_FLOAT16="fp16"
+    )
+    CUtensorMapSwizzle = SimpleNamespace(**{f"CU_TENSOR_MAP_SWIZZLE_{n}B": n for n in (32, 64, 128)})
+    CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE = 0
+    CUtensorMapInterleave = SimpleNamespace(CU_TENSOR_MAP_INTERLEAVE_NONE=0)
+    CUtensorMapL2promotion = SimpleNamespace(CU_TENSOR_MAP_L2_PROMOTION_L2_128B=0)
+    CUtensorMapFloatOOBfill = SimpleNamespace(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE=0)
+    cuuint32_t = cuuint64_t = int
+
+    def __init__(self):
+        self.loads, self.launches, self.cleared = 0, [], []
+        self.statuses = []  # of the launches to come; then 0
+        self.on_launch = lambda: None
+        self.parts = {}  # of a kernel's arguments, in bytes
+
+    def cuLibraryLoadData(self, image, *_):
+        self.loads += 1
+        return 0, "library"
+
+    def cuLibraryGetKernel(self, library, name):
+        return 0, name.decode()
+
+    def cuKernelGetFunction(self, kernel):
+        return 0, kernel
+
+    def cuFuncSetAttribute(self, *_):
+        return (0,)
+
+    def cuMemsetD8Async(self, address, value, size, stream):
+        self.cleared.append((value, size, stream))
+        return (0,)
+
+    def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, interleave, swizzle, *_):
+        made = ctypes.create_string_buffer(tensor_map.encode(address, kind, dims, strides, box, swizzle))
+        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(made))
+
+    def cuLaunchKernel(self, function, *rest):
+        *shape, stream, where, _ = rest
+        if self.statuses and (status := self.statuses.pop(0)):
+            return (status,)
+        pointers = (ctypes.c_void_p * 3).from_address(where)
+        parts = self.parts.get(function, (PARAMS_BYTES,))
+        self.on_launch()
+        arguments = [ctypes.string_at(pointers[place], size) for place, size in enumerate(parts)]
+        self.launches.append(SimpleNamespace(function=function, shape=shape, stream=stream, arguments=arguments))
+        return (0,)
+
+    def cuGetErrorName(self, status):
+        return 0, b"CUDA_ERROR_MADE_UP"
+
+    def cuGetErrorString(self, status):
+        return 0, b"made up"
+
+
+def install(monkeypatch, gpu_name="h100"):
+    """Puts the stand-in in the place of GPU, driver and target; gives the driver."""
+    made, described = Driver(), load_gpu(gpu_name)
+    properties = SimpleNamespace(name="Made-up GPU", multi_processor_count=3, shared_memory_per_multiprocessor=233472)
+    for name, value in {
+        "is_available": True,
+        "init": None,
+        "synchronize": None,
+        "current_device": INDEX,
+        "set_device": None,
+        "is_current_stream_capturing": False,
+        "get_device_capability": (9, 0),
+        "get_device_properties": properties,
+        "device": contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(gpu, "driver", lambda: made)
+    monkeypatch.setattr(gpu, "_loaded", {})
+    here = target.Target(on_gpu=True, arch=described.arch, gpu=described)
+    monkeypatch.setattr(target, "resolve", lambda *_: here)
+    return made

@@ -1,0 +1,207 @@
+"""Calls that come often launch what a look at leisure would launch, or leave it to that; see common/run/calls.py."""
+
+import contextlib
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import fake_cuda
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashladder.common.build.artifact import Artifact, RungKernel
+from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
+from flashladder.common.catalog import Supports
+from flashladder.common.config import KernelConfig
+from flashladder.common.errors import DeviceError
+from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run import gpu
+from flashladder.common.run.calls import Call
+from flashladder.common.run.execute import on_gpu
+
+MAPS = tuple(TensorMap(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
+PLAIN = LaunchInfo(128, 49152, 64, 64, params_bytes=160)
+HOPPER = LaunchInfo(384, 200000, 128, 64, params_bytes=160, ctas_per_sm=1, tensor_maps=MAPS)
+AFTER = LaunchInfo(32, 0, 1, 1, params_bytes=160, grid=("seqlen_q", "num_heads_k", "1"))
+COUNTERS = Workspace("next", 4, "1", zeroed=True), Workspace("partial", 4, "batch * seqlen_k * block_m", zeroed=False)
+KINDS = {
+    "plain": ({"attention_forward": PLAIN}, ()),
+    "tensor maps and counters": ({"attention_forward": HOPPER}, COUNTERS),
+    "two kernels": ({"attention_forward": PLAIN, "combine": AFTER}, COUNTERS),
+}
+RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal=True, gqa=True))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    return fake_cuda.install(monkeypatch)
+
+
+def artifact(tmp_path, kind="plain", **config):
+    """As the compiler would have made it."""
+    (tmp_path / "kernel.cubin").write_bytes(b"")
+    launches, workspaces = KINDS[kind]
+    kernels = tuple(RungKernel(entry, launch, 32, 0, 0, 0) for entry, launch in launches.items())
+    fields = {"dtype": "bf16", "head_dim": 64, "block_m": 64, **config}
+    made = Artifact("07_tiny", KernelConfig.of(**fields), "sm_90a", tmp_path, kernels, 0.0, True, "forward", workspaces)
+    made.__dict__["code"] = kind
+    return made
+
+
+def notes(driver, made):
+    """Tells the driver how long the arguments of the kernels are."""
+    pointers = (8 * len(made.workspaces),) if made.workspaces else ()
+    for kernel in made.kernels:
+        maps = (128 * len(kernel.launch.tensor_maps),) if kernel.launch.tensor_maps else ()
+        driver.parts[kernel.entry] = (160, *pointers, *maps)
+
+
+def done(driver):
+    """What was launched and cleared, but for where the memory lies that was lent."""
+    launched = [
+        (
+            each.function,
+            each.shape,
+            each.stream,
+            each.arguments[0],
+            *(part for part in each.arguments[1:] if len(part) > 16),
+        )
+        for each in driver.launches
+    ]
+    cleared = list(driver.cleared)
+    driver.launches.clear()
+    driver.cleared.clear()
+    return launched, cleared
+
+
+LENGTHS = st.integers(1, 300)
+PROBLEMS = st.builds(
+    lambda heads, group, **rest: Problem(num_heads=heads * group, num_heads_k=heads, head_dim=64, **rest),
+    heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    seqlen_q=LENGTHS,
+    seqlen_k=LENGTHS,
+    lse=st.booleans(),
+    layout=st.sampled_from(["bshd", "bhsd", "padded"]),
+    softmax_scale=st.sampled_from([0.125, 1.0]),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_launches_what_a_look_at_leisure_launches(driver, tmp_path, kind):
+    made = artifact(tmp_path, kind)
+    notes(driver, made)
+    call = Call(RUNG, made, fake_cuda.INDEX)
+
+    @given(PROBLEMS)
+    def same(problem):
+        tensors = make_inputs(problem)
+        given = [tensors.by_name.get(name) for name in ("q", "k", "v", "o", "lse")]
+        assert call(*given, problem.softmax_scale)
+        quickly = done(driver)
+        on_gpu(made, problem, tensors)()
+        assert quickly == done(driver)
+        assert len(quickly[0]) == len(made.kernels)
+
+    same()
+
+
+def bf16(*shape, stride=None):
+    return (
+        torch.zeros(*shape, dtype=torch.bfloat16) if stride is None else torch.empty_strided(shape, stride).bfloat16()
+    )
+
+
+Q, K = bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)
+LEFT = {
+    "three dimensions": {"q": Q[0]},
+    "another batch": {"k": K[:1], "v": K[:1]},
+    "another head_dim": {"k": K[..., :32], "v": K[..., :32]},
+    "k and v differ": {"v": K[:, :69]},
+    "no keys": {"k": K[:, :0], "v": K[:, :0]},
+    "no rows": {"q": Q[:, :0], "o": Q[:, :0]},
+    "heads that are no groups": {"q": bf16(2, 64, 3, 64), "o": bf16(2, 64, 3, 64)},
+    "two types": {"v": K.half()},
+    "O of another shape": {"o": Q[:, :32]},
+    "O is an input": {"o": Q},
+    "odd rows": {"q": bf16(2, 64, 4, 68)[..., :64]},
+    "columns apart": {"k": bf16(2, 70, 2, 128)[..., ::2]},
+    "misaligned": {"q": bf16(2 * 64 * 4 * 64 + 1)[1:].view(2, 64, 4, 64)},
+    "one row of an odd stride": {"q": bf16(2, 4, 68)[:, None, :, :64], "o": Q[:, :1]},
+    "a scale of nothing": {"softmax_scale": 0.0},
+    "no number": {"softmax_scale": math.nan},
+}
+
+
+@pytest.mark.parametrize("changed", LEFT.values(), ids=LEFT.keys())
+def test_what_is_not_plainly_right_is_left(driver, tmp_path, changed):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.INDEX)
+    given = {"q": Q, "k": K, "v": K, "o": torch.empty_like(Q), "lse": None, "softmax_scale": 0.125}
+    assert call(*given.values())
+    driver.launches.clear()
+    assert not call(*(given | changed).values())
+    assert not driver.launches
+
+
+def test_tensors_on_another_device_are_left(driver, tmp_path):
+    assert not Call(RUNG, artifact(tmp_path), 3)(Q, K, K, torch.empty_like(Q), None, 0.125)
+
+
+def test_what_a_rung_does_not_take_is_left(driver, tmp_path):
+    o, k = torch.empty_like(Q), bf16(2, 64, 4, 64)
+    for supports, config, taken, left in (
+        ({"gqa": False}, {}, (Q, k, k, o), (Q, K, K, o)),
+        ({"seqlen_k": "block_m"}, {}, (Q, k, k, o), (Q, K, K, o)),
+        ({}, {"row_stride": 256}, (Q, k, k, o), (Q, K, K, o)),
+    ):
+        rung = SimpleNamespace(supports=RUNG.supports.model_copy(update=supports))
+        call = Call(rung, artifact(tmp_path, **config), fake_cuda.INDEX)
+        assert call(*taken, None, 0.125)
+        assert not call(*left, None, 0.125)
+
+
+def test_a_grid_that_is_too_large_is_left(driver, tmp_path):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.INDEX)
+    for batch, launched in ((65535, True), (65536, False)):
+        q = bf16(1, 1, 1, 64).expand(batch, 1, 1, 64)
+        assert call(q, q, q, bf16(batch, 1, 1, 64), None, 0.125) == launched
+
+
+def test_a_thread_without_a_context_gets_one(driver, tmp_path, monkeypatch):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.INDEX)
+    made = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append(True))
+    driver.statuses = [gpu.NO_CONTEXT]
+    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
+    assert (len(made), len(driver.launches)) == (1, 1)
+
+
+def test_a_failure_is_told(driver, tmp_path):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.INDEX)
+    driver.statuses = [700]
+    with pytest.raises(DeviceError, match=r"cannot launch 07_tiny with dtype=bf16.*CUDA_ERROR_MADE_UP"):
+        call(Q, K, K, torch.empty_like(Q), None, 0.125)
+
+
+def test_threads_do_not_share_arguments(driver, tmp_path):
+    """All are amid a launch at the same time; each launches what it was given."""
+    call, threads = Call(RUNG, artifact(tmp_path), fake_cuda.INDEX), 8
+    driver.on_launch = threading.Barrier(threads).wait
+    outputs = [torch.empty_like(Q) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(pool.map(lambda o: call(Q, K, K, o, None, 0.125), outputs))
+    launched = {int.from_bytes(each.arguments[0][24:32], "little") for each in driver.launches}
+    assert launched == {o.data_ptr() for o in outputs}
+    assert len(call._spare) == threads
+
+
+def test_the_device_is_made_current(driver, tmp_path, monkeypatch):
+    call, entered = Call(RUNG, artifact(tmp_path), fake_cuda.INDEX), []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
+    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
+    assert entered == [fake_cuda.INDEX]
