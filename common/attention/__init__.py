@@ -6,8 +6,7 @@ import torch
 
 from flashladder.common.attention import op
 from flashladder.common.errors import UnsupportedProblemError
-
-DEFAULT = "woven_general"  # the fastest that takes any attention
+from flashladder.common.run.ahead import DEFAULT
 
 
 def attention(

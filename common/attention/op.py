@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one, cached
+from flashladder.common.build import build_one, cached, prebuilt
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
 from flashladder.common.config import KernelConfig, listing
@@ -171,7 +171,7 @@ def _prepare(
             place = target.resolve("gpu" if is_gpu else "emulator", None)
             rung = catalog.find(version)
             config = Entrant(version, rung, {}, tuned_for=place.gpu.name).config(problem, place.gpu)
-            artifact = _built(rung, config, place.arch)
+            artifact = (is_gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
             place.check(artifact)
             call = Call(rung, artifact, q.get_device()) if is_gpu else None
         _ready[kind] = _Ready(rung, artifact, call)
