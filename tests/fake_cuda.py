@@ -13,13 +13,13 @@ from flashladder.common import tensor_map
 from flashladder.common.config import load_gpu
 from flashladder.common.run import gpu, target
 
-INDEX = torch.zeros(1).get_device()
+DEVICE = torch.device("cpu")
 STREAM = 0x77
 PARAMS_BYTES = 160
 
 
 class Driver:
-    """What the driver was asked for: `launches` has grids and arguments, `cleared` what was set to 0."""
+    """What the driver was asked for: `launches` has grids and arguments."""
 
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUtensorMapDataType = SimpleNamespace(
@@ -33,7 +33,7 @@ class Driver:
     cuuint32_t = cuuint64_t = int
 
     def __init__(self):
-        self.loads, self.launches, self.cleared = 0, [], []
+        self.loads, self.launches = 0, []
         self.statuses = []  # of the launches to come; then 0
         self.on_launch = lambda: None
         self.parts = {}  # of a kernel's arguments, in bytes
@@ -49,10 +49,6 @@ class Driver:
         return 0, kernel
 
     def cuFuncSetAttribute(self, *_):
-        return (0,)
-
-    def cuMemsetD8Async(self, address, value, size, stream):
-        self.cleared.append((value, size, stream))
         return (0,)
 
     def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, interleave, swizzle, *_):
@@ -85,7 +81,7 @@ def install(monkeypatch, gpu_name="h100"):
         "is_available": True,
         "init": None,
         "synchronize": None,
-        "current_device": INDEX,
+        "current_device": torch.zeros(1).get_device(),
         "set_device": None,
         "is_current_stream_capturing": False,
         "get_device_capability": (9, 0),

@@ -161,7 +161,7 @@ def driver(monkeypatch):
     """CPU tensors are taken for ones on a GPU, whose launches are noted."""
     made = fake_cuda.install(monkeypatch)
     monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "_is_gpu", lambda tensor: True)
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     return made
 
 

@@ -17,7 +17,7 @@ from flashladder.tools.commands import overhead
 def run(monkeypatch, capsys):
     fake_cuda.install(monkeypatch)
     monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "_is_gpu", lambda tensor: True)
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     drawn = problem.make_inputs
     monkeypatch.setattr(problem, "make_inputs", lambda asked, device: drawn(asked))
     counted = []

@@ -114,7 +114,7 @@ def test_what_is_foreign_is_named_and_not_used(rung, capsys):
 def test_attention_looks_here_first(monkeypatch):
     fake_cuda.install(monkeypatch, "a100")
     monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "_is_gpu", lambda tensor: True)
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     rung = op.catalog.find(ahead.DEFAULT)
     kind = Problem(num_heads=2, head_dim=64, dtype="fp16", causal=True, lse=False)
     asked = [request for request in ahead.requests("8.0") if request.config.header() == _default(rung, kind).header()]

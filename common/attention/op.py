@@ -16,7 +16,7 @@ from flashladder.common import catalog
 from flashladder.common.build import build_one, cached, prebuilt
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
-from flashladder.common.config import KernelConfig, listing
+from flashladder.common.config import KernelConfig, listing, parse_values
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure.entrants import Entrant
@@ -156,29 +156,32 @@ def _prepare(
     kind: tuple[object, ...], q: torch.Tensor, k: torch.Tensor, causal: bool, version: str, lse: bool
 ) -> _Ready:
     """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must."""
-    problem, is_gpu = _problem(q, k, causal, None, lse), _is_gpu(q)
+    problem, gpu = _problem(q, k, causal, None, lse), is_gpu(q)
     with _preparing:
         if kind in _ready:  # another thread has been here
             return _ready[kind]
-        if not is_gpu and q.device.type != "cpu":
+        if not gpu and q.device.type != "cpu":
             raise UnsupportedProblemError(f"q is on {q.device}; kernels run on NVIDIA's GPUs, or emulated on the CPU")
-        if is_gpu and torch.cuda.is_current_stream_capturing():
+        if gpu and torch.cuda.is_current_stream_capturing():
             raise DeviceError(
                 "the first call for tensors of a kind loads a kernel, which a CUDA graph cannot capture: "
                 f"call attention once before the capture, on such tensors: {problem.name}"
             )
         with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
-            place = target.resolve("gpu" if is_gpu else "emulator", None)
-            rung = catalog.find(version)
-            config = Entrant(version, rung, {}, tuned_for=place.gpu.name).config(problem, place.gpu)
-            artifact = (is_gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
+            place = target.resolve("gpu" if gpu else "emulator", None)
+            name, _, fields = version.partition("@")
+            rung, values = catalog.find(name), parse_values(fields)
+            tuned_for = None if values else place.gpu.name
+            config = Entrant(version, rung, values, tuned_for).config(problem, place.gpu)
+            artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
             place.check(artifact)
-            call = Call(rung, artifact, q.get_device()) if is_gpu else None
+            call = Call(rung, artifact, q.device) if gpu else None
         _ready[kind] = _Ready(rung, artifact, call)
         return _ready[kind]
 
 
-def _is_gpu(tensor: torch.Tensor) -> bool:
+def is_gpu(tensor: torch.Tensor) -> bool:
+    """Whether kernels are launched on it, not emulated."""
     return tensor.is_cuda
 
 

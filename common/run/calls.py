@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from flashladder.common.build.artifact import Artifact, RungKernel
+from flashladder.common.build.declaration import Workspace
 from flashladder.common.catalog import Version
 from flashladder.common.problem import SCALES
 from flashladder.common.run import gpu
@@ -21,6 +22,7 @@ from flashladder.common.run.launch import (
     ELEMENT_BYTES,
     MAX_GRID_YZ,
     MAX_ROW_STRIDE,
+    SIZES,
     by_sizes,
     check_runnable,
     count_of,
@@ -32,6 +34,7 @@ from flashladder.common.tensor_map import NUM_BYTES
 
 _PARAMS = struct.Struct("=5Q12q5if")  # as launch.AttentionParams
 _POINTER = struct.Struct("=Q")
+RESERVE = 1024  # counters that are zero from the beginning: for so many streams and captured calls
 _TENSORS = ("q", "k", "v", "o")  # in this order throughout
 
 Sizes = tuple[int, int, int, int, int]  # launch.SIZES
@@ -44,17 +47,18 @@ class Call:
     Any thread may call it, and a CUDA graph may capture it.
     """
 
-    def __init__(self, rung: Version, artifact: Artifact, device: int) -> None:
-        config, supports = artifact.config, rung.supports
+    def __init__(self, rung: Version, artifact: Artifact, device: torch.device) -> None:
+        config, supports, index = artifact.config, rung.supports, -1 if device.index is None else device.index
         with torch.cuda.device(device):
             self._kernel = gpu.load(artifact)
-            self._launches = [_Launch(self._kernel, each, device) for each in artifact.kernels]
-        self._device, self._gqa, self._dtype = device, supports.gqa, str(config.dtype)
+            self._launches = [_Launch(self._kernel, each, index) for each in artifact.kernels]
+            self._workspaces = [_lender(artifact, each, device) for each in artifact.workspaces]
+            torch.cuda.synchronize()  # counters are zero, for any stream
+        self._device, self._gqa, self._dtype = index, supports.gqa, str(config.dtype)
         self._row_stride = config.row_stride if "row_stride" in config.fields else None
         self._multiples = [
             1 if tile == "any" else getattr(config, tile) for tile in (supports.seqlen_q, supports.seqlen_k)
         ]
-        self._workspaces = [(each, by_sizes(count_of(each), artifact, artifact.launch)) for each in artifact.workspaces]
         self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
 
     def __call__(
@@ -138,31 +142,63 @@ class Call:
     def _run(self, arguments: _Arguments, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
         """On the device, which is current."""
         stream = torch._C._cuda_getCurrentRawStream(self._device)  # what torch's own generated code calls
-        lent = [
-            q.new_empty(sized(each, count(*sizes)), dtype=torch.uint8) for each, count in self._workspaces
-        ]  # the allocator gives it to nobody before the kernels of this stream are done
+        lent = [lend(q, sizes, stream) for lend in self._workspaces]  # the allocator waits until the stream is done
         for place, memory in enumerate(lent):
-            _POINTER.pack_into(arguments.memory, _PARAMS.size + place * _POINTER.size, memory.data_ptr())
-        status = self._status(arguments, shapes, lent, stream)
+            address = memory if isinstance(memory, int) else memory.data_ptr()
+            _POINTER.pack_into(arguments.memory, _PARAMS.size + place * _POINTER.size, address)
+        status = self._status(arguments, shapes, stream)
         if status == gpu.NO_CONTEXT:  # this thread has not used the GPU yet
             torch.cuda.synchronize()  # makes its context current
-            status = self._status(arguments, shapes, lent, stream)
+            status = self._status(arguments, shapes, stream)
         if status:
             self._kernel.checked("launch", (status,))
 
-    def _status(self, arguments: _Arguments, shapes: Sequence[Shape], lent: Sequence[torch.Tensor], stream: int) -> int:
-        """What the driver says of clearing and launching: 0, or the first error."""
-        driver = self._kernel.driver
-        for (each, _), memory in zip(self._workspaces, lent, strict=True):
-            if each.zeroed:
-                (status,) = driver.cuMemsetD8Async(memory.data_ptr(), 0, memory.numel(), stream)
-                if status:
-                    return status
+    def _status(self, arguments: _Arguments, shapes: Sequence[Shape], stream: int) -> int:
+        """What the driver says of the launches: 0, or the first error."""
         for shape, where in zip(shapes, arguments.where, strict=True):
-            (status,) = driver.cuLaunchKernel(*shape, stream, where, 0)
+            (status,) = self._kernel.driver.cuLaunchKernel(*shape, stream, where, 0)
             if status:
-                return status
+                return int(status)
         return 0
+
+
+def _lender(
+    artifact: Artifact, workspace: Workspace, device: torch.device
+) -> Callable[[torch.Tensor, Sizes, int], torch.Tensor | int]:
+    """What gives a workspace to a call, or its address where it stays."""
+    count, make = count_of(workspace), torch.zeros if workspace.zeroed else torch.empty
+    elements = by_sizes(count, artifact, artifact.launch)
+    if workspace.zeroed and count.names.isdisjoint(SIZES):
+        return _Counters(sized(workspace, elements(1, 1, 1, 1, 1)), device)
+
+    def lend(q: torch.Tensor, sizes: Sizes, stream: int) -> torch.Tensor:
+        return make(sized(workspace, elements(*sizes)), dtype=torch.uint8, device=q.device)
+
+    return lend
+
+
+class _Counters:
+    """Memory that kernels find zero and leave zero, so that the host need not clear it.
+
+    Runs of one stream follow each other, and share it. A graph may run beside any stream: what is captured has its own.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._memory = torch.zeros(RESERVE * num_bytes, dtype=torch.uint8, device=device)
+        begin = self._memory.data_ptr()
+        self._unused = list(range(begin, begin + self._memory.numel(), num_bytes))
+        self._of_stream: dict[int, int] = {}
+        self._num_bytes = num_bytes
+
+    def __call__(self, q: torch.Tensor, sizes: Sizes, stream: int) -> torch.Tensor | int:
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not capturing and stream in self._of_stream:
+            return self._of_stream[stream]
+        try:
+            address = self._unused.pop()
+        except IndexError:
+            return torch.zeros(self._num_bytes, dtype=torch.uint8, device=q.device)
+        return address if capturing else self._of_stream.setdefault(stream, address)
 
 
 class _Launch:
