@@ -51,7 +51,15 @@ setup(
     script_name="setup.py",  # tells setuptools that this file is not a module of the package
     package_dir={"flashladder": "."},
     packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
-    package_data={"flashladder": ["versions/**/*", "common/cuda/**/*", "common/dashboard/page.*", "configs/**/*"]},
+    package_data={
+        "flashladder": [
+            "versions/**/*",
+            "common/cuda/**/*",
+            "common/run/*.cpp",
+            "common/dashboard/page.*",
+            "configs/**/*",
+        ]
+    },
     exclude_package_data={"flashladder": ["versions/private/**/*"]},
     cmdclass={"build_py": BuildWithKernels},
     setup_requires=BUILD if ARCHS else [],

@@ -12,6 +12,7 @@ from flashladder.common import catalog
 from flashladder.common.attention import DEFAULT, attention, op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem import Problem, expect, make_inputs
+from flashladder.common.run import quick
 from flashladder.common.run.gpu import device_arch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -230,6 +231,30 @@ def test_a_replay_reads_what_the_tensors_hold_then(version):
     out.zero_()
     graph.replay()
     assert torch.equal(out, attention(q, k, v, causal=True, version=version))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("version", [DEFAULT, "any_attention"])
+def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
+    if not catalog.find(version).runs_on(device_arch()):
+        pytest.skip(f"{version} has no instructions for this GPU")
+    quick.load()
+    assert quick.launch, quick.missing
+    operator, launched = quick.launch, []
+    monkeypatch.setattr(quick, "launch", lambda *given: launched.append(operator(*given)) or launched[-1])
+    for problem in (
+        Problem(batch=2, seqlen_q=200, seqlen_k=333, num_heads=4, num_heads_k=2, head_dim=64, causal=True),
+        Problem(seqlen_q=1, seqlen_k=1000, num_heads=8, layout="bhsd"),
+        Problem(batch=3, seqlen_q=77, num_heads=2, head_dim=96, layout="padded", dtype="fp16"),
+    ):
+        _, inputs = qkv(problem, "cuda")
+        o, lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
+        with monkeypatch.context() as patch:
+            patch.setattr(quick, "launch", None)
+            slow_o, slow_lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
+        assert torch.equal(o, slow_o)
+        assert torch.equal(lse, slow_lse)
+    assert launched == [0, 0, 0]
 
 
 @pytest.mark.gpu

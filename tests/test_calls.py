@@ -1,7 +1,9 @@
 """Calls that come often launch what a look at leisure would launch, or leave it to that; see common/run/calls.py."""
 
 import contextlib
+import ctypes
 import math
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,13 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashladder.common.build import library
 from flashladder.common.build.artifact import Artifact, RungKernel
 from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
 from flashladder.common.catalog import Supports
 from flashladder.common.config import KernelConfig
-from flashladder.common.errors import DeviceError
+from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run import gpu
+from flashladder.common.run import gpu, quick
 from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_gpu
 
@@ -30,14 +33,26 @@ COUNTERS = Workspace("next", 4, "1", zeroed=True), Workspace("partial", 4, "batc
 KINDS = {
     "plain": ({"attention_forward": PLAIN}, ()),
     "tensor maps and counters": ({"attention_forward": HOPPER}, COUNTERS),
+    "tensor maps and a counter": ({"attention_forward": HOPPER}, COUNTERS[:1]),
     "two kernels": ({"attention_forward": PLAIN, "combine": AFTER}, COUNTERS),
 }
 RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal=True, gqa=True))
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    return fake_cuda.install(monkeypatch)
+@pytest.fixture(scope="module")
+def operator():
+    """Of C++, compiled now."""
+    torch.ops.load_library(library.build_extension(quick.SOURCE))
+    return torch.ops.flashladder.launch.default
+
+
+@pytest.fixture(params=["Python", "C++"])
+def driver(request, monkeypatch):
+    """With both ways of a call."""
+    made = fake_cuda.install(monkeypatch)
+    if request.param == "C++":
+        monkeypatch.setattr(quick, "launch", request.getfixturevalue("operator"))
+    return made
 
 
 def artifact(tmp_path, kind="plain", **config):
@@ -62,7 +77,7 @@ def notes(driver, made):
 def done(driver):
     """What was launched, but for where the memory lies that was lent."""
     launched = [
-        (each.function, each.shape, each.stream, *(part for part in each.arguments if len(part) != 16))
+        (each.function, each.shape, each.stream, *(part for part in each.arguments if len(part) > 16))
         for each in driver.launches
     ]
     driver.launches.clear()
@@ -87,7 +102,9 @@ PROBLEMS = st.builds(
 def test_a_call_launches_what_a_look_at_leisure_launches(driver, tmp_path, kind):
     made = artifact(tmp_path, kind)
     notes(driver, made)
-    call = Call(RUNG, made, fake_cuda.DEVICE)
+    call, in_python = Call(RUNG, made, fake_cuda.DEVICE), []
+    slowly = call._in_python
+    call._in_python = lambda *given: in_python.append(given) or slowly(*given)
 
     @given(PROBLEMS)
     def same(problem):
@@ -100,6 +117,7 @@ def test_a_call_launches_what_a_look_at_leisure_launches(driver, tmp_path, kind)
         assert len(quickly) == len(made.kernels)
 
     same()
+    assert bool(in_python) == (quick.launch is None or kind in ("tensor maps and counters", "two kernels"))
 
 
 def bf16(*shape, stride=None):
@@ -163,18 +181,23 @@ def test_a_grid_that_is_too_large_is_left(driver, tmp_path):
         assert call(q, q, q, bf16(batch, 1, 1, 64), None, 0.125) == launched
 
 
+def ways():
+    """In which a launch is tried that fails: after C++ Python does, which says what is wrong."""
+    return 1 if quick.launch is None else 2
+
+
 def test_a_thread_without_a_context_gets_one(driver, tmp_path, monkeypatch):
     call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
     made = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append(True))
-    driver.statuses = [gpu.NO_CONTEXT]
+    driver.statuses = [gpu.NO_CONTEXT] * ways()
     assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
     assert (len(made), len(driver.launches)) == (1, 1)
 
 
 def test_a_failure_is_told(driver, tmp_path):
     call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
-    driver.statuses = [700]
+    driver.statuses = [700] * ways()
     with pytest.raises(DeviceError, match=r"cannot launch 07_tiny with dtype=bf16.*CUDA_ERROR_MADE_UP"):
         call(Q, K, K, torch.empty_like(Q), None, 0.125)
 
@@ -188,12 +211,12 @@ def test_threads_do_not_share_arguments(driver, tmp_path):
         assert all(pool.map(lambda o: call(Q, K, K, o, None, 0.125), outputs))
     launched = {int.from_bytes(each.arguments[0][24:32], "little") for each in driver.launches}
     assert launched == {o.data_ptr() for o in outputs}
-    assert len(call._spare) == threads
 
 
-def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["tensor maps and a counter", "tensor maps and counters"])
+def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch, kind):
     """They stay zero, so none is cleared: runs that follow each other share one, and a captured one shares none."""
-    made = artifact(tmp_path, "tensor maps and counters")
+    made = artifact(tmp_path, kind)
     notes(driver, made)
     call, o = Call(RUNG, made, fake_cuda.DEVICE), torch.empty_like(Q)
 
@@ -221,3 +244,53 @@ def test_the_device_is_made_current(driver, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
     assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
     assert entered == [-1]
+
+
+def test_the_plan_has_the_layout_of_the_source(tmp_path):
+    """A translation unit of the source and of what Python takes its structures for."""
+    checks = [
+        f"static_assert(offsetof({kind.__name__}, {name}) == {getattr(kind, name).offset});"
+        for kind in (quick.Plan, quick.MapPlan)
+        for name, *_ in kind._fields_
+    ]
+    checks += [f"static_assert(sizeof(Plan) == {ctypes.sizeof(quick.Plan)});"]
+    checks += [f"static_assert(sizeof(Params) == {fake_cuda.PARAMS_BYTES});"]
+    source = tmp_path / "check.cpp"
+    source.write_text("\n".join(["#include <cstddef>", f'#include "{quick.SOURCE}"', *checks]))
+    command, *_ = library._extension(source)
+    subprocess.run([*command, "-fsyntax-only", source], check=True)
+
+
+@pytest.fixture
+def unprepared(monkeypatch, tmp_path):
+    """As in a process that has called nothing yet, with an empty cache."""
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(quick, "launch", None)
+    monkeypatch.setattr(quick, "missing", quick.missing)
+
+
+def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def compiled(source):
+        began.set()
+        go_on.wait(60)
+        raise BuildError("no room\non the disk")
+
+    monkeypatch.setattr(quick, "missing", quick.NOT_ASKED)
+    monkeypatch.setattr(library, "build_extension", compiled)
+    quick.prepare()
+    quick.prepare()
+    assert began.wait(60)
+    assert (quick.launch, quick.missing) == (None, "it is being compiled")
+    (thread,) = [each for each in threading.enumerate() if "quick.cpp" in each.name]
+    go_on.set()
+    thread.join(60)
+    assert (quick.launch, quick.missing) == (None, "no room")
+
+
+def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):
+    monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
+    quick.load()
+    assert quick.launch is None
+    assert quick.missing.startswith("no C++ compiler for nvcc: no-such-compiler is not on PATH")

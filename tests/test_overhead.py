@@ -9,7 +9,7 @@ import torch
 from flashladder.common import console, problem
 from flashladder.common.attention import op
 from flashladder.common.errors import DeviceError
-from flashladder.common.run import gpu
+from flashladder.common.run import gpu, quick
 from flashladder.tools.commands import overhead
 
 
@@ -21,6 +21,8 @@ def run(monkeypatch, capsys):
     drawn = problem.make_inputs
     monkeypatch.setattr(problem, "make_inputs", lambda asked, device: drawn(asked))
     counted = []
+    monkeypatch.setattr(quick, "load", lambda: None)
+    monkeypatch.setattr(quick, "missing", "made up")
     monkeypatch.setattr(gpu, "host_cost_us", lambda call: counted.append(call()) or 2.0 * len(counted))
 
     def call(*arguments):
@@ -42,6 +44,7 @@ def test_each_way_to_call_beside_torch(run):
         ("24, as torch.compile calls it", "10.0", "5.00"),
     ]
     assert rows[-1][0] == "24, a new length"
+    assert "calls go through Python: made up" in out
     assert re.search(r"first call of 24: \d+\.\d\d s", out)
 
 

@@ -16,7 +16,7 @@ from flashladder.common.build.artifact import Artifact, RungKernel
 from flashladder.common.build.declaration import Workspace
 from flashladder.common.catalog import Version
 from flashladder.common.problem import SCALES
-from flashladder.common.run import gpu
+from flashladder.common.run import gpu, quick
 from flashladder.common.run.launch import (
     ALIGNMENT,
     ELEMENT_BYTES,
@@ -34,6 +34,7 @@ from flashladder.common.tensor_map import NUM_BYTES
 
 _PARAMS = struct.Struct("=5Q12q5if")  # as launch.AttentionParams
 _POINTER = struct.Struct("=Q")
+NO_SIZES = (1, 1, 1, 1, 1)  # for what does not depend on them
 RESERVE = 1024  # counters that are zero from the beginning: for so many streams and captured calls
 _TENSORS = ("q", "k", "v", "o")  # in this order throughout
 
@@ -59,6 +60,17 @@ class Call:
         self._multiples = [
             1 if tile == "any" else getattr(config, tile) for tile in (supports.seqlen_q, supports.seqlen_k)
         ]
+        self._plan = quick.plan(
+            self._kernel,
+            index,
+            self._launches[0].most_ctas,
+            gqa=self._gqa,
+            multiple_q=self._multiples[0],
+            multiple_k=self._multiples[1],
+            row_stride=self._row_stride or 0,
+        )
+        self._plan_at = ctypes.addressof(self._plan) if self._plan else 0
+        quick.prepare()
         self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
 
     def __call__(
@@ -75,6 +87,23 @@ class Call:
         q, k, v and o are (batch, seqlen, heads, head_dim), of any strides; q is of the artifact's dtype and head_dim,
         on its GPU. lse is contiguous, and as the artifact writes it; or None. DeviceError where the driver refuses.
         """
+        if self._plan_at and quick.launch and torch.cuda.current_device() == self._device:
+            stream = torch._C._cuda_getCurrentRawStream(self._device)  # what torch's own generated code calls
+            counter = self._workspaces[0](q, stream, NO_SIZES) if self._workspaces else 0
+            lse_at = 0 if lse is None else lse.data_ptr()
+            if quick.launch(q, k, v, o, self._plan_at, lse_at, _address(counter), stream, softmax_scale) == 0:
+                return True
+        return self._in_python(q, k, v, o, lse, softmax_scale)
+
+    def _in_python(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        o: torch.Tensor,
+        lse: torch.Tensor | None,
+        softmax_scale: float,
+    ) -> bool:
         sizes = self._sizes(q, k, v, o)
         if sizes is None or not SCALES[0] <= softmax_scale <= SCALES[1]:
             return False
@@ -141,11 +170,10 @@ class Call:
 
     def _run(self, arguments: _Arguments, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
         """On the device, which is current."""
-        stream = torch._C._cuda_getCurrentRawStream(self._device)  # what torch's own generated code calls
-        lent = [lend(q, sizes, stream) for lend in self._workspaces]  # the allocator waits until the stream is done
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        lent = [lend(q, stream, sizes) for lend in self._workspaces]  # the allocator waits until the stream is done
         for place, memory in enumerate(lent):
-            address = memory if isinstance(memory, int) else memory.data_ptr()
-            _POINTER.pack_into(arguments.memory, _PARAMS.size + place * _POINTER.size, address)
+            _POINTER.pack_into(arguments.memory, _PARAMS.size + place * _POINTER.size, _address(memory))
         status = self._status(arguments, shapes, stream)
         if status == gpu.NO_CONTEXT:  # this thread has not used the GPU yet
             torch.cuda.synchronize()  # makes its context current
@@ -162,16 +190,20 @@ class Call:
         return 0
 
 
+def _address(memory: torch.Tensor | int) -> int:
+    return memory if isinstance(memory, int) else memory.data_ptr()
+
+
 def _lender(
     artifact: Artifact, workspace: Workspace, device: torch.device
-) -> Callable[[torch.Tensor, Sizes, int], torch.Tensor | int]:
+) -> Callable[[torch.Tensor, int, Sizes], torch.Tensor | int]:
     """What gives a workspace to a call, or its address where it stays."""
     count, make = count_of(workspace), torch.zeros if workspace.zeroed else torch.empty
     elements = by_sizes(count, artifact, artifact.launch)
     if workspace.zeroed and count.names.isdisjoint(SIZES):
-        return _Counters(sized(workspace, elements(1, 1, 1, 1, 1)), device)
+        return _Counters(sized(workspace, elements(*NO_SIZES)), device)
 
-    def lend(q: torch.Tensor, sizes: Sizes, stream: int) -> torch.Tensor:
+    def lend(q: torch.Tensor, stream: int, sizes: Sizes) -> torch.Tensor:
         return make(sized(workspace, elements(*sizes)), dtype=torch.uint8, device=q.device)
 
     return lend
@@ -190,7 +222,7 @@ class _Counters:
         self._of_stream: dict[int, int] = {}
         self._num_bytes = num_bytes
 
-    def __call__(self, q: torch.Tensor, sizes: Sizes, stream: int) -> torch.Tensor | int:
+    def __call__(self, q: torch.Tensor, stream: int, sizes: Sizes) -> torch.Tensor | int:
         capturing = torch.cuda.is_current_stream_capturing()
         if not capturing and stream in self._of_stream:
             return self._of_stream[stream]
@@ -209,15 +241,15 @@ class _Launch:
         check_runnable(loaded.artifact, kernel.entry, launch, _PARAMS.size)
         self._function = loaded.function(device, kernel.entry)
         self._grid = by_sizes(grid_of(kernel.entry, launch), loaded.artifact, launch)
-        self._most_ctas = launch.ctas_per_sm * gpu.num_sms()
+        self.most_ctas = launch.ctas_per_sm * gpu.num_sms()
         self._cta = launch.num_threads, 1, 1, launch.shared_bytes
         self.tensor_maps = launch.tensor_maps
 
     def shape(self, sizes: Sizes) -> Shape | None:
         """None where the grid is larger than CUDA allows."""
         x, y, z = self._grid(*sizes)
-        if self._most_ctas:
-            return self._function, min(x * y * z, self._most_ctas), 1, 1, *self._cta
+        if self.most_ctas:
+            return self._function, min(x * y * z, self.most_ctas), 1, 1, *self._cta
         if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
             return None
         return self._function, x, y, z, *self._cta

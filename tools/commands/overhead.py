@@ -45,7 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     from flashladder.common.attention import DEFAULT
     from flashladder.common.problem import make_inputs
-    from flashladder.common.run import gpu
+    from flashladder.common.run import gpu, quick
 
     gpu.require_gpu()
     problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
@@ -58,6 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
             ours = _ours(problem, tensors, rung)
             calls |= ours
             first[rung.address] = _seconds(next(iter(ours.values())))
+        quick.load()
         costs = {name: gpu.host_cost_us(call) for name, call in calls.items()}
         for rung in rungs:
             costs[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
@@ -65,6 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
     for name, cost in costs.items():
         shown.add_row(name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}")
     console.print(shown)
+    console.print(f"calls go through {'C++' if quick.launch else f'Python: {quick.missing}'}")
     for name, seconds in first.items():
         console.print(f"first call of {name}: {seconds:.2f} s")
     return 0
