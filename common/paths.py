@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ROOT / "versions"
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
+PREBUILT = ROOT / "prebuilt"  # kernels that came with an installed package
 
 
 def mixed_checkouts(file: Path) -> str | None:

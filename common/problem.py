@@ -20,7 +20,7 @@ LSE = "lse"
 LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
 _FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
-_SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
+SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Problem:
             self._require_positive(name)
         if not 0 < self.softmax_scale < math.inf:  # kernels take a row's maximum before they scale
             raise UnsupportedProblemError(f"softmax_scale={self.softmax_scale}: must be a positive, finite number")
-        if not _SCALES[0] <= self.softmax_scale <= _SCALES[1]:
-            low, high = (f"{limit:.2g}" for limit in _SCALES)
+        if not SCALES[0] <= self.softmax_scale <= SCALES[1]:
+            low, high = (f"{limit:.2g}" for limit in SCALES)
             raise UnsupportedProblemError(
                 f"softmax_scale={self.softmax_scale}: kernels hold it in fp32, which takes {low} to {high}"
             )
@@ -106,7 +106,7 @@ class Problem:
             raise UnsupportedProblemError(
                 f"window_right={self.window_right}: with causal=true no row sees a later key; leave it at None"
             )
-        if self.softcap and not _SCALES[0] <= self.softcap <= _SCALES[1]:
+        if self.softcap and not SCALES[0] <= self.softcap <= SCALES[1]:
             raise UnsupportedProblemError(f"softcap={self.softcap}: must be a positive number, or 0 for none")
 
     def _check_packing(self) -> None:

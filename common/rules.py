@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -59,10 +59,23 @@ class Expression:
 
     def value(self, values: Mapping[str, object]) -> Any:
         """What it comes to. ConfigError for a name that has no value."""
-        if unknown := self.names - values.keys():
-            known = ", ".join(sorted(values))
-            raise ConfigError(f"the {self.what} {self.text!r} reads {', '.join(sorted(unknown))}; there are {known}")
+        self._check_names(values)
         return eval(self._code, {"__builtins__": {}}, {**FUNCTIONS, **values})
+
+    def function(self, names: Sequence[str], known: Mapping[str, object]) -> Callable[..., Any]:
+        """The same as a function of these names in their order, for what is asked often; the others are known."""
+        self._check_names([*names, *known])
+        arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+        made = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, self._tree.body)))
+        function: Callable[..., Any] = eval(
+            compile(made, f"<{self.what}>", "eval"), {"__builtins__": {}, **FUNCTIONS, **known}
+        )
+        return function
+
+    def _check_names(self, known: Collection[str]) -> None:
+        if unknown := self.names.difference(known):
+            there = ", ".join(sorted(known))
+            raise ConfigError(f"the {self.what} {self.text!r} reads {', '.join(sorted(unknown))}; there are {there}")
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """Attention as a function: right on whatever tensors a model has, or refused; and torch can see through it."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
+import fake_cuda
 import pytest
 import torch
 
 import flashladder
-from flashladder.common import attention as public
 from flashladder.common import catalog
-from flashladder.common.attention import _forward, attention
-from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.attention import DEFAULT, attention, op
+from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem import Problem, expect, make_inputs
+from flashladder.common.run import quick
+from flashladder.common.run.gpu import device_arch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -45,22 +48,31 @@ def test_it_is_attention(problem, device):
     assert torch.equal(attention(*inputs, causal=problem.causal, softmax_scale=scale), o), "without the log-sum-exp"
 
 
-def test_no_log_sum_exp_is_summed_that_is_not_returned(device):
+def test_no_log_sum_exp_is_summed_that_is_not_returned(device, monkeypatch):
+    monkeypatch.setattr(op, "_ready", {})
     _, inputs = qkv(Problem(seqlen_q=48, head_dim=64), device)
-    configs = []
-
-    def noted(artifact, problem, tensors, **options):
-        configs.append((problem.lse, artifact.config.lse, "lse" in tensors.by_name))
-        return run(artifact, problem, tensors, **options)
-
-    name = "on_gpu" if device == "cuda" else "on_emulator"
-    run = getattr(public, name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(public, name, noted)
-        attention(*inputs)
-        _, lse = attention(*inputs, return_lse=True)
-    assert configs == [(False, False, False), (True, True, True)]
+    attention(*inputs)
+    _, lse = attention(*inputs, return_lse=True)
+    assert [ready.artifact.config.lse for ready in op._ready.values()] == [False, True]
     assert lse.isfinite().all()
+
+
+def test_o_goes_where_it_is_wanted(device):
+    _, (q, k, v) = qkv(Problem(batch=2, seqlen_q=40, num_heads=2, head_dim=64), device)
+    expected, expected_lse = attention(q, k, v, return_lse=True)
+    out = torch.empty(2, 2, 40, 64, dtype=q.dtype, device=device).transpose(1, 2)
+    o, lse = attention(q, k, v, return_lse=True, out=out)
+    assert o is out
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+    for wrong, words in (
+        (torch.empty_like(q[:, :20]), r"o is \(2, 20, 2, 64\)"),
+        (torch.empty_like(q).half(), "o is .* torch.float16; with the other tensors it is"),
+        (q, "out begins where q does; it takes memory of its own"),
+        (torch.empty_like(q).requires_grad_(), "out wants a gradient"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=words):
+            attention(q, k, v, out=wrong)
 
 
 def test_any_rung_that_takes_the_problem(device):
@@ -73,17 +85,41 @@ def test_any_rung_that_takes_the_problem(device):
 
 def test_torch_sees_through_it(device):
     """Its schema and its shapes are what torch.compile needs, which then takes a model in one piece."""
-    _, inputs = qkv(Problem(seqlen_q=48, seqlen_k=64, num_heads=2, num_heads_k=1, head_dim=64), device)
-    checks = ("test_schema", "test_faketensor")
-    for return_lse in (False, True):
-        torch.library.opcheck(_forward, (*inputs, True, 0.125, "general", return_lse), test_utils=checks)
+    _, inputs = qkv(Problem(seqlen_q=16, seqlen_k=32, num_heads=2, num_heads_k=1, head_dim=64), device)
+    checks, ops = ("test_schema", "test_faketensor"), torch.ops.flashladder
+    for options in ((True, 0.125, DEFAULT, False), (True, None, DEFAULT, True)):
+        torch.library.opcheck(ops.attention.default, (*inputs, *options), test_utils=checks)
+        torch.library.opcheck(ops.attention_out.default, (*inputs, inputs[0].clone(), *options), test_utils=checks)
 
     def model(q, k, v):
         o, lse = attention(q, k, v, return_lse=True)
-        return attention(q * 2, k, v, causal=True).transpose(1, 2) + 1, o, lse + 1
+        attention(q * 2, k, v, causal=True, out=(room := torch.empty_like(o)))
+        return attention(q * 2, k, v, causal=True).transpose(1, 2) + 1, o, lse + 1, room * 2
 
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert all(map(torch.equal, compiled(*inputs), model(*inputs)))
+
+
+def test_whoever_looks_on_sees_an_operator(device):
+    _, inputs = qkv(Problem(seqlen_q=16, head_dim=64), device)
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        watched = attention(*inputs)
+    assert "flashladder.attention.default" in seen
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda *qkv: attention(*qkv))(*inputs)
+    assert "torch.ops.flashladder.attention.default" in traced.code
+    with torch.profiler.profile() as profile:
+        profiled = attention(*inputs)
+    assert "flashladder::attention" in {event.key for event in profile.key_averages()}
+    assert torch.equal(watched, profiled)
+    meta = attention(*(tensor.to("meta") for tensor in inputs))
+    assert (meta.shape, meta.device.type) == (inputs[0].shape, "meta")
 
 
 def test_what_it_cannot_do_is_said(device):
@@ -119,3 +155,169 @@ def test_heads_without_columns_are_refused():
 def test_nothing_else_is_in_the_package():
     with pytest.raises(AttributeError, match="module 'flashladder' has no attribute 'atention'"):
         flashladder.atention  # noqa: B018
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """CPU tensors are taken for ones on a GPU, whose launches are noted."""
+    made = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(op, "_ready", {})
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    return made
+
+
+def test_a_length_that_is_new_is_a_launch_and_nothing_else(driver, monkeypatch):
+    q, k = (torch.zeros(1, rows, 4, 64, dtype=torch.bfloat16) for rows in (1, 100))
+    attention(q, k, k, causal=True)
+    for name in ("catalog", "target", "build_one", "Call", "on_gpu", "Problem"):
+        monkeypatch.setattr(op, name, None)  # not even asked
+    for seqlen in (101, 3000):
+        more = torch.zeros(1, seqlen, 4, 64, dtype=torch.bfloat16)
+        attention(q, more, more, causal=True)
+        attention(more, k, k, causal=True)
+    assert len(driver.launches) == 5
+    assert driver.loads == 1
+    assert {launch.stream for launch in driver.launches} == {fake_cuda.STREAM}
+
+
+def test_a_first_call_cannot_be_captured_and_says_so(driver, monkeypatch):
+    q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(DeviceError, match="which a CUDA graph cannot capture: call attention once before the capture"):
+        attention(q, q, q)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    attention(q, q, q)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    attention(q, q, q)
+    assert len(driver.launches) == 2
+
+
+def test_what_is_not_plainly_right_is_looked_at_at_leisure(driver):
+    one_row = torch.zeros(2000, dtype=torch.bfloat16).as_strided((1, 1, 4, 64), (77, 13, 64, 1))
+    attention(one_row, one_row, one_row)
+    assert len(driver.launches) == 1, "strides mean nothing where there is one row"
+    q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedProblemError, match="v has strides"):
+        attention(q, q, torch.zeros(1, 64, 4, 68, dtype=torch.bfloat16)[..., :64])
+
+
+def test_compiling_is_told(driver, monkeypatch, capsys):
+    q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16)
+    attention(q, q, q)
+    capsys.readouterr()
+    op._ready.clear()
+    attention(q, q, q)
+    assert capsys.readouterr().err == ""
+    op._ready.clear()
+    monkeypatch.setattr(op, "cached", lambda *_: None)
+    attention(q, q, q)
+    said = capsys.readouterr().err
+    assert "note: compiling 24_woven_general for sm_90a, once" in said
+    assert re.search(r"note: compiled in \d+\.\d s", said)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("version", [DEFAULT, "any_attention"])
+def test_a_replay_reads_what_the_tensors_hold_then(version):
+    if not catalog.find(version).runs_on(device_arch()):
+        pytest.skip(f"{version} has no instructions for this GPU")
+    _, (q, k, v) = qkv(Problem(batch=2, seqlen_q=200, num_heads=4, head_dim=64, causal=True), "cuda")
+    out = torch.empty_like(q)
+    attention(q, k, v, causal=True, version=version, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attention(q, k, v, causal=True, version=version, out=out)
+    q.copy_(torch.randn_like(q))
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, attention(q, k, v, causal=True, version=version))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("version", [DEFAULT, "any_attention"])
+def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
+    if not catalog.find(version).runs_on(device_arch()):
+        pytest.skip(f"{version} has no instructions for this GPU")
+    quick.load()
+    assert quick.launch, quick.missing
+    operator, launched = quick.launch, []
+    monkeypatch.setattr(quick, "launch", lambda *given: launched.append(operator(*given)) or launched[-1])
+    for problem in (
+        Problem(batch=2, seqlen_q=200, seqlen_k=333, num_heads=4, num_heads_k=2, head_dim=64, causal=True),
+        Problem(seqlen_q=1, seqlen_k=1000, num_heads=8, layout="bhsd"),
+        Problem(batch=3, seqlen_q=77, num_heads=2, head_dim=96, layout="padded", dtype="fp16"),
+    ):
+        _, inputs = qkv(problem, "cuda")
+        o, lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
+        with monkeypatch.context() as patch:
+            patch.setattr(quick, "launch", None)
+            slow_o, slow_lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
+        assert torch.equal(o, slow_o)
+        assert torch.equal(lse, slow_lse)
+    assert launched == [0, 0, 0]
+
+
+@pytest.mark.gpu
+def test_a_first_call_amid_a_capture_is_refused(monkeypatch):
+    monkeypatch.setattr(op, "_ready", {})
+    q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16, device="cuda")
+    with (
+        pytest.raises(DeviceError, match="call attention once before the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        attention(q, q, q)
+
+
+@pytest.mark.gpu
+def test_threads_and_streams():
+    """Each thread on a stream of its own, new to the GPU; all outputs are right."""
+    _, (q, k, v) = qkv(Problem(batch=2, seqlen_q=300, num_heads=4, head_dim=64), "cuda")
+    expected = attention(q, k, v)
+    torch.cuda.synchronize()
+
+    def work(_):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [attention(q, k[:, : 300 - n], v[:, : 300 - n]) for n in range(20)]
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        several = list(pool.map(work, range(16)))
+    for found in several:
+        assert torch.equal(found[0], expected)
+        assert all(torch.equal(a, b) for a, b in zip(found, several[0], strict=True))
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_not_used_the_gpu():
+    _, (q, k, v) = qkv(Problem(seqlen_q=100, num_heads=2, head_dim=64), "cuda")
+    expected, out = attention(q, k, v), torch.empty_like(q)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(attention, q, k, v, out=out).result()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
+def test_another_device_than_the_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    _, inputs = qkv(Problem(seqlen_q=100, num_heads=2, head_dim=64), "cuda:1")
+    o = attention(*inputs)
+    assert torch.cuda.current_device() == 0
+    assert o.device == inputs[0].device
+    assert torch.equal(o.cpu(), attention(*(tensor.to("cuda:0") for tensor in inputs)).cpu())
+
+
+@pytest.mark.gpu
+def test_compiled_for_a_gpu_and_captured():
+    """Inductor takes a model in one piece, and captures it in CUDA graphs."""
+    _, inputs = qkv(Problem(seqlen_q=64, num_heads=2, head_dim=64), "cuda")
+
+    def model(q, k, v):
+        return attention(q * 2, k, v, causal=True) + 1
+
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        assert torch.equal(compiled(*inputs).clone(), model(*inputs))

@@ -5,9 +5,10 @@ sources     a kernel and its headers        cubin      the ELF file that ptxas m
 declaration what kernels tell of their launches
 toolchain   finds nvcc and its companions   ninja      runs what is to be compiled
 library     C source -> shared library, for references on the CPU
+prebuilt    kernels that came with the package
 """
 
 from flashladder.common.build.artifact import Artifact, LaunchInfo
-from flashladder.common.build.compile import BuildRequest, build, build_one
+from flashladder.common.build.compile import BuildRequest, build, build_one, cached
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one", "cached"]

@@ -8,6 +8,8 @@ import dataclasses
 import hashlib
 import json
 import re
+import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,7 @@ from flashladder.common.config import KernelConfig, listing
 from flashladder.common.errors import BuildError
 
 HEADER, PTX, CUBIN, LOG, FACTS = "config.cuh", "kernel.ptx", "kernel.cubin", "build.log", "artifact.json"
+FILES = (PTX, CUBIN, LOG)  # what came of the compiler
 
 
 @dataclass(frozen=True)
@@ -138,11 +141,11 @@ def seal(directory: Path, version: Version, config: KernelConfig, arch: str, com
     (directory / FACTS).write_text(json.dumps(facts, indent=1))
 
 
-def load(directory: Path, cached: bool) -> Artifact | None:
-    """The artifact in a folder; None when there is none, or when it is damaged."""
+def load(directory: Path, cached: bool, files: Collection[str] = FILES) -> Artifact | None:
+    """The artifact in a folder, which has these files; None when there is none, or when it is damaged."""
     try:
         facts = json.loads((directory / FACTS).read_text())
-        if facts.pop("digests") != _digests(directory):
+        if facts.pop("digests") != _digests(directory, files):
             return None
         config = KernelConfig.parse(facts.pop("config"))
         kernels = tuple(RungKernel(launch=_launch(each.pop("launch")), **each) for each in facts.pop("kernels"))
@@ -160,8 +163,17 @@ def _launch(facts: dict[str, Any]) -> LaunchInfo:
     return LaunchInfo(**facts, **lists, tensor_maps=tensor_maps)
 
 
-def _digests(directory: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in (PTX, CUBIN, LOG)}
+def copy_machine_code(artifact: Artifact, directory: Path) -> None:
+    """What a GPU needs of an artifact, and the facts about it, to a new folder."""
+    directory.mkdir(parents=True)
+    shutil.copyfile(artifact.cubin, directory / CUBIN)
+    facts = json.loads((artifact.directory / FACTS).read_text())
+    facts["digests"] = _digests(directory, [CUBIN])
+    (directory / FACTS).write_text(json.dumps(facts, indent=1))
+
+
+def _digests(directory: Path, files: Collection[str] = FILES) -> dict[str, str]:
+    return {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in files}
 
 
 def _resources(log: str, entry: str) -> dict[str, int]:

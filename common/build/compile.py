@@ -26,10 +26,11 @@ from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one"]
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one", "cached"]
 
-NVCC_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
-PTXAS_FLAGS = ("-v", "-lineinfo")
+LINES = "-lineinfo"
+NVCC_FLAGS = ("-std=c++17", "-O3", LINES)
+PTXAS_FLAGS = ("-v", LINES)
 DEPENDENCIES = "kernel.d"
 BATCH = 8  # configurations for each core that are compiled before they are put into place: all that a kill can lose
 _SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
@@ -42,6 +43,14 @@ class BuildRequest:
     version: Version
     config: KernelConfig
     arch: str
+    lines: bool = True  # of the source, in PTX and cubin: what comes of it then depends on where the source lies
+
+    @property
+    def flags(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of nvcc and ptxas."""
+        without = () if self.lines else (LINES,)
+        nvcc, ptxas = (tuple(flag for flag in flags if flag not in without) for flags in (NVCC_FLAGS, PTXAS_FLAGS))
+        return nvcc, ptxas
 
     def __str__(self) -> str:
         return f"{self.version.name} with {self.config} for {self.arch}"
@@ -50,6 +59,11 @@ class BuildRequest:
 def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
     """The artifact of one configuration, from the cache or compiled now; BuildError when it cannot be."""
     return build([BuildRequest(version, config, arch)])[0]
+
+
+def cached(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
+    """The artifact of one configuration where it is compiled already. ToolchainError without the compiler."""
+    return artifacts.load(_place(BuildRequest(version, config, arch), Sources(), toolchain()), cached=True)
 
 
 @overload
@@ -104,10 +118,15 @@ def _part_of(progress: Progress, start: int, total: int) -> Progress:
 
 def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
     """The folder of an artifact in the cache, named after everything that decides its content."""
-    code = sources.digest(request.version.kernel), request.config.header()
-    decisive = (*code, request.version.operation, request.arch, NVCC_FLAGS, PTXAS_FLAGS, compiler.identity)
+    return cache_dir() / "artifacts" / folder_name(request, sources, compiler.identity)
+
+
+def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> str:
+    """The name of an artifact's folder; without a compiler, that of its machine code by whichever compiler."""
+    code = sources.digest(request.version.kernel, paths=request.lines), request.config.header()
+    decisive = (*code, request.version.operation, request.arch, *request.flags, compiler)
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
-    return cache_dir() / "artifacts" / f"{request.version.file_name}-{request.arch}-{key}"
+    return f"{request.version.file_name}-{request.arch}-{key}"
 
 
 def _without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
@@ -173,11 +192,12 @@ def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
 def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
     """The shell command that compiles one configuration in its subfolder: nvcc to PTX, then ptxas to a cubin."""
     virtual_arch = request.arch.replace("sm_", "compute_")
-    nvcc = [compiler.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
+    nvcc_flags, ptxas_flags = request.flags
+    nvcc = [compiler.nvcc, *nvcc_flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
     nvcc += [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
     nvcc += ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
-    ptxas = [compiler.ptxas, *PTXAS_FLAGS, f"-arch={request.arch}"]
+    ptxas = [compiler.ptxas, *ptxas_flags, f"-arch={request.arch}"]
     if "ptxas_level" in request.config.fields:
         ptxas += [f"-O{request.config.ptxas_level}"]
     ptxas += ["-o", artifacts.CUBIN, artifacts.PTX]

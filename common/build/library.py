@@ -1,4 +1,4 @@
-"""C source -> shared library for the CPU of this machine, by ninja, behind a cache that is addressed by content."""
+"""C or C++ source -> shared library for the CPU of this machine, by ninja; the cache is addressed by content."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashladder.common import host
 from flashladder.common.build.ninja import run_ninja, said, space_in_cache, temporary_folder
-from flashladder.common.build.toolchain import version_text
+from flashladder.common.build.toolchain import find_host_compiler, version_text
 from flashladder.common.errors import BuildError, ToolchainError
 from flashladder.common.paths import cache_dir
 
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 LIBRARIES = ("-lm",)
+STABLE_SINCE = "0x0209000000000000"  # torch 2.9
+EXTENSION_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", f"-DTORCH_TARGET_VERSION={STABLE_SINCE}")
 FILE = "library.so"
 LOG = "build.log"
 
@@ -36,19 +38,53 @@ def build_library(source: Path, defines: Mapping[str, str]) -> Path:
     """The library that one self-contained source makes with these macros, from the cache or compiled now."""
     compiler = find_c_compiler()
     command = [str(compiler), *FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
-    decisive = (source.read_bytes(), command, version_text(compiler), host.identity())
-    key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
-    place = cache_dir() / "libraries" / f"{source.stem}-{key}"
+    place = _place(source, command, version_text(compiler), host.identity())
+    return _compiled(source, command, LIBRARIES, place)
+
+
+def build_extension(source: Path) -> Path:
+    """The library that a C++ source on torch's stable ABI makes, from the cache or compiled now: torch loads it.
+
+    BuildError or ToolchainError where it cannot be built.
+    """
+    return _compiled(source, *_extension(source))
+
+
+def find_extension(source: Path) -> Path | None:
+    """The same if it is in the cache."""
+    try:
+        place = _extension(source)[-1] / FILE
+    except ToolchainError:
+        return None
+    return place if place.exists() else None
+
+
+def _extension(source: Path) -> tuple[list[str], list[str], Path]:
+    """The command and the libraries, and where the result is kept."""
+    import torch
+
+    folder, compiler = Path(torch.__file__).parent, find_host_compiler()
+    command = [str(compiler), *EXTENSION_FLAGS, "-I", str(folder / "include")]
+    libraries = ["-L", str(folder / "lib"), "-ltorch_cpu"]
+    return command, libraries, _place(source, command, version_text(compiler), torch.__version__)
+
+
+def _place(source: Path, command: list[str], *decisive: str) -> Path:
+    key = hashlib.sha256(repr((source.read_bytes(), command, *decisive)).encode()).hexdigest()[:24]
+    return cache_dir() / "libraries" / f"{source.stem}-{key}"
+
+
+def _compiled(source: Path, command: Sequence[str], libraries: Sequence[str], place: Path) -> Path:
     if not (place / FILE).exists():
-        _compile(source, command, place)
+        _compile(source, command, libraries, place)
     return place / FILE
 
 
-def _compile(source: Path, command: list[str], place: Path) -> None:
+def _compile(source: Path, command: Sequence[str], libraries: Sequence[str], place: Path) -> None:
     with space_in_cache(), temporary_folder() as temporary:
         folder = temporary / place.name
         folder.mkdir()
-        line = shlex.join([*command, "-o", f"{place.name}/{FILE}", str(source.resolve()), *LIBRARIES])
+        line = shlex.join([*command, "-o", f"{place.name}/{FILE}", str(source.resolve()), *libraries])
         rule = f"{line} > {place.name}/{LOG} 2>&1".replace("$", "$$")
         ninja = f"rule compile\n  command = {rule}\n\nbuild {place.name}/{FILE}: compile\n"
         (temporary / "build.ninja").write_text(ninja)

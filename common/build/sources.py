@@ -24,7 +24,7 @@ class Sources:
     def __init__(self) -> None:
         self._texts: dict[Path, bytes] = {}
         self._closures: dict[Path, tuple[Path, ...]] = {}
-        self._digests: dict[Path, str] = {}
+        self._digests: dict[tuple[Path, bool], str] = {}
 
     def closure(self, kernel: Path) -> tuple[Path, ...]:
         """The kernel and every file that it includes in quotes, directly or not; the generated config.cuh apart."""
@@ -38,15 +38,19 @@ class Sources:
             self._closures[kernel] = tuple(sorted(found))
         return self._closures[kernel]
 
-    def digest(self, kernel: Path) -> str:
-        """A hash of the closure: of its contents, and of its paths, which the line tables of PTX and cubin name."""
-        if kernel not in self._digests:
-            digest = hashlib.sha256()
-            for path in self.closure(kernel):
-                content = hashlib.sha256(self._text(path)).hexdigest()
-                digest.update(f"{content} {path}\n".encode())
-            self._digests[kernel] = digest.hexdigest()
-        return self._digests[kernel]
+    def digest(self, kernel: Path, paths: bool = True) -> str:
+        """A hash of the closure: of its contents, and of its paths, which the line tables of PTX and cubin name.
+
+        Without `paths` files are known by their names alone, wherever they lie.
+        """
+        if (kernel, paths) not in self._digests:
+            known_by = [str(path) if paths else path.name for path in self.closure(kernel)]
+            contents = [hashlib.sha256(self._text(path)).hexdigest() for path in self.closure(kernel)]
+            lines = [f"{content} {name}\n" for content, name in zip(contents, known_by, strict=True)]
+            self._digests[kernel, paths] = hashlib.sha256(
+                "".join(lines if paths else sorted(lines)).encode()
+            ).hexdigest()
+        return self._digests[kernel, paths]
 
     def check_complete(self, kernel: Path, depfile: Path) -> None:
         """Raises BuildError when the compiler read a file of ours that the closure lacks: its edits would go unseen."""

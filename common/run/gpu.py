@@ -23,6 +23,7 @@ from flashladder.common.run.launch import Step
 from flashladder.common.tensor_map import TensorMap
 
 Launch = Callable[[], None]
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}
 
 
@@ -80,10 +81,10 @@ class LoadedKernel:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-        self._driver = driver()
+        self.driver = driver()
         no_options = (None, None, 0)
         image = artifact.cubin.read_bytes()
-        self._library = self._checked("load", self._driver.cuLibraryLoadData(image, *no_options, *no_options))
+        self._library = self.checked("load", self.driver.cuLibraryLoadData(image, *no_options, *no_options))
         self._kernels = {kernel.entry: self._found(kernel.entry) for kernel in artifact.kernels}
         self._functions: dict[tuple[int, str], Any] = {}
 
@@ -96,12 +97,12 @@ class LoadedKernel:
         device = torch.cuda.current_device()
         torch.cuda.set_device(device)  # makes its context current in this thread, which the driver's calls need
         pointers = struct.pack(f"{len(workspaces)}Q", *(memory.data_ptr() for memory in workspaces))
-        arguments = [_Arguments(params, pointers, b"".join(map(self._tensor_map, step.tensor_maps))) for step in steps]
+        arguments = [_Arguments(params, pointers, b"".join(map(self.tensor_map, step.tensor_maps))) for step in steps]
         launches = [
-            ((self._function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes), each.where)
+            ((self.function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes), each.where)
             for step, each in zip(steps, arguments, strict=True)
         ]
-        driver, current_device = self._driver, torch.cuda.current_device
+        driver, current_device = self.driver, torch.cuda.current_device
         current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
 
         def launch(_keep_alive: object = (arguments, workspaces)) -> None:
@@ -112,7 +113,7 @@ class LoadedKernel:
             for shape, where in launches:
                 (status,) = driver.cuLaunchKernel(*shape, stream, where, 0)
                 if status:
-                    self._checked("launch", (status,))
+                    self.checked("launch", (status,))
             return None
 
         return launch
@@ -120,25 +121,37 @@ class LoadedKernel:
     def occupancy(self) -> int:
         """How many CTAs of the main kernel an SM of the current device holds at a time."""
         info = self.artifact.launch
-        function = self._function(torch.cuda.current_device(), self.artifact.entry)
-        query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-        return int(self._checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
+        function = self.function(torch.cuda.current_device(), self.artifact.entry)
+        query = self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(self.checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
 
-    def _tensor_map(self, mapped: TensorMap) -> bytes:
-        """The 128 bytes that TMA reads."""
-        driver = self._driver
-        kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
-        kind = {
-            "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        }[mapped.dtype]
-        swizzle = {
+    def entry_points(self) -> tuple[int, int]:
+        """The addresses of cuLaunchKernel and cuTensorMapEncodeTiled; 0 where a driver lacks them."""
+        api = ctypes.CDLL("libcuda.so.1")
+        found = (getattr(api, name, None) for name in ("cuLaunchKernel", "cuTensorMapEncodeTiled"))
+        launch, encode = (ctypes.cast(each, ctypes.c_void_p).value or 0 if each else 0 for each in found)
+        return launch, encode
+
+    def map_codes(self, dtype: str) -> tuple[Any, Any, dict[int, Any]]:
+        """The driver's codes for tensor maps: the type, what a miss fetches, and the swizzles by their bytes."""
+        types, swizzles = self.driver.CUtensorMapDataType, self.driver.CUtensorMapSwizzle
+        type_code = {
+            "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            "fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        }[dtype]
+        swizzle_codes = {
             0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
             32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
             64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
             128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-        }[mapped.swizzle_bytes]
-        found = self._checked(
+        }
+        return type_code, self.driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B, swizzle_codes
+
+    def tensor_map(self, mapped: TensorMap) -> bytes:
+        """The 128 bytes that TMA reads."""
+        driver = self.driver
+        kind, promotion, swizzles = self.map_codes(mapped.dtype)
+        found = self.checked(
             "map a tensor for",
             driver.cuTensorMapEncodeTiled(
                 kind,
@@ -149,31 +162,31 @@ class LoadedKernel:
                 [driver.cuuint32_t(count) for count in mapped.box],
                 [driver.cuuint32_t(1)] * len(mapped.dims),
                 driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle,
-                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                swizzles[mapped.swizzle_bytes],
+                promotion,
                 driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             ),
         )
         return ctypes.string_at(found.getPtr(), 128)
 
     def _found(self, entry: str) -> Any:
-        return self._checked(f"find {entry} in", self._driver.cuLibraryGetKernel(self._library, entry.encode()))
+        return self.checked(f"find {entry} in", self.driver.cuLibraryGetKernel(self._library, entry.encode()))
 
-    def _function(self, device: int, entry: str) -> Any:
+    def function(self, device: int, entry: str) -> Any:
         """A kernel on the current device, `device`, allowed its dynamic shared memory."""
         if (device, entry) not in self._functions:
             torch.cuda.synchronize()  # makes the device's context, which the driver's calls need
-            function = self._checked("load", self._driver.cuKernelGetFunction(self._kernels[entry]))
-            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function = self.checked("load", self.driver.cuKernelGetFunction(self._kernels[entry]))
+            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             shared_bytes = next(k.launch.shared_bytes for k in self.artifact.kernels if k.entry == entry)
-            self._checked(
+            self.checked(
                 f"reserve {shared_bytes} bytes of shared memory for",
-                self._driver.cuFuncSetAttribute(function, attribute, shared_bytes),
+                self.driver.cuFuncSetAttribute(function, attribute, shared_bytes),
             )
             self._functions[device, entry] = function
         return self._functions[device, entry]
 
-    def _checked(self, action: str, answer: tuple[Any, ...]) -> Any:
+    def checked(self, action: str, answer: tuple[Any, ...]) -> Any:
         """The value of a driver call's answer; DeviceError where its status is not success."""
         status, *values = answer
         if status:
@@ -181,8 +194,8 @@ class LoadedKernel:
         return values[0] if values else None
 
     def _reason(self, status: Any) -> str:
-        _, name = self._driver.cuGetErrorName(status)
-        _, text = self._driver.cuGetErrorString(status)
+        _, name = self.driver.cuGetErrorName(status)
+        _, text = self.driver.cuGetErrorString(status)
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         return (
             f"{_text(name)} ({_text(text)}). It was built for {self.artifact.arch}; the device is a {device.name} "
@@ -220,7 +233,7 @@ def faults_named(kernel: Named) -> Iterator[None]:
         ) from error
 
 
-def host_cost_us(launch: Launch, batches: int = 20, launches: int = 100) -> float:
+def host_cost_us(launch: Callable[[], object], batches: int = 20, launches: int = 100) -> float:
     """The host's time for one launch, in microseconds: the median over batches that the GPU's queue can hold."""
     costs = []
     for _ in range(batches + 1):

@@ -8,10 +8,10 @@ sequences begin, of int32).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.rules import Expression
@@ -20,7 +20,7 @@ from flashladder.common.tensor_map import TensorMap
 if TYPE_CHECKING:
     import torch
 
-    from flashladder.common.build import Artifact, LaunchInfo
+    from flashladder.common.build import Artifact, LaunchInfo, declaration
     from flashladder.common.build.declaration import Workspace
     from flashladder.common.problem import Problem, Tensors
 
@@ -133,25 +133,47 @@ def steps(artifact: Artifact, problem: Problem, params: bytes, num_sms: int) -> 
 
 def workspace_bytes(artifact: Artifact, problem: Problem, workspace: Workspace) -> int:
     """How large a workspace is for a problem."""
-    names = _names(artifact, artifact.launch, problem)
-    count = _expression(workspace.count, f"size of the workspace {workspace.name}").value(names)
+    return sized(workspace, count_of(workspace).value(_names(artifact, artifact.launch, problem)))
+
+
+def sized(workspace: Workspace, count: int) -> int:
+    """Bytes of a workspace of so many elements."""
     return max(1, int(count)) * workspace.element_bytes
+
+
+def count_of(workspace: Workspace) -> Expression:
+    """The elements of a workspace."""
+    return _expression(workspace.count, f"size of the workspace {workspace.name}")
+
+
+def grid_of(entry: str, launch: LaunchInfo) -> Expression:
+    """The tiles of a kernel along x, y and z."""
+    return _expression(f"({', '.join(launch.grid)})", f"grid of {entry}")
+
+
+def by_sizes(expression: Expression, artifact: Artifact, launch: LaunchInfo) -> Callable[..., Any]:
+    """A declaration's arithmetic as a function of SIZES."""
+    return expression.function(SIZES, _constants(artifact, launch))
+
+
+def check_runnable(artifact: Artifact, entry: str, launch: LaunchInfo, params_bytes: int) -> None:
+    """Raises BuildError where a kernel was compiled against other parameters, or declares what cannot be run yet."""
+    what = f"{entry} of {artifact.version}"
+    if launch.params_bytes != params_bytes:
+        raise BuildError(
+            f"{what} takes {launch.params_bytes} bytes of parameters, the host packs {params_bytes} for the operation "
+            f"{artifact.operation}: make the kernel's struct and common/run/launch.py agree, then build again"
+        )
+    if launch.cluster != (1, 1, 1):
+        shape = " x ".join(map(str, launch.cluster))
+        raise BuildError(f"{what} wants clusters of {shape} CTAs, which neither the launch nor the emulator has yet")
 
 
 def _grid(
     artifact: Artifact, entry: str, launch: LaunchInfo, problem: Problem, params: bytes, num_sms: int
 ) -> tuple[int, int, int]:
-    what = f"{entry} of {artifact.version}"
-    if launch.params_bytes != len(params):
-        raise BuildError(
-            f"{what} takes {launch.params_bytes} bytes of parameters, the host packs {len(params)} for the operation "
-            f"{problem.operation}: make the kernel's struct and common/run/launch.py agree, then build again"
-        )
-    if launch.cluster != (1, 1, 1):
-        shape = " x ".join(map(str, launch.cluster))
-        raise BuildError(f"{what} wants clusters of {shape} CTAs, which neither the launch nor the emulator has yet")
-    names = _names(artifact, launch, problem)
-    x, y, z = (int(_expression(text, f"grid of {entry}").value(names)) for text in launch.grid)
+    check_runnable(artifact, entry, launch, len(params))
+    x, y, z = map(int, grid_of(entry, launch).value(_names(artifact, launch, problem)))
     if launch.ctas_per_sm:
         return min(x * y * z, launch.ctas_per_sm * num_sms), 1, 1
     for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
@@ -166,35 +188,40 @@ def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[Tensor
         return ()
     shapes = problem.asked.shapes(problem)
     given = _params_type(problem, shapes).from_buffer_copy(params)
+    strides = (getattr(given, f"{each.tensor}_stride") for each in launch.tensor_maps)
     return tuple(
-        TensorMap(
-            getattr(given, each.tensor),
-            problem.dtype,
-            _fastest_first(shapes[each.tensor]),
-            _byte_strides(shapes[each.tensor], getattr(given, f"{each.tensor}_stride")),
-            (each.columns, each.rows, 1, 1),
-            each.swizzle_bytes,
-        )
-        for each in launch.tensor_maps
+        mapped(each, getattr(given, each.tensor), problem.dtype, shapes[each.tensor], (of.batch, of.row, of.head))
+        for each, of in zip(launch.tensor_maps, strides, strict=True)
     )
 
 
-def _fastest_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    batch, seqlen, heads, head_dim = shape
-    return head_dim, seqlen, heads, batch
+def mapped(
+    declared: declaration.TensorMap, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+) -> TensorMap:
+    """A tensor as TMA is to know it, given its shape and, in elements, the strides of batch, rows and heads.
 
-
-def _byte_strides(shape: tuple[int, ...], stride: TensorStride) -> tuple[int, ...]:
-    """Of rows, heads and sequences. Where there is one only, torch's stride means nothing, and TMA may refuse it."""
-    batch, seqlen, heads, _ = shape
-    counted = ((seqlen, stride.row), (heads, stride.head), (batch, stride.batch))
-    return tuple(ELEMENT_BYTES * elements if count > 1 else ALIGNMENT for count, elements in counted)
+    Where there is one only, torch's stride means nothing, and TMA may refuse it.
+    """
+    (batch, seqlen, heads, head_dim), (of_batch, of_row, of_head) = shape, strides
+    counted = ((seqlen, of_row), (heads, of_head), (batch, of_batch))
+    return TensorMap(
+        address,
+        dtype,
+        (head_dim, seqlen, heads, batch),
+        tuple(ELEMENT_BYTES * elements if count > 1 else ALIGNMENT for count, elements in counted),
+        (declared.columns, declared.rows, 1, 1),
+        declared.swizzle_bytes,
+    )
 
 
 def _names(artifact: Artifact, launch: LaunchInfo, problem: Problem) -> dict[str, object]:
     """What a declaration's arithmetic may read: the configuration, the problem's sizes, the kernel's tile."""
     sizes = {name: getattr(problem, name) for name in (*SIZES, "head_dim")}
-    return {**artifact.config.as_dict(), **sizes, "block_m": launch.block_m, "block_n": launch.block_n}
+    return {**_constants(artifact, launch), **sizes}
+
+
+def _constants(artifact: Artifact, launch: LaunchInfo) -> dict[str, object]:
+    return {**artifact.config.as_dict(), "block_m": launch.block_m, "block_n": launch.block_n}
 
 
 def _stride(tensor: torch.Tensor) -> TensorStride:

@@ -37,6 +37,7 @@ COMMANDS = {
     "new": Command("tools/new_version.py", "make a new rung from another"),
     "bench": Command("tools/bench.py", "time kernels beside the official ones, over many shapes"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
+    "overhead": Command("tools/overhead.py", "what a call of attention() costs the host, beside torch's own"),
     "compare": Command("tools/compare.py", "two logged runs side by side"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
     "neighbours": Command("tools/neighbours.py", "how many lines of code each step of a ladder is"),

@@ -1,0 +1,222 @@
+"""attention as torch knows it: an operator, and a shorter way to the same kernels where nothing looks on.
+
+A rung is resolved, configured and built once for all tensors of a kind, whatever their lengths: see `_Ready`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashladder.common import catalog
+from flashladder.common.build import build_one, cached, prebuilt
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.catalog import Version
+from flashladder.common.config import KernelConfig, listing, parse_values
+from flashladder.common.console import warn
+from flashladder.common.errors import DeviceError, UnsupportedProblemError
+from flashladder.common.measure.entrants import Entrant
+from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
+from flashladder.common.run import target
+from flashladder.common.run.calls import Call
+from flashladder.common.run.execute import on_emulator, on_gpu
+from flashladder.common.run.launch import check
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_preparing = threading.Lock()
+_ready: dict[tuple[object, ...], _Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
+
+LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
+_OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
+LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_OPTIONS}) -> Tensor")
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A rung, configured and built for tensors of a kind on a device; `call` is None on the emulator."""
+
+    rung: Version
+    artifact: Artifact
+    call: Call | None
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """O, which is `out` if that is given, and the log-sum-exp; what that is where nobody asks for it is undefined.
+
+    The options are causal, softmax_scale, version and lse: whether the log-sum-exp is.
+    """
+    if not _seen(q, k, v):
+        return _straight(q, k, v, out, *options)
+    if out is None:
+        o, lse = torch.ops.flashladder.attention(q, k, v, *options)
+        return o, lse
+    return out, torch.ops.flashladder.attention_out(q, k, v, out, *options)
+
+
+def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether torch compiles, traces, transforms or profiles, so that it should see an operator."""
+    return (
+        torch.compiler.is_compiling()
+        or not type(q) is type(k) is type(v) is torch.Tensor  # a fake tensor, a distributed one
+        or q.is_meta
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd._profiler_enabled()
+    )
+
+
+def _straight(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    shape = q.shape
+    if len(shape) != 4:
+        raise _misshapen("q", q)
+    kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse
+    ready = _ready.get(kind) or _prepare(kind, q, k, causal, version, lse)
+    o = q.new_empty(shape) if out is None else out
+    sums = _sums(q, lse) if lse else None
+    scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
+    if ready.call is None or not ready.call(q, k, v, o, sums, scale):
+        _at_leisure(
+            ready, {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums}), causal, softmax_scale
+        )
+    return o, sums
+
+
+def _sums(q: torch.Tensor, lse: bool) -> torch.Tensor:
+    """Memory for the log-sum-exp, without elements where nobody asks for it: operators have no optional outputs."""
+    batch, seqlen_q, num_heads, _ = q.shape
+    return q.new_empty((batch, num_heads, seqlen_q) if lse else (0,), dtype=torch.float32)
+
+
+def _to_new(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
+    o, sums = _straight(q, k, v, None, *options)
+    return o, (_sums(q, False) if sums is None else sums)
+
+
+def _to_given(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *options: Any) -> torch.Tensor:
+    _, sums = _straight(q, k, v, out, *options)
+    return _sums(q, False) if sums is None else sums
+
+
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("attention", _to_new, _device)
+    LIBRARY.impl("attention_out", _to_given, _device)
+
+
+@torch.library.register_fake("flashladder::attention", lib=LIBRARY)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
+    return q.new_empty(q.shape), _sums(q, options[-1])
+
+
+@torch.library.register_fake("flashladder::attention_out", lib=LIBRARY)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _sums(q, options[-1])
+
+
+def _at_leisure(ready: _Ready, tensors: dict[str, torch.Tensor], causal: bool, softmax_scale: float | None) -> None:
+    """On the emulator; and on a GPU for tensors out of the ordinary. UnsupportedProblemError where they will not do."""
+    problem = _problem(tensors["q"], tensors["k"], causal, softmax_scale, "lse" in tensors)
+    ready.rung.check(problem, ready.artifact.config)
+    check(problem, Tensors(tensors))
+    for name in problem.asked.inputs:
+        if tensors[name].data_ptr() == tensors["o"].data_ptr():
+            raise UnsupportedProblemError(f"out begins where {name} does; it takes memory of its own")
+    if ready.call is None:
+        _emulate(ready.artifact, problem, tensors)
+    else:
+        on_gpu(ready.artifact, problem, Tensors(tensors))()
+
+
+def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
+    """On copies of the tensors, in memory whose bounds the emulator knows."""
+    copies = make_inputs(problem)
+    for name in problem.asked.inputs:
+        copies.by_name[name].copy_(tensors[name])
+    on_emulator(artifact, problem, copies, race=False)
+    for name in problem.outputs:
+        tensors[name].copy_(copies.by_name[name])
+
+
+def _prepare(
+    kind: tuple[object, ...], q: torch.Tensor, k: torch.Tensor, causal: bool, version: str, lse: bool
+) -> _Ready:
+    """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must."""
+    problem, gpu = _problem(q, k, causal, None, lse), is_gpu(q)
+    with _preparing:
+        if kind in _ready:  # another thread has been here
+            return _ready[kind]
+        if not gpu and q.device.type != "cpu":
+            raise UnsupportedProblemError(f"q is on {q.device}; kernels run on NVIDIA's GPUs, or emulated on the CPU")
+        if gpu and torch.cuda.is_current_stream_capturing():
+            raise DeviceError(
+                "the first call for tensors of a kind loads a kernel, which a CUDA graph cannot capture: "
+                f"call attention once before the capture, on such tensors: {problem.name}"
+            )
+        with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
+            place = target.resolve("gpu" if gpu else "emulator", None)
+            name, _, fields = version.partition("@")
+            rung, values = catalog.find(name), parse_values(fields)
+            tuned_for = None if values else place.gpu.name
+            config = Entrant(version, rung, values, tuned_for).config(problem, place.gpu)
+            artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
+            place.check(artifact)
+            call = Call(rung, artifact, q.device) if gpu else None
+        _ready[kind] = _Ready(rung, artifact, call)
+        return _ready[kind]
+
+
+def is_gpu(tensor: torch.Tensor) -> bool:
+    """Whether kernels are launched on it, not emulated."""
+    return tensor.is_cuda
+
+
+def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float | None, lse: bool) -> Problem:
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor.dim() != 4:
+            raise _misshapen(name, tensor)
+    if q.dtype not in _NAMES:
+        raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(_NAMES)}")
+    batch, seqlen_q, num_heads, head_dim = q.shape
+    return Problem(
+        batch=batch,
+        num_heads=num_heads,
+        num_heads_k=k.shape[2],
+        seqlen_q=seqlen_q,
+        seqlen_k=k.shape[1],
+        head_dim=head_dim,
+        dtype=_NAMES[q.dtype],
+        causal=causal,
+        softmax_scale=softmax_scale,  # type: ignore[arg-type]  # None: the default
+        lse=lse,
+    )
+
+
+def _misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:
+    shape = tuple(tensor.shape)
+    return UnsupportedProblemError(f"{name} has shape {shape}; it should be (batch, seqlen, heads, head_dim)")
+
+
+def _built(rung: Version, config: KernelConfig, arch: str) -> Artifact:
+    """From the cache, or compiled, which is told: it takes seconds."""
+    if cached(rung, config, arch):
+        return build_one(rung, config, arch)
+    warn(f"compiling {rung.name} for {arch}, once, which takes some seconds: {config}")
+    begin = time.monotonic()
+    artifact = build_one(rung, config, arch)
+    warn(f"compiled in {time.monotonic() - begin:.1f} s")
+    return artifact

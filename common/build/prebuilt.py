@@ -1,0 +1,45 @@
+"""Kernels that were compiled when the package was: for machines that have no compiler. See common/run/ahead.py.
+
+Each is a folder of PREBUILT, named after all that decides its machine code but the compiler: the sources, the
+configuration, the arch and the flags. So a kernel of other sources is not found. It has no PTX: the emulator needs a
+compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashladder.common.build import artifact as artifacts
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.build.compile import BuildRequest, build, folder_name
+from flashladder.common.build.sources import Sources
+from flashladder.common.catalog import Version
+from flashladder.common.config import KernelConfig
+from flashladder.common.console import warn
+from flashladder.common.paths import PREBUILT
+
+
+def find(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
+    """The kernel that the package has; one that is damaged, or is not what its folder says, is named and not used."""
+    request = BuildRequest(version, config, arch, lines=False)
+    place = PREBUILT / folder_name(request, Sources())
+    if not place.exists():
+        return None
+    found = artifacts.load(place, cached=True, files=[artifacts.CUBIN])
+    if found is None:
+        warn(f"{place} is damaged, and is not used: install flashladder again")
+        return None
+    if (found.version, found.config, found.arch, found.operation) != (version.name, config, arch, version.operation):
+        warn(f"{place} is {found.version} with {found.config} for {found.arch}, not {request}, and is not used")
+        return None
+    return found
+
+
+def compile_into(folder: Path, requests: Iterable[BuildRequest]) -> list[Path]:
+    """Compiles kernels into a folder that is to become PREBUILT; BuildError where one does not build."""
+    wanted, sources = list(requests), Sources()
+    places = [folder / folder_name(request, sources) for request in wanted]
+    for place, made in zip(places, build(wanted), strict=True):
+        artifacts.copy_machine_code(made, place)
+    return places

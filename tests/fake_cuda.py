@@ -1,0 +1,128 @@
+"""A stand-in for torch's GPU and NVIDIA's driver in this process: it notes what is launched, with which arguments.
+
+CPU tensors are taken for ones on GPU -1, whose index they give.
+"""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import torch
+
+from flashladder.common import tensor_map
+from flashladder.common.config import load_gpu
+from flashladder.common.run import gpu, quick, target
+
+DEVICE = torch.device("cpu")
+STREAM = 0x77
+PARAMS_BYTES = 160
+SWIZZLES = ("NONE", "32B", "64B", "128B")
+
+
+class Driver:
+    """What the driver was asked for: `launches` has grids and arguments."""
+
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUtensorMapDataType = SimpleNamespace(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16=9, CU_TENSOR_MAP_DATA_TYPE_FLOAT16=6)
+    CUtensorMapSwizzle = SimpleNamespace(**{f"CU_TENSOR_MAP_SWIZZLE_{name}": n for n, name in enumerate(SWIZZLES)})
+    CUtensorMapInterleave = SimpleNamespace(CU_TENSOR_MAP_INTERLEAVE_NONE=0)
+    CUtensorMapL2promotion = SimpleNamespace(CU_TENSOR_MAP_L2_PROMOTION_L2_128B=2)
+    CUtensorMapFloatOOBfill = SimpleNamespace(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE=0)
+    cuuint32_t = cuuint64_t = int
+
+    def __init__(self):
+        self.loads, self.launches = 0, []
+        self.statuses = []  # of the launches to come; then 0
+        self.on_launch = lambda: None
+        self.names = []  # of the functions; they begin at 1
+        self.parts = {}  # of a kernel's arguments, in bytes
+
+    def cuLibraryLoadData(self, image, *_):
+        self.loads += 1
+        return 0, "library"
+
+    def cuLibraryGetKernel(self, library, name):
+        self.names.append(name.decode())
+        return 0, len(self.names)
+
+    def cuKernelGetFunction(self, kernel):
+        return 0, kernel
+
+    def cuFuncSetAttribute(self, *_):
+        return (0,)
+
+    def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, interleave, swizzle, *_):
+        made = ctypes.create_string_buffer(_encoded(kind, address, dims, strides, box, swizzle))
+        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(made))
+
+    def cuLaunchKernel(self, function, *rest):
+        *shape, stream, where, _ = rest
+        if self.statuses and (status := self.statuses.pop(0)):
+            return (status,)
+        name = self.names[function - 1]
+        pointers = (ctypes.c_void_p * 3).from_address(where)
+        self.on_launch()
+        arguments = [
+            ctypes.string_at(pointers[n], size) for n, size in enumerate(self.parts.get(name, (PARAMS_BYTES,)))
+        ]
+        self.launches.append(SimpleNamespace(function=name, shape=shape, stream=stream, arguments=arguments))
+        return (0,)
+
+    def cuGetErrorName(self, status):
+        return 0, b"CUDA_ERROR_MADE_UP"
+
+    def cuGetErrorString(self, status):
+        return 0, b"made up"
+
+
+def _encoded(kind, address, dims, strides, box, swizzle):
+    spelled = {9: "bf16", 6: "fp16"}[kind]
+    return tensor_map.encode(address, spelled, dims, strides, box, tensor_map.SWIZZLES[swizzle])
+
+
+def entry_points(driver):
+    """The driver's functions as C knows them, and what keeps them there."""
+    integer, word, pointer = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p
+
+    def launch(*arguments):
+        return driver.cuLaunchKernel(*arguments)[0]
+
+    def encode(made, kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill):
+        assert (rank, steps[:4], interleave, promotion, fill) == (4, [1] * 4, 0, 2, 0)
+        ctypes.memmove(made, _encoded(kind, address, dims[:4], strides[:3], box[:4], swizzle), tensor_map.NUM_BYTES)
+        return 0
+
+    longs, words = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32)
+    kinds = (
+        ctypes.CFUNCTYPE(integer, pointer, *[word] * 7, pointer, pointer, pointer)(launch),
+        ctypes.CFUNCTYPE(integer, pointer, integer, word, pointer, longs, longs, words, words, *[integer] * 4)(encode),
+    )
+    return [ctypes.cast(kind, pointer).value for kind in kinds], kinds
+
+
+def install(monkeypatch, gpu_name="h100"):
+    """Puts the stand-in in the place of GPU, driver and target; gives the driver."""
+    made, described = Driver(), load_gpu(gpu_name)
+    properties = SimpleNamespace(name="Made-up GPU", multi_processor_count=3, shared_memory_per_multiprocessor=233472)
+    for name, value in {
+        "is_available": True,
+        "init": None,
+        "synchronize": None,
+        "current_device": torch.zeros(1).get_device(),
+        "set_device": None,
+        "is_current_stream_capturing": False,
+        "get_device_capability": (9, 0),
+        "get_device_properties": properties,
+        "device": contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(gpu, "driver", lambda: made)
+    monkeypatch.setattr(gpu, "_loaded", {})
+    addresses, made.kept = entry_points(made)
+    monkeypatch.setattr(gpu.LoadedKernel, "entry_points", lambda kernel: addresses)
+    monkeypatch.setattr(quick, "prepare", lambda: None)
+    monkeypatch.setattr(quick, "launch", None)
+    here = target.Target(on_gpu=True, arch=described.arch, gpu=described)
+    monkeypatch.setattr(target, "resolve", lambda *_: here)
+    return made

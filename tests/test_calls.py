@@ -1,0 +1,296 @@
+"""Calls that come often launch what a look at leisure would launch, or leave it to that; see common/run/calls.py."""
+
+import contextlib
+import ctypes
+import math
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import fake_cuda
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashladder.common.build import library
+from flashladder.common.build.artifact import Artifact, RungKernel
+from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
+from flashladder.common.catalog import Supports
+from flashladder.common.config import KernelConfig
+from flashladder.common.errors import BuildError, DeviceError
+from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run import gpu, quick
+from flashladder.common.run.calls import Call
+from flashladder.common.run.execute import on_gpu
+
+MAPS = tuple(TensorMap(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
+PLAIN = LaunchInfo(128, 49152, 64, 64, params_bytes=160)
+HOPPER = LaunchInfo(384, 200000, 128, 64, params_bytes=160, ctas_per_sm=1, tensor_maps=MAPS)
+AFTER = LaunchInfo(32, 0, 1, 1, params_bytes=160, grid=("seqlen_q", "num_heads_k", "1"))
+COUNTERS = Workspace("next", 4, "1", zeroed=True), Workspace("partial", 4, "batch * seqlen_k * block_m", zeroed=False)
+KINDS = {
+    "plain": ({"attention_forward": PLAIN}, ()),
+    "tensor maps and counters": ({"attention_forward": HOPPER}, COUNTERS),
+    "tensor maps and a counter": ({"attention_forward": HOPPER}, COUNTERS[:1]),
+    "two kernels": ({"attention_forward": PLAIN, "combine": AFTER}, COUNTERS),
+}
+RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal=True, gqa=True))
+
+
+@pytest.fixture(scope="module")
+def operator():
+    """Of C++, compiled now."""
+    torch.ops.load_library(library.build_extension(quick.SOURCE))
+    return torch.ops.flashladder.launch.default
+
+
+@pytest.fixture(params=["Python", "C++"])
+def driver(request, monkeypatch):
+    """With both ways of a call."""
+    made = fake_cuda.install(monkeypatch)
+    if request.param == "C++":
+        monkeypatch.setattr(quick, "launch", request.getfixturevalue("operator"))
+    return made
+
+
+def artifact(tmp_path, kind="plain", **config):
+    """As the compiler would have made it."""
+    (tmp_path / "kernel.cubin").write_bytes(b"")
+    launches, workspaces = KINDS[kind]
+    kernels = tuple(RungKernel(entry, launch, 32, 0, 0, 0) for entry, launch in launches.items())
+    fields = {"dtype": "bf16", "head_dim": 64, "block_m": 64, **config}
+    made = Artifact("07_tiny", KernelConfig.of(**fields), "sm_90a", tmp_path, kernels, 0.0, True, "forward", workspaces)
+    made.__dict__["code"] = kind
+    return made
+
+
+def notes(driver, made):
+    """Tells the driver how long the arguments of the kernels are."""
+    pointers = (8 * len(made.workspaces),) if made.workspaces else ()
+    for kernel in made.kernels:
+        maps = (128 * len(kernel.launch.tensor_maps),) if kernel.launch.tensor_maps else ()
+        driver.parts[kernel.entry] = (160, *pointers, *maps)
+
+
+def done(driver):
+    """What was launched, but for where the memory lies that was lent."""
+    launched = [
+        (each.function, each.shape, each.stream, *(part for part in each.arguments if len(part) > 16))
+        for each in driver.launches
+    ]
+    driver.launches.clear()
+    return launched
+
+
+LENGTHS = st.integers(1, 300)
+PROBLEMS = st.builds(
+    lambda heads, group, **rest: Problem(num_heads=heads * group, num_heads_k=heads, head_dim=64, **rest),
+    heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    seqlen_q=LENGTHS,
+    seqlen_k=LENGTHS,
+    lse=st.booleans(),
+    layout=st.sampled_from(["bshd", "bhsd", "padded"]),
+    softmax_scale=st.sampled_from([0.125, 1.0]),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_launches_what_a_look_at_leisure_launches(driver, tmp_path, kind):
+    made = artifact(tmp_path, kind)
+    notes(driver, made)
+    call, in_python = Call(RUNG, made, fake_cuda.DEVICE), []
+    slowly = call._in_python
+    call._in_python = lambda *given: in_python.append(given) or slowly(*given)
+
+    @given(PROBLEMS)
+    def same(problem):
+        tensors = make_inputs(problem)
+        given = [tensors.by_name.get(name) for name in ("q", "k", "v", "o", "lse")]
+        assert call(*given, problem.softmax_scale)
+        quickly = done(driver)
+        on_gpu(made, problem, tensors)()
+        assert quickly == done(driver)
+        assert len(quickly) == len(made.kernels)
+
+    same()
+    assert bool(in_python) == (quick.launch is None or kind in ("tensor maps and counters", "two kernels"))
+
+
+def bf16(*shape, stride=None):
+    return (
+        torch.zeros(*shape, dtype=torch.bfloat16) if stride is None else torch.empty_strided(shape, stride).bfloat16()
+    )
+
+
+Q, K = bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)
+LEFT = {
+    "three dimensions": {"q": Q[0]},
+    "another batch": {"k": K[:1], "v": K[:1]},
+    "another head_dim": {"k": K[..., :32], "v": K[..., :32]},
+    "k and v differ": {"v": K[:, :69]},
+    "no keys": {"k": K[:, :0], "v": K[:, :0]},
+    "no rows": {"q": Q[:, :0], "o": Q[:, :0]},
+    "heads that are no groups": {"q": bf16(2, 64, 3, 64), "o": bf16(2, 64, 3, 64)},
+    "two types": {"v": K.half()},
+    "O of another shape": {"o": Q[:, :32]},
+    "O is an input": {"o": Q},
+    "odd rows": {"q": bf16(2, 64, 4, 68)[..., :64]},
+    "columns apart": {"k": bf16(2, 70, 2, 128)[..., ::2]},
+    "misaligned": {"q": bf16(2 * 64 * 4 * 64 + 1)[1:].view(2, 64, 4, 64)},
+    "one row of an odd stride": {"q": bf16(2, 4, 68)[:, None, :, :64], "o": Q[:, :1]},
+    "a scale of nothing": {"softmax_scale": 0.0},
+    "no number": {"softmax_scale": math.nan},
+}
+
+
+@pytest.mark.parametrize("changed", LEFT.values(), ids=LEFT.keys())
+def test_what_is_not_plainly_right_is_left(driver, tmp_path, changed):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
+    given = {"q": Q, "k": K, "v": K, "o": torch.empty_like(Q), "lse": None, "softmax_scale": 0.125}
+    assert call(*given.values())
+    driver.launches.clear()
+    assert not call(*(given | changed).values())
+    assert not driver.launches
+
+
+def test_tensors_on_another_device_are_left(driver, tmp_path):
+    assert not Call(RUNG, artifact(tmp_path), torch.device("cuda", 3))(Q, K, K, torch.empty_like(Q), None, 0.125)
+
+
+def test_what_a_rung_does_not_take_is_left(driver, tmp_path):
+    o, k = torch.empty_like(Q), bf16(2, 64, 4, 64)
+    for supports, config, taken, left in (
+        ({"gqa": False}, {}, (Q, k, k, o), (Q, K, K, o)),
+        ({"seqlen_k": "block_m"}, {}, (Q, k, k, o), (Q, K, K, o)),
+        ({}, {"row_stride": 256}, (Q, k, k, o), (Q, K, K, o)),
+    ):
+        rung = SimpleNamespace(supports=RUNG.supports.model_copy(update=supports))
+        call = Call(rung, artifact(tmp_path, **config), fake_cuda.DEVICE)
+        assert call(*taken, None, 0.125)
+        assert not call(*left, None, 0.125)
+
+
+def test_a_grid_that_is_too_large_is_left(driver, tmp_path):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
+    for batch, launched in ((65535, True), (65536, False)):
+        q = bf16(1, 1, 1, 64).expand(batch, 1, 1, 64)
+        assert call(q, q, q, bf16(batch, 1, 1, 64), None, 0.125) == launched
+
+
+def ways():
+    """In which a launch is tried that fails: after C++ Python does, which says what is wrong."""
+    return 1 if quick.launch is None else 2
+
+
+def test_a_thread_without_a_context_gets_one(driver, tmp_path, monkeypatch):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
+    made = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append(True))
+    driver.statuses = [gpu.NO_CONTEXT] * ways()
+    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
+    assert (len(made), len(driver.launches)) == (1, 1)
+
+
+def test_a_failure_is_told(driver, tmp_path):
+    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
+    driver.statuses = [700] * ways()
+    with pytest.raises(DeviceError, match=r"cannot launch 07_tiny with dtype=bf16.*CUDA_ERROR_MADE_UP"):
+        call(Q, K, K, torch.empty_like(Q), None, 0.125)
+
+
+def test_threads_do_not_share_arguments(driver, tmp_path):
+    """All are amid a launch at the same time; each launches what it was given."""
+    call, threads = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE), 8
+    driver.on_launch = threading.Barrier(threads).wait
+    outputs = [torch.empty_like(Q) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(pool.map(lambda o: call(Q, K, K, o, None, 0.125), outputs))
+    launched = {int.from_bytes(each.arguments[0][24:32], "little") for each in driver.launches}
+    assert launched == {o.data_ptr() for o in outputs}
+
+
+@pytest.mark.parametrize("kind", ["tensor maps and a counter", "tensor maps and counters"])
+def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch, kind):
+    """They stay zero, so none is cleared: runs that follow each other share one, and a captured one shares none."""
+    made = artifact(tmp_path, kind)
+    notes(driver, made)
+    call, o = Call(RUNG, made, fake_cuda.DEVICE), torch.empty_like(Q)
+
+    def counter():
+        assert call(Q, K, K, o, None, 0.125)
+        return int.from_bytes(driver.launches[-1].arguments[1][:8], "little")
+
+    first = counter()
+    assert counter() == first
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x99)
+    second = counter()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captured = {counter() for _ in range(5)}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert len({first, second, *captured}) == 7
+    assert counter() == second
+    monkeypatch.setattr(call._workspaces[0], "_unused", [])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x55)
+    assert counter() not in {first, second, *captured}, "more streams than counters"
+
+
+def test_the_device_is_made_current(driver, tmp_path, monkeypatch):
+    call, entered = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE), []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
+    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
+    assert entered == [-1]
+
+
+def test_the_plan_has_the_layout_of_the_source(tmp_path):
+    """A translation unit of the source and of what Python takes its structures for."""
+    checks = [
+        f"static_assert(offsetof({kind.__name__}, {name}) == {getattr(kind, name).offset});"
+        for kind in (quick.Plan, quick.MapPlan)
+        for name, *_ in kind._fields_
+    ]
+    checks += [f"static_assert(sizeof(Plan) == {ctypes.sizeof(quick.Plan)});"]
+    checks += [f"static_assert(sizeof(Params) == {fake_cuda.PARAMS_BYTES});"]
+    source = tmp_path / "check.cpp"
+    source.write_text("\n".join(["#include <cstddef>", f'#include "{quick.SOURCE}"', *checks]))
+    command, *_ = library._extension(source)
+    subprocess.run([*command, "-fsyntax-only", source], check=True)
+
+
+@pytest.fixture
+def unprepared(monkeypatch, tmp_path):
+    """As in a process that has called nothing yet, with an empty cache."""
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(quick, "launch", None)
+    monkeypatch.setattr(quick, "missing", quick.missing)
+
+
+def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def compiled(source):
+        began.set()
+        go_on.wait(60)
+        raise BuildError("no room\non the disk")
+
+    monkeypatch.setattr(quick, "missing", quick.NOT_ASKED)
+    monkeypatch.setattr(library, "build_extension", compiled)
+    quick.prepare()
+    quick.prepare()
+    assert began.wait(60)
+    assert (quick.launch, quick.missing) == (None, "it is being compiled")
+    (thread,) = [each for each in threading.enumerate() if "quick.cpp" in each.name]
+    go_on.set()
+    thread.join(60)
+    assert (quick.launch, quick.missing) == (None, "no room")
+
+
+def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):
+    monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
+    quick.load()
+    assert quick.launch is None
+    assert quick.missing.startswith("no C++ compiler for nvcc: no-such-compiler is not on PATH")

@@ -1,0 +1,92 @@
+"""A wheel with kernels in it, as pip makes it: small, and of use where there is no compiler."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashladder.common.paths import ROOT
+
+HERE = Path(__file__).parent
+ARCHS = "8.0;9.0a"
+MOST_BYTES = 5 * 2**20
+PARTS = ("common", "configs", "tools", "tuner", "versions", *(path.name for path in ROOT.glob("*.*") if path.is_file()))
+
+
+def pip(*words, **environment):
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def copy(folder):
+    """Of the checkout, as pip builds in the folder that it is given."""
+    folder.mkdir()
+    for name in (*PARTS, "LICENSE"):
+        copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copied(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    built = ("wheel", copy(folder / "checkout"), "--no-build-isolation", "--no-deps", "-w", folder)
+    done = pip(*built, FLASHLADDER_ARCHS=ARCHS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = folder.glob("*.whl")
+    refused = pip(*built, FLASHLADDER_ARCHS="9.0")
+    assert refused.returncode
+    assert "FLASHLADDER_ARCHS=9.0: a GPU of architecture 9.0 runs kernels for 9.0a" in refused.stdout + refused.stderr
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("installed")
+    done = pip("install", "--no-deps", "--target", folder, wheel)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_it_is_small(wheel, capsys):
+    with capsys.disabled():
+        print(f"\n{wheel.stat().st_size / 1e6:.2f} MB for {ARCHS}")
+    assert wheel.stat().st_size <= MOST_BYTES
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
+def test_attention_needs_no_compiler(installed, gpu, tmp_path):
+    """Every kind of tensors that the wheel is for; the driver is a stand-in, which is handed the cubins."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(installed),
+        "FLASHLADDER_CUDA": str(tmp_path),  # a toolkit without anything
+        "FLASHLADDER_CACHE": str(tmp_path / "cache"),
+    }
+    script = [sys.executable, HERE / "use_prebuilt.py", gpu]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"flashladder of {installed}" in done.stdout
+    kernels, launches = map(int, re.findall(r"(\d+) (?:kernels|launches)", done.stdout))
+    assert kernels == 16 + (8 if gpu != "a100" else 0)
+    assert launches > kernels
+    assert "refused without a compiler: no usable nvcc" in done.stdout
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_the_variable_there_is_none(tmp_path):
+    stale = copy(tmp_path / "checkout") / "build" / "lib" / "flashladder" / "prebuilt" / "old"
+    stale.mkdir(parents=True)
+    done = pip(
+        "wheel", tmp_path / "checkout", "--no-build-isolation", "--no-deps", "-w", tmp_path, FLASHLADDER_ARCHS=""
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True).stdout
+    assert "flashladder/common/run/ahead.py" in names
+    assert "flashladder/common/run/quick.cpp" in names
+    assert "prebuilt/" not in names.replace("common/build/prebuilt.py", "")

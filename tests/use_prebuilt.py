@@ -1,0 +1,34 @@
+"""Calls attention() of an installed package for every kind that a wheel is built for; tests/test_wheel.py runs this."""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+
+import fake_cuda
+import pytest
+import torch
+
+import flashladder
+from flashladder.common.attention import attention, op
+from flashladder.common.errors import ToolchainError
+
+driver = fake_cuda.install(pytest.MonkeyPatch(), sys.argv[1])
+op.is_gpu = lambda tensor: True
+versions = ["24"] + (["34"] if op.target.resolve("gpu", None).arch == "sm_90a" else [])
+begin = time.perf_counter()
+for version, dtype, head_dim, causal, return_lse in itertools.product(
+    versions, (torch.bfloat16, torch.float16), (64, 128), (False, True), (False, True)
+):
+    q, k = (torch.zeros(1, seqlen, 4, head_dim, dtype=dtype) for seqlen in (5, 300))
+    for keys in (k, k[:, :299], k[:, :, :1]):
+        attention(q, keys, keys, causal=causal, return_lse=return_lse, version=version)
+    if begin:
+        print(f"first call: {time.perf_counter() - begin:.2f} s")
+        begin = 0
+print(f"flashladder of {Path(flashladder.__file__).parents[1]}")
+print(f"{driver.loads} kernels, {len(driver.launches)} launches")
+try:
+    attention(q, k, k, version="23")
+except ToolchainError as error:
+    print(f"refused without a compiler: {error}")

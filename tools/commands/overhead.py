@@ -1,0 +1,136 @@
+"""What a call of attention() costs the host, beside torch's own attention and the official kernels.
+
+python tools/overhead.py                    the default rung and Hopper's, as far as the GPU has their instructions
+python tools/overhead.py 24 --seqlen 1024 --heads 16
+
+Microseconds of the host for a call without gradients: the median over batches of calls that the GPU's queue holds. The
+GPU must be done with a call sooner than the host, or its time is shown: keep the problem small. The first call of a
+rung is timed alone; it includes what a process does once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flashladder.common import arguments as options
+from flashladder.common import catalog
+from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.errors import DeviceError
+
+if TYPE_CHECKING:
+    from flashladder.common.problem import Problem, Tensors
+
+HOPPER = "any_attention"
+OTHERS = ("fa3", "fa4")
+TORCH = "scaled_dot_product_attention"
+NEW_LENGTHS = 64  # that follow each other, none of which the rung has seen
+
+Calls = dict[str, Callable[[], object]]
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("versions", nargs="*", metavar="VERSION", help="rungs (default: attention()'s own, and Hopper's)")
+    options.add_problem(made)
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from flashladder.common.attention import DEFAULT
+    from flashladder.common.problem import make_inputs
+    from flashladder.common.run import gpu, quick
+
+    gpu.require_gpu()
+    problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
+    usual = [rung for rung in map(catalog.find, (DEFAULT, HOPPER)) if rung.runs_on(gpu.device_arch())]
+    rungs = [catalog.find(name) for name in arguments.versions] or usual
+    tensors, first = make_inputs(problem, "cuda"), {}
+    with torch.no_grad():
+        calls: Calls = {TORCH: _torch(problem, tensors), **_others(problem, tensors)}
+        for rung in rungs:
+            ours = _ours(problem, tensors, rung)
+            calls |= ours
+            first[rung.address] = _seconds(next(iter(ours.values())))
+        quick.load()
+        costs = {name: gpu.host_cost_us(call) for name, call in calls.items()}
+        for rung in rungs:
+            costs[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
+    shown = table(f"host, microseconds a call: {problem.name}", "call", "us", "to torch's", right=("us", "to torch's"))
+    for name, cost in costs.items():
+        shown.add_row(name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}")
+    console.print(shown)
+    console.print(f"calls go through {'C++' if quick.launch else f'Python: {quick.missing}'}")
+    for name, seconds in first.items():
+        console.print(f"first call of {name}: {seconds:.2f} s")
+    return 0
+
+
+def _torch(problem: Problem, tensors: Tensors) -> Callable[[], object]:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v = (tensor.transpose(1, 2) for tensor in (tensors.q, tensors.k, tensors.v))
+    grouped = problem.num_heads != problem.num_heads_k
+    return partial(scaled_dot_product_attention, q, k, v, is_causal=problem.causal, enable_gqa=grouped)
+
+
+def _others(problem: Problem, tensors: Tensors) -> Calls:
+    """The official kernels that are here."""
+    from flashladder.common.measure import baselines
+
+    found: Calls = {}
+    for name in OTHERS:
+        try:
+            found[baselines.find(name).title] = baselines.find(name).prepare(problem, tensors)
+        except DeviceError as error:
+            warn(str(error))
+    return found
+
+
+def _ours(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Calls:
+    """The ways to call a rung."""
+    import torch
+
+    from flashladder.common.attention import attention
+
+    inputs = tensors.q, tensors.k, tensors.v
+    call = partial(attention, *inputs, causal=problem.causal, version=rung.name)
+    operator = torch.ops.flashladder.attention.default
+    return {
+        f"{rung.address}": call,
+        f"{rung.address}, out=": partial(call, out=torch.empty_like(tensors.q)),
+        f"{rung.address}, return_lse=True": partial(call, return_lse=True),
+        f"{rung.address}, as torch.compile calls it": partial(
+            operator, *inputs, problem.causal, None, rung.name, False
+        ),
+    }
+
+
+def _new_lengths(problem: Problem, tensors: Tensors, rung: catalog.Version) -> float:
+    """Microseconds of a call whose length no call had before, as each in generation."""
+    import torch
+
+    from flashladder.common.attention import attention
+
+    longest = problem.seqlen_k + NEW_LENGTHS
+    room = tensors.k.new_zeros((problem.batch, longest, problem.num_heads_k, problem.head_dim))
+    grown = [room[:, :seqlen] for seqlen in range(problem.seqlen_k + 1, longest + 1)]
+    torch.cuda.synchronize()
+
+    def all_of_them() -> None:
+        for keys in grown:
+            attention(tensors.q, keys, keys, causal=problem.causal, version=rung.name)
+
+    return _seconds(all_of_them) / NEW_LENGTHS * 1e6
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
