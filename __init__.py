@@ -7,6 +7,13 @@ _ROOM = "flashladder.common.attention"
 _PUBLIC = {  # what models call, and the module that has it
     "attention": _ROOM,
     "merge_states": f"{_ROOM}.states",
+    "packed_attention": f"{_ROOM}.packed",
+    "flash_attn_func": f"{_ROOM}.flash_attn",
+    "flash_attn_kvpacked_func": f"{_ROOM}.flash_attn",
+    "flash_attn_qkvpacked_func": f"{_ROOM}.flash_attn",
+    "flash_attn_varlen_func": f"{_ROOM}.flash_attn",
+    "flash_attn_varlen_kvpacked_func": f"{_ROOM}.flash_attn",
+    "flash_attn_varlen_qkvpacked_func": f"{_ROOM}.flash_attn",
 }
 
 
