@@ -53,8 +53,7 @@ def packed_attention(
         raise UnsupportedProblemError(
             "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
         )
-    scale = max(1, q.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
-    o, lse = _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale, return_lse)
+    o, lse = _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale, return_lse)
     return (o, lse) if return_lse else o
 
 
@@ -68,7 +67,7 @@ def _packed(
     max_seqlen_q: int,
     max_seqlen_k: int,
     causal: bool,
-    softmax_scale: float,
+    softmax_scale: float | None,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp; the latter has no elements unless it is asked for."""
@@ -99,7 +98,7 @@ def _(
     max_seqlen_q: int,
     max_seqlen_k: int,
     causal: bool,
-    softmax_scale: float,
+    softmax_scale: float | None,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q, lse)
