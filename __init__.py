@@ -9,6 +9,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "merge_states": f"{_ROOM}.states",
     "packed_attention": f"{_ROOM}.packed",
     "register_with_torch": f"{_ROOM}.torch_switch",
+    "register_with_transformers": f"{_ROOM}.transformers",
     "flash_attn_func": f"{_ROOM}.flash_attn",
     "flash_attn_kvpacked_func": f"{_ROOM}.flash_attn",
     "flash_attn_qkvpacked_func": f"{_ROOM}.flash_attn",

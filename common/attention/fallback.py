@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 
+import torch
+
 _said: set[str] = set()
 
 
@@ -12,8 +14,9 @@ class FallbackWarning(UserWarning):
     """Attention that was to run here ran elsewhere."""
 
 
-def say(instead: str, reason: object) -> None:
+@torch.compiler.assume_constant_result  # under torch.compile it is said when the call is traced
+def say(instead: str, reason: str) -> None:
     """Warns that `instead` runs: once in a process for reasons that differ in numbers only."""
-    if (kind := f"{instead}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', str(reason))}") not in _said:
+    if (kind := f"{instead}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', reason)}") not in _said:
         _said.add(kind)
         warnings.warn(f"{instead} runs instead of FlashLadder: {reason}", FallbackWarning, stacklevel=3)

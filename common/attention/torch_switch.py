@@ -63,7 +63,7 @@ def _activate() -> _Handle:
         try:
             return _ours(*arguments, **options)
         except UnsupportedProblemError as error:
-            say("torch's FlashAttention-2", error)
+            say("torch's FlashAttention-2", str(error))
             return original.call_boxed(keys, *arguments, **options)
 
     library = Library("aten", "IMPL")
