@@ -7,6 +7,9 @@ _ROOM = "flashladder.common.attention"
 _PUBLIC = {  # what models call, and the module that has it
     "attention": _ROOM,
     "merge_states": f"{_ROOM}.states",
+    "ring_attention": f"{_ROOM}.ring",
+    "zigzag_split": f"{_ROOM}.ring",
+    "zigzag_join": f"{_ROOM}.ring",
     "packed_attention": f"{_ROOM}.packed",
     "register_with_torch": f"{_ROOM}.torch_switch",
     "register_with_transformers": f"{_ROOM}.transformers",

@@ -14,10 +14,13 @@ def merge_states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What attention over the keys of both sides gives, from what it gave over each: (o, lse). No key is in both.
 
-    Both o are (batch, seqlen_q, heads, head_dim) of one dtype, both lse (batch, heads, seqlen_q), fp32, in natural
-    logarithms, as `attention(..., return_lse=True)` returns them; o and lse come back likewise. Without the batch they
-    are packed sequences. It computes in fp32: lse = log(exp(lse_a) + exp(lse_b)), and o is the sum of both, weighted
-    with exp(lse_a - lse) and exp(lse_b - lse) (FlashInfer, arXiv:2501.01005, section 2.2).
+    Both o are (batch, seqlen_q, heads, head_dim), both lse (batch, heads, seqlen_q), fp32, in natural logarithms, as
+    `attention(..., return_lse=True)` returns them; o and lse come back likewise, o in the dtype of o_a: with an o_a of
+    fp32 a sum of many parts is rounded once. Without the batch they are packed sequences.
+
+    It computes in fp32: lse = log(exp(lse_a) + exp(lse_b)), and o is the sum of both, weighted with exp(lse_a - lse)
+    and exp(lse_b - lse), which are sigmoid(lse_a - lse_b) and sigmoid(lse_b - lse_a). FlashInfer calls it a merge of
+    states (arXiv:2501.01005).
 
     Where a side sees no key its lse is -inf, or +inf as in flash-attn, and what its o holds there is not read. Where
     neither sees one, o = 0 and lse = -inf. Forward only; works under torch.compile.
@@ -27,10 +30,8 @@ def merge_states(
     tensors = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b}
     for name, o, lse in (("a", o_a, lse_a), ("b", o_b, lse_b)):
         _check(name, o, lse)
-    if (o_a.shape, o_a.dtype) != (o_b.shape, o_b.dtype):
-        raise UnsupportedProblemError(
-            f"o_b is {tuple(o_b.shape)} {o_b.dtype}; o_a is {tuple(o_a.shape)} {o_a.dtype}: they should be alike"
-        )
+    if o_a.shape != o_b.shape:
+        raise UnsupportedProblemError(f"o_b is {tuple(o_b.shape)}; with o_a it is {tuple(o_a.shape)}")
     if len({tensor.device for tensor in tensors.values()}) > 1:
         given = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
         raise UnsupportedProblemError(f"{given}; they should be on one device")
