@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashladder
+from flashladder.common import console
 from flashladder.common.attention import fallback
 from flashladder.common.attention.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.tools.commands import model as command
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
@@ -264,6 +266,17 @@ def test_the_readmes_lines_give_a_model(tmp_path):
     lines = re.search(r"^    import flashladder\n    from transformers.*?\n\n(?=\S)", text, re.MULTILINE | re.DOTALL)
     exec(textwrap.dedent(lines[0]), names := {"NAME": tmp_path})
     assert names["model"].config._attn_implementation == "ladder"
+
+
+def test_the_command_compares(device, capsys):
+    assert "    python tools/model.py  " in (ROOT / "README.md").read_text()
+    small = ["--seqlen", "512", "--layers", "2", "--tokens", "4"]
+    words = ["--device", "emulator"] if device == "cpu" else small
+    assert console.run(command.main, command.parser(), [*words, "--implementations", "eager,sdpa,ladder"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] in (["sdpa"], ["ladder"])]
+    assert [row[0] for row in rows] == ["sdpa", "ladder"]
+    assert all(0 < float(row[1]) < 0.1 for row in rows)
+    assert [len(row) for row in rows] == [2 if device == "cpu" else 6] * 2
 
 
 def test_another_transformers_is_refused(monkeypatch):
