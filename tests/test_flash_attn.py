@@ -46,6 +46,7 @@ def test_the_signatures_are_flash_attns(name):
     signature = inspect.signature(getattr(flashladder, name))
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     assert str(inspect.Signature(bare)) == SIGNATURES[name]
+    assert name in dir(flashladder)
 
 
 def test_it_is_attention(device):

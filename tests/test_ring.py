@@ -1,6 +1,8 @@
 """Ring attention: the parts of the zigzag are the causal mask, each once and in equal shares; ranks give the whole."""
 
 import queue
+import re
+import textwrap
 import threading
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from flashladder import ring_attention, zigzag_join, zigzag_split
 from flashladder.common.attention import ring
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.operations import forward
+from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem, expect, make_inputs
 
 
@@ -91,6 +94,23 @@ def test_the_parts_make_the_whole(world_size, causal, as_ranks):
     assert o.dtype == torch.bfloat16
     assert (o - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
     torch.testing.assert_close(lse.double(), expected.exact["lse"].double(), rtol=0, atol=expected.tolerances["lse"])
+
+
+def test_the_readmes_lines_give_a_part(as_ranks):
+    text = (ROOT / "README.md").read_text()
+    lines = textwrap.dedent(
+        re.search(r"^    from flashladder import ring_attention.*?\n\n(?=\S)", text, re.M | re.S)[0]
+    )
+    problem = Problem(num_heads=2, seqlen_q=16, head_dim=16, causal=True)
+    tensors = make_inputs(problem)
+
+    def part(rank):
+        names = {"q": tensors.q, "k": tensors.k, "v": tensors.v, "rank": rank, "world_size": 2}
+        exec(lines, names)
+        return names["o"]
+
+    expected = expect(problem, tensors)
+    assert (zigzag_join(as_ranks(2, part)) - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
 
 
 def test_without_a_mask_queries_and_keys_may_be_of_other_lengths(as_ranks):

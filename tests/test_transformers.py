@@ -153,6 +153,9 @@ def test_all_see_all_in_an_encoder(device):
     assert near(logits(model, "ladder", ids), model, ids)
     mask = PADDED["right"].to(device)
     assert near(logits(model, "ladder", ids, attention_mask=mask), model, ids, attention_mask=mask)
+    shared = mask[:1, None, None].bool()  # of all rows
+    expected = logits(model, "ladder", ids, attention_mask=mask[:1].expand(2, -1))
+    assert torch.equal(logits(model, "ladder", ids, attention_mask=shared), expected)
 
 
 def test_packed_sequences_in_one_row(device):

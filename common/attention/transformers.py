@@ -121,7 +121,7 @@ def _ours(
         return _unpadded(q, k, v, mask[:, mask.shape[1] - q.shape[1] :], mask, True, scale)
     if mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1):
         every = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        return _unpadded(q, k, v, every, mask[:, 0, 0], False, scale)
+        return _unpadded(q, k, v, every, mask[:, 0, 0].expand(len(k), -1), False, scale)
     raise UnsupportedProblemError("a mask that is more than causal and padding: kernels take none")
 
 
