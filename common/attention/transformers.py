@@ -136,9 +136,10 @@ def _unpadded(
 ) -> torch.Tensor:
     """As packed sequences, of the rows and keys that are no padding."""
     cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
-    packed = (q[rows], k[keys], v[keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
+    at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
+    packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
     o = q.new_zeros(q.shape)
-    o[rows] = _tensor(packed_attention(*packed, causal=causal, softmax_scale=scale))
+    o[at_rows] = _tensor(packed_attention(*packed, causal=causal, softmax_scale=scale))
     return o
 
 
