@@ -8,7 +8,7 @@ QUICK := $(addprefix tests/test_,catalog.py config.py house.py problem.py comman
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 LONG := $(addprefix tests/test_,explain.py exercises.py new_version.py own_ladders.py watch.py general_hopper.py) \
-	$(addprefix tests/test_,packed_random.py wheel.py) \
+	$(addprefix tests/test_,packed_random.py wheel.py transformers.py ring_processes.py) \
 	tests/emulator/test_mutations.py
 
 .PHONY: run test test-long quick lint doctor venv dev clean

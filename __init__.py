@@ -8,6 +8,19 @@ _PUBLIC = {  # what models call, and the module that has it
     "attention": _ROOM,
     "forward": f"{_ROOM}.timed",
     "forward_timed": f"{_ROOM}.timed",
+    "merge_states": f"{_ROOM}.states",
+    "ring_attention": f"{_ROOM}.ring",
+    "zigzag_split": f"{_ROOM}.ring",
+    "zigzag_join": f"{_ROOM}.ring",
+    "packed_attention": f"{_ROOM}.packed",
+    "register_with_torch": f"{_ROOM}.torch_switch",
+    "register_with_transformers": f"{_ROOM}.transformers",
+    "flash_attn_func": f"{_ROOM}.flash_attn",
+    "flash_attn_kvpacked_func": f"{_ROOM}.flash_attn",
+    "flash_attn_qkvpacked_func": f"{_ROOM}.flash_attn",
+    "flash_attn_varlen_func": f"{_ROOM}.flash_attn",
+    "flash_attn_varlen_kvpacked_func": f"{_ROOM}.flash_attn",
+    "flash_attn_varlen_qkvpacked_func": f"{_ROOM}.flash_attn",
 }
 
 

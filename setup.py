@@ -88,6 +88,7 @@ setup(
         "dev": [
             *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
             "triton",
+            'transformers>=5.23; python_version >= "3.11"',
             *TUNER,
         ],
     },

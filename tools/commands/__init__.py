@@ -45,6 +45,8 @@ COMMANDS = {
     "explain": Command("tools/explain.py", "why a rung is slow, and which rung's idea is against it"),
     "exercise": Command("tools/exercise.py", "a rung with its idea taken out, to be put in again and graded"),
     "accuracy": Command("tools/accuracy.py", "errors over families of inputs, against bars"),
+    "model": Command("tools/model.py", "what a model of transformers gains: prefill and generation"),
+    "ring": Command("tools/ring.py", "one long sequence over several GPUs: right? near to linear?"),
     "ladder": Command("tools/ladder.py", "measure the whole ladder on this GPU, in one run"),
     "experiment": Command("tools/experiment.py", "sweeps: block sizes, types, lengths, the order of loops"),
     "dashboard": Command("tools/dashboard.py", "make dashboard.html and the tables of all results"),

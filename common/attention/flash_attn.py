@@ -1,0 +1,226 @@
+"""flash-attn's functions by name, signature and result (flash_attn/flash_attn_interface.py of 2.8): a changed import.
+
+What kernels here do not do is refused by the name of its argument. Everything is forward only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashladder.common.attention import attention
+from flashladder.common.attention.packed import packed_attention
+from flashladder.common.errors import UnsupportedProblemError
+
+_Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_OPEN = (-1, -1)  # a window without bounds
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
+
+    `window_size` counts keys to the left and right of a query's own, -1 all; taken are windows that hide no key, and
+    (-1, 0), which is the causal mask. `deterministic` changes nothing: the forward pass always is. With
+    `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
+    without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
+    flash-attn says +inf.
+
+    Raises UnsupportedProblemError for dropout_p, softcap, alibi_slopes, a narrower window, a gradient that is wanted,
+    and what `attention` refuses.
+    """
+    _refuse(dropout_p, softcap, alibi_slopes)
+    causal = _causal(causal, window_size, k.shape[1] if k.dim() == 4 else 0)
+    return _returned(attention(q, k, v, causal=causal, softmax_scale=softmax_scale, return_lse=return_attn_probs))
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_func` of kv (batch, seqlen_k, 2, heads_k, head_dim), which is not copied."""
+    k, v = _unpacked("kv", kv, "(batch, seqlen_k, 2, heads_k, head_dim)")
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_func` of qkv (batch, seqlen, 3, heads, head_dim), which is not copied."""
+    q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, head_dim)")
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> _Result:
+    """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
+
+    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). `block_table` is refused.
+    """
+    if block_table is not None:
+        raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
+    _refuse(dropout_p, softcap, alibi_slopes)
+    result = packed_attention(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal=_causal(causal, window_size, max_seqlen_k),
+        softmax_scale=softmax_scale,
+        return_lse=return_attn_probs,
+    )
+    return _returned(result)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_varlen_func` of kv (total_k, 2, heads_k, head_dim), which is not copied."""
+    k, v = _unpacked("kv", kv, "(total_k, 2, heads_k, head_dim)")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_varlen_func` of qkv (total, 3, heads, head_dim), which is not copied."""
+    q, k, v = _unpacked("qkv", qkv, "(total, 3, heads, head_dim)")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:
+    """Views of what lies in a tensor side by side."""
+    if tensor.dim() != layout.count(",") + 1 or tensor.shape[-3] != len(name):
+        raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; it should be {layout}")
+    return tensor.unbind(-3)
+
+
+def _refuse(dropout_p: float, softcap: float, alibi_slopes: torch.Tensor | None) -> None:
+    """What no kernel here does."""
+    if dropout_p:
+        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
+    if softcap > 0:
+        raise UnsupportedProblemError(f"softcap={softcap}: kernels cap no scores yet; softcap=0.0 works")
+    if alibi_slopes is not None:
+        raise UnsupportedProblemError("alibi_slopes: kernels add no bias to scores; alibi_slopes=None works")
+
+
+def _causal(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> bool:
+    """Whether the mask is the causal one, as flash-attn reads a window: from seqlen_k on it has no bound."""
+    left, right = (-1 if bound < 0 or bound >= seqlen_k else bound for bound in window_size)
+    right = 0 if causal else right
+    if left >= 0 or right > 0:
+        raise UnsupportedProblemError(
+            f"window_size={tuple(window_size)} of {seqlen_k} keys: kernels slide no window yet; (-1, -1) works, and "
+            "so does (-1, 0), which is causal"
+        )
+    return right == 0
+
+
+def _returned(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> _Result:
+    """As flash-attn without dropout does, whose S_dmask is then empty."""
+    return (*result, result[0].new_empty(0)) if isinstance(result, tuple) else result

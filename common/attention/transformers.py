@@ -1,0 +1,208 @@
+"""transformers' models: `attn_implementation="ladder"`, through its AttentionInterface and AttentionMaskInterface.
+
+What a mask is, says its shape; only what is written here makes those of the first three kinds:
+
+None               causal to the bottom right where the module is causal, and otherwise all keys
+(batch, keys)      the same causal mask, and which keys are no padding; a query is its own key
+(batch, 1, 1, keys)   which keys are no padding, for all queries alike
+anything else      not for these kernels: transformers' "sdpa" takes it
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from flashladder.common.attention import attention
+from flashladder.common.attention.fallback import say
+from flashladder.common.attention.packed import packed_attention
+from flashladder.common.config import listing
+from flashladder.common.errors import ToolchainError, UnsupportedProblemError
+from flashladder.common.problem import DTYPES
+
+NAME = "ladder"
+
+
+def register_with_transformers() -> None:
+    """Makes `attn_implementation="ladder"` work in transformers' `from_pretrained` and `set_attn_implementation`.
+
+    Models then run `attention`. Padding, to the left or the right, is taken out, and the batch runs as packed
+    sequences; a query that is padding gives 0. Where `attention` refuses, or a mask, a gradient or dropout is wanted
+    that it does not have, transformers' "sdpa" runs, with one FallbackWarning for each kind of reason. Softcap and
+    attention sinks, which "sdpa" has not either, raise UnsupportedProblemError.
+
+    Raises ToolchainError without transformers, or for one whose masks are made in another way.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:
+        raise ToolchainError("transformers is missing or too old: pip install -U transformers") from None
+    if "q_length" not in inspect.signature(sdpa_mask).parameters:
+        from transformers import __version__
+
+        raise ToolchainError(f"transformers {__version__} makes masks in another way; 5.23 works")
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _mask)  # without one of the same name, the mask would be None
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """q, k and v are (batch, heads, seqlen, head_dim); the output is (batch, seqlen_q, heads, head_dim)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise UnsupportedProblemError(f'{name}: kernels have none; attn_implementation="eager" works')
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    try:
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        if (device := query.device.type) and torch.is_autocast_enabled(device):
+            q, k, v = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (q, k, v))
+        _refuse(q, k, v, dropout, options)
+        return _ours(q, k, v, attention_mask, causal, scaling, options), None
+    except UnsupportedProblemError as error:
+        say('transformers\' "sdpa"', str(error))
+    whole = _whole(attention_mask, query.shape[2], key.shape[2], causal, query.device)
+    return sdpa_attention_forward(
+        module, query, key, value, whole, dropout=dropout, scaling=scaling, is_causal=causal, **options
+    )
+
+
+def _refuse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, options: dict[str, Any]) -> None:
+    """What is known to be beyond `attention` from the outside."""
+    if dropout:
+        raise UnsupportedProblemError(f"dropout={dropout}: kernels drop nothing")
+    for name in ("position_bias", "cache"):
+        if options.get(name) is not None:
+            raise UnsupportedProblemError(f"{name}: kernels take none")
+    if options.get("output_attentions"):
+        raise UnsupportedProblemError("output_attentions: kernels keep no probabilities")
+    if q.dtype not in DTYPES.values():  # said here for torch.compile, which does not look into the kernel's refusals
+        raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(DTYPES.values())}")
+    if v.shape != k.shape:
+        raise UnsupportedProblemError(f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike")
+
+
+def _ours(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Of (batch, seqlen, heads, head_dim)."""
+    if mask is None and options.get("cu_seq_lens_q") is not None:
+        if len(q) > 1:
+            raise UnsupportedProblemError(f"cu_seq_lens_q in a batch of {len(q)}; packed sequences are one row")
+        sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
+        return _tensor(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, softmax_scale=scale))[None]
+    if mask is None:
+        return _tensor(attention(q, k, v, causal=causal, softmax_scale=scale))
+    if torch.compiler.is_compiling():
+        raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
+    if mask.dtype == torch.bool and mask.dim() == 2:
+        k, v = (tensor[:, : mask.shape[1]] for tensor in (k, v))
+        return _unpadded(q, k, v, mask[:, mask.shape[1] - q.shape[1] :], mask, True, scale)
+    if mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1):
+        every = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+        return _unpadded(q, k, v, every, mask[:, 0, 0].expand(len(k), -1), False, scale)
+    raise UnsupportedProblemError("a mask that is more than causal and padding: kernels take none")
+
+
+def _unpadded(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """As packed sequences, of the rows and keys that are no padding."""
+    cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
+    at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
+    packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
+    o = q.new_zeros(q.shape)
+    o[at_rows] = _tensor(packed_attention(*packed, causal=causal, softmax_scale=scale))
+    return o
+
+
+def _tensor(o: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    assert isinstance(o, torch.Tensor)  # without the log-sum-exp
+    return o
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> torch.Tensor | None:
+    """The mask of a forward pass, in the kinds that this file knows; see transformers' masking_utils.sdpa_mask."""
+    from transformers import masking_utils
+
+    mask_function = mask_function or masking_utils.causal_mask_function
+    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    known = (padding is None and isinstance(q_offset, int)) or not torch.compiler.is_compiling()
+    seen = int(q_offset) + q_length if known else -1  # a static cache has room behind them
+    if mask_function is masking_utils.causal_mask_function and allow_is_causal_skip and not kv_offset and known:
+        if padding is None and seen != kv_length:
+            return torch.ones(batch_size, seen, dtype=torch.bool, device=device)
+        return None if padding is None else _unless_all(padding[:, :seen], kv_length)
+    if mask_function is masking_utils.bidirectional_mask_function and allow_is_bidirectional_skip and known:
+        real = None if padding is None else _unless_all(padding[:, :kv_length], kv_length)
+        return None if real is None else real[:, None, None]
+    plain = seen == kv_offset + kv_length and q_length in (1, kv_length)  # what None says here and in "sdpa" alike
+    return masking_utils.sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip and plain,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        device=device,
+        **options,
+    )
+
+
+def _unless_all(real: torch.Tensor, kv_length: int) -> torch.Tensor | None:
+    """None where nothing is padding, which waits for the GPU."""
+    return None if real.shape[1] == kv_length and real.all() else real
+
+
+def _whole(
+    mask: torch.Tensor | None, seqlen_q: int, seqlen_k: int, causal: bool, device: torch.device
+) -> torch.Tensor | None:
+    """The same mask as "sdpa" takes it, whose own causal mask is to the upper left."""
+    if (mask is None and not (causal and 1 < seqlen_q < seqlen_k)) or (mask is not None and mask.dim() == 4):
+        return mask
+    keys = seqlen_k if mask is None else mask.shape[1]
+    last_seen = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
+    seen = torch.arange(seqlen_k, device=device) <= last_seen
+    return seen[None, None] if mask is None else seen & pad(mask, (0, seqlen_k - keys))[:, None, None]

@@ -1,0 +1,172 @@
+"""flash-attn's names: its signatures, its layouts and results, and a refusal by name of what kernels do not do."""
+
+import inspect
+import itertools
+import re
+
+import pytest
+import torch
+
+import flashladder
+from flashladder import attention, packed_attention
+from flashladder.common.attention import packed
+from flashladder.common.errors import UnsupportedProblemError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+OPTIONS = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
+    "deterministic=False, return_attn_probs=False"
+)
+LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
+SIGNATURES = {  # of flash-attn 2.8: flash_attn/flash_attn_interface.py
+    "flash_attn_func": f"(q, k, v, {OPTIONS})",
+    "flash_attn_kvpacked_func": f"(q, kv, {OPTIONS})",
+    "flash_attn_qkvpacked_func": f"(qkv, {OPTIONS})",
+    "flash_attn_varlen_func": f"(q, k, v, {LENGTHS}, {OPTIONS}, block_table=None)",
+    "flash_attn_varlen_kvpacked_func": f"(q, kv, {LENGTHS}, {OPTIONS})",
+    "flash_attn_varlen_qkvpacked_func": f"(qkv, cu_seqlens, max_seqlen, {OPTIONS})",
+}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+def drawn(*shape, device="cpu"):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+
+
+def int32(*values, device="cpu"):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_signatures_are_flash_attns(name):
+    signature = inspect.signature(getattr(flashladder, name))
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == SIGNATURES[name]
+    assert name in dir(flashladder)
+
+
+def test_it_is_attention(device):
+    q, k, v = drawn(1, 20, 2, 64, device=device), *drawn(2, 1, 56, 1, 64, device=device)
+    expected, lse = attention(q, k, v, causal=True, softmax_scale=0.3, return_lse=True)
+    assert torch.equal(flashladder.flash_attn_func(q, k, v, 0.0, 0.3, True, deterministic=True), expected)
+    window = {"window_size": (56, 0), "softmax_scale": 0.3}  # as wide as all keys, and none to the right: causal
+    out, softmax_lse, probabilities = flashladder.flash_attn_func(q, k, v, **window, return_attn_probs=True)
+    assert torch.equal(out, expected)
+    assert torch.equal(softmax_lse, lse)
+    assert (probabilities.numel(), probabilities.dtype) == (0, torch.bfloat16)
+    kv = torch.stack((k, v), 2)
+    assert torch.equal(flashladder.flash_attn_kvpacked_func(q, kv, 0.0, 0.3, True), expected)
+
+
+def test_packed_by_rows(device):
+    qkv = drawn(1, 40, 3, 1, 64, device=device)
+    expected = attention(*qkv.unbind(2), causal=True)
+    assert torch.equal(flashladder.flash_attn_qkvpacked_func(qkv, causal=True), expected)
+    whole = (int32(0, 40, device=device), 40)
+    assert torch.equal(flashladder.flash_attn_varlen_qkvpacked_func(qkv[0], *whole, causal=True), expected[0])
+
+
+def test_sequences_of_any_length(device):
+    """Also empty ones, in q, in k, or in both, and rows that belong to none."""
+    rows, keys = (0, 24, 24, 30, 33, 33), (0, 8, 20, 20, 57, 57)
+    q, k, v = drawn(36, 2, 64, device=device), *drawn(2, 57, 1, 64, device=device)
+    sequences = (int32(*rows, device=device), int32(*keys, device=device), 24, 37)
+    out, lse, _ = flashladder.flash_attn_varlen_func(q, k, v, *sequences, causal=True, return_attn_probs=True)
+    assert (out.shape, lse.shape) == (q.shape, (2, 36))
+    bounds = zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True)
+    for (begin, end), (first, last) in bounds:
+        if end > begin and last > first:
+            inputs = (q[None, begin:end], k[None, first:last], v[None, first:last])
+            alone, alone_lse = attention(*inputs, causal=True, return_lse=True)
+            assert torch.equal(out[begin:end], alone[0])
+            assert torch.equal(lse[:, begin:end], alone_lse[0])
+        else:
+            assert (out[begin:end] == 0).all()
+            assert (lse[:, begin:end] == -torch.inf).all()
+    assert (out[33:] == 0).all()
+    assert (lse[:, 33:] == -torch.inf).all()
+    kv = torch.stack((k, v), 1)
+    assert torch.equal(flashladder.flash_attn_varlen_kvpacked_func(q, kv, *sequences, causal=True), out)
+
+
+def test_torch_sees_through_sequences(device):
+    q, k, v = drawn(3, 24, 1, 64, device=device)
+    cu_seqlens = int32(0, 16, 24, device=device)
+    arguments = (q, k, v, cu_seqlens, cu_seqlens, 16, 16)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(packed._packed, (*arguments, True, 0.125, True), test_utils=checks)
+
+    def model(*arguments):
+        return flashladder.flash_attn_varlen_func(*arguments, causal=True) + 1
+
+    assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(*arguments), model(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"dropout_p": 0.1}, "dropout_p=0.1: kernels drop nothing; dropout_p=0.0 works"),
+        ({"softcap": 30.0}, "softcap=30.0: kernels cap no scores yet; softcap=0.0 works"),
+        ({"alibi_slopes": torch.ones(2)}, "alibi_slopes: kernels add no bias to scores; alibi_slopes=None works"),
+        ({"window_size": (7, 0)}, "window_size=(7, 0) of 16 keys: kernels slide no window yet; (-1, -1) works, and so"),
+        ({"window_size": (-1, 3)}, "window_size=(-1, 3) of 16 keys"),
+        ({"window_size": (15, -1), "causal": True}, "window_size=(15, -1) of 16 keys"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_kernels_do_not_do_is_refused_by_name(option, words):
+    q = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16)
+    sequences = (int32(0, 16), int32(0, 16), 16, 16)
+    for call in (
+        lambda: flashladder.flash_attn_func(q, q, q, **option),
+        lambda: flashladder.flash_attn_qkvpacked_func(torch.stack((q, q, q), 2), **option),
+        lambda: flashladder.flash_attn_varlen_func(q[0], q[0], q[0], *sequences, **option),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+            call()
+
+
+def test_other_refusals():
+    q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
+    wanting, sequences = q.clone().requires_grad_(), (int32(0, 16), int32(0, 16), 16, 16)
+    packing, table = torch.zeros(1, 16, 2, 2, 64, dtype=torch.bfloat16), int32(0)
+    for call, words in (
+        (lambda: flashladder.flash_attn_func(q[None], q[None], wanting[None]), "want a gradient"),
+        (lambda: flashladder.flash_attn_varlen_func(q, q, wanting, *sequences), "want a gradient"),
+        (lambda: flashladder.flash_attn_varlen_func(q, q, q, *sequences, block_table=table), "block_table: kernels"),
+        (
+            lambda: flashladder.flash_attn_qkvpacked_func(packing),
+            "qkv has shape (1, 16, 2, 2, 64); it should be (batch, seqlen, 3, heads, head_dim)",
+        ),
+        (lambda: flashladder.flash_attn_kvpacked_func(q[None], packing[0]), "kv has shape (16, 2, 2, 64); it should"),
+        (lambda: packed_attention(q[None], q, q, *sequences), "q has shape (1, 16, 2, 64); packed, it is (total, h"),
+        (lambda: packed_attention(q, q, q[:8], *sequences), "v is (8, 2, 64); with k it is (16, 2, 64)"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "words"),
+    [
+        (torch.tensor([0, 8, 16]), "cu_seqlens_q is (3,) torch.int64; it should be (sequences + 1,) torch.int32"),
+        (int32(0, 16).to("meta"), "cu_seqlens_q is on meta, q on cpu"),
+        (int32(0), "cu_seqlens_q is (1,) torch.int32; it should be (sequences + 1,)"),
+        (int32(0, 4, 8, 16), "cu_seqlens_q is of 3 sequences, cu_seqlens_k of 2"),
+        (int32(1, 8, 16), "cu_seqlens_q begins with 1; it should begin with 0"),
+        (int32(-4, 8, 16), "cu_seqlens_q begins with -4; it should begin with 0"),
+        (int32(0, 12, 8), "cu_seqlens_q[2] is 8, after 12; each should be at least the one before"),
+        (int32(0, 8, 17), "cu_seqlens_q ends with 17; q has 16 rows"),
+        (int32(0, 2, 16), "max_seqlen_q is 12; sequence 1 of cu_seqlens_q has 14 rows"),
+    ],
+    ids=lambda value: str(value.tolist() if isinstance(value, torch.Tensor) and value.device.type == "cpu" else ""),
+)
+def test_wrong_sequences_are_refused_before_anything_is_read(cu_seqlens, words, monkeypatch):
+    monkeypatch.setattr(packed, "attention", lambda *arguments, **options: pytest.fail("it ran"))
+    q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+        packed_attention(q, q, q, cu_seqlens, int32(0, 8, 16), 12, 12)

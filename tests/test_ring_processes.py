@@ -1,0 +1,72 @@
+"""The command that tries a ring: processes over gloo and the emulator, or over NCCL on GPUs; and its refusals."""
+
+import re
+
+import pytest
+import torch
+
+from flashladder.common import console
+from flashladder.common.attention.ring_trial import RingTrial, hold
+from flashladder.common.errors import DeviceError
+from flashladder.common.paths import ROOT
+from flashladder.common.problem import Problem
+from flashladder.tools.commands import ring
+
+
+def tried(*words, capsys):
+    code = console.run(ring.main, ring.parser(), words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_two_processes_over_gloo(capsys):
+    assert "python tools/ring.py --device emulator --causal" in (ROOT / "README.md").read_text()
+    code, said, _ = tried("--device", "emulator", "--causal", capsys=capsys)
+    assert code == 0, said
+    assert said.startswith("2 ranks, batch=1,num_heads=1,seqlen_q=64,head_dim=64,dtype=bf16,causal=true\n")
+    assert [line.split()[0] for line in said.splitlines() if re.match(r" *(o|lse) ", line)] == ["o", "lse"]
+    assert "of linear" not in said, "the emulator has no times"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--ranks", "0"], "--ranks 0: there is at least one"),
+        (["--seqlen", "66"], "a sequence of 66 over 2 ranks; it should be a multiple of 4"),
+        (["--seqlen-k", "128"], "seqlen_q=64, seqlen_k=128: a sequence that is cut has one length"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_processes_begin(words, refusal, capsys):
+    code, _, complaint = tried("--device", "emulator", *words, capsys=capsys)
+    assert code == console.EXIT_ERROR
+    assert refusal in complaint
+
+
+def test_a_process_that_fails_ends_the_trial(capsys):
+    code, _, complaint = tried("--device", "emulator", "--head-dim", "40", capsys=capsys)
+    assert code == console.EXIT_ERROR
+    assert "a process of the ring failed: " in complaint
+    assert "takes head_dim 64, 96, 128, 256, not 40" in complaint
+
+
+def test_too_few_gpus_are_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError, match="2 GPUs are wanted, and torch finds 1; the emulator needs none"):
+        hold(Problem(seqlen_q=64), 2, "cuda", "24")
+
+
+def test_a_wrong_output_does_not_pass():
+    assert RingTrial({"o": 0.1, "lse": 0.0}, {"o": 0.2, "lse": 0.1}, {}).passed
+    assert not RingTrial({"o": 0.3, "lse": 0.0}, {"o": 0.2, "lse": 0.1}, {}).passed
+    assert not RingTrial({"o": float("nan"), "lse": 0.0}, {"o": 0.2, "lse": 0.1}, {}).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("mask", [[], ["--causal"]], ids=["full", "causal"])
+def test_two_gpus_over_nccl(mask, capsys):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("a ring over NCCL needs 2 GPUs")
+    code, said, _ = tried("--seqlen", "16384", "--heads", "4", "--heads-k", "2", *mask, capsys=capsys)
+    assert code == 0, said
+    assert all(f"{name} " in said for name in ("one GPU", "ring", "exchange"))

@@ -1,0 +1,183 @@
+"""torch's own switch: registered, activated and taken back; ours where it can, torch's where it refuses, said once."""
+
+import logging
+import re
+import textwrap
+
+import pytest
+import torch
+from torch.nn import attention as switch
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashladder
+from flashladder.common.attention import fallback, torch_switch
+from flashladder.common.attention.fallback import FallbackWarning
+from flashladder.common.errors import DeviceError, ToolchainError
+from flashladder.common.paths import ROOT
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(switch, "register_flash_attention_impl"), reason="torch has no registry of flash implementations"
+)
+operator = torch.ops.aten._scaled_dot_product_flash_attention
+TORCHS = 7.0  # what the stand-in for torch's kernel says of everything
+
+
+def stand_in(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    states = (torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64))
+    lse = query.new_zeros(query.shape[:3], dtype=torch.float32)
+    return torch.full_like(query, TORCHS), lse, None, None, query.shape[2], key.shape[2], *states, query.new_empty(0)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch):
+    """Nothing was said before, and nothing stays registered or activated."""
+    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(switch._registry, "_FLASH_ATTENTION_IMPLS", dict(switch._registry._FLASH_ATTENTION_IMPLS))
+    yield
+    switch.restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """The operator on the CPU, where torch has none: a stand-in for torch's kernel, overridden as on CUDA."""
+    monkeypatch.setattr(torch_switch, "_device", "CPU")
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_scaled_dot_product_flash_attention", stand_in, "CPU")
+        flashladder.register_with_torch()
+        yield
+        switch.restore_flash_attention_impl(_raise_warn=False)
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+def is_torchs(outputs):
+    return bool((outputs[0] == TORCHS).all())
+
+
+def test_it_runs_from_activation_to_restoration(cpu):
+    q = drawn(1, 1, 16, 64)
+    assert "ladder" in switch.list_flash_attention_impls()
+    assert is_torchs(operator(q, q, q))
+    for _ in range(2):
+        switch.activate_flash_attention_impl("ladder")
+        switch.activate_flash_attention_impl("ladder")
+        assert switch.current_flash_attention_impl() == "ladder"
+        assert not is_torchs(operator(q, q, q))
+        switch.restore_flash_attention_impl()
+        assert switch.current_flash_attention_impl() is None
+        assert is_torchs(operator(q, q, q))
+
+
+def test_the_readmes_lines_activate_it(cpu):
+    lines = re.search(
+        r"^    import flashladder\n.*?\n\n(?=\S)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    exec(textwrap.dedent(lines[0]), names := {})
+    assert switch.current_flash_attention_impl() == "ladder"
+    names["restore_flash_attention_impl"]()
+    assert switch.current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize("packed_by", ["head", "row"])
+def test_it_gives_what_torch_expects(cpu, packed_by):
+    """Values, and also the shapes and strides that torch.compile takes for granted."""
+    q, k, v = drawn(2, 4, 24, 64), *drawn(2, 2, 2, 24, 64)
+    if packed_by == "row":
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    switch.activate_flash_attention_impl("ladder")
+    arguments, options = (q, k, v, 0.0, True), {"scale": 0.3}
+    outputs = operator(*arguments, **options)
+    expected = scaled_dot_product_attention(*arguments[:3], is_causal=True, enable_gqa=True, **options)
+    torch.testing.assert_close(outputs[0], expected, rtol=0, atol=0.02)
+    shaped = operator(*(tensor.to("meta") for tensor in arguments[:3]), *arguments[3:], **options)
+    for given, meta in zip(outputs, shaped, strict=True):
+        if isinstance(given, torch.Tensor):
+            assert (given.shape, given.stride(), given.dtype) == (meta.shape, meta.stride(), meta.dtype)
+        else:
+            assert given == meta
+    scores = 0.3 * q.double() @ k.double().repeat_interleave(2, 1).mT
+    scores.masked_fill_(torch.ones(24, 24).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(outputs[1].double(), scores.logsumexp(-1), rtol=0, atol=1e-4)
+
+
+def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
+    q = drawn(1, 1, 16, 64)
+    switch.activate_flash_attention_impl("ladder")
+    refused = (
+        ((q.float(),) * 3, "q is torch.float32; kernels take torch.bfloat16, torch.float16"),
+        ((q, q, q, 0.5), "dropout_p=0.5: kernels drop nothing"),
+        ((q, q, q, 0.0, False, True), "return_debug_mask: kernels keep no probabilities"),
+        ((q[..., :40],) * 3, "takes head_dim 64, 96, 128, 256, not 40"),
+        ((q, q, q.clone().requires_grad_()), "the inputs want a gradient, and kernels compute none"),
+    )
+    for arguments, reason in refused:
+        with pytest.warns(FallbackWarning, match="torch's FlashAttention-2 runs instead of FlashLadder: ") as warned:
+            assert is_torchs(operator(*arguments))
+        assert reason in str(warned[0].message)
+        assert is_torchs(operator(*arguments))
+    assert is_torchs(operator(q, q, q, 0.25)), "the same reason with another number"
+    assert not recwarn.list
+    with torch.no_grad():
+        assert not is_torchs(operator(*refused[-1][0]))
+
+
+def test_other_implementations_follow_and_go_before(cpu):
+    q = drawn(1, 1, 16, 64)
+    taken = []
+    switch.register_flash_attention_impl("other", register_fn=lambda: taken.append("other"))
+    switch.activate_flash_attention_impl("ladder")
+    switch.activate_flash_attention_impl("other")
+    assert taken == ["other"]
+    assert is_torchs(operator(q, q, q))
+
+
+def test_a_torch_without_its_kernel_for_cuda_is_refused(monkeypatch, caplog):
+    def none(*_):
+        raise RuntimeError("no kernel for CUDA")
+
+    monkeypatch.setattr(torch.library, "get_kernel", none)
+    flashladder.register_with_torch()
+    with pytest.raises(DeviceError, match=r"has no FlashAttention-2 for CUDA.*; a torch with CUDA works"):
+        switch.activate_flash_attention_impl("ladder")
+    assert switch.current_flash_attention_impl() is None
+    with caplog.at_level(logging.ERROR):
+        switch.restore_flash_attention_impl()
+
+
+def test_a_torch_without_the_registry_is_refused(monkeypatch):
+    monkeypatch.delattr(switch, "register_flash_attention_impl")
+    with pytest.raises(ToolchainError, match=r"has no registry of flash implementations; torch 2\.11 or later works"):
+        flashladder.register_with_torch()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_models_change_nothing(monkeypatch):
+    calls = []
+
+    def noted(*arguments, **options):
+        calls.append(arguments[0].shape)
+        return flashladder.attention(*arguments, **options)
+
+    monkeypatch.setattr(torch_switch, "attention", noted)
+    flashladder.register_with_torch()
+    q, k, v = drawn(2, 8, 200, 64).cuda(), *drawn(2, 2, 2, 200, 64).cuda()
+
+    def model(q, k, v):
+        return scaled_dot_product_attention(q * 2, k, v, is_causal=True, enable_gqa=True) + 1
+
+    with switch.sdpa_kernel(switch.SDPBackend.FLASH_ATTENTION):
+        expected = model(q, k, v)
+        switch.activate_flash_attention_impl("ladder")
+        torch.testing.assert_close(model(q, k, v), expected, rtol=0, atol=0.03)
+        assert calls == [(2, 200, 8, 64)]
+        compiled = torch.compile(model, fullgraph=True)
+        torch.testing.assert_close(compiled(q, k, v), expected, rtol=0, atol=0.03)
+        assert len(calls) == 2
+        with pytest.warns(FallbackWarning, match="want a gradient"):
+            model(q.requires_grad_(), k, v).sum().backward()
+        assert q.grad.isfinite().all()
+        switch.restore_flash_attention_impl()
+        torch.testing.assert_close(model(q, k, v), expected, rtol=0, atol=0)
+        assert len(calls) == 2

@@ -1,0 +1,62 @@
+"""Ring attention of one sequence over the GPUs of this machine: right? how near to linear? is the exchange hidden?
+
+python tools/ring.py --causal                          131,072 tokens on 2 GPUs
+python tools/ring.py --ranks 4 --seqlen 262144 --heads 8
+python tools/ring.py --device emulator --causal        without GPUs: few tokens, checked, not timed
+
+Every rank also computes the whole sequence alone, which gives the time of one GPU. Nothing is logged. The exit code is
+1 where an error is above its tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from flashladder.common import arguments as options
+from flashladder.common.console import EXIT_ERROR, Parser, console, fail, table
+
+EMULATOR_DEFAULTS = {"num_heads": 1, "seqlen_q": 64, "head_dim": 64}
+GPU_DEFAULTS = {"num_heads": 16, "seqlen_q": 131072, "head_dim": 128}
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("--ranks", type=int, default=2, metavar="N", help="processes, a GPU each (default: 2)")
+    made.add_argument("--version", metavar="RUNG", help="the rung that each runs (default: that of attention())")
+    made.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: GPUs if any")
+    options.add_problem(made)
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.attention import DEFAULT, ring_trial
+    from flashladder.common.run import target
+
+    if arguments.ranks < 1:
+        return fail(f"--ranks {arguments.ranks}: there is at least one")
+    on_gpu = target.resolve(arguments.device, None).on_gpu
+    defaults: dict[str, Any] = GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS
+    problem = options.problem(arguments, **defaults)
+    trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or DEFAULT)
+    console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
+    checked = table("", "output", "error", "tolerance", right=("error", "tolerance"))
+    for name, error in trial.errors.items():
+        checked.add_row(name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}")
+    console.print(checked)
+    if trial.times:
+        console.print(_timed(trial.times, arguments.ranks))
+    return 0 if trial.passed else EXIT_ERROR
+
+
+def _timed(times: Mapping[str, float], ranks: int) -> Table:
+    """The times, and what of linear the ring reaches."""
+    made = table("", "medians of the slowest rank", "ms", "of linear", right=("ms", "of linear"))
+    for name, milliseconds in times.items():
+        share = f"{times['one GPU'] / ranks / milliseconds:.3f}" if name == "ring" else ""
+        made.add_row(name, f"{milliseconds:.3f}", share)
+    return made
