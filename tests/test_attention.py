@@ -86,10 +86,9 @@ def test_any_rung_that_takes_the_problem(device):
 def test_torch_sees_through_it(device):
     """Its schema and its shapes are what torch.compile needs, which then takes a model in one piece."""
     _, inputs = qkv(Problem(seqlen_q=16, seqlen_k=32, num_heads=2, num_heads_k=1, head_dim=64), device)
-    checks, ops = ("test_schema", "test_faketensor"), torch.ops.flashladder
-    for options in ((True, 0.125, DEFAULT, False), (True, None, DEFAULT, True)):
-        torch.library.opcheck(ops.attention.default, (*inputs, *options), test_utils=checks)
-        torch.library.opcheck(ops.attention_out.default, (*inputs, inputs[0].clone(), *options), test_utils=checks)
+    ops = torch.ops.flashladder
+    torch.library.opcheck(ops.attention.default, (*inputs, True, 0.125, DEFAULT, True))
+    torch.library.opcheck(ops.attention_out.default, (*inputs, inputs[0].clone(), True, None, DEFAULT, False))
 
     def model(q, k, v):
         o, lse = attention(q, k, v, return_lse=True)
@@ -114,6 +113,8 @@ def test_whoever_looks_on_sees_an_operator(device):
     assert "flashladder.attention.default" in seen
     traced = torch.fx.experimental.proxy_tensor.make_fx(lambda *qkv: attention(*qkv))(*inputs)
     assert "torch.ops.flashladder.attention.default" in traced.code
+    recorded = torch.jit.trace(lambda *qkv: attention(*qkv), inputs, check_trace=False)
+    assert "flashladder::attention" in str(recorded.graph)
     with torch.profiler.profile() as profile:
         profiled = attention(*inputs)
     assert "flashladder::attention" in {event.key for event in profile.key_averages()}
@@ -214,6 +215,10 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "note: compiling 24_woven_general for sm_90a, once" in said
     assert re.search(r"note: compiled in \d+\.\d s", said)
+    op._ready.clear()
+    monkeypatch.setenv("FLASHLADDER_QUIET", "1")
+    attention(q, q, q)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.gpu

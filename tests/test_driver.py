@@ -22,8 +22,8 @@ def driver(tmp_path_factory):
     command = [find_host_compiler(), "-x", "c", "-w", "-shared", "-fPIC", HERE / "fake_driver.c", "-ldl"]
     subprocess.run([*command, "-o", folder / "libcuda.so.1"], check=True)
 
-    def use(*options, **environment):
-        script = [sys.executable, HERE / "use_fake_driver.py", folder / "kernel.cubin", *options]
+    def use(*options, program="use_fake_driver.py", **environment):
+        script = [sys.executable, HERE / program, folder / "kernel.cubin", *options]
         environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), **environment}
         return subprocess.run(script, capture_output=True, text=True, env=environment)
 
@@ -53,6 +53,16 @@ def test_several_kernels_are_launched_in_order_with_the_memory_that_they_are_len
         "launch 0x34 grid 2 3 4 block 32 1 1 shared 0 stream 0x77 q 0x1230 extra (nil)",
         "lent 0xa00 0xb00",
     ]
+
+
+def test_a_call_reaches_the_driver_from_python_and_from_cpp(driver):
+    result = driver(program="use_fake_calls.py")
+    assert result.returncode == 0, result.stderr
+    launched = [line for line in result.stdout.splitlines() if line.startswith("launch")]
+    assert len(launched) == 2
+    assert launched[0] == launched[1]
+    assert launched[0].startswith("launch 0x33 grid 2 4 3 block 128 1 1 shared 49152 stream 0x77 q 0x")
+    assert {"way Python", "way C++"} <= set(result.stdout.splitlines())
 
 
 @pytest.mark.parametrize(("variable", "action"), [("FAKE_LOAD", "load"), ("FAKE_STATUS", "launch")])

@@ -5,6 +5,7 @@ A rung is resolved, configured and built once for all tensors of a kind, whateve
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
 
+QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
 _ready: dict[tuple[object, ...], _Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
@@ -68,6 +70,7 @@ def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         or q.is_meta
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()
         or torch.autograd._profiler_enabled()
     )
 
@@ -212,8 +215,8 @@ def _misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:
 
 
 def _built(rung: Version, config: KernelConfig, arch: str) -> Artifact:
-    """From the cache, or compiled, which is told: it takes seconds."""
-    if cached(rung, config, arch):
+    """From the cache, or compiled, which takes seconds: that is told, unless FLASHLADDER_QUIET is set."""
+    if os.environ.get(QUIET) or cached(rung, config, arch):
         return build_one(rung, config, arch)
     warn(f"compiling {rung.name} for {arch}, once, which takes some seconds: {config}")
     begin = time.monotonic()

@@ -1,0 +1,42 @@
+"""Calls a stand-in for the driver through the real bindings, in Python and in C++; tests/test_driver.py runs this."""
+
+import contextlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+torch._C._cuda_getCurrentRawStream = lambda device: 0x77
+properties = SimpleNamespace(name="Made-up GPU", multi_processor_count=3)
+for name, value in {
+    "is_available": True,
+    "init": None,
+    "synchronize": None,
+    "current_device": torch.zeros(1).get_device(),
+    "get_device_properties": properties,
+    "device": contextlib.nullcontext(),
+}.items():
+    setattr(torch.cuda, name, lambda *_, value=value: value)
+
+from flashladder.common.build.artifact import Artifact, RungKernel  # noqa: E402
+from flashladder.common.build.declaration import LaunchInfo  # noqa: E402
+from flashladder.common.catalog import find  # noqa: E402
+from flashladder.common.config import KernelConfig  # noqa: E402
+from flashladder.common.run import quick  # noqa: E402
+from flashladder.common.run.calls import Call  # noqa: E402
+
+folder = Path(sys.argv[1]).parent
+(folder / "kernel.cubin").write_bytes(b"ELF!")
+kernel = RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, params_bytes=160), 32, 0, 0, 0)
+config = KernelConfig.of(dtype="bf16", head_dim=64)
+artifact = Artifact("24_made_up", config, "sm_90a", folder, (kernel,), 0.0, True)
+artifact.__dict__["code"] = "0123"
+quick.prepare = lambda: None
+call = Call(find("24"), artifact, torch.device("cpu"))
+q = torch.zeros(3, 100, 4, 64, dtype=torch.bfloat16)
+for load in (lambda: None, quick.load):
+    load()
+    print("way", "Python" if quick.launch is None else "C++", flush=True)
+    call(q, q, q, torch.empty_like(q), None, 0.125)
+    call._in_python = None  # from now on
