@@ -99,6 +99,7 @@ def test_torch_sees_through_it(device):
     assert all(map(torch.equal, compiled(*inputs), model(*inputs)))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_whoever_looks_on_sees_an_operator(device):
     _, inputs = qkv(Problem(seqlen_q=16, head_dim=64), device)
     seen = []

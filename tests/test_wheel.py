@@ -90,3 +90,18 @@ def test_without_the_variable_there_is_none(tmp_path):
     assert "flashladder/common/run/ahead.py" in names
     assert "flashladder/common/run/quick.cpp" in names
     assert "prebuilt/" not in names.replace("common/build/prebuilt.py", "")
+
+
+@pytest.mark.parametrize("archs", ["8.0", ""])
+def test_what_a_build_asks_pip_for(archs, tmp_path):
+    """pip makes an environment for a build; kernels need a compiler there, if the machine has none."""
+    command = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
+    environment = {"PATH": "/usr/bin:/bin", "FLASHLADDER_ARCHS": archs}
+    checkout = copy(tmp_path / "checkout")
+    asked = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, cwd=checkout
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert ("ninja" in asked.stdout) == bool(archs)
+    has_nvcc = any(Path(folder, "nvcc").exists() for folder in ("/usr/bin", "/bin", "/usr/local/cuda/bin"))
+    assert ("cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*" in asked.stdout) == (bool(archs) and not has_nvcc)

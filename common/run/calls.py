@@ -87,7 +87,22 @@ class Call:
         q, k, v and o are (batch, seqlen, heads, head_dim), of any strides; q is of the artifact's dtype and head_dim,
         on its GPU. lse is contiguous, and as the artifact writes it; or None. DeviceError where the driver refuses.
         """
-        if self._plan_at and quick.launch and torch.cuda.current_device() == self._device:
+        if torch.cuda.current_device() == self._device:
+            return self._launched(q, k, v, o, lse, softmax_scale)
+        with torch.cuda.device(self._device):
+            return self._launched(q, k, v, o, lse, softmax_scale)
+
+    def _launched(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        o: torch.Tensor,
+        lse: torch.Tensor | None,
+        softmax_scale: float,
+    ) -> bool:
+        """In C++, if that is there and manages it. The device is current."""
+        if self._plan_at and quick.launch:
             stream = torch._C._cuda_getCurrentRawStream(self._device)  # what torch's own generated code calls
             counter = self._workspaces[0](q, stream, NO_SIZES) if self._workspaces else 0
             lse_at = 0 if lse is None else lse.data_ptr()
@@ -125,11 +140,7 @@ class Call:
             tensor, stride = (q, k, v, o)[number], strides[number]
             made = self._kernel.tensor_map(mapped(each, pointers[number], self._dtype, tensor.shape, stride[:3]))
             ctypes.memmove(place, made, NUM_BYTES)
-        if torch.cuda.current_device() == self._device:
-            self._run(arguments, shapes, sizes, q)
-        else:
-            with torch.cuda.device(self._device):
-                self._run(arguments, shapes, sizes, q)
+        self._run(arguments, shapes, sizes, q)
         self._spare.append(arguments)
         return True
 
@@ -169,7 +180,6 @@ class Call:
         )
 
     def _run(self, arguments: _Arguments, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
-        """On the device, which is current."""
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         lent = [lend(q, stream, sizes) for lend in self._workspaces]  # the allocator waits until the stream is done
         for place, memory in enumerate(lent):

@@ -5,7 +5,8 @@ python tools/overhead.py 24 --seqlen 1024 --heads 16
 
 Microseconds of the host for a call without gradients: the median over batches of calls that the GPU's queue holds. The
 GPU must be done with a call sooner than the host, or its time is shown: keep the problem small. The first call of a
-rung is timed alone; it includes what a process does once.
+rung is timed alone; it includes what a process does once. Rungs from 26 on make tensor maps at each call, which is what
+they cost more than rung 24. No rung computes gradients, so that none are in these figures.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
             first[rung.address] = _seconds(next(iter(ours.values())))
         quick.load()
         costs = {name: gpu.host_cost_us(call) for name, call in calls.items()}
+        costs |= _in_python({rung.address: calls[rung.address] for rung in rungs})
         for rung in rungs:
             costs[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
     shown = table(f"host, microseconds a call: {problem.name}", "call", "us", "to torch's", right=("us", "to torch's"))
@@ -110,6 +112,17 @@ def _ours(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Calls:
             operator, *inputs, problem.causal, None, rung.name, False
         ),
     }
+
+
+def _in_python(calls: Calls) -> dict[str, float]:
+    """Microseconds of the same calls where there is no C++ compiler."""
+    from flashladder.common.run import gpu, quick
+
+    operator, quick.launch = quick.launch, None
+    try:
+        return {f"{name}, in Python": gpu.host_cost_us(call) for name, call in calls.items()}
+    finally:
+        quick.launch = operator
 
 
 def _new_lengths(problem: Problem, tensors: Tensors, rung: catalog.Version) -> float:
