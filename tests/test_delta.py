@@ -135,7 +135,7 @@ def test_memory_that_was_lent_has_an_end(root):
         (
             '"2 * num_heads"',
             '"splits * num_heads"',
-            "grid of half_rows 'splits . num_heads' reads splits; there are",
+            "grid of half_rows '.*, splits . num_heads, batch.' reads splits; there are",
         ),
         ('"2 * num_heads"', '"111111111222222222233333333334444444444555555555"', "cannot be built:.*too long"),
     ],
@@ -154,7 +154,7 @@ def test_an_operation_is_not_another(root):
     assert "computes the operation forward, not delta" in baselines.SDPA.refusal(problem())
     with pytest.raises(ConfigError, match="no official kernel for the operation delta, only for forward"):
         baselines.official("delta")
-    with pytest.raises(UnsupportedProblemError, match="operation=backwards: must be one of forward, delta"):
+    with pytest.raises(UnsupportedProblemError, match="operation=backwards: must be one of forward, packed, delta"):
         Problem(operation="backwards")
     with pytest.raises(UnsupportedProblemError, match="family=one_hot: must be one of normal"):
         problem(family="one_hot")
