@@ -9,4 +9,12 @@ def __getattr__(name: str) -> Any:
         from flashladder.common.attention import attention
 
         return attention
+    if name == "bounded_attention":
+        from flashladder.common.attention.bounded import bounded_attention
+
+        return bounded_attention
+    if name == "packed_attention":
+        from flashladder.common.attention.packed import packed_attention
+
+        return packed_attention
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

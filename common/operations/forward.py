@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -23,9 +23,9 @@ class Forward(Operation):
     """q, k, v and o are (batch, seqlen, heads, head_dim); lse is (batch, heads, seqlen_q), fp32."""
 
     name = "forward"
-    inputs = ("q", "k", "v")
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     outputs = ("o", "lse")
-    families = FAMILIES
+    families: ClassVar[Collection[str]] = FAMILIES
     signed_together = (("q", "k"), ("v", "o"))  # scores stay as they are
 
     def flops(self, problem: Problem) -> float:

@@ -78,9 +78,18 @@ class _Part(NamedTuple):
 
 def _one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "bshd") -> Problem:
     """A problem that is not packed, of the same heads."""
-    unpacked = {"operation": "forward", "seqlens_q": (), "seqlens_k": (), "total_q": None, "total_k": None}
-    lengths = {"batch": 1, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    return dataclasses.replace(problem, **unpacked, **lengths, layout=layout)
+    return dataclasses.replace(
+        problem,
+        operation="forward",
+        batch=1,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        layout=layout,
+        seqlens_q=(),
+        seqlens_k=(),
+        total_q=None,  # type: ignore[arg-type]  # of packed sequences alone
+        total_k=None,  # type: ignore[arg-type]
+    )
 
 
 def _parts(problem: Problem) -> Iterator[_Part]:
