@@ -57,8 +57,8 @@ class Problem:
     softcap: float = 0.0
     seqlens_q: tuple[int, ...] = ()  # these four of packed sequences alone
     seqlens_k: tuple[int, ...] = ()
-    total_q: int | None = None
-    total_k: int | None = None
+    total_q: int = None  # type: ignore[assignment]
+    total_k: int = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         self._check_packing()

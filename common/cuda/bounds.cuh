@@ -10,8 +10,7 @@ struct Bounded : Params {
 };
 
 // Scores as they are, `unit` each in log2; or softcap * tanh(score / softcap). tanh(x) is 1 - 2 / (1 + e^2x): an
-// exponential and a reciprocal, whose error is 2^-22 of the softcap. The log-sum-exp needs that; of tanh.approx's 2^-11
-// it would keep three digits.
+// exponential and a reciprocal. Its error is some 2^-22, and the log-sum-exp needs that: tanh.approx has 2^-11.
 template <bool softcap>
 struct Scores {
     float unit, steepness;

@@ -4,5 +4,5 @@ entrants     who takes part, compiled             contest      checks and measur
 timing       rounds on the GPU                    cpu_timer    the timer for what runs on the CPU
 spot         unannounced checks of timed calls    l2           nothing stays in it by privilege
 nvml         clocks, power, temperature           statistics   estimates and intervals
-baselines    other people's attention kernels
+baselines    other people's attention kernels     packing      packed sequences beside padded ones
 """

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -38,9 +38,9 @@ class Packed(Forward):
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """As of one sequence with all rows."""
         p = problem
-        *views, _ = super().views(_one_sequence(p, *_totals(p), p.layout))
+        *views, _ = super().views(_one_sequence(p, p.total_q, p.total_k, p.layout))
         starts = [{f"cu_seqlens_{x}": contiguous(p.batch + 1)} for x in "qk"]
-        return [*views, *starts, {"lse": contiguous(p.num_heads, _totals(p)[0])}]
+        return [*views, *starts, {"lse": contiguous(p.num_heads, p.total_q)}]
 
     def dtype(self, problem: Problem, name: str) -> torch.dtype:
         """int32 of what says where sequences begin."""
@@ -60,7 +60,7 @@ class Packed(Forward):
         """Each sequence as `attention` computes it."""
         q = tensors["q"]
         o = torch.zeros(q.shape, dtype=dtype, device=q.device)
-        lse = torch.full((problem.num_heads, _totals(problem)[0]), -math.inf, dtype=dtype, device=q.device)
+        lse = torch.full((problem.num_heads, problem.total_q), -math.inf, dtype=dtype, device=q.device)
         for rows, keys, alone in _parts(problem):
             parts = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
             o[:, rows], (lse[:, rows],) = attention(alone, parts, dtype)
@@ -68,13 +68,6 @@ class Packed(Forward):
 
 
 PACKED = Packed()
-
-
-def _totals(problem: Problem) -> tuple[int, int]:
-    """Rows of q and of k, of all sequences together."""
-    assert problem.total_q is not None
-    assert problem.total_k is not None
-    return problem.total_q, problem.total_k
 
 
 class _Part(NamedTuple):
@@ -85,14 +78,18 @@ class _Part(NamedTuple):
 
 def _one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "bshd") -> Problem:
     """A problem that is not packed, of the same heads."""
-    unpacked: dict[str, Any] = {
-        "operation": "forward",
-        "seqlens_q": (),
-        "seqlens_k": (),
-        "total_q": None,
-        "total_k": None,
-    }
-    return dataclasses.replace(problem, **unpacked, batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, layout=layout)
+    return dataclasses.replace(
+        problem,
+        operation="forward",
+        batch=1,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        layout=layout,
+        seqlens_q=(),
+        seqlens_k=(),
+        total_q=None,  # type: ignore[arg-type]  # of packed sequences alone
+        total_k=None,  # type: ignore[arg-type]
+    )
 
 
 def _parts(problem: Problem) -> Iterator[_Part]:

@@ -36,6 +36,7 @@ COMMANDS = {
     "run": Command("tools/run_version.py", "compile a rung or a reference, run it, check it, measure it"),
     "new": Command("tools/new_version.py", "make a new rung from another"),
     "bench": Command("tools/bench.py", "time kernels beside the official ones, over many shapes"),
+    "packed": Command("tools/packed.py", "time packed sequences beside padded ones and FlashAttention-2's"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
     "overhead": Command("tools/overhead.py", "what a call of attention() costs the host, beside torch's own"),
     "compare": Command("tools/compare.py", "two logged runs side by side"),

@@ -1,0 +1,102 @@
+"""Packed sequences beside FlashAttention-2's own, and beside padding: of the same lengths, in one contest."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flashladder.common.build import build_one
+from flashladder.common.build.artifact import Artifact
+from flashladder.common.catalog import Version
+from flashladder.common.errors import ConfigError
+from flashladder.common.measure.baselines import Baseline, Output, Run
+from flashladder.common.measure.contest import Ring
+from flashladder.common.measure.entrants import Entrant
+from flashladder.common.measure.timing import Measurement, TimingSettings, measure
+from flashladder.common.problem import Problem, Tensors
+from flashladder.common.run.target import Target
+
+MIXES = ("equal", "spread", "one long")
+_EQUAL, _SHORT = 2048, 512  # tokens of a sequence
+
+
+def lengths(mix: str, tokens: int, seed: int = 0) -> tuple[int, ...]:
+    """Sequences of so many tokens in all: equal ones, any from 1 to 4,096, or one of half of them among short ones."""
+    if mix not in MIXES:
+        raise ConfigError(f"no mix {mix} of lengths; there are {', '.join(MIXES)}")
+    if tokens < 2 * _EQUAL:
+        raise ConfigError(f"tokens={tokens}: must be at least {2 * _EQUAL}, two sequences")
+    if mix == "one long":
+        found, shortest = [tokens // 2], _SHORT
+    else:
+        found, shortest = [], _EQUAL
+    rng = random.Random(seed)
+    while left := tokens - sum(found):
+        wanted = rng.randint(1, 2 * _EQUAL) if mix == "spread" else shortest
+        found.append(min(wanted, left))
+    rng.shuffle(found)
+    return tuple(found)
+
+
+def padded(problem: Problem) -> Problem:
+    """The problem that packing avoids: every sequence as long as the longest."""
+    longest = max(problem.seqlens_q)
+    return replace(
+        problem,
+        operation="forward",
+        batch=len(problem.seqlens_q),
+        seqlen_q=longest,
+        seqlen_k=longest,
+        seqlens_q=(),
+        seqlens_k=(),
+        total_q=None,  # type: ignore[arg-type]  # of packed sequences alone
+        total_k=None,  # type: ignore[arg-type]
+    )
+
+
+def contest(problem: Problem, rung: Version, place: Target, settings: TimingSettings) -> Measurement:
+    """Both ways of a rung, and FlashAttention-2 on packed sequences, to which ratios refer; each is checked.
+
+    DeviceError without a GPU, VerificationError for an output that is wrong.
+    """
+    packed, all_padded = Ring(problem, "cuda"), Ring(padded(problem), "cuda")
+    ours = [
+        packed.ours("packed", _artifact(rung, problem, place), timed=True),
+        all_padded.ours("padded", _artifact(rung, all_padded.problem, place), timed=True),
+    ]
+    return measure([packed.official(FA2_PACKED), *ours], settings)
+
+
+def _artifact(rung: Version, problem: Problem, place: Target) -> Artifact:
+    config = Entrant(rung.address, rung, {}, tuned_for=place.gpu.name).config(problem, place.gpu)
+    artifact = build_one(rung, config, place.arch)
+    place.check(artifact)
+    return artifact
+
+
+def _flash_packed(_: Any, problem: Problem, tensors: Tensors) -> Run:
+    """Without an LSE: torch's is laid out as its FlashAttention-2 has it."""
+    q, k, v = tensors.q[0], tensors.k[0], tensors.v[0]
+    kernel = torch.ops.aten._flash_attention_forward.default
+    starts = (tensors.cu_seqlens_q, tensors.cu_seqlens_k, problem.seqlen_q, problem.seqlen_k)
+    causal, scale = problem.causal, problem.softmax_scale
+
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, *starts, 0.0, causal, False, scale=scale)
+        return Output(o[None], lse)
+
+    return run
+
+
+FA2_PACKED = Baseline(
+    "fa2",
+    "FlashAttention-2 of packed sequences (torch)",
+    "torch",
+    "torch",
+    "pip install torch",
+    _flash_packed,
+    operation="packed",
+)

@@ -1,0 +1,63 @@
+"""Time packed sequences beside FlashAttention-2's, and beside the same sequences padded to the longest.
+
+python tools/packed.py                                   equal lengths, a spread of them, one long among short ones
+python tools/packed.py --head-dim 64 --causal both --rounds 8
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashladder.common import arguments as options
+from flashladder.common import catalog
+from flashladder.common.console import Parser, console
+from flashladder.common.report import display
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("--version", default="woven_general", metavar="RUNG", help="default: the one that takes them")
+    made.add_argument("--tokens", type=int, default=16384, help="of all sequences (default: 16384)")
+    made.add_argument("--heads", type=int, default=16)
+    made.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
+    made.add_argument("--head-dim", type=int, default=128)
+    made.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
+    made.add_argument("--causal", choices=("no", "yes", "both"), default="both")
+    made.add_argument("--seed", type=int, default=0, help="of the inputs and of the spread")
+    options.add_timing(made)
+    made.add_argument("--out", type=Path, metavar="FILE", help="write what is printed to a file too")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.measure import packing
+    from flashladder.common.measure.timing import TimingSettings
+    from flashladder.common.problem import Problem
+    from flashladder.common.run import target
+
+    place, rung = target.resolve("gpu", None), catalog.find(arguments.version)
+    settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
+    for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]:
+        for mix in packing.MIXES:
+            seqlens = packing.lengths(mix, arguments.tokens, arguments.seed)
+            problem = Problem(
+                operation="packed",
+                seqlens_q=seqlens,
+                num_heads=arguments.heads,
+                num_heads_k=arguments.heads_k,
+                head_dim=arguments.head_dim,
+                dtype=arguments.dtype,
+                causal=causal,
+                seed=arguments.seed,
+            )
+            measured = packing.contest(problem, rung, place, settings)
+            mask = "causal" if causal else "full"
+            console.print(f"\n{mix}, {mask}: {len(seqlens)} sequences of {min(seqlens)} to {max(seqlens)} tokens")
+            console.print(display.times(measured, problem))
+            for note in measured.notes():
+                console.print(f"[dim]{note}")
+    if arguments.out:
+        arguments.out.write_text(console.export_text())
+    return 0
