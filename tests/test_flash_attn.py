@@ -9,7 +9,7 @@ import torch
 
 import flashladder
 from flashladder import attention, packed_attention
-from flashladder.common.attention import packed
+from flashladder.common.attention import general, op
 from flashladder.common.errors import UnsupportedProblemError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -67,7 +67,8 @@ def test_packed_by_rows(device):
     expected = attention(*qkv.unbind(2), causal=True)
     assert torch.equal(flashladder.flash_attn_qkvpacked_func(qkv, causal=True), expected)
     whole = (int32(0, 40, device=device), 40)
-    assert torch.equal(flashladder.flash_attn_varlen_qkvpacked_func(qkv[0], *whole, causal=True), expected[0])
+    options = {"causal": True, "return_attn_probs": True}
+    assert torch.equal(flashladder.flash_attn_varlen_qkvpacked_func(qkv[0], *whole, **options)[0], expected[0])
 
 
 def test_sequences_of_any_length(device):
@@ -90,31 +91,105 @@ def test_sequences_of_any_length(device):
     assert (out[33:] == 0).all()
     assert (lse[:, 33:] == -torch.inf).all()
     kv = torch.stack((k, v), 1)
-    assert torch.equal(flashladder.flash_attn_varlen_kvpacked_func(q, kv, *sequences, causal=True), out)
+    options = {"causal": True, "return_attn_probs": True}
+    assert torch.equal(flashladder.flash_attn_varlen_kvpacked_func(q, kv, *sequences, **options)[0], out)
+
+
+def test_a_window_and_a_softcap(device):
+    """Of a sequence alone and among others: scores by the textbook, in fp64."""
+    q, k, v = drawn(1, 40, 2, 64, device=device), *drawn(2, 1, 50, 1, 64, device=device)
+    out, lse, _ = flashladder.flash_attn_func(q, k, v, 0.0, 0.1, True, (7, 3), 5.0, return_attn_probs=True)
+    scores = 5 * torch.tanh(0.1 * torch.einsum("bqhd,bkod->bhqk", q.double(), k.double()) / 5)
+    own, key = torch.arange(40, device=device)[:, None] + 10, torch.arange(50, device=device)
+    scores.masked_fill_((key > own) | (key < own - 7), -torch.inf)
+    expected = torch.einsum("bhqk,bkod->bqhd", scores.softmax(-1), v.double())
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=0.02)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-4)
+    sequences = (int32(0, 40, device=device), int32(0, 50, device=device), 40, 50)
+    options = {"softmax_scale": 0.1, "window_size": (7, 0), "softcap": 5.0, "return_attn_probs": True}
+    among = flashladder.flash_attn_varlen_func(q[0], k[0], v[0], *sequences, **options)
+    assert torch.equal(among[0], out[0])
+    assert torch.equal(among[1], lse[0])
+
+
+def test_an_output_of_ones_own(device):
+    q = drawn(1, 16, 1, 64, device=device)
+    o = torch.zeros_like(q)
+    window = {"window": (7, None), "softcap": 5.0, "softmax_scale": 0.1, "causal": True, "return_lse": True}
+    assert attention(q, q, q, out=o, **window)[0] is o
+    assert torch.equal(o, attention(q, q, q, **window)[0])
+    with pytest.raises(UnsupportedProblemError, match=r"out is \(1, 16, 1, 64\) torch.float16 .*; O is .*bfloat16"):
+        attention(q, q, q, out=o.half(), **window)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window": (-1, None)}, "window_left=-1: must be at least 0, or None for all keys"),
+        ({"window": (None, 2), "causal": True}, "window_right=2: with causal=true no row sees a later key"),
+        ({"softcap": -1.0}, "softcap=-1.0: must be a positive number, or 0 for none"),
+        ({"window": (3, None), "version": "34"}, "has no sliding window"),
+    ],
+)
+def test_windows_and_softcaps_that_are_none(options, words):
+    q = torch.zeros(1, 16, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedProblemError, match=words):
+        attention(q, q, q, **options)
+
+
+@pytest.mark.parametrize(
+    ("window", "seqlen_k", "seen"),
+    [
+        ((-1, -1), 9, (False, None, None)),
+        ((-1, 0), 9, (True, None, None)),
+        ((9, 9), 9, (False, None, None)),
+        ((8, 0), 9, (True, 8, None)),
+        ((8, 2), 9, (False, 8, 2)),
+        ((-1, 2), 9, (False, None, 2)),
+    ],
+)
+def test_windows_are_read_as_flash_attn_does(window, seqlen_k, seen):
+    from flashladder.common.attention.flash_attn import _seen
+
+    given = _seen(False, window, seqlen_k)
+    assert (given["causal"], *given["window"]) == seen
+    given = _seen(True, window, seqlen_k)
+    assert (given["causal"], *given["window"]) == (True, seen[1], None)
 
 
 def test_torch_sees_through_sequences(device):
     q, k, v = drawn(3, 24, 1, 64, device=device)
     cu_seqlens = int32(0, 16, 24, device=device)
-    arguments = (q, k, v, cu_seqlens, cu_seqlens, 16, 16)
+    tensors = (q[None], k[None], v[None], cu_seqlens, cu_seqlens, 16, 16)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(packed._packed, (*arguments, True, 0.125, True), test_utils=checks)
+    torch.library.opcheck(general.forward, (*tensors, True, 0.125, None, None, 0.0, "24", True), test_utils=checks)
 
     def model(*arguments):
-        return flashladder.flash_attn_varlen_func(*arguments, causal=True) + 1
+        return flashladder.flash_attn_varlen_func(*arguments, causal=True, return_attn_probs=True)[0] + 1
 
+    arguments = (q, k, v, *tensors[3:])
     assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(*arguments), model(*arguments))
+
+
+def test_sequences_are_read_once_and_again_after_they_were_written(monkeypatch):
+    q = torch.zeros(16, 1, 64, dtype=torch.bfloat16)
+    monkeypatch.setattr(op, "at_leisure", lambda *arguments: None)
+    cu_seqlens, reads = int32(0, 8, 16), []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or tolist(tensor))
+    for _ in range(3):
+        packed_attention(q, q, q, cu_seqlens, cu_seqlens, 8, 8)
+    assert len(reads) == 1
+    cu_seqlens[1] = 4
+    with pytest.raises(UnsupportedProblemError, match="max_seqlen_q is 8; sequence 1 of cu_seqlens_q has 12 rows"):
+        packed_attention(q, q, q, cu_seqlens, cu_seqlens, 8, 8)
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
         ({"dropout_p": 0.1}, "dropout_p=0.1: kernels drop nothing; dropout_p=0.0 works"),
-        ({"softcap": 30.0}, "softcap=30.0: kernels cap no scores yet; softcap=0.0 works"),
         ({"alibi_slopes": torch.ones(2)}, "alibi_slopes: kernels add no bias to scores; alibi_slopes=None works"),
-        ({"window_size": (7, 0)}, "window_size=(7, 0) of 16 keys: kernels slide no window yet; (-1, -1) works, and so"),
-        ({"window_size": (-1, 3)}, "window_size=(-1, 3) of 16 keys"),
-        ({"window_size": (15, -1), "causal": True}, "window_size=(15, -1) of 16 keys"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -166,7 +241,7 @@ def test_other_refusals():
     ids=lambda value: str(value.tolist() if isinstance(value, torch.Tensor) and value.device.type == "cpu" else ""),
 )
 def test_wrong_sequences_are_refused_before_anything_is_read(cu_seqlens, words, monkeypatch):
-    monkeypatch.setattr(packed, "attention", lambda *arguments, **options: pytest.fail("it ran"))
+    monkeypatch.setattr(op, "at_leisure", lambda *arguments: pytest.fail("it ran"))
     q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
         packed_attention(q, q, q, cu_seqlens, int32(0, 8, 16), 12, 12)

@@ -194,7 +194,7 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
 
     llama = made("Llama")
     masked = torch.ones(2, 1, 12, 12).tril().bool().roll(1, -1)
-    same(llama, "a mask that is more than causal and padding", attention_mask=masked)
+    same(llama, "a mask that is more than causal, padding and a window", attention_mask=masked)
     same(made("Llama", head_dim=32), r"takes head_dim 64, 96, 128, 256, not 32")
     same(made("Llama", dtype=torch.float32), "q is torch.float32")
     llama.set_attn_implementation("ladder")
@@ -205,13 +205,31 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
         made("Llama", attention_dropout=0.5, attn_implementation="ladder").train()(IDS)
 
 
-def test_a_window_runs_on_sdpa_where_it_hides_something():
-    model = made("Mistral", sliding_window=8)
-    inside = IDS[:, :6]
-    assert near(logits(model, "ladder", inside), model, inside)
-    expected = logits(model, "sdpa", IDS)
-    with pytest.warns(FallbackWarning, match="a mask that is more than causal and padding"):
-        assert torch.equal(logits(model, "ladder", IDS), expected)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_sliding_window(padded, device):
+    """Of a prompt, and of tokens after it, whose cache holds no more than the window."""
+    model, ids = made("Mistral", device, sliding_window=5), IDS.to(device)
+    mask = PADDED["left"].to(device) if padded else None
+    real = slice(None) if mask is None else mask.bool()
+    assert near(logits(model, "ladder", ids, attention_mask=mask), model, ids, real, attention_mask=mask)
+    cache, given = transformers.DynamicCache(config=model.config), []
+    for begin, end in ((0, 8), (8, 9), (9, 12)):
+        seen = {} if mask is None else {"attention_mask": mask[:, :end]}
+        given.append(logits(model, "ladder", ids[:, begin:end], past_key_values=cache, **seen))
+    assert near(torch.cat(given, 1), model, ids, real, attention_mask=mask, position_ids=None)
+
+
+def test_a_window_runs_on_sdpa_where_padding_is_within():
+    model = made("Mistral", sliding_window=5)
+    expected = logits(model, "sdpa", IDS, attention_mask=PADDED["within"])
+    with pytest.warns(FallbackWarning, match="a mask that is more than causal, padding and a window"):
+        assert torch.equal(logits(model, "ladder", IDS, attention_mask=PADDED["within"]), expected)
+
+
+def test_a_softcap(device):
+    sizes = {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 64, "sliding_window": 5}
+    model, ids = made("Gemma2", device, **sizes), IDS.to(device)
+    assert near(logits(model, "ladder", ids), model, ids)
 
 
 def test_under_torch_compile_padding_runs_on_sdpa():
@@ -225,10 +243,12 @@ def test_under_torch_compile_padding_runs_on_sdpa():
 
 
 def test_what_nobody_but_eager_has_is_refused():
-    with pytest.raises(UnsupportedProblemError, match=r'softcap: kernels have none; attn_implementation="eager" works'):
-        logits(made("Gemma2", attn_logit_softcapping=30.0), "ladder", IDS)
+    capped = made("Gemma2", attn_logit_softcapping=30.0, head_dim=32)
+    words = r'not 32; .*; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
+    with pytest.raises(UnsupportedProblemError, match=words):
+        logits(capped, "ladder", IDS)
     tensor = torch.zeros(1, 1, 4, 64)
-    with pytest.raises(UnsupportedProblemError, match="s_aux: kernels have none"):
+    with pytest.raises(UnsupportedProblemError, match="s_aux: kernels have no sinks"):
         ours._attend(torch.nn.Module(), tensor, tensor, tensor, None, s_aux=torch.zeros(1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.attention import op
+from flashladder.common.attention import general, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -17,6 +17,8 @@ def attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     return_lse: bool = False,
+    window: general.Window = (None, None),
+    softcap: float = 0.0,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -27,6 +29,9 @@ def attention(
     softmax_scale defaults to 1 / sqrt(head_dim). Returns O, shaped as q, and with `return_lse` also the log-sum-exp of
     each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and
     a log-sum-exp of -inf.
+
+    A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
+    it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap); 0 is none.
 
     O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own.
 
@@ -44,5 +49,18 @@ def attention(
         )
     if out is not None and out.requires_grad and torch.is_grad_enabled():
         raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
+    if window != (None, None) or softcap:
+        bounds = (*window, softcap)
+        o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
+        o = o if out is None else _copied(o, out)
+        return (o, lse) if return_lse else o
     o, lse = op.forward(q, k, v, out, causal, softmax_scale, version, return_lse)
     return o if lse is None or not return_lse else (o, lse)
+
+
+def _copied(o: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if (out.shape, out.dtype, out.device) != (o.shape, o.dtype, o.device):
+        raise UnsupportedProblemError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; O is {tuple(o.shape)} {o.dtype} on {o.device}"
+        )
+    return out.copy_(o)

@@ -5,6 +5,8 @@ What kernels here do not do is refused by the name of its argument. Everything i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashladder.common.attention import attention
@@ -30,18 +32,24 @@ def flash_attn_func(
 ) -> _Result:
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
-    `window_size` counts keys to the left and right of a query's own, -1 all; taken are windows that hide no key, and
-    (-1, 0), which is the causal mask. `deterministic` changes nothing: the forward pass always is. With
-    `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
-    without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
-    flash-attn says +inf.
+    `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing: the
+    forward pass always is. With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp,
+    (batch, heads, seqlen_q), and, as without dropout in flash-attn, no probabilities (0 elements). Of a row that sees
+    no key softmax_lse is -inf; flash-attn says +inf.
 
-    Raises UnsupportedProblemError for dropout_p, softcap, alibi_slopes, a narrower window, a gradient that is wanted,
-    and what `attention` refuses.
+    Raises UnsupportedProblemError for dropout_p, alibi_slopes, a gradient that is wanted, and what `attention` refuses.
     """
-    _refuse(dropout_p, softcap, alibi_slopes)
-    causal = _causal(causal, window_size, k.shape[1] if k.dim() == 4 else 0)
-    return _returned(attention(q, k, v, causal=causal, softmax_scale=softmax_scale, return_lse=return_attn_probs))
+    _refuse(dropout_p, alibi_slopes)
+    result = attention(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        softcap=max(0.0, softcap),
+        return_lse=return_attn_probs,
+        **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
+    )
+    return _returned(result)
 
 
 def flash_attn_kvpacked_func(
@@ -105,7 +113,7 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
-    _refuse(dropout_p, softcap, alibi_slopes)
+    _refuse(dropout_p, alibi_slopes)
     result = packed_attention(
         q,
         k,
@@ -114,8 +122,9 @@ def flash_attn_varlen_func(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        causal=_causal(causal, window_size, max_seqlen_k),
         softmax_scale=softmax_scale,
+        softcap=max(0.0, softcap),
+        **_seen(causal, window_size, max_seqlen_k),
         return_lse=return_attn_probs,
     )
     return _returned(result)
@@ -199,26 +208,20 @@ def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tenso
     return tensor.unbind(-3)
 
 
-def _refuse(dropout_p: float, softcap: float, alibi_slopes: torch.Tensor | None) -> None:
+def _refuse(dropout_p: float, alibi_slopes: torch.Tensor | None) -> None:
     """What no kernel here does."""
     if dropout_p:
         raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
-    if softcap > 0:
-        raise UnsupportedProblemError(f"softcap={softcap}: kernels cap no scores yet; softcap=0.0 works")
     if alibi_slopes is not None:
         raise UnsupportedProblemError("alibi_slopes: kernels add no bias to scores; alibi_slopes=None works")
 
 
-def _causal(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> bool:
-    """Whether the mask is the causal one, as flash-attn reads a window: from seqlen_k on it has no bound."""
-    left, right = (-1 if bound < 0 or bound >= seqlen_k else bound for bound in window_size)
-    right = 0 if causal else right
-    if left >= 0 or right > 0:
-        raise UnsupportedProblemError(
-            f"window_size={tuple(window_size)} of {seqlen_k} keys: kernels slide no window yet; (-1, -1) works, and "
-            "so does (-1, 0), which is causal"
-        )
-    return right == 0
+def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
+    """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
+    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window_size)
+    if causal or right == 0:
+        return {"causal": True, "window": (left, None)}
+    return {"causal": False, "window": (left, right)}
 
 
 def _returned(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> _Result:

@@ -1,6 +1,6 @@
 """attention as torch knows it: an operator, and a shorter way to the same kernels where nothing looks on.
 
-A rung is resolved, configured and built once for all tensors of a kind, whatever their lengths: see `_Ready`.
+A rung is resolved, configured and built once for all tensors of a kind, whatever their lengths: see `Ready`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flashladder.common.run.launch import check
 QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
-_ready: dict[tuple[object, ...], _Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
+_ready: dict[tuple[object, ...], Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
 
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
 _OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
@@ -39,8 +39,8 @@ LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_O
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """A rung, configured and built for tensors of a kind on a device; `call` is None on the emulator."""
+class Ready:
+    """A rung, configured and built for tensors of a kind on a device; `call`, the short way to it, is of plain ones."""
 
     rung: Version
     artifact: Artifact
@@ -89,14 +89,13 @@ def _straight(
     if len(shape) != 4:
         raise _misshapen("q", q)
     kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse
-    ready = _ready.get(kind) or _prepare(kind, q, k, causal, version, lse)
+    ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse), q, version)
     o = q.new_empty(shape) if out is None else out
     sums = _sums(q, lse) if lse else None
     scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     if ready.call is None or not ready.call(q, k, v, o, sums, scale):
-        _at_leisure(
-            ready, {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums}), causal, softmax_scale
-        )
+        tensors = {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums})
+        at_leisure(ready, problem_of(q, k, causal, softmax_scale, lse), tensors)
     return o, sums
 
 
@@ -131,18 +130,18 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *opt
     return _sums(q, options[-1])
 
 
-def _at_leisure(ready: _Ready, tensors: dict[str, torch.Tensor], causal: bool, softmax_scale: float | None) -> None:
+def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On the emulator; and on a GPU for tensors out of the ordinary. UnsupportedProblemError where they will not do."""
-    problem = _problem(tensors["q"], tensors["k"], causal, softmax_scale, "lse" in tensors)
     ready.rung.check(problem, ready.artifact.config)
-    check(problem, Tensors(tensors))
+    given = Tensors(tensors, problem.asked)
+    check(problem, given)
     for name in problem.asked.inputs:
         if tensors[name].data_ptr() == tensors["o"].data_ptr():
             raise UnsupportedProblemError(f"out begins where {name} does; it takes memory of its own")
-    if ready.call is None:
+    if not is_gpu(tensors["q"]):
         _emulate(ready.artifact, problem, tensors)
     else:
-        on_gpu(ready.artifact, problem, Tensors(tensors))()
+        on_gpu(ready.artifact, problem, given)()
 
 
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
@@ -155,11 +154,14 @@ def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tens
         tensors[name].copy_(copies.by_name[name])
 
 
-def _prepare(
-    kind: tuple[object, ...], q: torch.Tensor, k: torch.Tensor, causal: bool, version: str, lse: bool
-) -> _Ready:
+def prepared(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
+    """What runs tensors of a kind, made ready at the first call for it."""
+    return _ready.get(kind) or _prepare(kind, problem, q, version)
+
+
+def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must."""
-    problem, gpu = _problem(q, k, causal, None, lse), is_gpu(q)
+    gpu, plain = is_gpu(q), not (problem.packed or problem.window or problem.softcap)
     with _preparing:
         if kind in _ready:  # another thread has been here
             return _ready[kind]
@@ -178,8 +180,8 @@ def _prepare(
             config = Entrant(version, rung, values, tuned_for).config(problem, place.gpu)
             artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
             place.check(artifact)
-            call = Call(rung, artifact, q.device) if gpu else None
-        _ready[kind] = _Ready(rung, artifact, call)
+            call = Call(rung, artifact, q.device) if gpu and plain else None
+        _ready[kind] = Ready(rung, artifact, call)
         return _ready[kind]
 
 
@@ -188,25 +190,26 @@ def is_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _problem(q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float | None, lse: bool) -> Problem:
+def problem_of(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float | None, lse: bool, **others: Any
+) -> Problem:
+    """What tensors (batch, seqlen, heads, head_dim) ask for; `others` are fields that they do not say, or say wrong."""
     for name, tensor in (("q", q), ("k", k)):
         if tensor.dim() != 4:
             raise _misshapen(name, tensor)
     if q.dtype not in _NAMES:
         raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(_NAMES)}")
     batch, seqlen_q, num_heads, head_dim = q.shape
-    return Problem(
-        batch=batch,
-        num_heads=num_heads,
-        num_heads_k=k.shape[2],
-        seqlen_q=seqlen_q,
-        seqlen_k=k.shape[1],
-        head_dim=head_dim,
-        dtype=_NAMES[q.dtype],
-        causal=causal,
-        softmax_scale=softmax_scale,  # type: ignore[arg-type]  # None: the default
-        lse=lse,
-    )
+    sizes = {
+        "batch": batch,
+        "num_heads": num_heads,
+        "num_heads_k": k.shape[2],
+        "seqlen_q": seqlen_q,
+        "seqlen_k": k.shape[1],
+        "head_dim": head_dim,
+        "dtype": _NAMES[q.dtype],
+    }
+    return Problem(**{**sizes, "causal": causal, "softmax_scale": softmax_scale, "lse": lse, **others})
 
 
 def _misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:

@@ -1,11 +1,12 @@
 """transformers' models: `attn_implementation="ladder"`, through its AttentionInterface and AttentionMaskInterface.
 
-What a mask is, says its shape; only what is written here makes those of the first three kinds:
+What a mask is, says its shape; only what is written here makes those of the first four kinds:
 
-None               causal to the bottom right where the module is causal, and otherwise all keys
-(batch, keys)      the same causal mask, and which keys are no padding; a query is its own key
+None                  causal to the bottom right where the module is causal, and otherwise all keys
+(batch, keys)         the same causal mask, and which keys are no padding; a query is its own key
+(batch, keys, window) the same, and that a query sees so many keys at most, its own among them; 0 keys: no padding
 (batch, 1, 1, keys)   which keys are no padding, for all queries alike
-anything else      not for these kernels: transformers' "sdpa" takes it
+anything else         not for these kernels: transformers' "sdpa" takes it
 """
 
 from __future__ import annotations
@@ -64,9 +65,8 @@ def _attend(
     """q, k and v are (batch, heads, seqlen, head_dim); the output is (batch, seqlen_q, heads, head_dim)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    for name in ("softcap", "s_aux"):
-        if options.get(name) is not None:
-            raise UnsupportedProblemError(f'{name}: kernels have none; attn_implementation="eager" works')
+    if options.get("s_aux") is not None:
+        raise UnsupportedProblemError('s_aux: kernels have no sinks; attn_implementation="eager" works')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     try:
         q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
@@ -75,6 +75,10 @@ def _attend(
         _refuse(q, k, v, dropout, options)
         return _ours(q, k, v, attention_mask, causal, scaling, options), None
     except UnsupportedProblemError as error:
+        if options.get("softcap") is not None:
+            raise UnsupportedProblemError(
+                f'{error}; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
+            ) from None
         say('transformers\' "sdpa"', str(error))
     whole = _whole(attention_mask, query.shape[2], key.shape[2], causal, query.device)
     return sdpa_attention_forward(
@@ -107,39 +111,39 @@ def _ours(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Of (batch, seqlen, heads, head_dim)."""
+    scores: dict[str, Any] = {"softmax_scale": scale, "softcap": options.get("softcap") or 0.0}
     if mask is None and options.get("cu_seq_lens_q") is not None:
         if len(q) > 1:
             raise UnsupportedProblemError(f"cu_seq_lens_q in a batch of {len(q)}; packed sequences are one row")
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
-        return _tensor(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, softmax_scale=scale))[None]
+        return _tensor(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
     if mask is None:
-        return _tensor(attention(q, k, v, causal=causal, softmax_scale=scale))
+        return _tensor(attention(q, k, v, causal=causal, **scores))
     if torch.compiler.is_compiling():
         raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
-    if mask.dtype == torch.bool and mask.dim() == 2:
-        k, v = (tensor[:, : mask.shape[1]] for tensor in (k, v))
-        return _unpadded(q, k, v, mask[:, mask.shape[1] - q.shape[1] :], mask, True, scale)
-    if mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1):
+    if mask.dtype != torch.bool or (mask.dim() == 4 and mask.shape[1:3] != (1, 1)):
+        raise UnsupportedProblemError("a mask that is more than causal, padding and a window: kernels take none")
+    if mask.dim() == 4:
         every = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        return _unpadded(q, k, v, every, mask[:, 0, 0].expand(len(k), -1), False, scale)
-    raise UnsupportedProblemError("a mask that is more than causal and padding: kernels take none")
+        return _unpadded(q, k, v, every, mask[:, 0, 0].expand(len(k), -1), causal=False, **scores)
+    if mask.dim() == 3:
+        scores["window"] = mask.shape[2] - 1, None
+        if not mask.shape[1]:
+            return _tensor(attention(q, k, v, causal=True, **scores))
+        mask = mask[:, :, 0]
+    k, v = (tensor[:, : mask.shape[1]] for tensor in (k, v))
+    return _unpadded(q, k, v, mask[:, mask.shape[1] - q.shape[1] :], mask, causal=True, **scores)
 
 
 def _unpadded(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rows: torch.Tensor,
-    keys: torch.Tensor,
-    causal: bool,
-    scale: float | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, **options: Any
 ) -> torch.Tensor:
     """As packed sequences, of the rows and keys that are no padding."""
     cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
     at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
     packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
     o = q.new_zeros(q.shape)
-    o[at_rows] = _tensor(packed_attention(*packed, causal=causal, softmax_scale=scale))
+    o[at_rows] = _tensor(packed_attention(*packed, **options))
     return o
 
 
@@ -159,6 +163,7 @@ def _mask(
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     device: torch.device | str = "cpu",
+    local_size: int | None = None,
     **options: Any,
 ) -> torch.Tensor | None:
     """The mask of a forward pass, in the kinds that this file knows; see transformers' masking_utils.sdpa_mask."""
@@ -172,6 +177,14 @@ def _mask(
         if padding is None and seen != kv_length:
             return torch.ones(batch_size, seen, dtype=torch.bool, device=device)
         return None if padding is None else _unless_all(padding[:, :seen], kv_length)
+    if allow_is_causal_skip and seen == kv_offset + kv_length and local_size and _slides(mask_function, local_size):
+        real = None if padding is None else _unless_all(padding[:, kv_offset:seen], kv_length)
+        if kv_length <= local_size:
+            return real  # nothing is out of the window
+        if real is None:
+            return torch.empty(batch_size, 0, local_size, dtype=torch.bool, device=device)
+        if _in_one_piece(real):  # or else distances would be others without the padding
+            return real[:, :, None].expand(-1, -1, local_size)
     if mask_function is masking_utils.bidirectional_mask_function and allow_is_bidirectional_skip and known:
         real = None if padding is None else _unless_all(padding[:, :kv_length], kv_length)
         return None if real is None else real[:, None, None]
@@ -187,6 +200,7 @@ def _mask(
         allow_is_causal_skip=allow_is_causal_skip and plain,
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         device=device,
+        local_size=local_size,
         **options,
     )
 
@@ -196,13 +210,36 @@ def _unless_all(real: torch.Tensor, kv_length: int) -> torch.Tensor | None:
     return None if real.shape[1] == kv_length and real.all() else real
 
 
+def _in_one_piece(real: torch.Tensor) -> bool:
+    """Whether what is no padding is so, in each row."""
+    return bool((pad(real, (1, 0)).diff(dim=1) & real).sum(1).le(1).all())
+
+
+def _slides(mask_function: Callable[..., Any], local_size: int) -> bool:
+    """Whether it is transformers' sliding window under a causal mask, and nothing else."""
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    if torch.compiler.is_compiling():
+        return False
+
+    def made_of(function: Any) -> Any:
+        if isinstance(function, tuple):
+            return tuple(map(made_of, function))
+        cells = getattr(function, "__closure__", None)
+        return (function.__code__, *(made_of(cell.cell_contents) for cell in cells)) if cells else function
+
+    return bool(made_of(mask_function) == made_of(sliding_window_causal_mask_function(local_size)))
+
+
 def _whole(
     mask: torch.Tensor | None, seqlen_q: int, seqlen_k: int, causal: bool, device: torch.device
 ) -> torch.Tensor | None:
     """The same mask as "sdpa" takes it, whose own causal mask is to the upper left."""
     if (mask is None and not (causal and 1 < seqlen_q < seqlen_k)) or (mask is not None and mask.dim() == 4):
         return mask
-    keys = seqlen_k if mask is None else mask.shape[1]
-    last_seen = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
-    seen = torch.arange(seqlen_k, device=device) <= last_seen
-    return seen[None, None] if mask is None else seen & pad(mask, (0, seqlen_k - keys))[:, None, None]
+    real = None if mask is None or not mask.shape[1] else mask[:, :, 0] if mask.dim() == 3 else mask
+    keys = seqlen_k if real is None else real.shape[1]
+    own = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
+    key = torch.arange(seqlen_k, device=device)
+    seen = (key <= own) & (key > own - (mask.shape[2] if mask is not None and mask.dim() == 3 else seqlen_k))
+    return seen[None, None] if real is None else seen & pad(real, (0, seqlen_k - keys))[:, None, None]

@@ -1,0 +1,86 @@
+"""attention with what few rungs take: packed sequences, a sliding window, a softcap. One operator for all of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from flashladder.common.attention import op, sequences
+
+Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
+
+
+@torch.library.custom_op("flashladder::attention_general", mutates_args=())
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float,
+    version: str,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
+
+    With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q).
+    """
+    o, sums = _outputs(q, cu_seqlens_q is not None, lse)
+    others: dict[str, Any] = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+    tensors = {"q": q, "k": k, "v": v, "o": o} | ({"lse": sums} if lse else {})
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        end_q, _ = (
+            sequences.end(of, cu_seqlens, tensor.shape[1], longest)
+            for of, cu_seqlens, tensor, longest in (
+                ("q", cu_seqlens_q, q, max_seqlen_q),
+                ("k", cu_seqlens_k, k, max_seqlen_k),
+            )
+        )
+        if not k.shape[1] or not max_seqlen_k:
+            end_q = 0  # nobody sees a key
+        if not end_q:
+            return o.zero_(), sums.fill_(-math.inf)
+        others |= {"operation": "packed", "batch": len(cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+        others |= {"seqlen_q": max_seqlen_q, "seqlen_k": max_seqlen_k}
+        tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
+    problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
+    kind = version, q.dtype, q.device, *q.shape[2:], causal, lse, problem.packed, problem.window, softcap > 0
+    op.at_leisure(op.prepared(kind, problem, q, version), problem, tensors)
+    if problem.packed:
+        o[:, end_q:] = 0
+        sums[:, end_q:] = -math.inf
+    return o, sums
+
+
+@forward.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float,
+    version: str,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q, cu_seqlens_q is not None, lse)
+
+
+def _outputs(q: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, seqlen_q, num_heads, _ = q.shape
+    rows = ((num_heads, seqlen_q) if packed else (batch, num_heads, seqlen_q)) if lse else (0, 0)
+    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)

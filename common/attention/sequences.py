@@ -1,0 +1,55 @@
+"""cu_seqlens: where in a tensor each of some packed sequences begins, and the last one ends."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from flashladder.common.errors import UnsupportedProblemError
+
+_read = WeakTensorKeyDictionary()  # what was read, and which writing to the tensor it follows
+
+
+def check(name: str, cu_seqlens: torch.Tensor, device: torch.device) -> None:
+    """Raises UnsupportedProblemError for what is no cu_seqlens, as far as it shows without reading it."""
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype != torch.int32:
+        raise UnsupportedProblemError(
+            f"{name} is {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; it should be (sequences + 1,) torch.int32"
+        )
+    if cu_seqlens.device != device:
+        raise UnsupportedProblemError(f"{name} is on {cu_seqlens.device}, q on {device}; they should be on one device")
+
+
+def end(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
+    """Where the last sequence ends. Raises UnsupportedProblemError for sequences that are not within the tensor.
+
+    A tensor is read once, however many layers of a model it goes through: that waits for the GPU. While a CUDA graph is
+    captured nothing can be read; what kernels then find later cannot lead them out of the tensors.
+    """
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        return total
+    name, bounds = f"cu_seqlens_{of}", _bounds(cu_seqlens)
+    if bounds[0] != 0:
+        raise UnsupportedProblemError(f"{name} begins with {bounds[0]}; it should begin with 0")
+    for index, (first, behind) in enumerate(itertools.pairwise(bounds)):
+        if behind < first:
+            raise UnsupportedProblemError(
+                f"{name}[{index + 1}] is {behind}, after {first}; each should be at least the one before"
+            )
+        if behind - first > max_seqlen:
+            raise UnsupportedProblemError(
+                f"max_seqlen_{of} is {max_seqlen}; sequence {index} of {name} has {behind - first} rows"
+            )
+    if bounds[-1] > total:
+        raise UnsupportedProblemError(f"{name} ends with {bounds[-1]}; {of} has {total} rows")
+    return bounds[-1]
+
+
+def _bounds(cu_seqlens: torch.Tensor) -> list[int]:
+    if cu_seqlens.is_inference():  # torch counts no writing to it
+        return list(cu_seqlens.tolist())
+    if cu_seqlens not in _read or _read[cu_seqlens][0] != cu_seqlens._version:
+        _read[cu_seqlens] = cu_seqlens._version, cu_seqlens.tolist()
+    return list(_read[cu_seqlens][1])
