@@ -232,13 +232,18 @@ def test_a_softcap(device):
     assert near(logits(model, "ladder", ids), model, ids)
 
 
-def test_under_torch_compile_padding_runs_on_sdpa():
-    model = made("Llama", num_hidden_layers=1)
-    expected = logits(model, "sdpa", IDS, attention_mask=PADDED["left"])
+@pytest.mark.parametrize(
+    ("name", "sizes", "mask"),
+    [("Llama", {}, PADDED["left"]), ("Mistral", {"sliding_window": 5}, None)],
+    ids=["padding", "window"],
+)
+def test_under_torch_compile_padding_and_windows_run_on_sdpa(name, sizes, mask):
+    model = made(name, num_hidden_layers=1, **sizes)
+    expected = logits(model, "sdpa", IDS, attention_mask=mask)
     model.set_attn_implementation("ladder")
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with pytest.warns(FallbackWarning, match="a mask under torch.compile"), torch.no_grad():
-        given = compiled(IDS, attention_mask=PADDED["left"]).logits
+        given = compiled(IDS, attention_mask=mask).logits
     torch.testing.assert_close(given.double(), expected, rtol=0, atol=0.01)
 
 
