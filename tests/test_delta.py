@@ -101,8 +101,16 @@ def broken(root, old, new):
 
 
 def test_memory_that_no_kernel_wrote_is_not_read(root):
-    version = broken(root, "+ half] =", "] =")
+    version = broken(
+        root, "if (row < p.seqlen_q)\n        lent.halves", "if (half == 0 && row < p.seqlen_q)\n        lent.halves"
+    )
     with pytest.raises(EmulatorError, match=r"(?s)never written: tensor workspace halves, byte offset 4 of 2240"):
+        emulated(version, problem())
+
+
+def test_ctas_that_write_the_same_memory_are_named(root):
+    version = broken(root, "+ half] =", "] =")
+    with pytest.raises(EmulatorError, match=r"(?s)race on global memory: tensor workspace halves, .*lane 0 writes it"):
         emulated(version, problem())
 
 

@@ -136,7 +136,7 @@ def check(program, chunk):
     assert bool(found) == expected, found
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs, st.sampled_from([NUM_CTAS, 1]))
 def test_races_between_ctas_are_reported_where_there_are_any_and_nowhere_else(program, chunk):
     check(program, chunk)
