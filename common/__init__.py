@@ -21,7 +21,7 @@ accuracy      errors and times over families of inputs, against bars
 pictures      drawings of what the code does
 dashboard     pages and charts of what was measured
 exercises     a rung with its idea taken out, a task, and a grade for what is put in
-attention     attention as a function of torch tensors
+attention     attention as a function of torch tensors, and under the names that models call
 
 cuda          the device headers that the rungs share
 """
