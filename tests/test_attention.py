@@ -66,8 +66,8 @@ def test_o_goes_where_it_is_wanted(device):
     assert torch.equal(out, expected)
     assert torch.equal(lse, expected_lse)
     for wrong, words in (
-        (torch.empty_like(q[:, :20]), r"o is \(2, 20, 2, 64\)"),
-        (torch.empty_like(q).half(), "o is .* torch.float16; with the other tensors it is"),
+        (torch.empty_like(q[:, :20]), r"out is \(2, 20, 2, 64\) .*; O is \(2, 40, 2, 64\)"),
+        (torch.empty_like(q).half(), "out is .* torch.float16 on .*; O is .* torch.bfloat16"),
         (q, "out begins where q does; it takes memory of its own"),
         (torch.empty_like(q).requires_grad_(), "out wants a gradient"),
     ):

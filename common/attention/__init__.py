@@ -59,8 +59,5 @@ def attention(
 
 
 def _copied(o: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    if (out.shape, out.dtype, out.device) != (o.shape, o.dtype, o.device):
-        raise UnsupportedProblemError(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; O is {tuple(o.shape)} {o.dtype} on {o.device}"
-        )
+    op.check_out(out, o)
     return out.copy_(o)

@@ -134,6 +134,7 @@ def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor])
     """On the emulator; and on a GPU for tensors out of the ordinary. UnsupportedProblemError where they will not do."""
     ready.rung.check(problem, ready.artifact.config)
     given = Tensors(tensors, problem.asked)
+    check_out(tensors["o"], tensors["q"])
     check(problem, given)
     for name in problem.asked.inputs:
         if tensors[name].data_ptr() == tensors["o"].data_ptr():
@@ -142,6 +143,14 @@ def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor])
         _emulate(ready.artifact, problem, tensors)
     else:
         on_gpu(ready.artifact, problem, given)()
+
+
+def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
+    """Raises UnsupportedProblemError unless O, which is like q, may go there."""
+    if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
+        raise UnsupportedProblemError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; O is {tuple(q.shape)} {q.dtype} on {q.device}"
+        )
 
 
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
