@@ -42,9 +42,10 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
     loss.clear();
 
-    // Worked out where it is needed, so that the main loop keeps nothing of it.
+    // Worked out where it is needed, so that the main loop keeps nothing of it. Within a window all blocks of rows see
+    // about as many keys, so none need start first.
     using Work = std::conditional_t<packed, PackedAssignment<dtype, block_m, head_dim>,
-                                    Assignment<dtype, block_m, head_dim, causal>>;
+                                    Assignment<dtype, block_m, head_dim, causal && !window>>;
     Mask<causal, window> mask{params};
     auto assigned = [&] {
         const Work work{params, cta_index()};
