@@ -15,7 +15,7 @@ a vector of the last epochs of its threads.
 
 Not looked at: accesses of threads of one CTA to each other's words in global memory, launches with clusters, and the
 proxies of bulk copies in global memory. A copy out of shared memory writes when its thread has waited for it. Of strong
-accesses to a word that is accessed weakly besides, the last one counts.
+accesses to a word that is accessed weakly besides, the last one counts; of its readers, the last three CTAs.
 """
 
 from collections.abc import Collection
@@ -40,6 +40,7 @@ Message = dict[int, np.ndarray]  # by CTA: the last epochs of its threads, (thre
 # A stamp, from its low end: lane 5 bits, row of the chunk 20, number of the record from 1 on.
 _ROW, _RECORD = 5, 25
 _ROWS = (1 << 20) - 1
+_READERS = 3  # CTAs
 _PRIOR, _EARLIER_GRID = -1, 1 << _RECORD  # who writes what an earlier grid does, and the stamp of that
 
 FENCE_BEFORE = "__threadfence() before the strong write, or st.release / atom.release with the scope of the GPU"
@@ -66,14 +67,27 @@ class Record:
 
 @dataclass
 class Table:
-    """What is remembered of a tensor, by word: the stamps of the last weak write, weak read and strong access; where
-    there are several readers, those of the others; and the message of the last strong write."""
+    """What is remembered of a tensor, by word: the stamps of the last weak write and the last strong access, and of the
+    last weak reads of _READERS CTAs, with these; and the message of the last strong write."""
 
     written: np.ndarray
-    read: np.ndarray
     strong: np.ndarray
-    readers: dict[int, set[int]] = field(default_factory=dict)
+    read: np.ndarray  # (_READERS, words), the latest first
+    readers: np.ndarray
     messages: dict[int, Message] = field(default_factory=dict)
+
+    def note_reads(self, words: np.ndarray, stamps: np.ndarray, ctas: np.ndarray) -> None:
+        """Reads of words by these CTAs. Those of one CTA at a time, as several may read one word."""
+        for cta in np.unique(ctas)[-_READERS:].tolist():
+            chosen = ctas == cta
+            own, left = words[chosen], np.ones(int(chosen.sum()), bool)
+            read, readers = stamps[chosen], np.full(len(own), cta)
+            for slot in range(_READERS):
+                old, whose = self.read[slot, own], self.readers[slot, own]
+                self.read[slot, own] = np.where(left, read, old)
+                self.readers[slot, own] = np.where(left, readers, whose)
+                left = left & (old > 0) & (whose != cta)  # the next slot gets what stood here, of another CTA
+                read, readers = old, whose
 
 
 @dataclass(frozen=True)
@@ -152,11 +166,15 @@ class GlobalRaces:
     def _enter(
         self, warp: "Warp", index: int, rows: np.ndarray, lanes: np.ndarray, addresses: np.ndarray, size: int, does: str
     ) -> None:
-        """One access of each of these threads, all to one tensor."""
+        """One access of each of these threads."""
         tensor = self._machine.memory.find(int(addresses[0]), int(addresses[0])) if len(addresses) else None
         if tensor is None:
             return
         places = (addresses - np.uint64(tensor.base)).astype(np.int64)
+        if (elsewhere := (places < 0) | (places >= tensor.size)).any():
+            for part in (elsewhere, ~elsewhere):
+                self._enter(warp, index, rows[part], lanes[part], addresses[part], size, does)
+            return
         each = max(1, size // self._granule)
         words = (places[:, None] // self._granule + np.arange(each)).reshape(-1)
         rows, lanes = np.repeat(rows, each), np.repeat(lanes, each)
@@ -170,7 +188,9 @@ class GlobalRaces:
     def _table(self, tensor: "Tensor") -> Table:
         if tensor.base not in self._tables:
             count = -(-tensor.size // self._granule) + 16
-            table = self._tables[tensor.base] = Table(*np.zeros((3, count), np.int64))
+            table = self._tables[tensor.base] = Table(
+                *np.zeros((2, count), np.int64), *np.zeros((2, _READERS, count), np.int64)
+            )
             if tensor.name in self._prior:
                 table.written[:] = _EARLIER_GRID
         return self._tables[tensor.base]
@@ -178,36 +198,21 @@ class GlobalRaces:
     def _compare(self, table: Table, step: "Step", tensor: "Tensor") -> None:
         """With what is remembered of the words, and remembers this access."""
         kind, words = step.record.strength, step.words
-        earlier = [table.written, table.strong] + [table.read] * kind.writes
+        earlier = [table.written, table.strong, *(table.read if kind.writes else ())]
         for stamps in (state[words] for state in earlier):
             if stamps.any():
                 self._check(tensor, step, stamps, np.arange(len(words)))
-        if kind.writes and table.readers:
-            for word in {*words.tolist()} & table.readers.keys():
-                at = np.nonzero(words == word)[0]
-                for stamp in table.readers.pop(word):
-                    self._check(tensor, step, np.full(len(at), stamp), at)
-        own = table.strong if kind.is_strong else table.written if kind.writes else table.read
+        if not (kind.is_strong or kind.writes):
+            table.note_reads(words, step.stamps, step.record.ctas[step.rows])
+            return
+        own = table.strong if kind.is_strong else table.written
         if kind.is_strong:
             self._synchronise(table, step)
-        elif kind.writes:
-            table.read[words] = 0
         else:
-            self._keep_readers(table, step)
+            table.read[:, words] = 0
         own[words] = step.stamps
         if kind.writes and not np.array_equal(kept := own[words], step.stamps):
             self._check(tensor, step, kept, np.arange(len(words)))
-
-    def _keep_readers(self, table: Table, step: "Step") -> None:
-        """Remembers the last reads by others besides, of which a later write has to know too."""
-        before = table.read[step.words]
-        if not before.any():
-            return
-        own = step.record.ctas[step.rows]
-        for at in np.nonzero(before)[0].tolist():
-            stamp = int(before[at])
-            if self.record(stamp >> _RECORD).ctas[stamp >> _ROW & _ROWS] != own[at]:
-                table.readers.setdefault(int(step.words[at]), set()).add(stamp)
 
     def _synchronise(self, table: Table, step: "Step") -> None:
         """What strong accesses of single threads learn and publish, one after the other."""
@@ -278,7 +283,9 @@ class GlobalRaces:
     def _learn(self, table: dict[int, list[Learnt]], cta: int, learnt: Learnt) -> None:
         """Notes what threads of a CTA have found, if they did not know it already."""
         known = table.setdefault(cta, [])
-        if not any(each.message is learnt.message and np.isin(learnt.threads, each.threads).all() for each in known):
+        if not any(
+            each.message is learnt.message and np.isin(learnt.threads, each.threads).all() for each in known[-16:]
+        ):
             known.append(learnt)
 
     def known_of(self, step: "Step", row: int, lane: int, cta: int) -> np.ndarray | None:
