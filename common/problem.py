@@ -20,6 +20,7 @@ LSE = "lse"
 LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
 _FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
+MAX_SOFTCAP = 1000.0  # kernels' scores are good to 2^-22 of it
 SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
 
 
@@ -106,8 +107,10 @@ class Problem:
             raise UnsupportedProblemError(
                 f"window_right={self.window_right}: with causal=true no row sees a later key; leave it at None"
             )
-        if self.softcap and not SCALES[0] <= self.softcap <= SCALES[1]:
-            raise UnsupportedProblemError(f"softcap={self.softcap}: must be a positive number, or 0 for none")
+        if self.softcap and not SCALES[0] <= self.softcap <= MAX_SOFTCAP:
+            raise UnsupportedProblemError(
+                f"softcap={self.softcap}: must be a positive number up to {MAX_SOFTCAP:g}, or 0 for none"
+            )
 
     def _check_packing(self) -> None:
         """What packed sequences have, and others do not."""

@@ -127,7 +127,7 @@ def test_an_output_of_ones_own(device):
     [
         ({"window": (-1, None)}, "window_left=-1: must be at least 0, or None for all keys"),
         ({"window": (None, 2), "causal": True}, "window_right=2: with causal=true no row sees a later key"),
-        ({"softcap": -1.0}, "softcap=-1.0: must be a positive number, or 0 for none"),
+        ({"softcap": -1.0}, "softcap=-1.0: must be a positive number up to 1000, or 0 for none"),
         ({"window": (3, None), "version": "34"}, "has no sliding window"),
     ],
 )
@@ -171,10 +171,10 @@ def test_torch_sees_through_sequences(device):
     assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(*arguments), model(*arguments))
 
 
-def test_sequences_are_read_once_and_again_after_they_were_written(monkeypatch):
-    q = torch.zeros(16, 1, 64, dtype=torch.bfloat16)
-    monkeypatch.setattr(op, "at_leisure", lambda *arguments: None)
-    cu_seqlens, reads = int32(0, 8, 16), []
+@pytest.mark.gpu
+def test_sequences_on_a_gpu_are_read_once_and_again_after_they_were_written(monkeypatch):
+    q = torch.zeros(16, 1, 64, dtype=torch.bfloat16, device="cuda")
+    cu_seqlens, reads = int32(0, 8, 16, device="cuda"), []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or tolist(tensor))
     for _ in range(3):
@@ -183,6 +183,69 @@ def test_sequences_are_read_once_and_again_after_they_were_written(monkeypatch):
     cu_seqlens[1] = 4
     with pytest.raises(UnsupportedProblemError, match="max_seqlen_q is 8; sequence 1 of cu_seqlens_q has 12 rows"):
         packed_attention(q, q, q, cu_seqlens, cu_seqlens, 8, 8)
+
+
+def test_sequences_that_torch_did_not_see_written(device):
+    """As generated code and CUDA graphs write: what was read before may not decide what comes out."""
+    qkv, cu_seqlens = drawn(3, 40, 1, 64, device=device), int32(0, 10, 20, device=device)
+    packed_attention(*qkv, cu_seqlens, cu_seqlens, 30, 30)
+    cu_seqlens.data.copy_(int32(0, 10, 40, device=device))
+    fresh = int32(0, 10, 40, device=device)
+    assert torch.equal(
+        packed_attention(*qkv, cu_seqlens, cu_seqlens, 30, 30), packed_attention(*qkv, fresh, fresh, 30, 30)
+    )
+
+
+@pytest.mark.parametrize("window", [(None, 2**31 - 1), (2**32 - 1, None), (3, 2**70)], ids=str)
+def test_windows_beyond_every_key(window, device):
+    """C's int holds none of them."""
+    q = drawn(1, 20, 1, 64, device=device)
+    near = tuple(None if end is None or end > 20 else end for end in window)
+    assert torch.equal(attention(q, q, q, window=window), attention(q, q, q, window=near))
+
+
+@pytest.mark.parametrize(
+    "window", [None, 3, (3,), (1, 2, 3), (True, 3), (1.0, None), "no", (torch.tensor(3), None)], ids=repr
+)
+def test_what_is_no_window(window):
+    q = torch.zeros(20, 1, 64, dtype=torch.bfloat16)
+    sequences = (int32(0, 20), int32(0, 20), 20, 20)
+    for call in (
+        lambda: attention(q[None], q[None], q[None], window=window),
+        lambda: packed_attention(q, q, q, *sequences, window=window),
+        lambda: flashladder.flash_attn_func(q[None], q[None], q[None], window_size=window),
+    ):
+        with pytest.raises(
+            UnsupportedProblemError, match=r"window(_size)?=.*: it should be \(left, right\), each a number"
+        ):
+            call()
+
+
+def test_large_softcaps(device):
+    """Up to where they are good; beyond it they are refused, as one that is no number is."""
+    q = drawn(1, 20, 1, 64, device=device)
+    _, lse = attention(q, q, q, softcap=1000.0, return_lse=True)
+    scores = 1000 * torch.tanh(torch.einsum("bqhd,bkhd->bhqk", q.double(), q.double()) / 8 / 1000)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-4)
+    for softcap in (1001.0, 1e30, torch.nan):
+        with pytest.raises(
+            UnsupportedProblemError, match=re.escape(f"softcap={softcap}: must be a positive number up to 1000")
+        ):
+            flashladder.flash_attn_func(q, q, q, softcap=softcap)
+
+
+def test_nothing_to_compute_is_looked_at_all_the_same():
+    q, none = torch.zeros(4, 1, 64, dtype=torch.bfloat16), int32(0, 0)
+    assert not packed_attention(q, q, q, none, none, 0, 0).any()
+    with pytest.raises(UnsupportedProblemError, match="window_left=-3"):
+        packed_attention(q, q, q, none, none, 0, 0, window=(-3, None))
+
+
+def test_derivatives_of_forward_mode_are_refused():
+    q = torch.zeros(1, 16, 1, 64, dtype=torch.bfloat16)
+    for call in (lambda x: attention(x, q, q), lambda x: attention(x, q, q, window=(3, None))):
+        with pytest.raises(UnsupportedProblemError, match="derivatives of forward mode"):
+            torch.func.jvp(call, (q,), (q,))
 
 
 @pytest.mark.parametrize(

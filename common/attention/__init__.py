@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.attention import general, op
+from flashladder.common.attention import general, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -31,7 +31,8 @@ def attention(
     a log-sum-exp of -inf.
 
     A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
-    it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap); 0 is none.
+    it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
+    key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn.
 
     O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own.
 
@@ -43,12 +44,10 @@ def attention(
     Raises UnsupportedProblemError for tensors that the rung does not take, or that want a gradient; ConfigError for an
     unknown version.
     """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise UnsupportedProblemError(
-            "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
-        )
+    gradients.refuse(q, k, v)
     if out is not None and out.requires_grad and torch.is_grad_enabled():
         raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
+    window = general.window_of(window)
     if window != (None, None) or softcap:
         bounds = (*window, softcap)
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)

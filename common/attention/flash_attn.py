@@ -45,7 +45,7 @@ def flash_attn_func(
         k,
         v,
         softmax_scale=softmax_scale,
-        softcap=max(0.0, softcap),
+        softcap=0.0 if softcap <= 0 else softcap,
         return_lse=return_attn_probs,
         **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
@@ -123,7 +123,7 @@ def flash_attn_varlen_func(
         max_seqlen_q,
         max_seqlen_k,
         softmax_scale=softmax_scale,
-        softcap=max(0.0, softcap),
+        softcap=0.0 if softcap <= 0 else softcap,
         **_seen(causal, window_size, max_seqlen_k),
         return_lse=return_attn_probs,
     )
@@ -218,6 +218,11 @@ def _refuse(dropout_p: float, alibi_slopes: torch.Tensor | None) -> None:
 
 def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
     """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
+    is_pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
+    if not is_pair or not all(type(bound) is int for bound in window_size):
+        raise UnsupportedProblemError(
+            f"window_size={window_size!r}: it should be (left, right), each a number of keys, or -1 for all"
+        )
     left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window_size)
     if causal or right == 0:
         return {"causal": True, "window": (left, None)}

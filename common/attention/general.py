@@ -8,8 +8,21 @@ from typing import Any
 import torch
 
 from flashladder.common.attention import op, sequences
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.run.launch import ALL_KEYS
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
+
+
+def window_of(window: Window) -> Window:
+    """A window as kernels take it. UnsupportedProblemError for what is none."""
+    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
+    if not is_pair or not all(each is None or type(each) is int for each in window):
+        raise UnsupportedProblemError(
+            f"window={window!r}: it should be (left, right), each a number of keys, or None for all"
+        )
+    left, right = (None if each is None else min(each, ALL_KEYS) for each in window)
+    return left, right
 
 
 @torch.library.custom_op("flashladder::attention_general", mutates_args=())
@@ -37,24 +50,21 @@ def forward(
     others: dict[str, Any] = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
     tensors = {"q": q, "k": k, "v": v, "o": o} | ({"lse": sums} if lse else {})
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        end_q, _ = (
-            sequences.end(of, cu_seqlens, tensor.shape[1], longest)
-            for of, cu_seqlens, tensor, longest in (
-                ("q", cu_seqlens_q, q, max_seqlen_q),
-                ("k", cu_seqlens_k, k, max_seqlen_k),
-            )
-        )
-        if not k.shape[1] or not max_seqlen_k:
-            end_q = 0  # nobody sees a key
-        if not end_q:
-            return o.zero_(), sums.fill_(-math.inf)
+        end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
+        sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
+        o.zero_()  # of rows in no sequence nothing is written
+        sums.fill_(-math.inf)
         others |= {"operation": "packed", "batch": len(cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-        others |= {"seqlen_q": max_seqlen_q, "seqlen_k": max_seqlen_k}
+        longest = min(max_seqlen_q, q.shape[1]), min(max_seqlen_k, k.shape[1])
+        others |= {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
         tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
+        if not all(longest):  # nobody sees a key; what was asked for is looked at all the same
+            op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
+            return o, sums
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
     kind = version, q.dtype, q.device, *q.shape[2:], causal, lse, problem.packed, problem.window, softcap > 0
     op.at_leisure(op.prepared(kind, problem, q, version), problem, tensors)
-    if problem.packed:
+    if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         o[:, end_q:] = 0
         sums[:, end_q:] = -math.inf
     return o, sums

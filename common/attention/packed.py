@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.attention import general, sequences
+from flashladder.common.attention import general, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -50,12 +50,8 @@ def packed_attention(
         raise UnsupportedProblemError(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        raise UnsupportedProblemError(
-            "the inputs want a gradient, and kernels compute none: call it in torch.no_grad()"
-        )
+    gradients.refuse(q, k, v)
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    o, lse = general.forward(
-        q[None], k[None], v[None], *packing, causal, softmax_scale, *window, softcap, version, return_lse
-    )
+    bounds = (*general.window_of(window), softcap)
+    o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
     return (o[0], lse) if return_lse else o[0]

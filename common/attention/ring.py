@@ -73,6 +73,8 @@ def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) 
 
     Positions are split likewise. Raises UnsupportedProblemError where the chunks would not be of one length.
     """
+    if not 0 <= rank < world_size:
+        raise UnsupportedProblemError(f"rank {rank} of {world_size}; ranks are from 0 to {world_size - 1}")
     if (length := whole.shape[dim]) % (2 * world_size):
         raise UnsupportedProblemError(
             f"a sequence of {length} over {world_size} ranks; it should be a multiple of {2 * world_size}"
@@ -82,7 +84,11 @@ def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) 
 
 
 def zigzag_join(parts: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
-    """The whole sequence again, of the parts of all ranks in their order."""
+    """The whole sequence again, of the parts of all ranks in their order. UnsupportedProblemError for odd lengths."""
+    if not parts or any(not part.shape[dim] or part.shape[dim] % 2 for part in parts):
+        raise UnsupportedProblemError(
+            f"parts of {[part.shape[dim] for part in parts]} rows; each is two chunks of one length"
+        )
     firsts, seconds = zip(*(part.chunk(2, dim) for part in parts), strict=True)
     return torch.cat((*firsts, *reversed(seconds)), dim)
 

@@ -25,8 +25,9 @@ def check(name: str, cu_seqlens: torch.Tensor, device: torch.device) -> None:
 def end(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
     """Where the last sequence ends. Raises UnsupportedProblemError for sequences that are not within the tensor.
 
-    A tensor is read once, however many layers of a model it goes through: that waits for the GPU. While a CUDA graph is
-    captured nothing can be read; what kernels then find later cannot lead them out of the tensors.
+    On a GPU a tensor is read once, however many layers of a model it goes through: reading waits for the GPU. Writing
+    that torch does not count, as by a CUDA graph or generated code, is not seen then, and while a graph is captured
+    nothing can be read. What kernels find later cannot lead them out of the tensors.
     """
     if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
         return total
@@ -48,7 +49,7 @@ def end(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
 
 
 def _bounds(cu_seqlens: torch.Tensor) -> list[int]:
-    if cu_seqlens.is_inference():  # torch counts no writing to it
+    if not cu_seqlens.is_cuda or cu_seqlens.is_inference():  # torch counts no writing to the latter
         return list(cu_seqlens.tolist())
     if cu_seqlens not in _read or _read[cu_seqlens][0] != cu_seqlens._version:
         _read[cu_seqlens] = cu_seqlens._version, cu_seqlens.tolist()

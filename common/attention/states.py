@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from flashladder.common.attention import gradients
 from flashladder.common.errors import UnsupportedProblemError
 
 
@@ -35,10 +36,7 @@ def merge_states(
     if len({tensor.device for tensor in tensors.values()}) > 1:
         given = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
         raise UnsupportedProblemError(f"{given}; they should be on one device")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
-        raise UnsupportedProblemError(
-            "the partial outputs want a gradient, and merge_states computes none: call it in torch.no_grad()"
-        )
+    gradients.refuse(*tensors.values(), what="the partial outputs", whose="merge_states computes")
     return _merge(o_a, lse_a, o_b, lse_b)
 
 

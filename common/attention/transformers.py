@@ -75,6 +75,10 @@ def _attend(
         _refuse(q, k, v, dropout, options)
         return _ours(q, k, v, attention_mask, causal, scaling, options), None
     except UnsupportedProblemError as error:
+        if options.get("cu_seq_lens_q") is not None:
+            raise UnsupportedProblemError(
+                f'{error}; with cu_seq_lens_q, which "sdpa" does not read, only transformers\' flash-attn works'
+            ) from None
         if options.get("softcap") is not None:
             raise UnsupportedProblemError(
                 f'{error}; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
@@ -112,9 +116,13 @@ def _ours(
 ) -> torch.Tensor:
     """Of (batch, seqlen, heads, head_dim)."""
     scores: dict[str, Any] = {"softmax_scale": scale, "softcap": options.get("softcap") or 0.0}
-    if mask is None and options.get("cu_seq_lens_q") is not None:
+    if options.get("cu_seq_lens_q") is not None:
         if len(q) > 1:
             raise UnsupportedProblemError(f"cu_seq_lens_q in a batch of {len(q)}; packed sequences are one row")
+        if mask is not None and mask.dim() == 3 and not mask.shape[1]:
+            scores["window"] = mask.shape[2] - 1, None
+        elif mask is not None:
+            raise UnsupportedProblemError("cu_seq_lens_q with a mask that hides more than a window")
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
         return _tensor(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
     if mask is None:

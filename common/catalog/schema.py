@@ -109,7 +109,7 @@ Kind = TypeVar("Kind", bound=Declared)
 def read(path: Path, kind: type[Kind]) -> Kind:
     """What a YAML file declares; ConfigError says what is wrong with it, all at once."""
     try:
-        return kind.model_validate(yaml.safe_load(path.read_text()))
+        return kind.model_validate(yaml.safe_load(path.read_bytes()))
     except yaml.YAMLError as error:
         raise ConfigError(str(error)) from None
     except ValidationError as invalid:

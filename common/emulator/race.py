@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 IN_FLIGHT, OBJECT = 1 << 21, 3 << 20  # epochs of a write that is still to come, and of an mbarrier
 
 BARRIER = "a barrier between the two: __syncthreads(), or an mbarrier at which the first arrives and the second waits"
-SYNCWARP = "__syncwarp() between the two"
+SYNCWARP = "__syncwarp() between the two; __syncthreads() if other warps touch it too"
 FOLLOWERS = "__syncwarp() after the lane that waits, or a wait by every lane"
 LEADER = "__syncwarp() before the lane arrives that does so for its warp"
 

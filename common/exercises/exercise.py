@@ -15,6 +15,7 @@ from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.catalog.schema import Declared, one_of, read
 from flashladder.common.config import listing
+from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError
 from flashladder.common.exercises.measures import MEASURES, Measure
 from flashladder.common.paths import VERSIONS
@@ -53,8 +54,13 @@ class Exercise:
 
 
 def exercises(root: Path = VERSIONS) -> list[Exercise]:
-    """All exercises, from the lowest rung up."""
-    versions = [version for ladder in catalog.ladders(root) for version in catalog.versions(root, ladder)]
+    """All exercises, from the lowest rung up; a ladder that cannot be read hides no other, and is named."""
+    versions: list[Version] = []
+    for ladder in catalog.ladders(root):
+        try:
+            versions += catalog.versions(root, ladder)
+        except ConfigError as error:
+            warn(f"the ladder {ladder or 'of this repository'} cannot be read: {error}")
     return [_load(version) for version in versions if (version.directory / FILE).exists()]
 
 

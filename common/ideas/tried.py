@@ -110,8 +110,7 @@ def patch(version: Version, parent: Version) -> str:
 
 
 def _diff(before: Path | None, after: Path) -> str:
-    old = before.read_text().splitlines(keepends=True) if before else []
-    new = after.read_text().splitlines(keepends=True)
+    old, new = (path.read_text(errors="replace").splitlines(keepends=True) if path else [] for path in (before, after))
     left, right = (f"{path.parent.name}/{path.name}" if path else "/dev/null" for path in (before, after))
     lines = difflib.unified_diff(old, new, left, right)
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)

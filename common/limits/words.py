@@ -55,7 +55,7 @@ def _idea(found: Diagnosis) -> str:
     if limiter is None:
         return "No idea of a later rung is against what is left."
     if advice is None:
-        return "No later rung of this ladder has an idea against it, nor against any other limit in the table."
+        return f"No later rung of this ladder has an idea against it, nor against another limit that costs {FLOOR:.0%}."
     nearest, *others = found.ideas(advice)
     also = f" Later ones: {', '.join(rung.address for rung in others)}." if others else ""
     idea = f"rung {nearest.address}, {nearest.title}: {nearest.idea} ({page(nearest)}){also}"

@@ -35,6 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
         "README.md": f'its page: replace what begins with "{scaffold.OPEN}"',
     }
     console.print(facts(f"{version.name} in {version.directory}", files))
-    console.print(f"python tools/run_version.py {name} --watch      a trial at every save")
-    console.print(f"python tools/run_version.py {name} --against {parent.address}      the verdict", soft_wrap=True)
+    where = "".join(f" --versions {folder}" for folder in arguments.own_ladders)
+    for trial in (f"--watch{where}      a trial at every save", f"--against {parent.address}{where}      the verdict"):
+        console.print(f"python tools/run_version.py {name} {trial}", soft_wrap=True)
     return 0

@@ -1,0 +1,16 @@
+"""Gradients, which no kernel here computes."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+from flashladder.common.errors import UnsupportedProblemError
+
+
+def refuse(*tensors: torch.Tensor, what: str = "the inputs", whose: str = "kernels compute") -> None:
+    """UnsupportedProblemError where a tensor wants a gradient, or has a derivative with it (forward mode)."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise UnsupportedProblemError(f"{what} want a gradient, and {whose} none: call it in torch.no_grad()")
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UnsupportedProblemError(f"{what} have derivatives of forward mode, and {whose} none")
