@@ -114,6 +114,8 @@ class Problem:
 
     def _check_packing(self) -> None:
         """What packed sequences have, and others do not."""
+        for name in ("seqlens_q", "seqlens_k"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
         packing = {name: getattr(self, name) for name in ("seqlens_q", "seqlens_k", "total_q", "total_k")}
         if not self.packed:
             if given := [name for name, value in packing.items() if value]:

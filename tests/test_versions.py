@@ -123,8 +123,11 @@ LARGER = {
 
 
 def test_neighbours_differ_by_little():
-    """A rung is the one below, or its parent, with one idea: most of its lines are there already. Those for any
-    attention have many cases, and bring together what lower rungs have. A new instruction set makes a new kernel."""
+    """A rung is the one below, or its parent, with one idea: most of its lines are there already.
+
+    Those for any attention have many cases, 24 also those of models, and bring together what lower rungs have. A new
+    instruction set makes a new kernel.
+    """
     finished = catalog.finished()
     for i, above in enumerate(finished[2:], start=2):
         below = above.below() or finished[i - 1]
@@ -133,4 +136,4 @@ def test_neighbours_differ_by_little():
         is_general = above.name.endswith(("general", "any_attention"))
         known = set(lines_of(*(finished[1:i] if is_general else [below])))
         added, limit = sum(line not in known for line in lines_of(above)), LARGER.get(above.name, 30)
-        assert added <= (60 if is_general else limit), f"{above.name} adds {added} lines"
+        assert added <= (80 if is_general else limit), f"{above.name} adds {added} lines"
