@@ -133,6 +133,14 @@ def test_bad_version_yaml_is_refused_with_its_path(tmp_path, old, new, message):
         make_rung(tmp_path, yaml=yaml.replace(old, new))
 
 
+def test_a_version_yaml_that_is_no_text_is_refused(tmp_path):
+    make_rung(tmp_path)
+    (tmp_path / "07_tiny" / "version.yaml").write_bytes(b"title: Tiny\xff\n")
+    catalog.forget()
+    with pytest.raises(ConfigError, match=r"(?s)07_tiny/version.yaml: .*invalid start byte"):
+        versions(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("problem", "config", "message"),
     [

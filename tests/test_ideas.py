@@ -154,6 +154,11 @@ def test_a_header_beside_the_kernel_is_in_the_patch(rung):
     assert "+constexpr int extra = 1;\n" in text
 
 
+def test_a_kernel_in_another_encoding_has_a_patch(rung):
+    rung.kernel.write_bytes(rung.kernel.read_bytes() + b"// caf\xe9\n")
+    assert "+// caf\ufffd\n" in tried.patch(rung, find("02"))
+
+
 def test_the_tool_gives_a_verdict_and_keeps_it(rung, run):
     ideas.save(rung, "longer")
     code, out, err = run("my_idea", "--against", "02")

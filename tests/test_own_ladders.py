@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from flashladder.common import catalog, console
+from flashladder.common import catalog, console, exercises
 from flashladder.common.build import build_one
 from flashladder.common.catalog import find, own
 from flashladder.common.config import load_gpu
@@ -66,6 +66,13 @@ def test_it_is_found_by_the_option_too(mine, monkeypatch, run):
     assert code == 0
     assert "mine/00_my_idea" in out
     assert find("my_idea").home == mine, "processes that this one starts find it too"
+
+
+def test_a_ladder_that_cannot_be_read_hides_no_exercise(mine, capsys):
+    (mine / "00_my_idea" / "version.yaml").write_text("title: [")
+    catalog.forget()
+    assert "02" in {exercise.version.number for exercise in exercises.exercises()}
+    assert "the ladder mine cannot be read" in capsys.readouterr().err
 
 
 def test_its_headers_are_beside_it(mine):
