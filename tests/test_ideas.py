@@ -93,7 +93,8 @@ def test_a_trial_without_a_gpu_says_what_machine_code_and_emulator_say(rung):
     assert trial.emulated.check.passed
     assert trial.emulated.problem.num_heads == 1
     assert verdict.in_words(trial).startswith("predicted, not measured: ")
-    assert verdict.short(trial) == "not measured"
+    assert verdict.short(trial) == "predicted"
+    assert verdict.untried(trial.idea) == "not tried: fp16"
 
 
 def test_kernels_of_one_machine_code_are_not_timed(rung):
@@ -141,7 +142,7 @@ def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
     lines = markers.between(rung.directory / "README.md", evidence.TRIED).splitlines()
     assert len(lines) == 4
     assert "the same \\| without a GPU" in lines[2]
-    assert "| not measured |" in lines[2]
+    assert "| predicted |" in lines[2]
     assert "| +1 -0: `__syncthreads();` | 02 |" in lines[3]
     assert "| 1.018 (1.015 to 1.021) | faster, NVIDIA H200 | [patch](tried/" in lines[3]
 

@@ -48,7 +48,7 @@ SCHEMA = Schema(
         "parent_code": str,
         **{f"{who}{name}": int for name in _FIGURES for who in ("", "parent_")},
         "instructions": int,  # executed on the emulator
-        "verdict": str,  # faster, slower, tied, unclear; same code; not measured
+        "verdict": str,  # faster, slower, tied, unclear; same code; predicted
         "mode": str,
         "rounds": int,
         "time_us": PositiveFloat,

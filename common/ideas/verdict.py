@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashladder.common.ideas.trial import Timing, Trial
+from flashladder.common.ideas.trial import Idea, Timing, Trial
 from flashladder.common.measure.statistics import Estimate
 
 LOOP, CYCLES, SPILLS = (  # of Code.figures
@@ -35,7 +35,18 @@ def short(trial: Trial) -> str:
     """In a word or two, for a table."""
     if trial.is_same_code:
         return "same code"
-    return trial.timing.verdict if trial.timing else "not measured"
+    return trial.timing.verdict if trial.timing else "predicted"
+
+
+def untried(idea: Idea) -> str:
+    """What the rung takes and this problem does not ask for, in words; empty where it is all there is."""
+    supports, problem = idea.version.supports, idea.problem
+    kinds = [
+        *(["causal masks"] if supports.causal and not problem.causal else []),
+        *(dtype for dtype in supports.dtype if dtype != problem.dtype),
+        *(f"head_dim {head_dim}" for head_dim in supports.head_dim if head_dim != problem.head_dim),
+    ]
+    return f"not tried: {', '.join(kinds)}" if kinds else ""
 
 
 def changes(trial: Trial) -> dict[str, tuple[int, int]]:

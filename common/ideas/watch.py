@@ -126,7 +126,8 @@ def _try(idea: Idea, timer: Timer | None) -> None:
         codes = pool.submit(trial.codes, built)
         emulated = trial.emulate(idea, built)
         errors = f"error of o {emulated.check.max_error:.2g} (tolerance {emulated.check.tolerance:.2g})"
-        _say("emulated", began, f"right, and no race; {errors}")
+        untried = verdict.untried(idea)
+        _say("emulated", began, f"right, and no race; {errors}" + (f"; {untried}" if untried else ""))
         held = Trial(idea, built, *codes.result(), emulated, None)
     _say("against " + idea.parent.address, began, _changed(held))
     if timer and not held.is_same_code:

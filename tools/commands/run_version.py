@@ -180,6 +180,8 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
     for note in held.timing.notes if held.timing else ():
         warn(note)
     console.print(f"{version.address}: {verdict.in_words(held)}", style="bold", markup=False, soft_wrap=True)
+    if untried := verdict.untried(first):
+        console.print(untried, style="dim", soft_wrap=True)
     if not arguments.no_log:
         console.print(f"[dim]logged to {tried.record(held, arguments.note)}", soft_wrap=True)
     return 0
