@@ -94,7 +94,9 @@ def limits(found: Diagnosis) -> Table:
         gain = found.gain(limit)
         style = "" if gain >= FLOOR else "dim"
         ideas = ", ".join(later.address for later in found.ideas(limit))
-        made.add_row(limit.name, _spelled(found, limit.without), f"{gain:.1%}", ideas, style=style)
+        made.add_row(
+            limit.name, _spelled(found, limit.without), f"{gain:.1%}" if gain > 0 else "nothing", ideas, style=style
+        )
     return made
 
 
