@@ -1,6 +1,6 @@
 # make run VERSION=02 runs a rung, make test the tests, make quick the quick ones, make test-long those that take minutes;
 # they first make .venv when it is missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024
-# --causal", make test ARGS="-m gpu".
+# --causal", make test ARGS="-m gpu", make test-long ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -8,7 +8,7 @@ QUICK := $(addprefix tests/test_,catalog.py config.py house.py problem.py comman
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 LONG := $(addprefix tests/test_,explain.py exercises.py new_version.py own_ladders.py watch.py general_hopper.py) \
-	$(addprefix tests/test_,packed_random.py wheel.py transformers.py ring_processes.py) \
+	$(addprefix tests/test_,packed_random.py wheel.py transformers.py ring_processes.py ladder.py tuner_kill.py tuner_storage.py) \
 	tests/emulator/test_mutations.py
 
 .PHONY: run test test-long quick lint doctor venv dev clean

@@ -107,7 +107,7 @@ def test_packed_with_all_of_it():
     [
         ({"window_left": -1}, "window_left=-1: must be at least 0, or None for all keys"),
         ({"window_right": 3, "causal": True}, "window_right=3: with causal=true no row sees a later key"),
-        ({"softcap": -1.0}, "softcap=-1.0: must be a positive number, or 0 for none"),
+        ({"softcap": -1.0}, "softcap=-1.0: must be a positive number up to 1000, or 0 for none"),
         ({"softcap": math.nan}, "softcap=nan: must be a positive number"),
     ],
 )
