@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.attention import attention
+from flashladder.common.attention import attention, general
 from flashladder.common.attention.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -218,12 +218,8 @@ def _refuse(dropout_p: float, alibi_slopes: torch.Tensor | None) -> None:
 
 def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
     """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
-    is_pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
-    if not is_pair or not all(type(bound) is int for bound in window_size):
-        raise UnsupportedProblemError(
-            f"window_size={window_size!r}: it should be (left, right), each a number of keys, or -1 for all"
-        )
-    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window_size)
+    window = general.pair_of("window_size", window_size, -1)
+    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
     if causal or right == 0:
         return {"causal": True, "window": (left, None)}
     return {"causal": False, "window": (left, right)}

@@ -16,12 +16,18 @@ Window = tuple[int | None, int | None]  # keys to the left and to the right of a
 
 def window_of(window: Window) -> Window:
     """A window as kernels take it. UnsupportedProblemError for what is none."""
+    left, right = (None if each is None else min(each, ALL_KEYS) for each in pair_of("window", window, None))
+    return left, right
+
+
+def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
+    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none."""
     is_pair = isinstance(window, (tuple, list)) and len(window) == 2
-    if not is_pair or not all(each is None or type(each) is int for each in window):
+    if not is_pair or not all(type(each) in (int, type(everything)) for each in window):
         raise UnsupportedProblemError(
-            f"window={window!r}: it should be (left, right), each a number of keys, or None for all"
+            f"{name}={window!r}: it should be (left, right), each a number of keys, or {everything} for all"
         )
-    left, right = (None if each is None else min(each, ALL_KEYS) for each in window)
+    left, right = window
     return left, right
 
 
@@ -72,22 +78,9 @@ def forward(
 
 @forward.register_fake
 def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    softmax_scale: float | None,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float,
-    version: str,
-    lse: bool,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q, cu_seqlens_q is not None, lse)
+    return _outputs(q, cu_seqlens_q is not None, options[-1])
 
 
 def _outputs(q: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from flashladder.common.attention import attention
+from flashladder.common.attention import attention, gradients
 from flashladder.common.attention.fallback import say
 from flashladder.common.errors import DeviceError, ToolchainError, UnsupportedProblemError
 
@@ -88,8 +88,7 @@ def _ours(
         raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing")
     if return_debug_mask:
         raise UnsupportedProblemError("return_debug_mask: kernels keep no probabilities")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):  # views do not say so
-        raise UnsupportedProblemError("the inputs want a gradient, and kernels compute none")
+    gradients.refuse(query, key, value)  # views do not say so
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     output = torch.empty_like(query)  # strided as torch.compile expects it
     out = output.transpose(1, 2)
