@@ -22,7 +22,7 @@ from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
-from flashladder.common.run import target
+from flashladder.common.run import ahead, target
 from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
@@ -184,14 +184,18 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
         with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
             place = target.resolve("gpu" if gpu else "emulator", None)
             name, _, fields = version.partition("@")
-            rung, values = catalog.find(name), parse_values(fields)
+            rung, values = _rung(name, problem, place.arch, not gpu), parse_values(fields)
             tuned_for = None if values else place.gpu.name
-            config = Entrant(version, rung, values, tuned_for).config(problem, place.gpu)
+            config = Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
             artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
             place.check(artifact)
             call = Call(rung, artifact, q.device) if gpu and plain else None
         _ready[kind] = Ready(rung, artifact, call)
         return _ready[kind]
+
+
+def _rung(name: str, problem: Problem, arch: str, emulated: bool) -> Version:
+    return ahead.fastest(problem, arch, emulated) if name == ahead.DEFAULT else catalog.find(name)
 
 
 def is_gpu(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 from flashladder.common import catalog
 from flashladder.common.build.compile import BuildRequest
 from flashladder.common.build.prebuilt import compile_into
+from flashladder.common.catalog import Version
 from flashladder.common.config import gpu_names, listing, load_gpu
 from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.run import tuned
@@ -26,10 +27,20 @@ from flashladder.common.run import tuned
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
-DEFAULT = "woven_general"  # the fastest that takes any attention
-RUNGS = (DEFAULT, "any_attention")  # as far as an arch has their instructions
+GENERAL = ("own_rows", "wide_heads", "woven_general")  # rungs that take any mask and any lengths, the fastest first
+DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
+
+
+def fastest(problem: Problem, arch: str, emulated: bool = False) -> Version:
+    """Of the general rungs: the emulator's time is that of their instructions, so that it takes the oldest one first.
+
+    The oldest one too where none takes the problem; it then says why.
+    """
+    rungs = [catalog.find(name) for name in GENERAL]
+    able = [rung for rung in rungs if rung.runs_on(arch) and rung.takes(problem)] or rungs[-1:]
+    return able[-1 if emulated else 0]
 
 
 def requests(archs: str) -> list[BuildRequest]:
@@ -57,10 +68,10 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
         raise ConfigError(
             f"configs/gpus describes no GPU with {arch}; of those described the architectures are {known}"
         )
-    rungs = [rung for rung in map(catalog.find, RUNGS) if rung.runs_on(arch)]
     no_yes = (False, True)
-    for rung, gpu, dtype, head_dim, causal, lse in itertools.product(rungs, gpus, DTYPES, HEAD_DIMS, no_yes, no_yes):
+    for gpu, dtype, head_dim, causal, lse in itertools.product(gpus, DTYPES, HEAD_DIMS, no_yes, no_yes):
         asked = _problem(dtype, head_dim, causal, lse)
+        rung = fastest(asked, arch)
         config = tuned.config(rung, gpu.name, asked) or rung.config_for(asked, gpu)
         yield BuildRequest(rung, config, arch, lines=False)
 

@@ -37,16 +37,6 @@ FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                        .by_tma("v", block_n, 64, 128)
                        .by_tma("o", 16, 64, 128));
 
-// The first half of the scores of a block, and of P.
-template <int cols>
-__device__ Accumulator<16, cols / 2> &first_half(Accumulator<16, cols> &s) {
-    return reinterpret_cast<Accumulator<16, cols / 2> &>(s);
-}
-template <int k>
-__device__ HeldA<16, k / 2> &first_half(HeldA<16, k> &p) {
-    return reinterpret_cast<HeldA<16, k / 2> &>(p);
-}
-
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ Counters counters,
                       const __grid_constant__ QkvoMaps maps) {
@@ -107,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         const int of_tile = mask.template blocks<block_n>(min(tile.first_row + block_m, params.seqlen_q)) - 1;
         const int first_row = tile.first_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         const int last = first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
+#pragma unroll 1
         for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
         if (last < 0 && of_tile >= 0) pass(shared.q, q_at);
 
@@ -121,42 +112,35 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             shared.q.wait(q_at);
             q.start(shared.q.tiles[0], warp_row);
             shared.k.wait(k_at);
-            bool half = causal && mask.keys(end_row - 1) - last * block_n <= block_n / 2;
-            if (half) {
-                s.clear();  // the second half, which the mask hides
-                start_product<dtype, head_dim>(first_half(s), q, k_tiles.after(k_at.stage));
-                wait_for(first_half(s));
-            } else {
-                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
-                wait_for(s);
-            }
+            start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
+            wait_for(s);
             if constexpr (q_in_registers) shared.q.release(q_at);  // a load may come late, but a product has used what it brought
             shared.k.release(k_at);
             mask.hide(s, row, last * block_n);
             softmax.start(s);
             auto p = round_to_operand<dtype>(s);
 
-            for (int j = last - 1; j >= 0; --j) {
-                // S = Q K^T of this block, then O += P V of the one before
+            // S = Q K^T of block j, then O += P V of the one before
+            auto step = [&](int j, auto masked) {
                 shared.k.wait(k_at);
                 start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
                 shared.v.wait(v_at);
-                if (half)
-                    start_sum<dtype, block_n / 2>(o, first_half(p), v_tiles.after(v_at.stage));
-                else
-                    start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
-                half = false;  // every row sees some key of the second half of the blocks to come
+                start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
 
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
-                if constexpr (causal) mask.hide(s, row, j * block_n);  // else an end may cut the first block alone
+                if constexpr (decltype(masked)::value) mask.hide(s, row, j * block_n);
                 softmax.update(s);
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);
                 shared.v.release(v_at);
                 softmax.rescale(o);
                 p = round_to_operand<dtype>(s);
-            }
+            };
+            // The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at least.
+            int j = last - 1;
+            if (causal && j >= 0) step(j--, std::true_type());
+            for (; j >= 0; --j) step(j, std::false_type());
             if constexpr (!q_in_registers) shared.q.release(q_at);
             shared.v.wait(v_at);
             start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));

@@ -8,6 +8,8 @@
 #include "tma_store.cuh"
 #include "wgmma.cuh"
 
+#include <type_traits>
+
 using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
@@ -93,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         const int of_tile = mask.template blocks<block_n>(min(tile.first_row + block_m, params.seqlen_q)) - 1;
         const int first_row = tile.first_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         const int last = first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
+#pragma unroll 1
         for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
         shared.q.wait(q_at);
 
@@ -113,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             softmax.start(s);
             auto p = round_to_operand<dtype>(s);
 
-            for (int j = last - 1; j >= 0; --j) {
-                // S = Q K^T of this block, then O += P V of the one before
+            // S = Q K^T of block j, then O += P V of the one before
+            auto step = [&](int j, auto masked) {
                 shared.k.wait(k_at);
                 start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
                 shared.v.wait(v_at);
@@ -122,14 +125,18 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
-                if constexpr (causal) mask.hide(s, row, j * block_n);  // else an end may cut the first block alone
+                if constexpr (decltype(masked)::value) mask.hide(s, row, j * block_n);
                 softmax.update(s);
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);
                 shared.v.release(v_at);
                 softmax.rescale(o);
                 p = round_to_operand<dtype>(s);
-            }
+            };
+            // The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at least.
+            int j = last - 1;
+            if (causal && j >= 0) step(j--, std::true_type());
+            for (; j >= 0; --j) step(j, std::false_type());
             shared.v.wait(v_at);
             start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
             wait_for(o, p);
