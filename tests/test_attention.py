@@ -1,5 +1,6 @@
 """Attention as a function: right on whatever tensors a model has, or refused; and torch can see through it."""
 
+import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ from flashladder.common import catalog
 from flashladder.common.attention import DEFAULT, attention, op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem import Problem, expect, make_inputs
-from flashladder.common.run import quick
+from flashladder.common.run import ahead, quick
 from flashladder.common.run.gpu import device_arch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -51,8 +52,8 @@ def test_it_is_attention(problem, device):
 def test_no_log_sum_exp_is_summed_that_is_not_returned(device, monkeypatch):
     monkeypatch.setattr(op, "_ready", {})
     _, inputs = qkv(Problem(seqlen_q=48, head_dim=64), device)
-    attention(*inputs)
-    _, lse = attention(*inputs, return_lse=True)
+    attention(*inputs, version="24")
+    _, lse = attention(*inputs, return_lse=True, version="24")
     assert [ready.artifact.config.lse for ready in op._ready.values()] == [False, True]
     assert lse.isfinite().all()
 
@@ -142,11 +143,21 @@ def test_what_it_cannot_do_is_said(device):
 
 
 def test_the_default_takes_what_models_have():
-    from flashladder.common.attention import DEFAULT
-
-    for name in (DEFAULT, "any_attention"):
+    for name in ahead.GENERAL:
         supports = catalog.find(name).supports
         assert (supports.causal, supports.gqa, supports.seqlen_q, supports.seqlen_k) == (True, True, "any", "any")
+
+
+def test_the_fastest_rung_that_the_gpu_has_is_taken():
+    problem = Problem(num_heads=4, num_heads_k=2, seqlen_q=100, causal=True)
+    assert ahead.fastest(problem, "sm_90a").name == "35_own_rows"
+    assert ahead.fastest(problem, "sm_90a", emulated=True).name == "24_woven_general"
+    assert ahead.fastest(problem, "sm_80").name == "24_woven_general"
+    wide, wider = (dataclasses.replace(problem, head_dim=head_dim) for head_dim in (192, 256))
+    assert ahead.fastest(wide, "sm_90a", emulated=True).name == ahead.fastest(wider, "sm_90a").name == "36_wide_heads"
+    assert ahead.fastest(dataclasses.replace(problem, softcap=30.0), "sm_90a").name == "24_woven_general"
+    with pytest.raises(UnsupportedProblemError, match="24_woven_general takes head_dim .*, not 192"):
+        ahead.fastest(wide, "sm_80").config_for(wide)
 
 
 def test_heads_without_columns_are_refused():
@@ -214,7 +225,7 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
     monkeypatch.setattr(op, "cached", lambda *_: None)
     attention(q, q, q)
     said = capsys.readouterr().err
-    assert "note: compiling 24_woven_general for sm_90a, once" in said
+    assert "note: compiling 35_own_rows for sm_90a, once" in said
     assert re.search(r"note: compiled in \d+\.\d s", said)
     op._ready.clear()
     monkeypatch.setenv("FLASHLADDER_QUIET", "1")
@@ -223,7 +234,7 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("version", [DEFAULT, "any_attention"])
+@pytest.mark.parametrize("version", [*ahead.GENERAL, "any_attention"])
 def test_a_replay_reads_what_the_tensors_hold_then(version):
     if not catalog.find(version).runs_on(device_arch()):
         pytest.skip(f"{version} has no instructions for this GPU")
@@ -240,7 +251,7 @@ def test_a_replay_reads_what_the_tensors_hold_then(version):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("version", [DEFAULT, "any_attention"])
+@pytest.mark.parametrize("version", [*ahead.GENERAL, "any_attention"])
 def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
     if not catalog.find(version).runs_on(device_arch()):
         pytest.skip(f"{version} has no instructions for this GPU")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from far_apart import spread
-from general_problems import DECIDED, FA_LENGTHS, GENERAL, HOPPER, draw, draw_config, id_of, kinds
+from general_problems import DECIDED, FA_LENGTHS, GENERAL, HOPPERS, draw, draw_config, id_of, kinds
 
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
@@ -15,7 +15,7 @@ from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
-RUNGS = [GENERAL, HOPPER]
+RUNGS = [GENERAL, *HOPPERS]
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in kinds(rung)]
 EACH_HEAD_DIM = pytest.mark.parametrize(
     ("rung", "head_dim"),

@@ -1,86 +1,93 @@
-"""The general Hopper rung on the emulator, under the race detector: lengths, heads, masks, rows that see nothing."""
+"""The general Hopper rungs on the emulator, under the race detector: lengths, heads, masks, rows that see nothing."""
 
 import math
 import random
 
 import pytest
 import torch
-from general_problems import FA_LENGTHS, HOPPER, draw, id_of, kinds
+from general_problems import FA_LENGTHS, HOPPERS, draw, id_of, kinds
 
 from flashladder.common.build import build_one
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.run.execute import on_emulator
 
 ARCH = "sm_90a"
-KINDS = kinds(HOPPER)
+KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in HOPPERS for kind in kinds(rung)]
+EACH = pytest.mark.parametrize("rung", HOPPERS, ids=lambda rung: rung.number)
 
 
-def emulated(problem, tensors=None):
+def emulated(rung, problem, tensors=None):
     """Requires a right output without a race."""
     tensors = tensors or make_inputs(problem)
-    config = HOPPER.config_for(problem)
-    HOPPER.check(problem, config)
-    on_emulator(build_one(HOPPER, config, ARCH), problem, tensors)
+    config = rung.config_for(problem)
+    rung.check(problem, config)
+    on_emulator(build_one(rung, config, ARCH), problem, tensors)
     verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{problem.name} with {config}")
     return tensors
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=id_of)
-def test_random_problems(kind):
+@pytest.mark.parametrize(("rung", "kind"), KINDS)
+def test_random_problems(rung, kind):
     rng = random.Random(id_of(kind))
     for _ in range(3):
-        emulated(draw(rng, longest=300, **kind))
+        emulated(rung, draw(rng, longest=300, **kind))
 
 
 @pytest.mark.parametrize("lengths", FA_LENGTHS[:8], ids=str)
-def test_lengths_that_flash_attention_tests(lengths):
+@EACH
+def test_lengths_that_flash_attention_tests(rung, lengths):
     seqlen_q, seqlen_k = lengths
-    emulated(Problem(num_heads=4, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=64, causal=True))
+    emulated(rung, Problem(num_heads=4, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=64, causal=True))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_rows_that_see_no_key(head_dim):
+@EACH
+def test_rows_that_see_no_key(rung, head_dim):
     """Whole tiles of them, for which nothing is copied, and the first rows of others."""
     problem = Problem(seqlen_q=500, seqlen_k=70, head_dim=head_dim, causal=True)
-    tensors = emulated(problem)
+    tensors = emulated(rung, problem)
     blind = problem.seqlen_q - problem.seqlen_k
     assert not tensors.o[:, :blind].any()
     assert (tensors.lse[:, :, :blind] == -math.inf).all()
     assert tensors.lse[:, :, blind:].isfinite().all()
 
 
-def test_rows_that_see_no_key_are_zero_whatever_is_in_v():
+@EACH
+def test_rows_that_see_no_key_are_zero_whatever_is_in_v(rung):
     """Their tile has rows that see one, for which V is read: 0 times NaN would be NaN."""
     problem = Problem(seqlen_q=100, seqlen_k=70, head_dim=64, causal=True)
     tensors = make_inputs(problem)
     tensors.v.fill_(math.nan)
-    on_emulator(build_one(HOPPER, HOPPER.config_for(problem), ARCH), problem, tensors)
+    on_emulator(build_one(rung, rung.config_for(problem), ARCH), problem, tensors)
     assert not tensors.o[:, :30].any()
     assert tensors.o[:, 30:].isnan().all()
 
 
-def test_what_is_hidden_may_be_anything():
+@EACH
+def test_what_is_hidden_may_be_anything(rung):
     """Neither a NaN behind the last key nor one behind a row's own reaches its output."""
     problem = Problem(seqlen_q=100, seqlen_k=150, head_dim=64, causal=True, layout="padded")
-    clean, tensors = emulated(problem), make_inputs(problem)
+    clean, tensors = emulated(rung, problem), make_inputs(problem)
     last = 120
     tensors.k[:, last:] = math.nan
-    on_emulator(build_one(HOPPER, HOPPER.config_for(problem), ARCH), problem, tensors)
+    on_emulator(build_one(rung, rung.config_for(problem), ARCH), problem, tensors)
     seen = last - (problem.seqlen_k - problem.seqlen_q)  # rows that see none of them
     assert torch.equal(tensors.o[:, :seen], clean.o[:, :seen])
     assert tensors.o[:, seen:].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", HOPPER.supports.dtype)
-def test_scores_that_climb_raise_the_maximum_again_and_again(dtype):
+@pytest.mark.parametrize("dtype", HOPPERS[0].supports.dtype)
+@EACH
+def test_scores_that_climb_raise_the_maximum_again_and_again(rung, dtype):
     """Blocks are taken from the last key on: each has scores far above those before it, in some rows only."""
     problem = Problem(seqlen_q=128, seqlen_k=640, dtype=dtype)
     tensors = make_inputs(problem)
     tensors.k.copy_(tensors.k * torch.linspace(40, 0.1, 640).reshape(1, 640, 1, 1))
     tensors.q[:, ::3].abs_()
     tensors.k.abs_()
-    emulated(problem, tensors)
+    emulated(rung, problem, tensors)
 
 
-def test_a_grid_smaller_than_the_tiles_draws_them_all():
-    emulated(Problem(batch=3, num_heads=5, seqlen_q=300, seqlen_k=129, head_dim=64, causal=True))
+@EACH
+def test_a_grid_smaller_than_the_tiles_draws_them_all(rung):
+    emulated(rung, Problem(batch=3, num_heads=5, seqlen_q=300, seqlen_k=129, head_dim=64, causal=True))

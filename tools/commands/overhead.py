@@ -1,6 +1,6 @@
 """What a call of attention() costs the host, beside torch's own attention and the official kernels.
 
-python tools/overhead.py                    the default rung and Hopper's, as far as the GPU has their instructions
+python tools/overhead.py                    attention()'s own rung, and the oldest general one
 python tools/overhead.py 24 --seqlen 1024 --heads 16
 
 Microseconds of the host for a call without gradients: the median over batches of calls that the GPU's queue holds. The
@@ -25,7 +25,6 @@ from flashladder.common.errors import DeviceError
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem, Tensors
 
-HOPPER = "any_attention"
 OTHERS = ("fa3", "fa4")
 TORCH = "scaled_dot_product_attention"
 NEW_LENGTHS = 64  # that follow each other, none of which the rung has seen
@@ -36,7 +35,7 @@ Calls = dict[str, Callable[[], object]]
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("versions", nargs="*", metavar="VERSION", help="rungs (default: attention()'s own, and Hopper's)")
+    made.add_argument("versions", nargs="*", metavar="VERSION", help="rungs (default: attention()'s own, and the oldest general one)")
     options.add_problem(made)
     return made
 
@@ -44,14 +43,13 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.attention import DEFAULT
     from flashladder.common.problem import make_inputs
-    from flashladder.common.run import gpu, quick
+    from flashladder.common.run import ahead, gpu, quick
 
     gpu.require_gpu()
     problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
-    usual = [rung for rung in map(catalog.find, (DEFAULT, HOPPER)) if rung.runs_on(gpu.device_arch())]
-    rungs = [catalog.find(name) for name in arguments.versions] or usual
+    usual = [ahead.fastest(problem, gpu.device_arch()), catalog.find(ahead.GENERAL[-1])]
+    rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors, first = make_inputs(problem, "cuda"), {}
     with torch.no_grad():
         calls: Calls = {TORCH: _torch(problem, tensors), **_others(problem, tensors)}
