@@ -10,13 +10,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
 
 from flashladder.common import catalog
+from flashladder.common.build import Artifact
 from flashladder.common.build.sources import Sources, header_folders
 from flashladder.common.catalog import Version, schema
 from flashladder.common.console import console, warn
@@ -30,7 +31,7 @@ from flashladder.common.errors import (
     VerificationError,
 )
 from flashladder.common.ideas import trial, verdict
-from flashladder.common.ideas.trial import Built, Idea, Timer, Trial
+from flashladder.common.ideas.trial import Built, Emulated, Idea, Part, Timer, Timing, Trial
 
 POLL_SECONDS = 0.1
 FAILURES = {  # what is said of a save, by what a part of its trial raised
@@ -118,24 +119,31 @@ def _shown(message: str) -> str:
 
 
 def _try(idea: Idea, timer: Timer | None) -> None:
-    """The parts of a trial, each said when it is done; the machine code is read while the emulator runs."""
+    """The parts of a trial, each said when it is done."""
     began = time.perf_counter()
-    built = trial.make(idea)
-    _say("compiled", began, _compiled(idea, built))
-    with ThreadPoolExecutor(1) as pool:
-        codes = pool.submit(trial.codes, built)
-        emulated = trial.emulate(idea, built)
-        errors = f"error of o {emulated.check.max_error:.2g} (tolerance {emulated.check.tolerance:.2g})"
-        untried = verdict.untried(idea)
-        _say("emulated", began, f"right, and no race; {errors}" + (f"; {untried}" if untried else ""))
-        held = Trial(idea, built, *codes.result(), emulated, None)
-    _say("against " + idea.parent.address, began, _changed(held))
-    if timer and not held.is_same_code:
+
+    def timed(idea: Idea, built: Built) -> Timing:
+        assert timer is not None
         with console.status("on the GPU"):
-            held = Trial(idea, built, held.parent, held.ours, emulated, timer(idea, built))
-        _say("measured", began, verdict.in_words(held))
-        for note in held.timing.notes if held.timing else ():
-            warn(note)
+            return timer(idea, built)
+
+    trial.hold(idea, timed if timer else None, partial(_say_part, began, idea))
+
+
+def _say_part(began: float, idea: Idea, part: Part) -> None:
+    match part:
+        case Emulated(check=check):
+            errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
+            untried = verdict.untried(idea)
+            _say("emulated", began, f"right, and no race; {errors}" + (f"; {untried}" if untried else ""))
+        case Built():
+            _say("compiled", began, _compiled(part.ours))
+        case Trial(timing=None):
+            _say("against " + idea.parent.address, began, _changed(part))
+        case Trial(timing=Timing(notes=notes)):
+            _say("measured", began, verdict.in_words(part))
+            for note in notes:
+                warn(note)
 
 
 def _say(what: str, began: float, words: str) -> None:
@@ -143,8 +151,7 @@ def _say(what: str, began: float, words: str) -> None:
     console.print(Text.assemble((f"{what:{LABEL}}", "cyan"), (f"{seconds}  ", "dim"), words), soft_wrap=True)
 
 
-def _compiled(idea: Idea, built: Built) -> str:
-    ours = built.ours
+def _compiled(ours: Artifact) -> str:
     spills = f"{ours.spill_store_bytes + ours.spill_load_bytes} bytes of spills" if ours.local_bytes else "no spills"
     how = "from the cache" if ours.cached else f"for {ours.arch}"
     return f"{how}: {ours.registers} registers, {spills}"
