@@ -41,9 +41,16 @@ class ResultsError(FlashLadderError):
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among the known ones: it names them, and the one that may have been meant."""
+    """The error for a name that is not among the known ones."""
+    return ConfigError(f"no {what} {given}{instead(given, known)}")
+
+
+def instead(given: str, known: Iterable[str], there_are: str = "there are") -> str:
+    """What is said after an unknown name: first the one that may have been meant, then all there are."""
     names = list(known)
-    return ConfigError(f"no {what} {given}; there are {', '.join(names) or 'none'}{did_you_mean(given, names)}")
+    every = f"{there_are} {', '.join(names) or 'none'}"
+    meant = did_you_mean(given, names)
+    return f"{meant} {every[0].upper()}{every[1:]}" if meant else f"; {every}"
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

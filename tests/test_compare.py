@@ -123,10 +123,10 @@ def results_file(name):
     ("arguments", "message"),
     [
         (("mine", "mine"), "mine would be compared with itself"),
-        (("mine", "thiers"), "is called thiers; there are mine, theirs, failed, elsewhere; did you mean theirs?"),
+        (("mine", "thiers"), "is called thiers; did you mean theirs? There are mine, theirs, failed, elsewhere"),
         (("mine", "nowhere.csv"), "nowhere.csv is not there"),
         (("mine", "{results}/other.csv"), "other.csv has several runs, theirs, failed, elsewhere: name one, as"),
-        (("mine", "{results}/other.csv:them"), "other.csv is called them; there are theirs"),
+        (("mine", "{results}/other.csv:them"), "other.csv is called them; did you mean theirs? There are theirs"),
         (("mine", "{results}/text.csv"), "text.csv has no column of runs, as the logs of bench, ladder and"),
         (("mine", "failed"), "the run failed in {results}/other.csv has no ratios to a baseline"),
         (("mine", "elsewhere"), "mine and elsewhere timed no kernel at the same shape"),
