@@ -87,6 +87,7 @@ class Timing:
 
 
 Timer = Callable[[Idea, Built], Timing]
+Progress = Callable[..., None]  # see emulator.run
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,12 @@ def make(idea: Idea, on_ptx: Callable[[PtxModule], None]) -> Built:
     return built
 
 
-def emulate(idea: Idea, module: PtxModule) -> Emulated:
+def emulate(idea: Idea, module: PtxModule, progress: Progress | None = None) -> Emulated:
     """Runs the rung on the emulator under the race detector, and verifies it."""
     problem = idea.small()
     tensors = make_inputs(problem)
     tensors.poison()
-    report = on_emulator(module, problem, tensors)
+    report = on_emulator(module, problem, tensors, progress=progress)
     check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
     check.require(f"{idea.version.name} at {problem.name}")
     return Emulated(problem, check, report)
@@ -156,8 +157,10 @@ def codes(built: Built) -> tuple[Code, Code]:
     return read(built.parent), read(built.ours)
 
 
-def hold(idea: Idea, timer: Timer | None, tell: Callable[[Part], None] = lambda part: None) -> Trial:
-    """The whole trial. `tell` is called with each part as soon as it is known.
+def hold(
+    idea: Idea, timer: Timer | None, tell: Callable[[Part], None] = lambda part: None, progress: Progress | None = None
+) -> Trial:
+    """The whole trial. `tell` is called with each part as soon as it is known, `progress` as the emulator does.
 
     The emulator has its answer while ptxas is at work. Next come the kernels, the trial without times, and with them.
     Kernels of one machine code are not timed: they are as fast as each other.
@@ -166,7 +169,7 @@ def hold(idea: Idea, timer: Timer | None, tell: Callable[[Part], None] = lambda 
 
     def run(module: PtxModule) -> None:
         try:
-            emulated = emulate(idea, module)
+            emulated = emulate(idea, module, progress)
         except FlashLadderError as error:  # raised when ptxas is through
             emulation.set_exception(error)
         else:
@@ -175,7 +178,8 @@ def hold(idea: Idea, timer: Timer | None, tell: Callable[[Part], None] = lambda 
 
     built = make(idea, run)
     tell(built)
-    trial = Trial(idea, built, *codes(built), emulation.result(), None)
+    emulated = emulation.result()
+    trial = Trial(idea, built, *codes(built), emulated, None)
     tell(trial)
     if timer is None or trial.is_same_code:
         return trial

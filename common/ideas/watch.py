@@ -46,6 +46,10 @@ LABEL = 12  # columns of what a line is about
 Stamp = dict[Path, tuple[int, int]]  # time and size of each file
 
 
+class SavedAgain(FlashLadderError):
+    """What is tried is not what the files say any more."""
+
+
 def watch(name: str, compose: Callable[[Version], Idea], timer: Timer | None, trials: int | None = None) -> None:
     """Holds a trial now and at every save, until interrupted, or `trials` times.
 
@@ -62,10 +66,11 @@ def watch(name: str, compose: Callable[[Version], Idea], timer: Timer | None, tr
         saved = [path.name for path in now if now[path] != seen.get(path)] if seen else []
         seen, held = now, held + 1
         _say_saved(version, saved)
-        with _waiting_on_failure(version):
+        is_stale = partial(_is_stale, version, seen)
+        with _waiting_on_failure(version, is_stale):
             catalog.forget()
             version = catalog.find(version.name)
-            _try(compose(version), timer)
+            _try(compose(version), timer, is_stale)
             console.print(Text("waiting for the next save (Ctrl-C ends)", "dim"))
 
 
@@ -88,6 +93,10 @@ def _stamp(version: Version) -> Stamp:
     return found
 
 
+def _is_stale(version: Version, seen: Stamp) -> bool:
+    return _stamp(version) != seen
+
+
 def _settled(version: Version) -> Stamp:
     """The files a moment later: an editor may still be writing."""
     time.sleep(POLL_SECONDS / 2)
@@ -100,11 +109,14 @@ def _say_saved(version: Version, saved: list[str]) -> None:
 
 
 @contextmanager
-def _waiting_on_failure(version: Version) -> Iterator[None]:
-    """Says what is wrong with a save."""
+def _waiting_on_failure(version: Version, is_stale: Callable[[], bool]) -> Iterator[None]:
+    """Says what is wrong with a save, unless it is stale."""
     try:
         yield
     except FlashLadderError as error:
+        if is_stale():
+            console.print(Text("saved again: this trial ends", "dim"))
+            return
         kind = next((words for known, words in FAILURES.items() if isinstance(error, known)), "cannot be tried")
         if type(error).__name__ == "RaceError":
             kind = "races"
@@ -118,16 +130,24 @@ def _shown(message: str) -> str:
     return re.sub(re.escape(f"{os.getcwd()}{os.sep}"), "", message)
 
 
-def _try(idea: Idea, timer: Timer | None) -> None:
-    """The parts of a trial, each said when it is done."""
+def _try(idea: Idea, timer: Timer | None, is_stale: Callable[[], bool]) -> None:
+    """The parts of a trial, each said when it is done. SavedAgain where the emulator is at what is stale."""
     began = time.perf_counter()
+    with console.status("compiling") as status:
 
-    def timed(idea: Idea, built: Built) -> Timing:
-        assert timer is not None
-        with console.status("on the GPU"):
+        def progress(done: int, total: int, where: str = "") -> None:
+            if is_stale():
+                raise SavedAgain
+            status.update(Text(f"on the emulator {where}", no_wrap=True, overflow="ellipsis"))
+
+        def timed(idea: Idea, built: Built) -> Timing:
+            assert timer is not None
+            status.update("on the GPU")
             return timer(idea, built)
 
-    trial.hold(idea, timed if timer else None, partial(_say_part, began, idea))
+        held = trial.hold(idea, timed if timer else None, partial(_say_part, began, idea), progress)
+    for note in held.timing.notes if held.timing else ():
+        warn(note)
 
 
 def _say_part(began: float, idea: Idea, part: Part) -> None:
@@ -140,10 +160,8 @@ def _say_part(began: float, idea: Idea, part: Part) -> None:
             _say("compiled", began, _compiled(part.ours))
         case Trial(timing=None):
             _say("against " + idea.parent.address, began, _changed(part))
-        case Trial(timing=Timing(notes=notes)):
+        case Trial():
             _say("measured", began, verdict.in_words(part))
-            for note in notes:
-                warn(note)
 
 
 def _say(what: str, began: float, words: str) -> None:
