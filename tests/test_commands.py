@@ -108,6 +108,10 @@ def test_an_option_is_not_guessed_from_its_beginning(capsys):
     ("words", "message"),
     [
         (["run", "swizling"], "no version swizling; did you mean 02_swizzling? There are 00_minimal, .*"),
+        (
+            ["run", "woven"],
+            "no version woven; did you mean 20_woven_copies or 21_woven_exponentials or 24_woven_general? There .*",
+        ),
         (["run", "py_fa3"], "no version py_fa3; did you mean py_fa2? There are .*"),
         (["run", "02", "--gpu", "h10"], "no description of the GPU h10; did you mean h100? There are .*"),
         (["run", "02", "--config", "blok_m=64"], "unknown field blok_m; did you mean block_m? The fields are .*"),

@@ -43,12 +43,12 @@ def idea_of(rung, **values):
     return compare(rung, find(ideas.PARENT), PROBLEM, PLACE, values)
 
 
-def made_up(timing=None, before=None, after=None, same=False):
+def made_up(timing=None, before=None, after=None, same=False, work=1):
     """A trial as far as words need it."""
     figures = {verdict.LOOP: 100, verdict.CYCLES: 1000, verdict.SPILLS: 0}
     idea = SimpleNamespace(parent=SimpleNamespace(address="24"), problem=SimpleNamespace(name="seqlen_q=4096"))
-    parent = SimpleNamespace(figures=lambda: figures | (before or {}))
-    ours = SimpleNamespace(figures=lambda: figures | (after or {}))
+    parent = SimpleNamespace(figures=lambda: figures | (before or {}), loop_flops=100)
+    ours = SimpleNamespace(figures=lambda: figures | (after or {}), loop_flops=100 * work)
     return SimpleNamespace(idea=idea, parent=parent, ours=ours, timing=timing, is_same_code=same)
 
 
@@ -76,6 +76,10 @@ def made_up(timing=None, before=None, after=None, same=False):
         (
             made_up(after={verdict.CYCLES: 1100}),
             "schedule is 10.0 % longer than that of 24 (cycles to issue the loop, ",
+        ),
+        (
+            made_up(after={verdict.CYCLES: 1800}, work=2),
+            "schedule is 10.0 % shorter than that of 24, for as much work (cycles to issue the loop, ",
         ),
         (made_up(after={verdict.SPILLS: 48}), "it spills 48 bytes more than 24, which costs time"),
         (made_up(), "the main loop is as long as that of 24 (no figure changed). A GPU decides"),
