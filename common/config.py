@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from flashladder.common.errors import ConfigError, did_you_mean, unknown
+from flashladder.common.errors import ConfigError, instead, unknown
 from flashladder.common.paths import CONFIGS
 from flashladder.common.rules import Rule
 
@@ -171,7 +171,7 @@ def listing(values: Iterable[object]) -> str:
 def field_named(name: str) -> Field:
     """The field's declaration; ConfigError when there is none."""
     if name not in FIELDS:
-        raise ConfigError(f"unknown field {name}; the fields are {listing(FIELDS)}{did_you_mean(name, FIELDS)}")
+        raise ConfigError(f"unknown field {name}{instead(name, FIELDS, 'the fields are')}")
     return FIELDS[name]
 
 

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+LEAST_PART = 3  # letters of a name that tell what is meant
+
 
 class FlashLadderError(Exception):
     """Base of every error that a tool shows without a traceback."""
@@ -41,12 +43,25 @@ class ResultsError(FlashLadderError):
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among the known ones: it names them, and the one that may have been meant."""
+    """The error for a name that is not among the known ones."""
+    return ConfigError(f"no {what} {given}{instead(given, known)}")
+
+
+def instead(given: str, known: Iterable[str], there_are: str = "there are") -> str:
+    """What is said after an unknown name: first the one that may have been meant, then all there are."""
     names = list(known)
-    return ConfigError(f"no {what} {given}; there are {', '.join(names) or 'none'}{did_you_mean(given, names)}")
+    every = f"{there_are} {', '.join(names) or 'none'}"
+    meant = did_you_mean(given, names)
+    return f"{meant} {every[0].upper()}{every[1:]}" if meant else f"; {every}"
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" where a known name is like the given one, to be put after a message; otherwise ""."""
-    like = difflib.get_close_matches(given.lower(), list(known), n=1)
-    return f"; did you mean {like[0]}?" if like else ""
+    """ "; did you mean ...?" where a known name is like the given one, to be put after a message; otherwise "".
+
+    Where none is like it, those that it is a part of.
+    """
+    names, text = list(known), given.lower()
+    like = difflib.get_close_matches(text, names, n=1)
+    if not like and len(text) >= LEAST_PART:
+        like = [name for name in names if text in name]
+    return f"; did you mean {' or '.join(like)}?" if like else ""

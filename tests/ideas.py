@@ -12,6 +12,7 @@ EDITS = {  # of its kernel
     "no kernel": (SCALE, SCALE.rstrip(";")),
     "wrong": (SCALE, SCALE.replace("log2_e", "1.4f")),
     "racing": ("__syncthreads();  // K and V are there for every warp", ""),
+    "endless": (SCALE, f"{SCALE}\n        while (params.seqlen_q > 0) __syncthreads();"),
     "unchanged": (SCALE, f"{SCALE}  // as it was"),
 }
 

@@ -97,7 +97,7 @@ def test_shapes_a_rung_does_not_take_are_left_out(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["02", "--baselines", "fa5"], "no baseline fa5; there are fa2, cudnn"),
+        (["02", "--baselines", "fa5"], "no baseline fa5; did you mean fa4? There are fa2, cudnn"),
         (["02", "--seqlens", "many"], "--seqlens many is neither a range such as 512..4096 nor a list"),
         (["02", "--seqlens", "0,64"], "--seqlens 0,64 is neither"),
         (["02", "--seqlens", "64..32"], "--seqlens 64..32 is neither"),

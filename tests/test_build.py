@@ -58,6 +58,42 @@ def test_artifact_holds_what_the_compiler_made(tmp_path):
     assert (again.config, again.launch, again.registers) == (artifact.config, artifact.launch, artifact.registers)
 
 
+def test_ptx_is_told_of_while_ptxas_goes_on(tmp_path):
+    """And what the emulator needs to know is in it; of what the cache has too."""
+    version = make_rung(tmp_path)
+    request, told = BuildRequest(version, version.config(), ARCH), []
+
+    def wait_for_ptxas(which, module):
+        told.append((which, module.ptx.read_text(), module.launch))
+        cubin, until = module.directory / "kernel.cubin", time.monotonic() + 60
+        while not cubin.exists():
+            assert time.monotonic() < until, "ptxas waits for what is told of nvcc"
+            time.sleep(0.01)
+
+    (artifact,) = build([request], on_ptx=wait_for_ptxas)
+    build([request], on_ptx=wait_for_ptxas)
+    assert told == [(request, artifact.ptx.read_text(), artifact.launch)] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('asm("no.such.instruction;");', "Not a name of any known instruction"),
+        ("no_such_function();", "no_such_function"),
+    ],
+)
+def test_ptx_that_is_wrong_is_not_told_of(tmp_path, body, message):
+    version = make_rung(tmp_path, body=body)
+    told, progress = [], []
+    with pytest.raises(BuildError, match=message):
+        build(
+            [BuildRequest(version, version.config(), "sm_90")],  # whose PTX nvcc looks at
+            lambda *step: progress.append(step[:2]),
+            on_ptx=lambda *of: told.append(of),
+        )
+    assert (told, progress) == ([], [(1, 1)])
+
+
 def test_one_bad_configuration_does_not_lose_the_others(tmp_path):
     version = make_rung(tmp_path, body='static_assert(config::block_m == 64, "only 64 rows");')
     good, bad = version.config(), version.config(block_m=128)

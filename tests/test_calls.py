@@ -61,7 +61,17 @@ def artifact(tmp_path, kind="plain", **config):
     launches, workspaces = KINDS[kind]
     kernels = tuple(RungKernel(entry, launch, 32, 0, 0, 0) for entry, launch in launches.items())
     fields = {"dtype": "bf16", "head_dim": 64, "block_m": 64, **config}
-    made = Artifact("07_tiny", KernelConfig.of(**fields), "sm_90a", tmp_path, kernels, 0.0, True, "forward", workspaces)
+    made = Artifact(
+        "07_tiny",
+        KernelConfig.of(**fields),
+        "sm_90a",
+        tmp_path,
+        kernels,
+        "forward",
+        workspaces,
+        compile_seconds=0.0,
+        cached=True,
+    )
     made.__dict__["code"] = kind
     return made
 

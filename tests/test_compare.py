@@ -115,6 +115,13 @@ def test_a_file_is_as_good_as_a_name(run, tmp_path):
         assert "What differs mine theirs" in out
 
 
+def test_results_without_a_benchmark(run, results):
+    """As the README has the commands: a run, and then a look at two of them."""
+    code, _, err = run("mine", "theirs")
+    assert code == console.EXIT_ERROR
+    assert f"no run in the logs of {results} is a benchmark. Ratios to a baseline are compared, which" in err
+
+
 def results_file(name):
     return records.bench(name).path
 
@@ -123,11 +130,16 @@ def results_file(name):
     ("arguments", "message"),
     [
         (("mine", "mine"), "mine would be compared with itself"),
-        (("mine", "thiers"), "is called thiers; there are mine, theirs, failed, elsewhere; did you mean theirs?"),
+        (("mine", "thiers"), "is called thiers; did you mean theirs? There are elsewhere, failed, mine, theirs"),
         (("mine", "nowhere.csv"), "nowhere.csv is not there"),
         (("mine", "{results}/other.csv"), "other.csv has several runs, theirs, failed, elsewhere: name one, as"),
-        (("mine", "{results}/other.csv:them"), "other.csv is called them; there are theirs"),
-        (("mine", "{results}/text.csv"), "text.csv has no column of runs, as the logs of bench, ladder and"),
+        (("mine", "{results}/other.csv:them"), "other.csv is called them; did you mean theirs? There are theirs"),
+        (
+            ("mine", "{results}/text.csv"),
+            "text.csv is no log of a benchmark. Ratios to a baseline are compared, which bench.py, ",
+        ),
+        (("mine", "a check"), "the run a check in {results}/text.csv is no benchmark. Ratios to a baseline"),
+        (("24", "general"), "24 23: rungs, not runs; `python tools/bench.py 24 23` times both in one run"),
         (("mine", "failed"), "the run failed in {results}/other.csv has no ratios to a baseline"),
         (("mine", "elsewhere"), "mine and elsewhere timed no kernel at the same shape"),
     ],
@@ -136,7 +148,7 @@ def test_bad_input(run, results, arguments, message):
     log("one", {})
     failed = {"run": "failed", "ratio": None, "time_us": None}
     log("other", {"run": "theirs"}, failed, {"run": "elsewhere", "seqlen_q": 512})
-    (results / "text.csv").write_text("a,b\n1,2\n")
+    (results / "text.csv").write_text("run,error\na check,2\n")
     code, _, err = run(*(each.format(results=results) for each in arguments))
     assert code == console.EXIT_ERROR
     assert message.format(results=results) in err

@@ -66,7 +66,7 @@ def test_header_spells_every_field_for_cpp(dtype, include, cpp_type):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("block_q=64", "unknown field block_q; the fields are dtype, head_dim, block_m"),
+        ("block_q=64", "unknown field block_q; did you mean block_n\\? The fields are dtype, head_dim, block_m"),
         ("block_m", "'block_m' is not field=value"),
         ("block_m=64,block_m=128", "block_m is given twice"),
         ("block_m=big", "block_m='big' is not a whole number, 1 or more"),
@@ -171,7 +171,9 @@ def test_no_two_gpus_are_told_apart_by_nothing():
 
 
 def test_unknown_gpu_lists_the_known():
-    with pytest.raises(ConfigError, match="no description of the GPU v100; there are a100, a100-40, a100-pcie, a6000"):
+    with pytest.raises(
+        ConfigError, match=r"no description of the GPU v100; did you mean h100\? There are a100, a100-40"
+    ):
         load_gpu("v100")
 
 

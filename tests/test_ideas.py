@@ -9,9 +9,9 @@ import pytest
 from flashladder.common import console
 from flashladder.common.catalog import find
 from flashladder.common.config import load_gpu
-from flashladder.common.errors import DeviceError, VerificationError
+from flashladder.common.errors import DeviceError, EmulatorError, VerificationError
 from flashladder.common.ideas import tried, verdict
-from flashladder.common.ideas.trial import Timing, compare, hold, make
+from flashladder.common.ideas.trial import Built, Emulated, Timing, Trial, compare, hold, make
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.problem import Problem
 from flashladder.common.report import evidence, markers
@@ -43,12 +43,12 @@ def idea_of(rung, **values):
     return compare(rung, find(ideas.PARENT), PROBLEM, PLACE, values)
 
 
-def made_up(timing=None, before=None, after=None, same=False):
+def made_up(timing=None, before=None, after=None, same=False, work=1):
     """A trial as far as words need it."""
     figures = {verdict.LOOP: 100, verdict.CYCLES: 1000, verdict.SPILLS: 0}
     idea = SimpleNamespace(parent=SimpleNamespace(address="24"), problem=SimpleNamespace(name="seqlen_q=4096"))
-    parent = SimpleNamespace(figures=lambda: figures | (before or {}))
-    ours = SimpleNamespace(figures=lambda: figures | (after or {}))
+    parent = SimpleNamespace(figures=lambda: figures | (before or {}), loop_flops=100)
+    ours = SimpleNamespace(figures=lambda: figures | (after or {}), loop_flops=100 * work)
     return SimpleNamespace(idea=idea, parent=parent, ours=ours, timing=timing, is_same_code=same)
 
 
@@ -77,6 +77,10 @@ def made_up(timing=None, before=None, after=None, same=False):
             made_up(after={verdict.CYCLES: 1100}),
             "schedule is 10.0 % longer than that of 24 (cycles to issue the loop, ",
         ),
+        (
+            made_up(after={verdict.CYCLES: 1800}, work=2),
+            "schedule is 10.0 % shorter than that of 24, for as much work (cycles to issue the loop, ",
+        ),
         (made_up(after={verdict.SPILLS: 48}), "it spills 48 bytes more than 24, which costs time"),
         (made_up(), "the main loop is as long as that of 24 (no figure changed). A GPU decides"),
     ],
@@ -97,6 +101,23 @@ def test_a_trial_without_a_gpu_says_what_machine_code_and_emulator_say(rung):
     assert verdict.untried(trial.idea) == "not tried: fp16"
 
 
+def test_each_part_of_a_trial_is_told_when_it_is_known(rung):
+    told = []
+
+    def hear(part):
+        told.append((type(part), getattr(part, "timing", None)))
+
+    ideas.save(rung, "longer")
+    trial = hold(idea_of(rung), lambda *_: TIMING, hear)
+    assert told == [(Emulated, None), (Built, None), (Trial, None), (Trial, TIMING)]
+    assert trial.timing == TIMING
+    told.clear()
+    ideas.save(rung, "racing")
+    with pytest.raises(EmulatorError, match="race on shared memory"):
+        hold(idea_of(rung), None, hear)
+    assert told == [(Built, None)], "a race is said, and what was compiled too"
+
+
 def test_kernels_of_one_machine_code_are_not_timed(rung):
     def never(*_):
         raise AssertionError("there is nothing to be measured")
@@ -108,13 +129,13 @@ def test_kernels_of_one_machine_code_are_not_timed(rung):
 
 def test_values_hold_for_both_as_far_as_both_have_them(rung):
     idea = idea_of(rung, block_n=32)
-    built = make(idea)
+    built = make(idea, print)
     assert (built.ours.config.block_n, built.parent.config.block_n) == (32, 32)
     assert idea.small().seqlen_k == 4 * 32
     declared = rung.directory / "version.yaml"
     declared.write_text(declared.read_text().replace("block_n: {default: 64", "block_n: {default: 128"))
     ideas.save(rung, "unchanged")
-    built = make(idea_of(find("my_idea")))
+    built = make(idea_of(find("my_idea")), print)
     assert (built.ours.config.block_n, built.parent.config.block_n) == (128, 64), "each has its own defaults"
 
 
@@ -222,7 +243,7 @@ def test_a_rung_is_timed_beside_its_parent(rung):
     wobble = 1 + 0.001 * np.sin(np.arange(32))
     times = {"02_swizzling": 100 * wobble, "mine/00_my_idea": 96 * wobble[::-1], "control": 100 * wobble}
     timer = PairTimer("h100", "hot", None, FakeWorker(Comparison("02_swizzling", "control", (times,), ("a note",))))
-    timing = timer(idea, make(idea))
+    timing = timer(idea, make(idea, print))
     assert timing.ratio.value == pytest.approx(100 / 96, rel=1e-3)
     assert (timing.verdict, timing.rounds, timing.notes) == ("faster", 32, ("a note",))
     assert (timing.parent_us, timing.time_us) == pytest.approx((100, 96), rel=1e-3)
@@ -236,4 +257,4 @@ def test_what_goes_wrong_on_the_gpu_is_an_error(rung, fault, error):
     idea = idea_of(rung)
     timer = PairTimer("h100", "hot", None, FakeWorker(Quarantine(fault, "the reason")))
     with pytest.raises(error, match="the reason"):
-        timer(idea, make(idea))
+        timer(idea, make(idea, print))

@@ -134,4 +134,4 @@ def test_the_path_leads_through_every_rung_and_reference():
 
 def test_an_unknown_kind_is_refused_by_name(capsys):
     assert console.run(picture.main, picture.parser(), ["loop"]) == console.EXIT_ERROR
-    assert "no pictures loop; there are layouts, loops" in capsys.readouterr().err
+    assert "no pictures loop; did you mean loops? There are layouts, loops" in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_without_arguments_it_says_how_to_use_it(run):
         (["02", "--heads", "4", "--heads-k", "3"], "num_heads=4 must be a multiple of num_heads_k=3"),
         (["02", "--heads", "4", "--heads-k", "2"], "needs as many K/V heads as Q heads, not 4 and 2"),
         (["02", "--layout", "sbhd"], "layout=sbhd: must be one of bshd, bhsd, padded, qkv"),
-        (["02", "--gpu", "h900"], "no description of the GPU h900; there are a100"),
+        (["02", "--gpu", "h900"], "no description of the GPU h900; did you mean h800? There are a100"),
     ],
 )
 def test_bad_input_is_one_message(run, arguments, message):

@@ -179,7 +179,7 @@ def test_a_ranking_that_is_interrupted_shows_what_it_has(run, monkeypatch, tmp_p
         (["98", "--gpu", "h100"], "no version 98"),
         (["02", "--gpu", "h100", "--causal", "yes"], "02_swizzling has no causal mask"),
         (["02", "--gpu", "h100", "--head-dim", "64"], "takes head_dim 128, not 64"),
-        (["02", "--gpu", "h100", "--only", "bloc=64"], "unknown field bloc; the fields are dtype"),
+        (["02", "--gpu", "h100", "--only", "bloc=64"], "unknown field bloc; did you mean block_n? The fields are"),
         (["02", "--gpu", "h100", "--only", "block_n"], "block_n: not a field and its values, such as block_n=64,128"),
     ],
 )

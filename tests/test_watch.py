@@ -22,27 +22,29 @@ def compose(rung):
 
 def watched(monkeypatch, capsys, saves, timer=None):
     """What the watch says of each save, the first before any."""
-    said, pending, try_it = [], list(saves), watch._try
+    said, pending = [], list(saves)
 
-    def and_save(idea, timer):
-        try:
-            try_it(idea, timer)
-        finally:
-            if pending:
-                pending.pop(0)()
-
-    monkeypatch.setattr(watch, "_try", and_save)
-    for_failures = watch.Text
-
-    def text(words, *style):
+    def hear(words):
         if words.startswith("\n"):
             said.append(capsys.readouterr().out)
-        return for_failures(words, *style)
+        if words.startswith("waiting") and pending:
+            pending.pop(0)()
 
-    text.assemble = for_failures.assemble
-    monkeypatch.setattr(watch, "Text", text)
+    listen(monkeypatch, hear)
     watch.watch("my_idea", compose, timer, trials=len(saves) + 1)
     return [*said[1:], capsys.readouterr().out]
+
+
+def listen(monkeypatch, hear):
+    """`hear` gets what the watch is about to say."""
+    spoken = watch.Text
+
+    def text(words, *style, **how):
+        hear(words)
+        return spoken(words, *style, **how)
+
+    text.assemble = spoken.assemble
+    monkeypatch.setattr(watch, "Text", text)
 
 
 def test_each_save_is_tried_and_what_is_wrong_with_it_is_said(rung, monkeypatch, capsys):
@@ -106,6 +108,24 @@ def test_a_broken_declaration_is_said_and_waited_for(rung, monkeypatch, capsys):
     assert "right, and no race" in out
 
 
+def test_a_save_while_the_emulator_is_at_an_endless_loop_ends_the_trial(rung, monkeypatch, capsys):
+    ideas.save(rung, "endless")
+    at = []
+
+    def hear(words):
+        if words.startswith("on the emulator warp") and not at:
+            at.append(words)
+            ideas.save(rung, "longer")
+
+    listen(monkeypatch, hear)
+    watch.watch("my_idea", compose, None, trials=2)
+    out = capsys.readouterr().out
+    assert "kernel.cu:" in at[0]
+    assert "saved again: this trial ends" in out
+    assert "saved kernel.cu" in out
+    assert "barriers in the loop: 2 → 3" in out
+
+
 def test_on_a_gpu_the_ratio_follows(rung, monkeypatch, capsys):
     timed = []
 
@@ -138,5 +158,5 @@ def test_a_save_takes_a_few_seconds_of_the_processors(rung):
     """From the save to the last figure; time on the clock would say how busy the machine is."""
     ideas.save(rung, "longer")
     begin = sum(os.times()[:4])
-    watch._try(compose(find("my_idea")), None)
+    watch._try(compose(find("my_idea")), None, lambda: False)
     assert sum(os.times()[:4]) - begin < CPU_SECONDS

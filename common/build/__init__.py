@@ -8,7 +8,7 @@ library     C source -> shared library, for references on the CPU
 prebuilt    kernels that came with the package
 """
 
-from flashladder.common.build.artifact import Artifact, LaunchInfo
+from flashladder.common.build.artifact import Artifact, LaunchInfo, PtxModule
 from flashladder.common.build.compile import BuildRequest, build, build_one, cached
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one", "cached"]
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "PtxModule", "build", "build_one", "cached"]

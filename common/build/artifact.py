@@ -1,4 +1,4 @@
-"""What the compiler made of a version and a configuration, kept as a folder of the cache.
+"""What the compiler made of a version and a configuration, kept as a folder of the cache: PTX by nvcc, SASS by ptxas.
 
 The folder holds config.cuh, kernel.ptx, kernel.cubin, build.log and, written last, artifact.json with the facts about
 them and their digests, by which a damaged folder is known.
@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,17 @@ FILES = (PTX, CUBIN, LOG)  # what came of the compiler
 
 
 @dataclass(frozen=True)
-class RungKernel:
-    """One kernel of a rung: how it is launched, and what ptxas says of it."""
+class DeclaredKernel:
+    """One kernel of a rung, and how it is launched."""
 
     entry: str
     launch: LaunchInfo
+
+
+@dataclass(frozen=True)
+class RungKernel(DeclaredKernel):
+    """The same, and what ptxas says of it."""
+
     registers: int  # of one thread
     spill_store_bytes: int  # of one thread, as ptxas counts them
     spill_load_bytes: int
@@ -44,16 +50,14 @@ class RungKernel:
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """A compiled rung and what the compiler said of it. Registers, spills and launch are those of the main kernel."""
+class PtxModule:
+    """What nvcc makes of a rung: PTX, and what the rung declares in it. That is all that the emulator needs."""
 
     version: str  # the rung's name, "02_swizzling"
     config: KernelConfig
     arch: str
     directory: Path
-    kernels: tuple[RungKernel, ...]  # in the order in which they run
-    compile_seconds: float
-    cached: bool
+    kernels: tuple[DeclaredKernel, ...]  # in the order in which they run
     operation: str = "forward"
     workspaces: tuple[Workspace, ...] = ()  # memory that the kernels share
 
@@ -62,14 +66,28 @@ class Artifact:
         """The main kernel."""
         return entry_of(self.operation)
 
+    @property
+    def launch(self) -> LaunchInfo:
+        """That of the main kernel."""
+        return next(kernel.launch for kernel in self.kernels if kernel.entry == self.entry)
+
+    @property
+    def ptx(self) -> Path:
+        return self.directory / PTX
+
+
+@dataclass(frozen=True)
+class Artifact(PtxModule):
+    """The same after ptxas, which makes a cubin of the PTX. Registers and spills are those of the main kernel."""
+
+    kernels: tuple[RungKernel, ...]
+    compile_seconds: float = field(kw_only=True)
+    cached: bool = field(kw_only=True)
+
     @cached_property
     def main(self) -> RungKernel:
         """The kernel that is named after the operation."""
         return next(kernel for kernel in self.kernels if kernel.entry == self.entry)
-
-    @property
-    def launch(self) -> LaunchInfo:
-        return self.main.launch
 
     @property
     def registers(self) -> int:
@@ -93,10 +111,6 @@ class Artifact:
         return self.directory / CUBIN
 
     @property
-    def ptx(self) -> Path:
-        return self.directory / PTX
-
-    @property
     def key(self) -> str:
         """Equal where kernel, headers, configuration, arch, flags and compiler are: the end of the folder's name."""
         return self.directory.name.rpartition("-")[2]
@@ -117,26 +131,22 @@ def entry_of(operation: str) -> str:
     return f"attention_{operation}"
 
 
-def seal(directory: Path, version: Version, config: KernelConfig, arch: str, compile_seconds: float) -> None:
-    """Reads the compiler's outputs in a folder and writes artifact.json, which makes the folder an artifact."""
-    log, declared = (directory / LOG).read_text(), declaration.read((directory / PTX).read_text())
+def module(directory: Path, version: Version, config: KernelConfig, arch: str) -> PtxModule:
+    """What nvcc made in a folder, read; BuildError where the rung declares no main kernel."""
+    declared = declaration.read((directory / PTX).read_text())
     if (main := entry_of(version.operation)) not in declared.launches:
         raise BuildError(f"the rung declares no launch of {main}, only of {listing(declared.launches)}")
-    kernels = tuple(RungKernel(entry, launch, **_resources(log, entry)) for entry, launch in declared.launches.items())
-    artifact = Artifact(
-        version.name,
-        config,
-        arch,
-        directory,
-        kernels,
-        compile_seconds=compile_seconds,
-        cached=False,
-        operation=version.operation,
-        workspaces=declared.workspaces,
-    )
-    facts = dataclasses.asdict(artifact)
-    del facts["directory"], facts["cached"]
-    facts["config"] = config.name
+    kernels = tuple(DeclaredKernel(entry, launch) for entry, launch in declared.launches.items())
+    return PtxModule(version.name, config, arch, directory, kernels, version.operation, declared.workspaces)
+
+
+def seal(ptx: PtxModule, compile_seconds: float) -> None:
+    """Reads what ptxas made in a module's folder and writes artifact.json, which makes the folder an artifact."""
+    log = (ptx.directory / LOG).read_text()
+    facts = dataclasses.asdict(ptx) | {"config": ptx.config.name, "compile_seconds": compile_seconds}
+    for kernel in facts["kernels"]:
+        kernel |= _resources(log, kernel["entry"])
+    directory = facts.pop("directory")
     facts["digests"] = _digests(directory)
     (directory / FACTS).write_text(json.dumps(facts, indent=1))
 

@@ -1,4 +1,4 @@
-"""Version + configuration + arch -> artifact: nvcc and ptxas under ninja, many at once, behind a cache.
+"""Version + configuration + arch -> artifact: nvcc to PTX, ptxas to SASS, under ninja, many at once, behind a cache.
 
 The cache is addressed by content: an artifact's folder is named after a hash of the kernel, every header that it
 includes, the configuration, the arch, the flags and the compiler. A finished folder is renamed into place, so that any
@@ -10,15 +10,15 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, overload
 
 from flashladder.common.build import artifact as artifacts
-from flashladder.common.build.artifact import Artifact, LaunchInfo
-from flashladder.common.build.ninja import Progress, run_ninja, said, space_in_cache, temporary_folder
+from flashladder.common.build.artifact import Artifact, LaunchInfo, PtxModule
+from flashladder.common.build.ninja import run_ninja, said, space_in_cache, temporary_folder
 from flashladder.common.build.sources import Sources, header_folders
 from flashladder.common.build.toolchain import Toolchain, toolchain
 from flashladder.common.catalog import Version
@@ -26,14 +26,24 @@ from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "build", "build_one", "cached"]
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "PtxModule", "build", "build_one", "cached"]
 
 LINES = "-lineinfo"
 NVCC_FLAGS = ("-std=c++17", "-O3", LINES)
 PTXAS_FLAGS = ("-v", LINES)
 DEPENDENCIES = "kernel.d"
+RULES = f"""
+rule nvcc
+  command = cd $folder && ($line) > {artifacts.LOG} 2>&1 || ! rm -f {artifacts.PTX}
+  description = $out
+rule ptxas
+  command = cd $folder && ($line) >> {artifacts.LOG} 2>&1
+  description = $out
+"""  # nvcc leaves PTX that it finds wrong
 BATCH = 8  # configurations for each core that are compiled before they are put into place: all that a kill can lose
 _SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
+
+Progress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,9 @@ class BuildRequest:
         return f"{self.version.name} with {self.config} for {self.arch}"
 
 
+OnPtx = Callable[[BuildRequest, PtxModule], None]
+
+
 def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
     """The artifact of one configuration, from the cache or compiled now; BuildError when it cannot be."""
     return build([BuildRequest(version, config, arch)])[0]
@@ -68,13 +81,21 @@ def cached(version: Version, config: KernelConfig, arch: str) -> Artifact | None
 
 @overload
 def build(
-    requests: Sequence[BuildRequest], progress: Progress | None = None, *, on_error: Literal["raise"] = "raise"
+    requests: Sequence[BuildRequest],
+    progress: Progress | None = None,
+    *,
+    on_ptx: OnPtx | None = None,
+    on_error: Literal["raise"] = "raise",
 ) -> list[Artifact]: ...
 
 
 @overload
 def build(
-    requests: Sequence[BuildRequest], progress: Progress | None = None, *, on_error: Literal["return"]
+    requests: Sequence[BuildRequest],
+    progress: Progress | None = None,
+    *,
+    on_ptx: OnPtx | None = None,
+    on_error: Literal["return"],
 ) -> list[Artifact | BuildError]: ...
 
 
@@ -82,11 +103,14 @@ def build(
     requests: Sequence[BuildRequest],
     progress: Progress | None = None,
     *,
+    on_ptx: OnPtx | None = None,
     on_error: Literal["raise", "return"] = "raise",
 ) -> list[Artifact] | list[Artifact | BuildError]:
     """The artifacts of the requests, in order; what the cache lacks is compiled, on every core.
 
     A request that fails does not stop the others. Its BuildError is raised at the end, or returned in its place.
+    `on_ptx` is called as soon as a request's PTX is there, from the cache or by nvcc; meanwhile ptxas goes on. The
+    PTX's folder may be gone after the call.
     Also raises ConfigError for an arch that a rung does not run on, and ToolchainError.
     """
     for request in requests:
@@ -95,14 +119,17 @@ def build(
     places = [_place(request, sources, compiler) for request in requests]
     wanted = dict(zip(places, requests, strict=True))
     results: dict[Path, Artifact | BuildError] = {}
-    for place in wanted:
+    for place, request in wanted.items():
         if cached := artifacts.load(place, cached=True):
             results[place] = cached
+            if on_ptx:
+                on_ptx(request, cached)
     missing = [place for place in wanted if place not in results]
     size = BATCH * len(os.sched_getaffinity(0))
+    listener = _Listener(progress, on_ptx, len(missing))
     for start in range(0, len(missing), size):
         batch = {place: wanted[place] for place in missing[start : start + size]}
-        results |= _compile(batch, sources, compiler, progress and _part_of(progress, start, len(missing)))
+        results |= _compile(batch, sources, compiler, listener)
     outcome = [_without_flaws(wanted[place], results[place]) for place in places]
     failures = [result for result in outcome if isinstance(result, BuildError)]
     if failures and on_error == "raise":
@@ -111,9 +138,32 @@ def build(
     return outcome
 
 
-def _part_of(progress: Progress, start: int, total: int) -> Progress:
-    """What tells of a batch, of all batches together."""
-    return lambda done, _, detail: progress(start + done, total, detail)
+@dataclass
+class _Listener:
+    """Tells how far the configurations are, of all batches together."""
+
+    progress: Progress | None
+    on_ptx: OnPtx | None
+    total: int
+    done: int = 0
+
+    def ended(self, request: BuildRequest, output: Path) -> None:
+        """A step of a configuration ended: of nvcc, if its PTX is there, one more is to follow."""
+        if output.name == artifacts.PTX and output.exists():
+            self._translated(request, output.parent)
+            return
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, self.total, str(request))
+
+    def _translated(self, request: BuildRequest, folder: Path) -> None:
+        if self.on_ptx is None:
+            return
+        try:
+            module = artifacts.module(folder, request.version, request.config, request.arch)
+        except BuildError:  # raised at the end
+            return
+        self.on_ptx(request, module)
 
 
 def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
@@ -152,7 +202,7 @@ def _without_local_memory(request: BuildRequest, result: Artifact) -> Artifact |
 
 
 def _compile(
-    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, progress: Progress | None
+    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener
 ) -> dict[Path, Artifact | BuildError]:
     """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
     with space_in_cache(), temporary_folder() as temporary:
@@ -161,7 +211,8 @@ def _compile(
             folder.mkdir()
             (folder / artifacts.HEADER).write_text(request.config.header())
         (temporary / "build.ninja").write_text(_ninja_file(batch, compiler))
-        output = run_ninja(temporary, progress)
+        by_name = {place.name: request for place, request in batch.items()}
+        output = run_ninja(temporary, lambda edge: listener.ended(by_name[Path(edge).parent.name], temporary / edge))
         seconds = _compile_seconds(temporary / ".ninja_log")
         now = Sources()
         results: dict[Path, Artifact | BuildError] = {}
@@ -173,7 +224,8 @@ def _compile(
                 sources.check_complete(kernel, folder / DEPENDENCIES)
                 if now.digest(kernel) != sources.digest(kernel):
                     raise BuildError("its source was edited while it was compiled; build it again")
-                artifacts.seal(folder, request.version, request.config, request.arch, seconds[place.name])
+                module = artifacts.module(folder, request.version, request.config, request.arch)
+                artifacts.seal(module, seconds[place.name])
                 results[place] = _install(folder, place)
             except BuildError as error:
                 results[place] = BuildError(f"{request} cannot be built:\n{error}")
@@ -181,36 +233,39 @@ def _compile(
 
 
 def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
-    """One edge for each configuration, its output the cubin; what the tools print goes to the configuration's log."""
-    lines = ["rule compile", "  command = $command", "  description = $what", ""]
+    """Two edges for each configuration: nvcc makes PTX of the kernel, ptxas a cubin of the PTX."""
+    lines = [RULES]
     for place, request in batch.items():
-        command = _command(place.name, request, compiler).replace("$", "$$")
-        lines += [f"build {place.name}/{artifacts.CUBIN}: compile", f"  command = {command}", f"  what = {request}", ""]
-    return "\n".join(lines)
+        ptx, cubin = f"{place.name}/{artifacts.PTX}", f"{place.name}/{artifacts.CUBIN}"
+        edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": _ptxas(request, compiler)}
+        for edge, words in edges.items():
+            line = shlex.join(map(str, words)).replace("$", "$$")
+            lines += [f"build {edge}", f"  folder = {place.name}", f"  line = {line}"]
+    return "\n".join([*lines, ""])
 
 
-def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
-    """The shell command that compiles one configuration in its subfolder: nvcc to PTX, then ptxas to a cubin."""
-    virtual_arch = request.arch.replace("sm_", "compute_")
-    nvcc_flags, ptxas_flags = request.flags
-    nvcc = [compiler.nvcc, *nvcc_flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
-    nvcc += [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
-    nvcc += ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
-    nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
-    ptxas = [compiler.ptxas, *ptxas_flags, f"-arch={request.arch}"]
-    if "ptxas_level" in request.config.fields:
-        ptxas += [f"-O{request.config.ptxas_level}"]
-    ptxas += ["-o", artifacts.CUBIN, artifacts.PTX]
-    both = f"{shlex.join(map(str, nvcc))} && {shlex.join(map(str, ptxas))}"
-    return f"cd {name} && ({both}) > {artifacts.LOG} 2>&1"
+def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[object]:
+    flags, virtual_arch = request.flags[0], request.arch.replace("sm_", "compute_")
+    folders = [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
+    dependencies = ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
+    tool = [compiler.nvcc, *flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
+    return [*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel]
+
+
+def _ptxas(request: BuildRequest, compiler: Toolchain) -> list[object]:
+    level = [f"-O{request.config.ptxas_level}"] if "ptxas_level" in request.config.fields else []
+    tool = [compiler.ptxas, *request.flags[1], f"-arch={request.arch}", *level]
+    return [*tool, "-o", artifacts.CUBIN, artifacts.PTX]
 
 
 def _compile_seconds(ninja_log: Path) -> dict[str, float]:
-    """Seconds by subfolder, of the configurations that compiled: ninja logs no others."""
+    """Seconds of both steps by subfolder, of the configurations that compiled: ninja logs no step that failed."""
     rows: Iterable[list[str]] = []
     with suppress(FileNotFoundError):
         rows = [line.split("\t") for line in ninja_log.read_text().splitlines() if not line.startswith("#")]
-    return {Path(output).parent.name: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
+    spent = {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
+    names = [Path(output).parent.name for output in spent if Path(output).name == artifacts.CUBIN]
+    return {name: spent[f"{name}/{artifacts.PTX}"] + spent[f"{name}/{artifacts.CUBIN}"] for name in names}
 
 
 def _install(folder: Path, place: Path) -> Artifact:

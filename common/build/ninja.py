@@ -23,8 +23,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_FREE = 2**24  # bytes: the compiler's temporary files are gone when it has failed
 _FULL_IN_WORDS = re.compile("No space left on device|Disk quota exceeded")
 
-Progress = Callable[[int, int, str], None]  # edges done, of how many, and the latest
-
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
@@ -94,8 +92,11 @@ def _no_space() -> str:
     )
 
 
-def run_ninja(folder: Path, progress: Progress | None = None) -> str:
-    """Runs ninja to the end, whatever fails, and gives what it printed."""
+def run_ninja(folder: Path, ended: Callable[[str], None] | None = None) -> str:
+    """Runs ninja to the end, whatever fails, and gives what it printed.
+
+    `ended` is called with the description of each edge that ended, well or not; meanwhile the others run on.
+    """
     command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
     # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
     environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
@@ -106,6 +107,6 @@ def run_ninja(folder: Path, progress: Progress | None = None) -> str:
         assert ninja.stdout is not None
         for line in ninja.stdout:
             lines.append(line)
-            if progress and (match := re.match(r"(\d+)/(\d+) (.*)", line)):
-                progress(int(match[1]), int(match[2]), match[3])
+            if ended and (match := re.match(r"\d+/\d+ (.*)", line)):
+                ended(match[1])
     return "".join(lines)

@@ -6,14 +6,14 @@ Every part raises what is wrong with the rung: BuildError, EmulatorError (a race
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.build.artifact import Artifact
+from flashladder.common.build import Artifact, BuildRequest, PtxModule, build
 from flashladder.common.catalog import PTXAS_LEVEL, Version, one_operation
 from flashladder.common.config import Value
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.problem import Check, Problem, expect, make_inputs, verify
 from flashladder.common.run.execute import on_emulator
 from flashladder.common.run.target import Target
@@ -56,11 +56,10 @@ class Idea:
 
 @dataclass(frozen=True)
 class Built:
-    """The kernels of both, and that which the emulator runs: the rung's, for one head."""
+    """The kernels of both."""
 
     parent: Artifact
     ours: Artifact
-    emulated: Artifact
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ class Timing:
     notes: tuple[str, ...] = ()
 
 
-Timer = Callable[["Idea", Built], Timing]
+Timer = Callable[[Idea, Built], Timing]
+Progress = Callable[..., None]  # see emulator.run
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,9 @@ class Trial:
         return self.built.parent.code == self.built.ours.code
 
 
+Part = Emulated | Built | Trial
+
+
 def compare(version: Version, parent: Version, problem: Problem, place: Target, values: Mapping[str, Value]) -> Idea:
     """An idea; ConfigError or UnsupportedProblemError where the two have nothing in common."""
     if version == parent:
@@ -118,24 +121,32 @@ def compare(version: Version, parent: Version, problem: Problem, place: Target, 
     return idea
 
 
-def make(idea: Idea) -> Built:
-    """Compiles the rung, and where it has not been, its parent."""
-    pair = [idea.request(idea.parent, idea.problem), idea.request(idea.version, idea.problem)]
-    wanted = [*pair, idea.request(idea.version, idea.small())]
-    distinct = list(dict.fromkeys(wanted))
-    found = dict(zip(distinct, build(distinct), strict=True))
-    built = Built(*(found[request] for request in wanted))
+def make(idea: Idea, on_ptx: Callable[[PtxModule], None]) -> Built:
+    """Compiles the rung, and where it has not been, its parent.
+
+    `on_ptx` is called with what the emulator is to run as soon as nvcc is through with it, while ptxas goes on.
+    """
+    parent, ours = (idea.request(version, idea.problem) for version in (idea.parent, idea.version))
+    small = idea.request(idea.version, idea.small())
+
+    def translated(request: BuildRequest, module: PtxModule) -> None:
+        if request == small:
+            on_ptx(module)
+
+    distinct = list(dict.fromkeys([small, ours, parent]))
+    found = dict(zip(distinct, build(distinct, on_ptx=translated), strict=True))
+    built = Built(found[parent], found[ours])
     for artifact in (built.parent, built.ours):
         idea.place.check(artifact)
     return built
 
 
-def emulate(idea: Idea, built: Built) -> Emulated:
+def emulate(idea: Idea, module: PtxModule, progress: Progress | None = None) -> Emulated:
     """Runs the rung on the emulator under the race detector, and verifies it."""
     problem = idea.small()
     tensors = make_inputs(problem)
     tensors.poison()
-    report = on_emulator(built.emulated, problem, tensors)
+    report = on_emulator(module, problem, tensors, progress=progress)
     check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
     check.require(f"{idea.version.name} at {problem.name}")
     return Emulated(problem, check, report)
@@ -146,10 +157,32 @@ def codes(built: Built) -> tuple[Code, Code]:
     return read(built.parent), read(built.ours)
 
 
-def hold(idea: Idea, timer: Timer | None) -> Trial:
-    """The whole trial. Kernels of one machine code are not timed: they are as fast as each other."""
-    built = make(idea)
-    emulated = emulate(idea, built)
-    parent, ours = codes(built)
-    trial = Trial(idea, built, parent, ours, emulated, None)
-    return trial if timer is None or trial.is_same_code else replace(trial, timing=timer(idea, built))
+def hold(
+    idea: Idea, timer: Timer | None, tell: Callable[[Part], None] = lambda part: None, progress: Progress | None = None
+) -> Trial:
+    """The whole trial. `tell` is called with each part as soon as it is known, `progress` as the emulator does.
+
+    The emulator has its answer while ptxas is at work. Next come the kernels, the trial without times, and with them.
+    Kernels of one machine code are not timed: they are as fast as each other.
+    """
+    emulation: Future[Emulated] = Future()
+
+    def run(module: PtxModule) -> None:
+        try:
+            emulated = emulate(idea, module, progress)
+        except FlashLadderError as error:  # raised when ptxas is through
+            emulation.set_exception(error)
+        else:
+            emulation.set_result(emulated)
+            tell(emulated)
+
+    built = make(idea, run)
+    tell(built)
+    emulated = emulation.result()
+    trial = Trial(idea, built, *codes(built), emulated, None)
+    tell(trial)
+    if timer is None or trial.is_same_code:
+        return trial
+    trial = replace(trial, timing=timer(idea, built))
+    tell(trial)
+    return trial

@@ -78,12 +78,20 @@ def _predicted(trial: Trial) -> str:
     figures = (
         "; ".join(f"{name}: {old:,} → {new:,}" for name, (old, new) in changes(trial).items()) or "no figure changed"
     )
-    change = after[CYCLES] / before[CYCLES] - 1 if before[CYCLES] else 0.0
+    work = _work(trial)
+    change = after[CYCLES] / before[CYCLES] / work - 1 if before[CYCLES] else 0.0
+    of = f"{parent}, for as much work" if work != 1 else parent
     if after[SPILLS] > before[SPILLS]:
         guess = f"it spills {after[SPILLS] - before[SPILLS]:,} bytes more than {parent}, which costs time"
     elif abs(change) < TELLING:
-        guess = f"the main loop is as long as that of {parent}"
+        guess = f"the main loop is as long as that of {of}"
     else:
         longer = "shorter" if change < 0 else "longer"
-        guess = f"the main loop's schedule is {100 * abs(change):.1f} % {longer} than that of {parent}"
+        guess = f"the main loop's schedule is {100 * abs(change):.1f} % {longer} than that of {of}"
     return f"{guess} ({figures}). A GPU decides"
+
+
+def _work(trial: Trial) -> float:
+    """The products of a warp in a pass through the loop, by those in its parent's; 1 without tensor cores."""
+    ours, parents = trial.ours.loop_flops, trial.parent.loop_flops
+    return ours / parents if ours and parents else 1.0

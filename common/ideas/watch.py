@@ -10,13 +10,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
 
 from flashladder.common import catalog
+from flashladder.common.build import Artifact
 from flashladder.common.build.sources import Sources, header_folders
 from flashladder.common.catalog import Version, schema
 from flashladder.common.console import console, warn
@@ -30,7 +31,7 @@ from flashladder.common.errors import (
     VerificationError,
 )
 from flashladder.common.ideas import trial, verdict
-from flashladder.common.ideas.trial import Built, Idea, Timer, Trial
+from flashladder.common.ideas.trial import Built, Emulated, Idea, Part, Timer, Timing, Trial
 
 POLL_SECONDS = 0.1
 FAILURES = {  # what is said of a save, by what a part of its trial raised
@@ -43,6 +44,10 @@ FAILURES = {  # what is said of a save, by what a part of its trial raised
 }
 LABEL = 12  # columns of what a line is about
 Stamp = dict[Path, tuple[int, int]]  # time and size of each file
+
+
+class SavedAgain(FlashLadderError):
+    """What is tried is not what the files say any more."""
 
 
 def watch(name: str, compose: Callable[[Version], Idea], timer: Timer | None, trials: int | None = None) -> None:
@@ -61,10 +66,11 @@ def watch(name: str, compose: Callable[[Version], Idea], timer: Timer | None, tr
         saved = [path.name for path in now if now[path] != seen.get(path)] if seen else []
         seen, held = now, held + 1
         _say_saved(version, saved)
-        with _waiting_on_failure(version):
+        is_stale = partial(_is_stale, version, seen)
+        with _waiting_on_failure(version, is_stale):
             catalog.forget()
             version = catalog.find(version.name)
-            _try(compose(version), timer)
+            _try(compose(version), timer, is_stale)
             console.print(Text("waiting for the next save (Ctrl-C ends)", "dim"))
 
 
@@ -87,6 +93,10 @@ def _stamp(version: Version) -> Stamp:
     return found
 
 
+def _is_stale(version: Version, seen: Stamp) -> bool:
+    return _stamp(version) != seen
+
+
 def _settled(version: Version) -> Stamp:
     """The files a moment later: an editor may still be writing."""
     time.sleep(POLL_SECONDS / 2)
@@ -99,11 +109,14 @@ def _say_saved(version: Version, saved: list[str]) -> None:
 
 
 @contextmanager
-def _waiting_on_failure(version: Version) -> Iterator[None]:
-    """Says what is wrong with a save."""
+def _waiting_on_failure(version: Version, is_stale: Callable[[], bool]) -> Iterator[None]:
+    """Says what is wrong with a save, unless it is stale."""
     try:
         yield
     except FlashLadderError as error:
+        if is_stale():
+            console.print(Text("saved again: this trial ends", "dim"))
+            return
         kind = next((words for known, words in FAILURES.items() if isinstance(error, known)), "cannot be tried")
         if type(error).__name__ == "RaceError":
             kind = "races"
@@ -117,25 +130,38 @@ def _shown(message: str) -> str:
     return re.sub(re.escape(f"{os.getcwd()}{os.sep}"), "", message)
 
 
-def _try(idea: Idea, timer: Timer | None) -> None:
-    """The parts of a trial, each said when it is done; the machine code is read while the emulator runs."""
+def _try(idea: Idea, timer: Timer | None, is_stale: Callable[[], bool]) -> None:
+    """The parts of a trial, each said when it is done. SavedAgain where the emulator is at what is stale."""
     began = time.perf_counter()
-    built = trial.make(idea)
-    _say("compiled", began, _compiled(idea, built))
-    with ThreadPoolExecutor(1) as pool:
-        codes = pool.submit(trial.codes, built)
-        emulated = trial.emulate(idea, built)
-        errors = f"error of o {emulated.check.max_error:.2g} (tolerance {emulated.check.tolerance:.2g})"
-        untried = verdict.untried(idea)
-        _say("emulated", began, f"right, and no race; {errors}" + (f"; {untried}" if untried else ""))
-        held = Trial(idea, built, *codes.result(), emulated, None)
-    _say("against " + idea.parent.address, began, _changed(held))
-    if timer and not held.is_same_code:
-        with console.status("on the GPU"):
-            held = Trial(idea, built, held.parent, held.ours, emulated, timer(idea, built))
-        _say("measured", began, verdict.in_words(held))
-        for note in held.timing.notes if held.timing else ():
-            warn(note)
+    with console.status("compiling") as status:
+
+        def progress(done: int, total: int, where: str = "") -> None:
+            if is_stale():
+                raise SavedAgain
+            status.update(Text(f"on the emulator {where}", no_wrap=True, overflow="ellipsis"))
+
+        def timed(idea: Idea, built: Built) -> Timing:
+            assert timer is not None
+            status.update("on the GPU")
+            return timer(idea, built)
+
+        held = trial.hold(idea, timed if timer else None, partial(_say_part, began, idea), progress)
+    for note in held.timing.notes if held.timing else ():
+        warn(note)
+
+
+def _say_part(began: float, idea: Idea, part: Part) -> None:
+    match part:
+        case Emulated(check=check):
+            errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
+            untried = verdict.untried(idea)
+            _say("emulated", began, f"right, and no race; {errors}" + (f"; {untried}" if untried else ""))
+        case Built():
+            _say("compiled", began, _compiled(part.ours))
+        case Trial(timing=None):
+            _say("against " + idea.parent.address, began, _changed(part))
+        case Trial():
+            _say("measured", began, verdict.in_words(part))
 
 
 def _say(what: str, began: float, words: str) -> None:
@@ -143,8 +169,7 @@ def _say(what: str, began: float, words: str) -> None:
     console.print(Text.assemble((f"{what:{LABEL}}", "cyan"), (f"{seconds}  ", "dim"), words), soft_wrap=True)
 
 
-def _compiled(idea: Idea, built: Built) -> str:
-    ours = built.ours
+def _compiled(ours: Artifact) -> str:
     spills = f"{ours.spill_store_bytes + ours.spill_load_bytes} bytes of spills" if ours.local_bytes else "no spills"
     how = "from the cache" if ours.cached else f"for {ours.arch}"
     return f"{how}: {ours.registers} registers, {spills}"

@@ -1,4 +1,4 @@
-"""Two logged runs side by side: what differs between them, and the ratios of each, which are never divided.
+"""Two logged benchmarks side by side: what differs between them, and the ratios of each, which are never divided.
 
 Times of two runs are of other moments, often of other cards: only what was timed in the same rounds has a ratio.
 """
@@ -6,7 +6,7 @@ Times of two runs are of other moments, often of other cards: only what was time
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ CIRCUMSTANCES = {
 KERNEL = ["kind", "label", "version", "dtype", "causal"]  # what the ratios of one line have in common
 PROBLEM = ["batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "head_dim", "layout", "family", "lse"]
 _USUAL = {"kind": "", "label": "", "config": "", "code": "", "layout": "bshd", "family": "normal", "lse": True}
+_BENCHMARK = {"run", "ratio", "seqlen_q"}  # columns that the log of a benchmark has, and no other file
+_COMPARED = "Ratios to a baseline are compared, which bench.py, ladder.py and experiment.py log"
 _SCHEMA = Schema({**LADDER.columns, **EXPERIMENT.columns})  # of every log with ratios
 
 
@@ -109,24 +111,29 @@ def _place(what: str, folder: Path) -> tuple[Path, str]:
         if not file.exists():
             raise ResultsError(f"{file} is not there")
         if not known:
-            raise ResultsError(f"{file} has no column of runs, as the logs of bench, ladder and experiment have")
+            raise ResultsError(f"{file} is no log of a benchmark. {_COMPARED}")
         if name and name not in known:
             raise unknown(f"run in {file} is called", name, known)
         if not name and len(known) > 1:
             raise ResultsError(f"{file} has several runs, {', '.join(known)}: name one, as {file}:{known[-1]}")
         return file, name or known[0]
-    found = {run: file for file in sorted(folder.rglob("*.csv")) for run in _runs(file)}
-    if what not in found:
-        raise unknown(f"run in the logs of {folder} is called", what, found)
-    return found[what], what
+    files = sorted(folder.rglob("*.csv"))
+    found = {run: file for file in files for run in _runs(file)}
+    if what in found:
+        return found[what], what
+    if others := [file for file in files if what in _runs(file, {"run"})]:
+        raise ResultsError(f"the run {what} in {others[0]} is no benchmark. {_COMPARED}")
+    if not found:
+        raise ResultsError(f"no run in the logs of {folder} is a benchmark. {_COMPARED}")
+    raise unknown(f"run in the logs of {folder} is called", what, sorted(found))
 
 
-def _runs(file: Path) -> list[str]:
-    """The names of the runs in a file, in its order; none where it is no log of runs."""
+def _runs(file: Path, columns: Set[str] = _BENCHMARK) -> list[str]:
+    """The names of the runs in a file, in its order; none where it lacks one of the columns."""
     try:
         with file.open(encoding="utf-8", errors="replace", newline="") as lines:
             reader = csv.DictReader(lines)
-            if not {"run", "ratio"} <= set(reader.fieldnames or ()):
+            if not columns <= set(reader.fieldnames or ()):
                 return []
             return list(dict.fromkeys(row["run"] for row in reader if row["run"]))
     except OSError:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flashladder.common import tensor_map
-from flashladder.common.build.artifact import Artifact
+from flashladder.common.build.artifact import Artifact, PtxModule
 from flashladder.common.console import warn
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.problem import Problem, Tensors, make_inputs
@@ -45,7 +45,7 @@ def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
 
 
 def on_emulator(
-    artifact: Artifact,
+    module: PtxModule,
     problem: Problem,
     tensors: Tensors,
     *,
@@ -61,7 +61,7 @@ def on_emulator(
     from flashladder.common import emulator
 
     if progress and problem.flops > LONG_FLOPS and not problem.causal:
-        _announce(artifact, problem)
+        _announce(module, problem)
     memory = emulator.GlobalMemory()
     addresses: dict[str, int] = {}
     written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
@@ -70,17 +70,17 @@ def on_emulator(
         is_input = name not in written
         base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=is_input, initialised=is_input)
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
-    params = _params(artifact, problem, tensors, addresses)
+    params = _params(module, problem, tensors, addresses)
     lent = [
         memory.add(
             f"workspace {workspace.name}",
-            np.zeros(workspace_bytes(artifact, problem, workspace), np.uint8),
+            np.zeros(workspace_bytes(module, problem, workspace), np.uint8),
             initialised=workspace.zeroed,
         )
-        for workspace in artifact.workspaces
+        for workspace in module.workspaces
     ]
-    pointers, ptx = np.array(lent, np.uint64).tobytes(), artifact.ptx.read_text()
-    launches = steps(artifact, problem, params, EMULATED_SMS)
+    pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
+    launches = steps(module, problem, params, EMULATED_SMS)
     reports = [
         emulator.run(
             program := emulator.compile_ptx(ptx, step.entry),
@@ -91,17 +91,17 @@ def on_emulator(
             memory,
             race=race,
             chunk=CHUNK,
-            max_instructions=_budget(len(program.kernel.instructions), problem, artifact, math.prod(step.grid)),
+            max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(step.grid)),
             progress=progress,
         )
         for step in launches
     ]
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
-    for workspace in artifact.workspaces:
+    for workspace in module.workspaces:
         if workspace.zeroed and memory.read(f"workspace {workspace.name}").any():
             raise EmulatorError(
-                f"{artifact.version} leaves workspace {workspace.name} other than zero: "
+                f"{module.version} leaves workspace {workspace.name} other than zero: "
                 "the next run would begin with that"
             )
     return emulator.total(reports)
@@ -114,33 +114,33 @@ def _arguments(params: bytes, pointers: bytes, step: Step) -> bytes:
     return packed + bytes(-len(packed) % MAP_ALIGNMENT) + maps if maps else packed
 
 
-def _tiles(artifact: Artifact, problem: Problem) -> int:
+def _tiles(module: PtxModule, problem: Problem) -> int:
     """Of Q, in all: the CTAs of most kernels."""
-    return problem.batch * problem.num_heads * -(-problem.seqlen_q // artifact.launch.block_m)
+    return problem.batch * problem.num_heads * -(-problem.seqlen_q // module.launch.block_m)
 
 
-def _budget(instructions: int, problem: Problem, artifact: Artifact, ctas: int) -> int:
+def _budget(instructions: int, problem: Problem, module: PtxModule, ctas: int) -> int:
     """More instructions than a warp can need: as if all of a kernel were executed for each key of each tile.
 
     The rungs need 3 % of that at most, those with tensor cores 1 %.
     """
-    tiles_a_cta = -(-_tiles(artifact, problem) // ctas)
+    tiles_a_cta = -(-_tiles(module, problem) // ctas)
     return max(LEAST_BUDGET, instructions * max(problem.seqlen_q, problem.seqlen_k) * tiles_a_cta)
 
 
-def _announce(artifact: Artifact, problem: Problem) -> None:
+def _announce(module: PtxModule, problem: Problem) -> None:
     """Tells how long the emulator will take."""
-    seconds = emulation_seconds(artifact, problem)
+    seconds = emulation_seconds(module, problem)
     spelled = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    warn(f"about {spelled} on the emulator, for {_tiles(artifact, problem):,} CTAs; fewer rows or heads take less")
+    warn(f"about {spelled} on the emulator, for {_tiles(module, problem):,} CTAs; fewer rows or heads take less")
 
 
-def emulation_seconds(artifact: Artifact, problem: Problem) -> float:
+def emulation_seconds(module: PtxModule, problem: Problem) -> float:
     """How long the emulator takes for a problem without a mask, within a factor of about two: it runs a few blocks.
 
     With a causal mask the CTAs of a chunk part ways. What that costs, a few blocks do not show.
     """
-    tile, tiles, heads = artifact.launch, _tiles(artifact, problem), problem.num_heads
+    tile, tiles, heads = module.launch, _tiles(module, problem), problem.num_heads
     rows = max(1, min(CHUNK, tiles) // heads)
     few, more = 2, 6  # blocks
 
@@ -148,7 +148,7 @@ def emulation_seconds(artifact: Artifact, problem: Problem) -> float:
         short = dataclasses.replace(
             problem, batch=1, seqlen_q=rows * tile.block_m, seqlen_k=blocks * tile.block_n, layout="bshd"
         )
-        return on_emulator(artifact, short, make_inputs(short)).elapsed
+        return on_emulator(module, short, make_inputs(short)).elapsed
 
     spent(1)  # parses the kernel
     shorter, longer = spent(few), spent(more)
@@ -160,19 +160,19 @@ def _is_written(names: tuple[str, ...], problem: Problem) -> bool:
     return set(problem.asked.outputs).issuperset(names)
 
 
-def _params(artifact: Artifact, problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
-    _check_row_stride(artifact, problem, tensors)
+def _params(module: PtxModule, problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
+    _check_row_stride(module, problem, tensors)
     return pack(problem, tensors, addresses)
 
 
-def _check_row_stride(artifact: Artifact, problem: Problem, tensors: Tensors) -> None:
+def _check_row_stride(module: PtxModule, problem: Problem, tensors: Tensors) -> None:
     """A kernel compiled for one row stride would be silently wrong on tensors with another."""
-    if "row_stride" not in artifact.config.fields:
+    if "row_stride" not in module.config.fields:
         return
-    compiled = artifact.config.row_stride
+    compiled = module.config.row_stride
     for name, shape in problem.asked.shapes(problem).items():
         if len(shape) == 4 and (stride := tensors.by_name[name].stride(1)) != compiled:
             raise UnsupportedProblemError(
-                f"{name} has rows {stride} elements apart; {artifact.version} was compiled for row_stride={compiled}: "
+                f"{name} has rows {stride} elements apart; {module.version} was compiled for row_stride={compiled}: "
                 f"configure it with row_stride={stride}"
             )

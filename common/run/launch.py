@@ -20,7 +20,7 @@ from flashladder.common.tensor_map import TensorMap
 if TYPE_CHECKING:
     import torch
 
-    from flashladder.common.build import Artifact, LaunchInfo, declaration
+    from flashladder.common.build import LaunchInfo, PtxModule, declaration
     from flashladder.common.build.declaration import Workspace
     from flashladder.common.problem import Problem, Tensors
 
@@ -118,22 +118,22 @@ def _strided(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     return tuple(name for name, shape in shapes.items() if len(shape) == 4)
 
 
-def steps(artifact: Artifact, problem: Problem, params: bytes, num_sms: int) -> list[Step]:
+def steps(module: PtxModule, problem: Problem, params: bytes, num_sms: int) -> list[Step]:
     """The launches of a run, in order.
 
     Raises BuildError where a kernel was compiled against other parameters or declares what cannot be run yet,
     UnsupportedProblemError where a grid is larger than CUDA allows.
     """
     return [
-        Step(kernel.entry, _grid(artifact, kernel.entry, kernel.launch, problem, params, num_sms),
+        Step(kernel.entry, _grid(module, kernel.entry, kernel.launch, problem, params, num_sms),
              kernel.launch.num_threads, kernel.launch.shared_bytes, _mapped(kernel.launch, problem, params))
-        for kernel in artifact.kernels
+        for kernel in module.kernels
     ]  # fmt: skip
 
 
-def workspace_bytes(artifact: Artifact, problem: Problem, workspace: Workspace) -> int:
+def workspace_bytes(module: PtxModule, problem: Problem, workspace: Workspace) -> int:
     """How large a workspace is for a problem."""
-    return sized(workspace, count_of(workspace).value(_names(artifact, artifact.launch, problem)))
+    return sized(workspace, count_of(workspace).value(_names(module, module.launch, problem)))
 
 
 def sized(workspace: Workspace, count: int) -> int:
@@ -151,18 +151,18 @@ def grid_of(entry: str, launch: LaunchInfo) -> Expression:
     return _expression(f"({', '.join(launch.grid)})", f"grid of {entry}")
 
 
-def by_sizes(expression: Expression, artifact: Artifact, launch: LaunchInfo) -> Callable[..., Any]:
+def by_sizes(expression: Expression, module: PtxModule, launch: LaunchInfo) -> Callable[..., Any]:
     """A declaration's arithmetic as a function of SIZES."""
-    return expression.function(SIZES, _constants(artifact, launch))
+    return expression.function(SIZES, _constants(module, launch))
 
 
-def check_runnable(artifact: Artifact, entry: str, launch: LaunchInfo, params_bytes: int) -> None:
+def check_runnable(module: PtxModule, entry: str, launch: LaunchInfo, params_bytes: int) -> None:
     """Raises BuildError where a kernel was compiled against other parameters, or declares what cannot be run yet."""
-    what = f"{entry} of {artifact.version}"
+    what = f"{entry} of {module.version}"
     if launch.params_bytes != params_bytes:
         raise BuildError(
             f"{what} takes {launch.params_bytes} bytes of parameters, the host packs {params_bytes} for the operation "
-            f"{artifact.operation}: make the kernel's struct and common/run/launch.py agree, then build again"
+            f"{module.operation}: make the kernel's struct and common/run/launch.py agree, then build again"
         )
     if launch.cluster != (1, 1, 1):
         shape = " x ".join(map(str, launch.cluster))
@@ -170,10 +170,10 @@ def check_runnable(artifact: Artifact, entry: str, launch: LaunchInfo, params_by
 
 
 def _grid(
-    artifact: Artifact, entry: str, launch: LaunchInfo, problem: Problem, params: bytes, num_sms: int
+    module: PtxModule, entry: str, launch: LaunchInfo, problem: Problem, params: bytes, num_sms: int
 ) -> tuple[int, int, int]:
-    check_runnable(artifact, entry, launch, len(params))
-    x, y, z = map(int, grid_of(entry, launch).value(_names(artifact, launch, problem)))
+    check_runnable(module, entry, launch, len(params))
+    x, y, z = map(int, grid_of(entry, launch).value(_names(module, launch, problem)))
     if launch.ctas_per_sm:
         return min(x * y * z, launch.ctas_per_sm * num_sms), 1, 1
     for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
@@ -214,14 +214,14 @@ def mapped(
     )
 
 
-def _names(artifact: Artifact, launch: LaunchInfo, problem: Problem) -> dict[str, object]:
+def _names(module: PtxModule, launch: LaunchInfo, problem: Problem) -> dict[str, object]:
     """What a declaration's arithmetic may read: the configuration, the problem's sizes, the kernel's tile."""
     sizes = {name: getattr(problem, name) for name in (*SIZES, "head_dim")}
-    return {**_constants(artifact, launch), **sizes}
+    return {**_constants(module, launch), **sizes}
 
 
-def _constants(artifact: Artifact, launch: LaunchInfo) -> dict[str, object]:
-    return {**artifact.config.as_dict(), "block_m": launch.block_m, "block_n": launch.block_n}
+def _constants(module: PtxModule, launch: LaunchInfo) -> dict[str, object]:
+    return {**module.config.as_dict(), "block_m": launch.block_m, "block_n": launch.block_n}
 
 
 def _stride(tensor: torch.Tensor) -> TensorStride:

@@ -39,7 +39,7 @@ COMMANDS = {
     "packed": Command("tools/packed.py", "time packed sequences beside padded ones and FlashAttention-2's"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
     "overhead": Command("tools/overhead.py", "what a call of attention() costs the host, beside torch's own"),
-    "compare": Command("tools/compare.py", "two logged runs side by side"),
+    "compare": Command("tools/compare.py", "two logged benchmarks side by side"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
     "neighbours": Command("tools/neighbours.py", "how many lines of code each step of a ladder is"),
     "profile": Command("tools/profile.py", "what a GPU counts in a rung, beside what is predicted"),

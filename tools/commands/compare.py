@@ -1,4 +1,4 @@
-"""Two logged runs side by side: what differs between them, and the ratios to the baseline that each has of its own.
+"""Two logged benchmarks side by side: what differs, and the ratios to the baseline that each has of its own.
 
 python tools/compare.py 20261122-034419-11339 20261122-005744-15704       two runs of results/
 python tools/compare.py results/bench.csv /elsewhere/bench.csv            two files of one run each
@@ -34,6 +34,7 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.results import comparison
 
+    _check_no_rungs(arguments.runs)
     first, second = runs = [comparison.load(what, results_dir()) for what in arguments.runs]
     if (first.file, first.name) == (second.file, second.name):
         raise ConfigError(f"{first.name} would be compared with itself: name another run")
@@ -52,6 +53,18 @@ def main(arguments: argparse.Namespace) -> int:
         "each other; `python tools/bench.py A B` times two kernels in one."
     )
     return 0
+
+
+def _check_no_rungs(names: Sequence[str]) -> None:
+    """ConfigError where both are rungs, which are compared within one run."""
+    from flashladder.common import catalog
+
+    try:
+        rungs = [catalog.find(name).address for name in names]
+    except ConfigError:
+        return
+    both = " ".join(rungs)
+    raise ConfigError(f"{both}: rungs, not runs; `python tools/bench.py {both}` times both in one run")
 
 
 def _circumstances(first: LoggedRun, second: LoggedRun) -> Table:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common.console import Parser, console
-from flashladder.common.errors import ConfigError, did_you_mean
+from flashladder.common.errors import ConfigError, instead
 from flashladder.common.paths import results_dir
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def load(study: str, storage: str | None = None) -> optuna.Study:
         names = optuna.get_all_study_names(opened)
         if study in names:
             return optuna.load_study(study_name=study, storage=opened)
-    there = ", ".join(sorted(names)) or "none"
-    raise ConfigError(f"no study {study} in {without_password(url)}; there are {there}{did_you_mean(study, names)}")
+    raise ConfigError(f"no study {study} in {without_password(url)}{instead(study, sorted(names))}")
 
 
 def parser() -> Parser:
