@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.attention import general, gradients, sequences
+from flashladder.common.attention import general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -20,7 +20,7 @@ def packed_attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: general.Window = (None, None),
+    window: general.Window = general.OPEN,
     softcap: float = 0.0,
     return_lse: bool = False,
     version: str = DEFAULT,
@@ -37,6 +37,11 @@ def packed_attention(
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
+    given.tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    given.flags(causal=causal, return_lse=return_lse)
+    given.text(version=version)
+    longest = given.rows("max_seqlen_q", max_seqlen_q), given.rows("max_seqlen_k", max_seqlen_k)
+    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise UnsupportedProblemError(
@@ -51,7 +56,7 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     gradients.refuse(q, k, v)
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    bounds = (*general.window_of(window), softcap)
+    packing = (cu_seqlens_q, cu_seqlens_k, *longest)
+    bounds = (*general.window_of(window), given.number("softcap", softcap))
     o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
