@@ -34,8 +34,8 @@ def attention(
     it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
     key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn.
 
-    O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. Where that interleaves with an
-    input's, a call takes longer.
+    O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
+    takes longer where that interleaves with an input's.
 
     The first call for a dtype, head_dim, number of heads and mask makes a kernel ready, one with the log-sum-exp and
     one without, which all lengths share. It says so where it must compile it, which takes seconds. Kernels are launched

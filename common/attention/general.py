@@ -74,6 +74,9 @@ def forward(
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         o[:, end_q:] = 0
         sums[:, end_q:] = -math.inf
+    if op.watch is not None:
+        bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds)
     return o, sums
 
 

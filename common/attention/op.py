@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from flashladder.common.run.launch import check
 QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
+watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
 _ready: dict[tuple[object, ...], Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
 
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
@@ -55,12 +56,16 @@ def forward(
 
     The options are causal, softmax_scale, version and lse: whether the log-sum-exp is.
     """
+    found: tuple[torch.Tensor, torch.Tensor | None]
     if not _seen(q, k, v):
-        return _straight(q, k, v, out, *options)
-    if out is None:
-        o, lse = torch.ops.flashladder.attention(q, k, v, *options)
-        return o, lse
-    return out, torch.ops.flashladder.attention_out(q, k, v, out, *options)
+        found = _straight(q, k, v, out, *options)
+    elif out is None:
+        found = torch.ops.flashladder.attention(q, k, v, *options)
+    else:
+        found = out, torch.ops.flashladder.attention_out(q, k, v, out, *options)
+    if watch is not None:
+        watch(q, k, *options)
+    return found
 
 
 def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

@@ -38,6 +38,7 @@ COMMANDS = {
     "bench": Command("tools/bench.py", "time kernels beside the official ones, over many shapes"),
     "packed": Command("tools/packed.py", "time packed sequences beside padded ones and FlashAttention-2's"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
+    "adopt": Command("tools/adopt.py", "tune for one program: what it asks for, what it gains, the winners"),
     "overhead": Command("tools/overhead.py", "what a call of attention() costs the host, beside torch's own"),
     "compare": Command("tools/compare.py", "two logged runs side by side"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
