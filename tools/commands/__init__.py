@@ -51,6 +51,7 @@ COMMANDS = {
     "ring": Command("tools/ring.py", "one long sequence over several GPUs: right? near to linear?"),
     "ladder": Command("tools/ladder.py", "measure the whole ladder on this GPU, in one run"),
     "experiment": Command("tools/experiment.py", "sweeps: block sizes, types, lengths, the order of loops"),
+    "received": Command("tools/received.py", "check results that somebody sent, before they are merged"),
     "dashboard": Command("tools/dashboard.py", "make dashboard.html and the tables of all results"),
     "plots": Command("tuner/plots.py", "a search's study as pictures"),
     "replay": Command("tuner/replay.py", "how good the search is: replay it over a whole study"),
