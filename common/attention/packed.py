@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.nn.functional import pad
 
 from flashladder.common.attention import general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
@@ -60,3 +63,24 @@ def packed_attention(
     bounds = (*general.window_of(window), given.number("softcap", softcap))
     o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
+
+
+def without_padding(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """O of a padded batch, (batch, seqlen_q, heads, head_dim): of the rows and keys that are no padding, packed.
+
+    rows is (batch, seqlen_q), keys (batch, seqlen_k), true for what is no padding. A row that is padding gives 0.
+    """
+    cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
+    at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
+    packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
+    o = q.new_zeros(q.shape)
+    o[at_rows] = only_o(packed_attention(*packed, **options))
+    return o
+
+
+def only_o(o: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """What comes back where the log-sum-exp is not asked for."""
+    assert isinstance(o, torch.Tensor)
+    return o
