@@ -39,6 +39,7 @@ COMMANDS = {
     "packed": Command("tools/packed.py", "time packed sequences beside padded ones and FlashAttention-2's"),
     "search": Command("tuner/search.py", "find the fastest configuration of a rung on a GPU"),
     "adopt": Command("tools/adopt.py", "tune for one program: what it asks for, what it gains, the winners"),
+    "hub": Command("tools/hub.py", "lay a wheel out as a kernel of Hugging Face's `kernels`"),
     "overhead": Command("tools/overhead.py", "what a call of attention() costs the host, beside torch's own"),
     "compare": Command("tools/compare.py", "two logged runs side by side"),
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
