@@ -156,7 +156,6 @@ def _count(values: Mapping[str, Any]) -> int:
 
 def _likeness(problem: Problem) -> object:
     p = problem
-    sizes = (
-        () if p.packed else (p.batch, p.seqlen_q.bit_length(), p.seqlen_k.bit_length(), p.window_left, p.window_right)
-    )
-    return p.operation, tuned.kind_of(p), p.lse, p.num_heads, p.num_heads_k, p.window, p.softcap > 0, sizes
+    sizes = p.num_heads, p.num_heads_k, None if p.packed else p.batch
+    lengths = p.seqlen_q.bit_length(), p.seqlen_k.bit_length()
+    return p.operation, tuned.kind_of(p), p.lse, sizes, lengths, p.window_left, p.window_right, p.softcap > 0

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,10 +91,11 @@ def main(arguments: argparse.Namespace) -> int:
         return EXIT_ERROR
     if arguments.record:
         return 0
-    jobs = _jobs(rung, alike, place, folder)
+    seconds = arguments.budget_seconds or SECONDS
+    jobs = _jobs(rung, alike, place, folder, seconds)
     if not place.on_gpu:
         return _predict(jobs, alike, arguments.budget_seconds)
-    return _adopt(rung, wanted, alike, jobs, place, folder, arguments.budget_seconds)
+    return _adopt(rung, wanted, alike, jobs, place, folder, seconds)
 
 
 def _recorded(words: Sequence[str]) -> Demand:
@@ -149,22 +151,25 @@ def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
         warn(f"{calls} calls stay as they are: {reason}")
 
 
-def _jobs(rung: Version, alike: Sequence[Alike], place: Target, folder: Path) -> list[Job]:
+def _jobs(rung: Version, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
     """A search for each kind of problems, those first that should take most of the time."""
     from flashladder.common.adoption.demand import stand_in
+    from flashladder.tools.commands import search
     from flashladder.tuner.job import Job, SearchSettings
     from flashladder.tuner.space import Space
 
     kinds: dict[str, list[Problem]] = {}
     for each in alike:
         kinds.setdefault(each.kind, []).append(stand_in(each.problem))
+    compiled = search.affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
     jobs = []
     for kind, members in kinds.items():
         problems = tuple(dict.fromkeys(members))[:TUNED_WITH]
-        digest = hashlib.sha256(" ".join(problem.name for problem in problems).encode()).hexdigest()[:8]
+        made = Job(Space.of(rung, problems, place.gpu), place.gpu, SearchSettings(compiled=compiled), folder)
+        digest = hashlib.sha256(str(made.identity()).encode()).hexdigest()[:8]  # other sources are another study
         words = "-".join(part.partition("=")[2] for part in kind.split(","))
         study = f"adopt-{rung.file_name}-{place.gpu.name}-{words}-{digest}"
-        jobs.append(Job(Space.of(rung, problems, place.gpu), place.gpu, SearchSettings(study=study), folder))
+        jobs.append(replace(made, settings=replace(made.settings, study=study)))
     return jobs
 
 
@@ -197,7 +202,7 @@ def _adopt(
     jobs: Sequence[Job],
     place: Target,
     folder: Path,
-    seconds: float | None,
+    seconds: float,
 ) -> int:
     """Tunes, measures what is gained, and exports. The exit code tells whether every search found a winner."""
     from flashladder.common.adoption import export, gains, tables
@@ -206,7 +211,7 @@ def _adopt(
     from flashladder.tools.commands import search
     from flashladder.tuner import job
 
-    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE, rung.operation), seconds or SECONDS)
+    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE, rung.operation), seconds)
     measured, left_out = gains.measure(alike[:TIMED], rung, place, folder, TimingSettings("hot"))
     for reason in dict.fromkeys(left_out):
         warn(reason)
