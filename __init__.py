@@ -13,6 +13,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "zigzag_split": f"{_ROOM}.ring",
     "zigzag_join": f"{_ROOM}.ring",
     "packed_attention": f"{_ROOM}.packed",
+    "register_with_diffusers": f"{_ROOM}.diffusers",
     "register_with_torch": f"{_ROOM}.torch_switch",
     "register_with_transformers": f"{_ROOM}.transformers",
     "flash_attn_func": f"{_ROOM}.flash_attn",

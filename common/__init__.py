@@ -22,6 +22,7 @@ pictures      drawings of what the code does
 dashboard     pages and charts of what was measured
 exercises     a rung with its idea taken out, a task, and a grade for what is put in
 attention     attention as a function of torch tensors, and under the names that models call
+adoption      what a program asks of attention, what tuning for it gains, and the folder of its winners
 
 cuda          the device headers that the rungs share
 """

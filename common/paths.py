@@ -41,6 +41,12 @@ def results_dir(home: Path | None = None) -> Path:
     return (ROOT if is_checkout() else Path.cwd()) / "results"
 
 
+def adopted_dir() -> Path | None:
+    """The folder of winners for one program, $FLASHLADDER_ADOPTED, which go before others; None without."""
+    named = os.environ.get("FLASHLADDER_ADOPTED")
+    return Path(named).expanduser().absolute() if named else None
+
+
 def is_checkout() -> bool:
     """Whether this is the project's own folder, not a package that was installed from it."""
     return (ROOT / "setup.py").exists()

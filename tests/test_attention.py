@@ -3,8 +3,10 @@
 import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import fake_cuda
+import numpy as np
 import pytest
 import torch
 
@@ -69,11 +71,29 @@ def test_o_goes_where_it_is_wanted(device):
     for wrong, words in (
         (torch.empty_like(q[:, :20]), r"out is \(2, 20, 2, 64\) .*; O is \(2, 40, 2, 64\)"),
         (torch.empty_like(q).half(), "out is .* torch.float16 on .*; O is .* torch.bfloat16"),
-        (q, "out begins where q does; it takes memory of its own"),
+        (q, "out shares memory with q; it takes memory of its own"),
+        (k, "out shares memory with k; it takes memory of its own"),
+        (out[:, :1].expand_as(out), "out has strides .*, by which elements lie on each other"),
         (torch.empty_like(q).requires_grad_(), "out wants a gradient"),
     ):
         with pytest.raises(UnsupportedProblemError, match=words):
             attention(q, k, v, out=wrong)
+        with pytest.raises(UnsupportedProblemError, match=words):
+            attention(q, k, v, out=wrong, window=(3, None))
+
+
+def test_o_beside_inputs_and_on_a_part_of_them(device):
+    """Views of one tensor that take turns have no byte in common; the next rows of one do."""
+    memory = torch.randn(1, 24, 4, 2, 64).to(device, torch.bfloat16)
+    q, k, v, out = memory.unbind(2)
+    expected = attention(q.clone(), k.clone(), v.clone())
+    for options in ({}, {"window": (24, 24)}):
+        out.zero_()
+        assert torch.equal(attention(q, k, v, out=out, **options), expected)
+    for options in ({}, {"window": (3, None)}, {"return_lse": True}):
+        for inputs, name in (((q[:, :16], k, v), "q"), ((k[:, :16], q, v), "k"), ((k[:, :16], v, q), "v")):
+            with pytest.raises(UnsupportedProblemError, match=f"out shares memory with {name}; it takes memory of its"):
+                attention(*inputs, out=q[:, 8:], **options)
 
 
 def test_any_rung_that_takes_the_problem(device):
@@ -140,6 +160,54 @@ def test_what_it_cannot_do_is_said(device):
             attention(*arguments, **options)
     with pytest.raises(ConfigError, match=re.escape("no version 99; there are 00_minimal")):
         attention(q, k, v, version="99")
+
+
+JAGGED = torch.nested.nested_tensor([torch.zeros(2, 3)], layout=torch.jagged)
+
+
+class Odd:
+    """No number."""
+
+    def __float__(self):
+        raise TypeError("it is none")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        *((name, "x", f"{name}='x' is of type str; it should be a torch.Tensor") for name in ("q", "k", "v", "out")),
+        ("k", None, "k=None is of type NoneType; it should be a torch.Tensor"),
+        ("v", np.zeros(3), "v is of type numpy.ndarray; it should be a torch.Tensor"),
+        (
+            "q",
+            JAGGED,
+            r"q is a nested tensor; packed_attention takes its values\(\) and, as cu_seqlens, its off",
+        ),
+        ("causal", "no", "causal='no' is of type str; it should be True or False"),
+        ("causal", 1, "causal=1 is of type int; it should be True or False"),
+        ("return_lse", None, "return_lse=None is of type NoneType; it should be True or False"),
+        ("softmax_scale", "1", "softmax_scale='1' is of type str; it should be a number"),
+        ("softmax_scale", torch.ones(2), "softmax_scale is of type torch.Tensor; it should be a number"),
+        ("softmax_scale", Odd(), "softmax_scale is of type test_attention.Odd; it should be a number"),
+        ("softcap", None, "softcap=None is of type NoneType; it should be a number"),
+        ("version", 24, 'version=24 is of type int; it should be text, such as "24"'),
+        ("version", ["24"], "version is of type list; it should be text"),
+    ],
+    ids=repr,
+)
+def test_arguments_of_other_types_are_named(argument, value, words):
+    q = torch.zeros(1, 16, 1, 64, dtype=torch.bfloat16)
+    given = {"q": q, "k": q, "v": q, argument: value}
+    for options in ({}, {"window": (3, None)}):
+        with pytest.raises(UnsupportedProblemError, match=words):
+            attention(**given, **options)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    q = torch.randn(1, 16, 1, 64).bfloat16()
+    expected = attention(q, q, q, softmax_scale=0.5)
+    for scale in (np.float32(0.5), torch.tensor(0.5), Fraction(1, 2)):
+        assert torch.equal(attention(q, q, q, softmax_scale=scale), expected)
 
 
 def test_the_default_takes_what_models_have():

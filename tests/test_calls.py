@@ -137,6 +137,7 @@ def bf16(*shape, stride=None):
 
 
 Q, K = bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)
+LONG, PAIR = bf16(2, 96, 4, 64), bf16(2, 64, 2, 4, 64)
 LEFT = {
     "three dimensions": {"q": Q[0]},
     "another batch": {"k": K[:1], "v": K[:1]},
@@ -148,6 +149,10 @@ LEFT = {
     "two types": {"v": K.half()},
     "O of another shape": {"o": Q[:, :32]},
     "O is an input": {"o": Q},
+    "O begins amid an input": {"q": LONG[:, :64], "o": LONG[:, 32:]},
+    "O ends amid an input": {"q": LONG[:, 32:], "o": LONG[:, :64]},
+    "O lies on itself": {"o": bf16(2, 1, 4, 64).expand_as(Q)},
+    "O and an input take turns": {"q": PAIR[:, :, 0], "o": PAIR[:, :, 1]},
     "odd rows": {"q": bf16(2, 64, 4, 68)[..., :64]},
     "columns apart": {"k": bf16(2, 70, 2, 128)[..., ::2]},
     "misaligned": {"q": bf16(2 * 64 * 4 * 64 + 1)[1:].view(2, 64, 4, 64)},

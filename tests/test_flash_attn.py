@@ -4,6 +4,7 @@ import inspect
 import itertools
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -286,6 +287,71 @@ def test_other_refusals():
     ):
         with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
             call()
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "value", "words"),
+    [
+        ("packed_attention", "q", None, "q=None is of type NoneType; it should be a torch.Tensor"),
+        ("packed_attention", "cu_seqlens_q", [0, 16], "cu_seqlens_q is of type list; it should be a torch.Tensor"),
+        ("packed_attention", "cu_seqlens_k", "x", "cu_seqlens_k='x' is of type str; it should be a torch.Tensor"),
+        ("packed_attention", "max_seqlen_q", "16", "max_seqlen_q='16' is of type str; it should be a whole number"),
+        ("packed_attention", "max_seqlen_q", 16.0, "max_seqlen_q=16.0 is of type float; it should be a whole number"),
+        ("packed_attention", "max_seqlen_k", torch.tensor(2.5), "max_seqlen_k is of type torch.Tensor; it should be a"),
+        ("packed_attention", "max_seqlen_k", True, "max_seqlen_k=True is of type bool; it should be a whole number"),
+        ("packed_attention", "max_seqlen_k", -1, "max_seqlen_k=-1: must be at least 0"),
+        ("packed_attention", "causal", None, "causal=None is of type NoneType; it should be True or False"),
+        ("packed_attention", "softcap", "x", "softcap='x' is of type str; it should be a number"),
+        ("packed_attention", "version", 24, 'version=24 is of type int; it should be text, such as "24"'),
+        ("flash_attn_varlen_func", "max_seqlen_k", None, "max_seqlen_k=None is of type NoneType; it should be a whole"),
+        ("flash_attn_varlen_func", "k", 3, "k=3 is of type int; it should be a torch.Tensor"),
+        ("flash_attn_func", "k", "x", "k='x' is of type str; it should be a torch.Tensor"),
+        ("flash_attn_func", "causal", "no", "causal='no' is of type str; it should be True or False"),
+        ("flash_attn_func", "return_attn_probs", 1, "return_attn_probs=1 is of type int; it should be True or False"),
+        ("flash_attn_func", "dropout_p", "x", "dropout_p='x' is of type str; it should be a number"),
+        ("flash_attn_func", "softcap", None, "softcap=None is of type NoneType; it should be a number"),
+        ("flash_attn_qkvpacked_func", "qkv", None, "qkv=None is of type NoneType; it should be a torch.Tensor"),
+        ("flash_attn_kvpacked_func", "kv", "x", "kv='x' is of type str; it should be a torch.Tensor"),
+        ("flash_attn_varlen_kvpacked_func", "kv", [], "kv is of type list; it should be a torch.Tensor"),
+    ],
+    ids=str,
+)
+def test_arguments_of_other_types_are_named(function, argument, value, words):
+    q, ends = torch.zeros(16, 1, 64, dtype=torch.bfloat16), int32(0, 16)
+    packing = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 16, "max_seqlen_k": 16}
+    called = getattr(flashladder, function)
+    given = {name: q for name in inspect.signature(called).parameters if name in ("q", "k", "v", "kv", "qkv")}
+    if "packed_attention" in function or "varlen" in function:
+        given |= packing
+    with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+        called(**given | {argument: value})
+
+
+@pytest.mark.parametrize("longest", [2**31 - 1, 2**31, 2**63, 2**70, torch.tensor(9), np.int64(9)], ids=repr)
+def test_the_longest_may_be_beyond_every_sequence(longest, device):
+    """C's int holds none of the large ones; a tensor and NumPy's integers are whole numbers too."""
+    qkv, ends = drawn(3, 20, 1, 64, device=device), int32(0, 9, 14, device=device)
+    expected = packed_attention(*qkv, ends, ends, 9, 9, causal=True)
+    assert torch.equal(packed_attention(*qkv, ends, ends, longest, longest, causal=True), expected)
+    found = flashladder.flash_attn_varlen_func(*qkv, ends, ends, longest, longest, window_size=(-1, 0))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+def test_a_captured_call_stays_within_its_tensors_whatever_max_seqlen_says():
+    """Nothing can be read while a graph is captured: rows beyond a max_seqlen that is too small stay 0."""
+    qkv, ends = drawn(3, 300, 2, 64, device="cuda"), int32(0, 300, device="cuda")
+    expected = packed_attention(*qkv, ends, ends, 300, 300)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        beyond = packed_attention(*qkv, ends, ends, 2**40, 2**40)
+        short = packed_attention(*qkv, ends, ends, 1, 300)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(beyond, expected)
+    assert torch.equal(short[:1], expected[:1])
+    done = (short != 0).any(-1).any(-1)
+    assert torch.equal(short[done], expected[done])
 
 
 @pytest.mark.parametrize(

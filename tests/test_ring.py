@@ -131,6 +131,22 @@ def test_what_is_no_part_is_refused(monkeypatch):
         ring_attention(q, q, q)
     with pytest.raises(UnsupportedProblemError, match="a sequence of 6 over 2 ranks; it should be a multiple of 4"):
         zigzag_split(q, 0, 2)
+    for call, words in (
+        (lambda: ring_attention("x", q, q), "q='x' is of type str; it should be a torch.Tensor"),
+        (lambda: ring_attention(q, q, q, causal=1), "causal=1 is of type int; it should be True or False"),
+        (lambda: zigzag_split([1, 2], 0, 1), "whole is of type list; it should be a torch.Tensor"),
+        (lambda: zigzag_split(q, "0", 1), "rank='0' is of type str; it should be a whole number"),
+        (lambda: zigzag_split(q, 0, None), "world_size=None is of type NoneType; it should be a whole number"),
+        (lambda: zigzag_split(q, 0, 1, 4), "dim=4 of a tensor of shape (1, 6, 1, 64), which has no such one"),
+        (lambda: zigzag_join(q), "parts should be a list of tensors, one of each rank"),
+        (lambda: zigzag_join([]), "parts should be a list of tensors, one of each rank"),
+        (lambda: zigzag_join([q, 3]), "parts[1]=3 is of type int; it should be a torch.Tensor"),
+        (lambda: zigzag_join([q, q], -5), "dim=-5 of a tensor of shape (1, 6, 1, 64), which has no such one"),
+        (lambda: zigzag_join([q, q[:, :4]]), "parts of the shapes (1, 4, 1, 64), (1, 6, 1, 64); they should be of one"),
+        (lambda: zigzag_join([q[:, :3]] * 2), "parts of 3 rows; each is two chunks of one length"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+            call()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)

@@ -104,6 +104,8 @@ def test_what_does_not_belong_together_is_refused():
         ((o, lse, o, lse.double()), "lse_b is (2, 3, 5) torch.float64; with o_b of (2, 5, 3, 8) it is (2, 3, 5)"),
         ((o[0, 0], lse, o, lse), "o_a is (3, 8) torch.float32; it should be (batch, seqlen_q, heads, head_dim)"),
         ((o, lse, o.to("meta"), lse), "o_b on meta, lse_b on cpu; they should be on one device"),
+        ((None, lse, o, lse), "o_a=None is of type NoneType; it should be a torch.Tensor"),
+        ((o, lse, o, "x"), "lse_b='x' is of type str; it should be a torch.Tensor"),
         ((o.clone().requires_grad_(), lse, o, lse), "want a gradient, and merge_states computes none"),
     ):
         with pytest.raises(UnsupportedProblemError, match=re.escape(words)):

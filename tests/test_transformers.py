@@ -195,7 +195,7 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
     llama = made("Llama")
     masked = torch.ones(2, 1, 12, 12).tril().bool().roll(1, -1)
     same(llama, "a mask that is more than causal, padding and a window", attention_mask=masked)
-    same(made("Llama", head_dim=32), r"takes head_dim 64, 96, 128, 256, not 32")
+    same(made("Llama", head_dim=32), "kernels take head_dim 64, 96, 128, 256, not 32")
     same(made("Llama", dtype=torch.float32), "q is torch.float32")
     llama.set_attn_implementation("ladder")
     with pytest.warns(FallbackWarning, match="want a gradient"):
@@ -249,7 +249,7 @@ def test_under_torch_compile_padding_and_windows_run_on_sdpa(name, sizes, mask):
 
 def test_what_nobody_but_eager_has_is_refused():
     capped = made("Gemma2", attn_logit_softcapping=30.0, head_dim=32)
-    words = r'not 32; .*; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
+    words = r'not 32; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
     with pytest.raises(UnsupportedProblemError, match=words):
         logits(capped, "ladder", IDS)
     tensor = torch.zeros(1, 1, 4, 64)

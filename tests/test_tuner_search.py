@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
@@ -100,6 +101,16 @@ def test_the_winner_and_its_evidence_are_saved_and_found(tmp_path):
     found = tuned.config(setup.stock.space.version, "h100", PROBLEM)
     assert setup.stock.of(setup.stock.space._of_values(found.as_dict())).code == final["winner"]
     assert tuned.config(setup.stock.space.version, "a100", PROBLEM) is None
+
+
+def test_a_winner_may_go_to_a_folder_of_its_own(tmp_path):
+    setup = Setup(tmp_path, every=16)
+    setup.job = replace(setup.job, winners=tmp_path / "adopted")
+    (tmp_path / "adopted").mkdir()
+    setup.tune()
+    (winner,) = tuned.winners("h100", tmp_path / "adopted")
+    assert winner.evidence["study"] == setup.job.study
+    assert tuned.winners("h100") == []
 
 
 def test_a_large_space_is_searched_in_part(tmp_path):

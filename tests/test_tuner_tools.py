@@ -110,9 +110,9 @@ def test_a_budget_that_is_spent_leaves_time_for_some_kernels(run, simulated):
 
 def test_what_a_budget_affords_to_compile(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    assert search._affordable(360, 24) == 80
-    assert search._affordable(0.1, 23) == 1
-    assert search._affordable(float("inf"), 23) is None
+    assert search.affordable(360, 24) == 80
+    assert search.affordable(0.1, 23) == 1
+    assert search.affordable(float("inf"), 23) is None
 
 
 def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):

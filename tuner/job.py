@@ -69,6 +69,12 @@ class Job:
     space: Space
     gpu: GpuDescription
     settings: SearchSettings
+    winners: Path | None = None  # the folder that winners go to, if not the rung's own
+
+    @property
+    def home(self) -> Path | None:
+        """Where winners are kept, as tuned.path_of takes it."""
+        return self.winners or self.space.version.home
 
     @property
     def study(self) -> str:
@@ -178,7 +184,7 @@ class Job:
         kinds = dict.fromkeys(map(tuned.kind_of, self.space.problems))
         for kind in kinds:
             version = self.space.version
-            tuned.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, version.home)
+            tuned.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, self.home)
 
 
 def usual_trials(kernels: int) -> int:

@@ -47,7 +47,7 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
         )
     places = [str(trial_log.path_of(ledger.name, ledger.folder)), f"study {ledger.name} in {job.storage}"]
     if record:
-        places.insert(0, str(tuned.path_of(job.gpu.name, job.space.version.home)))
+        places.insert(0, str(tuned.path_of(job.gpu.name, job.home)))
     console.print("[dim]" + "\n".join(places), soft_wrap=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.attention import general, gradients, op
+from flashladder.common.attention import general, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -17,7 +17,7 @@ def attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     return_lse: bool = False,
-    window: general.Window = (None, None),
+    window: general.Window = general.OPEN,
     softcap: float = 0.0,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
@@ -34,29 +34,37 @@ def attention(
     it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
     key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn.
 
-    O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own.
+    O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
+    takes longer where that interleaves with an input's.
 
     The first call for a dtype, head_dim, number of heads and mask makes a kernel ready, one with the log-sum-exp and
     one without, which all lengths share. It says so where it must compile it, which takes seconds. Kernels are launched
     on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
     through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
 
-    Raises UnsupportedProblemError for tensors that the rung does not take, or that want a gradient; ConfigError for an
-    unknown version.
+    Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, or that want a
+    gradient, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
+    given.tensors(q=q, k=k, v=v)
+    given.flags(causal=causal, return_lse=return_lse)
+    given.text(version=version)
+    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
+    if q.dim() != 4:
+        raise op.misshapen("q", q)
     gradients.refuse(q, k, v)
-    if out is not None and out.requires_grad and torch.is_grad_enabled():
-        raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
-    window = general.window_of(window)
-    if window != (None, None) or softcap:
+    if out is not None:
+        given.tensors(out=out)
+        if out.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
+    window = window if window is general.OPEN else general.window_of(window)
+    softcap = given.number("softcap", softcap)
+    if window != general.OPEN or softcap:
         bounds = (*window, softcap)
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
-        o = o if out is None else _copied(o, out)
+        if out is not None:
+            op.check_out(out, q)
+            op.check_apart(out, {"q": q, "k": k, "v": v})
+            o = out.copy_(o)
         return (o, lse) if return_lse else o
     o, lse = op.forward(q, k, v, out, causal, softmax_scale, version, return_lse)
     return o if lse is None or not return_lse else (o, lse)
-
-
-def _copied(o: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    op.check_out(out, o)
-    return out.copy_(o)

@@ -7,11 +7,38 @@ import warnings
 
 import torch
 
+from flashladder.common import catalog
+from flashladder.common.config import listing
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.operations.operation import DTYPES
+from flashladder.common.run.ahead import DEFAULT
+
 _said: set[str] = set()
+_HEAD_DIMS = catalog.find(DEFAULT).supports.head_dim
 
 
 class FallbackWarning(UserWarning):
     """Attention that was to run here ran elsewhere."""
+
+
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As torch's own attention takes them under torch.autocast."""
+    if torch.is_autocast_enabled(device := tensors[0].device.type):
+        return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+    return tensors
+
+
+def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """UnsupportedProblemError for what `attention` would refuse of (batch, seqlen, heads, head_dim) when it runs.
+
+    Under torch.compile it runs when it is too late for somebody else's.
+    """
+    if q.dtype not in DTYPES.values():
+        raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(DTYPES.values())}")
+    if v.shape != k.shape:
+        raise UnsupportedProblemError(f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike")
+    if q.shape[3] not in _HEAD_DIMS:
+        raise UnsupportedProblemError(f"kernels take head_dim {listing(_HEAD_DIMS)}, not {q.shape[3]}")
 
 
 @torch.compiler.assume_constant_result  # under torch.compile it is said when the call is traced

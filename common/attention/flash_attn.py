@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.attention import attention, general
+from flashladder.common.attention import attention, general, given
 from flashladder.common.attention.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -39,13 +39,14 @@ def flash_attn_func(
 
     Raises UnsupportedProblemError for dropout_p, alibi_slopes, a gradient that is wanted, and what `attention` refuses.
     """
-    _refuse(dropout_p, alibi_slopes)
+    given.tensors(q=q, k=k, v=v)
+    _refuse(dropout_p, alibi_slopes, causal, return_attn_probs)
     result = attention(
         q,
         k,
         v,
         softmax_scale=softmax_scale,
-        softcap=0.0 if softcap <= 0 else softcap,
+        softcap=_softcap(softcap),
         return_lse=return_attn_probs,
         **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
@@ -113,7 +114,7 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
-    _refuse(dropout_p, alibi_slopes)
+    _refuse(dropout_p, alibi_slopes, causal, return_attn_probs)
     result = packed_attention(
         q,
         k,
@@ -123,8 +124,8 @@ def flash_attn_varlen_func(
         max_seqlen_q,
         max_seqlen_k,
         softmax_scale=softmax_scale,
-        softcap=0.0 if softcap <= 0 else softcap,
-        **_seen(causal, window_size, max_seqlen_k),
+        softcap=_softcap(softcap),
+        **_seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
         return_lse=return_attn_probs,
     )
     return _returned(result)
@@ -203,17 +204,25 @@ def flash_attn_varlen_qkvpacked_func(
 
 def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:
     """Views of what lies in a tensor side by side."""
+    given.tensors(**{name: tensor})
     if tensor.dim() != layout.count(",") + 1 or tensor.shape[-3] != len(name):
         raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; it should be {layout}")
     return tensor.unbind(-3)
 
 
-def _refuse(dropout_p: float, alibi_slopes: torch.Tensor | None) -> None:
-    """What no kernel here does."""
-    if dropout_p:
+def _refuse(dropout_p: float, alibi_slopes: torch.Tensor | None, causal: bool, return_attn_probs: bool) -> None:
+    """What no kernel here does, and what is no flag."""
+    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    if given.number("dropout_p", dropout_p):
         raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
     if alibi_slopes is not None:
         raise UnsupportedProblemError("alibi_slopes: kernels add no bias to scores; alibi_slopes=None works")
+
+
+def _softcap(softcap: float) -> float:
+    """None is 0 here, and 0 or less there."""
+    softcap = given.number("softcap", softcap)
+    return 0.0 if softcap <= 0 else softcap
 
 
 def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.launch import ALL_KEYS
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
+OPEN: Window = (None, None)
 
 
 def window_of(window: Window) -> Window:
@@ -73,6 +74,9 @@ def forward(
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         o[:, end_q:] = 0
         sums[:, end_q:] = -math.inf
+    if op.watch is not None:
+        bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds)
     return o, sums
 
 

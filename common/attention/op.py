@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
-from flashladder.common.run import ahead, target
+from flashladder.common.run import ahead, overlap, target
 from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
@@ -30,6 +31,7 @@ from flashladder.common.run.launch import check
 QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
+watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
 _ready: dict[tuple[object, ...], Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
 
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
@@ -54,12 +56,16 @@ def forward(
 
     The options are causal, softmax_scale, version and lse: whether the log-sum-exp is.
     """
+    found: tuple[torch.Tensor, torch.Tensor | None]
     if not _seen(q, k, v):
-        return _straight(q, k, v, out, *options)
-    if out is None:
-        o, lse = torch.ops.flashladder.attention(q, k, v, *options)
-        return o, lse
-    return out, torch.ops.flashladder.attention_out(q, k, v, out, *options)
+        found = _straight(q, k, v, out, *options)
+    elif out is None:
+        found = torch.ops.flashladder.attention(q, k, v, *options)
+    else:
+        found = out, torch.ops.flashladder.attention_out(q, k, v, out, *options)
+    if watch is not None:
+        watch(q, k, *options)
+    return found
 
 
 def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -87,7 +93,7 @@ def _straight(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     shape = q.shape
     if len(shape) != 4:
-        raise _misshapen("q", q)
+        raise misshapen("q", q)
     kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse
     ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse), q, version)
     o = q.new_empty(shape) if out is None else out
@@ -95,7 +101,7 @@ def _straight(
     scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     if ready.call is None or not ready.call(q, k, v, o, sums, scale):
         tensors = {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums})
-        at_leisure(ready, problem_of(q, k, causal, softmax_scale, lse), tensors)
+        at_leisure(ready, problem_of(q, k, causal, softmax_scale, lse), tensors, out is not None)
     return o, sums
 
 
@@ -130,15 +136,15 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *opt
     return _sums(q, options[-1])
 
 
-def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
+def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], o_is_given: bool = False) -> None:
     """On the emulator; and on a GPU for tensors out of the ordinary. UnsupportedProblemError where they will not do."""
     ready.rung.check(problem, ready.artifact.config)
     given = Tensors(tensors, problem.asked)
-    check_out(tensors["o"], tensors["q"])
+    if o_is_given:
+        check_out(tensors["o"], tensors["q"])
     check(problem, given)
-    for name in problem.asked.inputs:
-        if tensors[name].data_ptr() == tensors["o"].data_ptr():
-            raise UnsupportedProblemError(f"out begins where {name} does; it takes memory of its own")
+    if o_is_given:
+        check_apart(tensors["o"], {name: tensors[name] for name in problem.asked.inputs})
     if not is_gpu(tensors["q"]):
         _emulate(ready.artifact, problem, tensors)
     else:
@@ -146,11 +152,22 @@ def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor])
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
-    """Raises UnsupportedProblemError unless O, which is like q, may go there."""
+    """Raises UnsupportedProblemError unless O, which is like q, has room there."""
     if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
         raise UnsupportedProblemError(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}; O is {tuple(q.shape)} {q.dtype} on {q.device}"
         )
+    if not overlap.is_apart_in_itself(out.shape, out.stride()):
+        raise UnsupportedProblemError(
+            f"out has strides {out.stride()}, by which elements lie on each other; it takes memory for each"
+        )
+
+
+def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Raises UnsupportedProblemError where O would be written over an input."""
+    for name, tensor in inputs.items():
+        if overlap.share(out, tensor):
+            raise UnsupportedProblemError(f"out shares memory with {name}; it takes memory of its own")
 
 
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
@@ -209,7 +226,7 @@ def problem_of(
     """What tensors (batch, seqlen, heads, head_dim) ask for; `others` are fields that they do not say, or say wrong."""
     for name, tensor in (("q", q), ("k", k)):
         if tensor.dim() != 4:
-            raise _misshapen(name, tensor)
+            raise misshapen(name, tensor)
     if q.dtype not in _NAMES:
         raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(_NAMES)}")
     batch, seqlen_q, num_heads, head_dim = q.shape
@@ -225,7 +242,8 @@ def problem_of(
     return Problem(**{**sizes, "causal": causal, "softmax_scale": softmax_scale, "lse": lse, **others})
 
 
-def _misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:
+def misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:
+    """The refusal of a tensor that is not of four dimensions."""
     shape = tuple(tensor.shape)
     return UnsupportedProblemError(f"{name} has shape {shape}; it should be (batch, seqlen, heads, head_dim)")
 

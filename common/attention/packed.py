@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from flashladder.common.attention import general, gradients, sequences
+import torch
+from torch.nn.functional import pad
+
+from flashladder.common.attention import general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -20,7 +23,7 @@ def packed_attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: general.Window = (None, None),
+    window: general.Window = general.OPEN,
     softcap: float = 0.0,
     return_lse: bool = False,
     version: str = DEFAULT,
@@ -37,6 +40,11 @@ def packed_attention(
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
+    given.tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    given.flags(causal=causal, return_lse=return_lse)
+    given.text(version=version)
+    longest = given.rows("max_seqlen_q", max_seqlen_q), given.rows("max_seqlen_k", max_seqlen_k)
+    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise UnsupportedProblemError(
@@ -51,7 +59,28 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     gradients.refuse(q, k, v)
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    bounds = (*general.window_of(window), softcap)
+    packing = (cu_seqlens_q, cu_seqlens_k, *longest)
+    bounds = (*general.window_of(window), given.number("softcap", softcap))
     o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
+
+
+def without_padding(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """O of a padded batch, (batch, seqlen_q, heads, head_dim): of the rows and keys that are no padding, packed.
+
+    rows is (batch, seqlen_q), keys (batch, seqlen_k), true for what is no padding. A row that is padding gives 0.
+    """
+    cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
+    at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
+    packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
+    o = q.new_zeros(q.shape)
+    o[at_rows] = only_o(packed_attention(*packed, **options))
+    return o
+
+
+def only_o(o: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """What comes back where the log-sum-exp is not asked for."""
+    assert isinstance(o, torch.Tensor)
+    return o

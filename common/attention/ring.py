@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from flashladder.common.attention import DEFAULT, attention
+from flashladder.common.attention import DEFAULT, attention, given
 from flashladder.common.attention.states import merge_states
+from flashladder.common.config import listing
 from flashladder.common.errors import UnsupportedProblemError
 
 
@@ -39,6 +40,8 @@ def ring_attention(
 
     Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, and as `attention`.
     """
+    given.tensors(q=q, k=k, v=v)
+    given.flags(causal=causal, return_lse=return_lse)
     if not dist.is_available() or not dist.is_initialized():
         raise UnsupportedProblemError("there is no process group: call torch.distributed.init_process_group first")
     if q.dim() != 4 or k.shape != v.shape:
@@ -73,6 +76,9 @@ def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) 
 
     Positions are split likewise. Raises UnsupportedProblemError where the chunks would not be of one length.
     """
+    given.tensors(whole=whole)
+    rank, world_size = given.whole("rank", rank), given.whole("world_size", world_size)
+    _check_dim(dim, whole)
     if not 0 <= rank < world_size:
         raise UnsupportedProblemError(f"rank {rank} of {world_size}; ranks are from 0 to {world_size - 1}")
     if (length := whole.shape[dim]) % (2 * world_size):
@@ -84,13 +90,25 @@ def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) 
 
 
 def zigzag_join(parts: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
-    """The whole sequence again, of the parts of all ranks in their order. UnsupportedProblemError for odd lengths."""
-    if not parts or any(not part.shape[dim] or part.shape[dim] % 2 for part in parts):
-        raise UnsupportedProblemError(
-            f"parts of {[part.shape[dim] for part in parts]} rows; each is two chunks of one length"
-        )
+    """The whole sequence again, of the parts of all ranks in their order.
+
+    Raises UnsupportedProblemError for parts of several shapes, or of odd lengths.
+    """
+    if not isinstance(parts, Sequence) or not parts:
+        raise UnsupportedProblemError("parts should be a list of tensors, one of each rank")
+    given.tensors(**{f"parts[{rank}]": part for rank, part in enumerate(parts)})
+    _check_dim(dim, parts[0])
+    if len(shapes := {tuple(part.shape) for part in parts}) > 1:
+        raise UnsupportedProblemError(f"parts of the shapes {listing(sorted(shapes))}; they should be of one")
+    if not (rows := parts[0].shape[dim]) or rows % 2:
+        raise UnsupportedProblemError(f"parts of {rows} rows; each is two chunks of one length")
     firsts, seconds = zip(*(part.chunk(2, dim) for part in parts), strict=True)
     return torch.cat((*firsts, *reversed(seconds)), dim)
+
+
+def _check_dim(dim: int, tensor: torch.Tensor) -> None:
+    if not -tensor.dim() <= given.whole("dim", dim) < tensor.dim():
+        raise UnsupportedProblemError(f"dim={dim} of a tensor of shape {tuple(tensor.shape)}, which has no such one")
 
 
 def pass_on(

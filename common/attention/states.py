@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from flashladder.common.attention import gradients
+from flashladder.common.attention import given, gradients
 from flashladder.common.errors import UnsupportedProblemError
 
 
@@ -29,13 +29,14 @@ def merge_states(
     Raises UnsupportedProblemError for tensors that do not belong together, or that want a gradient.
     """
     tensors = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b}
+    given.tensors(**tensors)
     for name, o, lse in (("a", o_a, lse_a), ("b", o_b, lse_b)):
         _check(name, o, lse)
     if o_a.shape != o_b.shape:
         raise UnsupportedProblemError(f"o_b is {tuple(o_b.shape)}; with o_a it is {tuple(o_a.shape)}")
     if len({tensor.device for tensor in tensors.values()}) > 1:
-        given = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
-        raise UnsupportedProblemError(f"{given}; they should be on one device")
+        there = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
+        raise UnsupportedProblemError(f"{there}; they should be on one device")
     gradients.refuse(*tensors.values(), what="the partial outputs", whose="merge_states computes")
     return _merge(o_a, lse_a, o_b, lse_b)
 

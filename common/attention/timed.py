@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.attention import attention, op
+from flashladder.common.attention import attention, given, op
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.timing import CYCLES_PER_US
 
@@ -32,6 +32,8 @@ def forward_timed(
     One run goes before, and the stream is held until the host has queued everything. That is one sample of a warm
     kernel; `flashladder bench` measures. DeviceError for tensors on the CPU: the emulator has no time to tell.
     """
+    given.tensors(q=q)
+    given.text(version=version)
     if not op.is_gpu(q):
         rung = version.partition("@")[0]
         raise DeviceError(f"q is on {q.device}: a kernel is timed on a GPU. `flashladder run {rung}` predicts its time")

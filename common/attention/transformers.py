@@ -19,11 +19,9 @@ import torch
 from torch.nn.functional import pad
 
 from flashladder.common.attention import attention
-from flashladder.common.attention.fallback import say
-from flashladder.common.attention.packed import packed_attention
-from flashladder.common.config import listing
+from flashladder.common.attention.fallback import autocast, foresee, say
+from flashladder.common.attention.packed import only_o, packed_attention, without_padding
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
-from flashladder.common.problem import DTYPES
 
 NAME = "ladder"
 
@@ -69,9 +67,7 @@ def _attend(
         raise UnsupportedProblemError('s_aux: kernels have no sinks; attn_implementation="eager" works')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     try:
-        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        if (device := query.device.type) and torch.is_autocast_enabled(device):
-            q, k, v = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (q, k, v))
+        q, k, v = autocast(*(tensor.transpose(1, 2) for tensor in (query, key, value)))
         _refuse(q, k, v, dropout, options)
         return _ours(q, k, v, attention_mask, causal, scaling, options), None
     except UnsupportedProblemError as error:
@@ -99,10 +95,7 @@ def _refuse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, o
             raise UnsupportedProblemError(f"{name}: kernels take none")
     if options.get("output_attentions"):
         raise UnsupportedProblemError("output_attentions: kernels keep no probabilities")
-    if q.dtype not in DTYPES.values():  # said here for torch.compile, which does not look into the kernel's refusals
-        raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(DTYPES.values())}")
-    if v.shape != k.shape:
-        raise UnsupportedProblemError(f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike")
+    foresee(q, k, v)
 
 
 def _ours(
@@ -124,40 +117,23 @@ def _ours(
         elif mask is not None:
             raise UnsupportedProblemError("cu_seq_lens_q with a mask that hides more than a window")
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
-        return _tensor(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
+        return only_o(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
     if mask is None:
-        return _tensor(attention(q, k, v, causal=causal, **scores))
+        return only_o(attention(q, k, v, causal=causal, **scores))
     if torch.compiler.is_compiling():
         raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
     if mask.dtype != torch.bool or (mask.dim() == 4 and mask.shape[1:3] != (1, 1)):
         raise UnsupportedProblemError("a mask that is more than causal, padding and a window: kernels take none")
     if mask.dim() == 4:
         every = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        return _unpadded(q, k, v, every, mask[:, 0, 0].expand(len(k), -1), causal=False, **scores)
+        return without_padding(q, k, v, every, mask[:, 0, 0].expand(len(k), -1), causal=False, **scores)
     if mask.dim() == 3:
         scores["window"] = mask.shape[2] - 1, None
         if not mask.shape[1]:
-            return _tensor(attention(q, k, v, causal=True, **scores))
+            return only_o(attention(q, k, v, causal=True, **scores))
         mask = mask[:, :, 0]
     k, v = (tensor[:, : mask.shape[1]] for tensor in (k, v))
-    return _unpadded(q, k, v, mask[:, mask.shape[1] - q.shape[1] :], mask, causal=True, **scores)
-
-
-def _unpadded(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    """As packed sequences, of the rows and keys that are no padding."""
-    cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
-    at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
-    packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
-    o = q.new_zeros(q.shape)
-    o[at_rows] = _tensor(packed_attention(*packed, **options))
-    return o
-
-
-def _tensor(o: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    assert isinstance(o, torch.Tensor)  # without the log-sum-exp
-    return o
+    return without_padding(q, k, v, mask[:, mask.shape[1] - q.shape[1] :], mask, causal=True, **scores)
 
 
 def _mask(

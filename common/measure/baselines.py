@@ -282,6 +282,7 @@ BASELINES = {baseline.name: baseline for baseline in _ALL}
 
 _MATH = BASELINES["math"]
 SDPA = CpuBaseline("sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses)
+AS_TORCH_CHOOSES = Baseline("sdpa", SDPA.title, "torch", "torch", _TORCH, _sdpa, _takes_square_causal)  # on a GPU
 CPU_BASELINES = {"sdpa": SDPA, "math": CpuBaseline(**vars(_MATH))}
 
 

@@ -403,6 +403,20 @@ def commit() -> str | None:
         return os.environ.get("FLASHLADDER_COMMIT")
 
 
+@cache
+def has_commit(name: str) -> bool:
+    """Whether the checkout has a commit of this name; true where that cannot be asked."""
+    try:
+        _git("rev-parse", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return True
+    try:
+        _git("cat-file", "-e", f"{name}^{{commit}}")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -30,6 +30,7 @@ from flashladder.common.run.launch import (
     mapped,
     sized,
 )
+from flashladder.common.run.overlap import is_apart_in_itself, span
 from flashladder.common.tensor_map import NUM_BYTES
 
 _PARAMS = struct.Struct("=5Q12q5if")  # as launch.AttentionParams
@@ -125,7 +126,7 @@ class Call:
         strides = q.stride(), k.stride(), v.stride(), o.stride()
         pointers = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
         shapes = [shape for launch in self._launches if (shape := launch.shape(sizes))]
-        if len(shapes) < len(self._launches) or not self._takes(pointers, *strides):
+        if len(shapes) < len(self._launches) or not self._takes((q, k, v, o), pointers, strides):
             return False
         try:
             arguments = self._spare.pop()
@@ -165,18 +166,20 @@ class Call:
         return None
 
     def _takes(
-        self, pointers: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], o: Sequence[int]
+        self, tensors: Sequence[torch.Tensor], pointers: Sequence[int], strides: Sequence[Sequence[int]]
     ) -> bool:
-        """Whether rows are contiguous and begin where copies of 16 bytes may, given the strides; and O is no input."""
+        """Whether rows are contiguous and begin where copies of 16 bytes may; and O is before or behind each input."""
+        q, k, v, o = strides
         rows = q[1], k[1], v[1], o[1]
         steps = q[0] | q[1] | q[2] | k[0] | k[1] | k[2] | v[0] | v[1] | v[2] | o[0] | o[1] | o[2]
         return (
             q[3] == k[3] == v[3] == o[3] == 1
             and steps * ELEMENT_BYTES % ALIGNMENT == 0
             and (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT == 0
-            and pointers[3] not in pointers[:3]
             and max(rows) <= MAX_ROW_STRIDE
             and (self._row_stride is None or rows == (self._row_stride,) * 4)
+            and is_apart_in_itself(tensors[3].shape, o)
+            and _is_apart_from_the_last(tensors, pointers, strides)
         )
 
     def _run(self, arguments: _Arguments, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
@@ -198,6 +201,17 @@ class Call:
             if status:
                 return int(status)
         return 0
+
+
+def _is_apart_from_the_last(
+    tensors: Sequence[torch.Tensor], pointers: Sequence[int], strides: Sequence[Sequence[int]]
+) -> bool:
+    shapes = [tensor.shape for tensor in tensors]
+    *inputs, (begin, end) = (
+        (pointer, pointer + ELEMENT_BYTES * span(shape, stride))
+        for pointer, shape, stride in zip(pointers, shapes, strides, strict=True)
+    )
+    return all(end <= first or behind <= begin for first, behind in inputs)
 
 
 def _address(memory: torch.Tensor | int) -> int:

@@ -82,6 +82,26 @@ struct View {
                reinterpret_cast<uintptr_t>(data) % alignment == 0 && strides[1] <= plan.max_row_stride &&
                (plan.row_stride == 0 || strides[1] == plan.row_stride);
     }
+    // As common/run/overlap.py: a stride is always longer than what the shorter ones span.
+    bool is_apart_in_itself() const {
+        int order[] = {0, 1, 2, 3};
+        std::sort(order, order + 4, [&](int a, int b) { return strides[a] < strides[b]; });
+        int64_t reach = 0;
+        for (int i : order) {
+            if (sizes[i] > 1 && strides[i] <= reach) return false;
+            reach += (sizes[i] - 1) * strides[i];
+        }
+        return true;
+    }
+    bool is_apart_from(const View &other) const { return end() <= other.begin() || other.end() <= begin(); }
+
+   private:
+    uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
+    uintptr_t end() const {
+        int64_t span = 1;
+        for (int i = 0; i < 4; ++i) span += (sizes[i] - 1) * strides[i];
+        return begin() + element_bytes * span;
+    }
 };
 
 bool takes(const Plan &plan, const View (&views)[4], double softmax_scale) {
@@ -94,7 +114,8 @@ bool takes(const Plan &plan, const View (&views)[4], double softmax_scale) {
            q.device == plan.device && (sizes[2] == of_k[2] || (plan.gqa && sizes[2] % of_k[2] == 0)) &&
            sizes[1] % plan.multiple_q == 0 && of_k[1] % plan.multiple_k == 0 &&
            std::all_of(views, views + 4, [&](const View &view) { return view.has_rows(plan); }) &&
-           std::all_of(views, views + 3, [&](const View &view) { return view.data != views[3].data; }) &&
+           o.is_apart_in_itself() &&
+           std::all_of(views, views + 3, [&](const View &view) { return o.is_apart_from(view); }) &&
            plan.min_scale <= softmax_scale && softmax_scale <= plan.max_scale;
 }
 

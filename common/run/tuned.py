@@ -1,13 +1,13 @@
 """The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
-Those of a ladder of one's own are in its folder, tuned/<gpu>.yaml. A winner belongs to a rung, a dtype, a head_dim and
-a mask. The figures that it won with stand beside it.
+Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. A winner belongs to a
+rung, a dtype, a head_dim and a mask. The figures that it won with stand beside it.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +19,7 @@ import yaml
 from flashladder.common.catalog import own
 from flashladder.common.config import KernelConfig, Value, gpu_names, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
-from flashladder.common.paths import CONFIGS
+from flashladder.common.paths import CONFIGS, adopted_dir
 
 if TYPE_CHECKING:
     from flashladder.common.catalog import Version
@@ -45,8 +45,17 @@ def kind_of(problem: Problem) -> str:
 
 
 def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
-    """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem."""
-    for winner in winners(gpu, version.home):
+    """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem.
+
+    Those that a program adopted go first: see common/adoption.
+    """
+    homes = [adopted, version.home] if (adopted := adopted_dir()) else [version.home]
+    return choose(version, problem, [winner for home in homes for winner in winners(gpu, home)])
+
+
+def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> KernelConfig | None:
+    """The first winner of the rung that takes the problem, and that the rung still has; None where there is none."""
+    for winner in among:
         if (winner.version, winner.kind) == (version.name, kind_of(problem)):
             with suppress(ConfigError, UnsupportedProblemError):
                 found = version.config_for(problem, **winner.values)

@@ -240,7 +240,7 @@ def _jobs(
 
     problems = options.shapes(arguments, operation)
     only = dict(_values(text) for text in arguments.only)
-    compiled = None if offline else _affordable(arguments.budget_seconds, len(versions) * len(problems))
+    compiled = None if offline else affordable(arguments.budget_seconds, len(versions) * len(problems))
     jobs = []
     for version in versions:
         prefix = arguments.study
@@ -266,7 +266,7 @@ def _jobs(
     return jobs
 
 
-def _affordable(seconds: float, parts: int) -> int | None:
+def affordable(seconds: float, parts: int) -> int | None:
     """The configurations of one rung and problem that can be compiled and ranked in its part of the time."""
     cores = len(os.sched_getaffinity(0))
     return None if math.isinf(seconds) else max(1, int(seconds * cores / COMPILE_SECONDS / parts))

@@ -1,0 +1,46 @@
+"""Where tensors lie in memory: O has a place of its own for each element, which no input has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_EFFORT = 10_000  # of NumPy, which then takes them to overlap: views of one tensor need a few steps
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie between the first and the last, both included; of no empty tensor."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def is_apart_in_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a stride is always longer than what the shorter ones span, so that no two elements are one."""
+    reach = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
+def share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one device have a byte in common; views that interleave have none."""
+    arrays = np.asarray(_Addresses(a)), np.asarray(_Addresses(b))
+    return bool(np.may_share_memory(*arrays, max_work=_EFFORT))  # type: ignore[arg-type]  # its stubs say 0 or -1
+
+
+class _Addresses:
+    """A tensor's memory as NumPy knows it, which does not look what is there."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+        }

@@ -1,0 +1,257 @@
+"""Tune for one program: which attention problems it asks for, what it gains by tuning for them, and the winners.
+
+python tools/adopt.py -- python my_model.py --batch 4          run it, note its problems, tune, and export the winners
+python tools/adopt.py --budget-seconds 900 --export mine -- python -m my_package
+python tools/adopt.py --record -- python my_model.py           its problems only: adopted/problems.json
+python tools/adopt.py --problems adopted/problems.json         tune for what was recorded, perhaps elsewhere
+python tools/adopt.py --check                                  has anything become slower since?
+
+`python` is the one that runs this command, unless it is a path. The program runs once, as it is but for torch.compile,
+which is off. What is noted are its calls of torch's
+scaled_dot_product_attention and of this project's functions, in its own process. Winners are found for each type,
+head_dim and mask, with its heaviest problems; then each problem is timed as torch computes it, with the rung's default
+and with the winner. The export is a folder: FLASHLADDER_ADOPTED=adopted makes `attention` use its winners and kernels.
+--check measures again and ends with 2 where something is slower than it was.
+
+Where there is no GPU, configurations are ranked by the cost model, and nothing is exported but the problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashladder.common import catalog
+from flashladder.common.config import gpu_names
+from flashladder.common.console import EXIT_ERROR, Parser, console, warn
+from flashladder.common.errors import ConfigError, DeviceError, ResultsError, UnsupportedProblemError
+from flashladder.common.run.ahead import DEFAULT
+
+if TYPE_CHECKING:
+    from flashladder.common.adoption.demand import Alike, Demand
+    from flashladder.common.catalog import Version
+    from flashladder.common.problem import Problem
+    from flashladder.common.run.target import Target
+    from flashladder.tuner.job import Job
+
+SECONDS = 600.0  # of tuning
+TUNED_WITH = 2  # problems of a kind, the heaviest
+TIMED = 12  # problems whose gain is measured, the heaviest
+PATIENCE = 60.0  # seconds, until a kernel counts as hung
+RECORDER = "flashladder.common.adoption.recorder"
+OWN_OPTIONS = ("-c", "-", "-i")  # of Python, with which there is no file or module to run
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("program", nargs="*", metavar="-- python ...", help="a file or, with -m, a module")
+    made.add_argument("--problems", type=Path, metavar="FILE", help="what was recorded before, instead of a program")
+    made.add_argument("--record", action="store_true", help="note the problems, and do no more")
+    made.add_argument("--check", action="store_true", help="measure an export again, and say what is slower")
+    made.add_argument("--export", type=Path, default=Path("adopted"), metavar="DIR", help="default: adopted")
+    made.add_argument("--version", default=DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches)")
+    described = ", ".join(gpu_names())
+    made.add_argument("--gpu", metavar="NAME", help=f"without a GPU: what to rank for ({described}; default: h100)")
+    made.add_argument(
+        "--budget-seconds",
+        type=float,
+        metavar="S",
+        help=f"of tuning, all together (default: {SECONDS:.0f}; without a GPU, 60 a kind)",
+    )
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if sum((bool(arguments.program), bool(arguments.problems), arguments.check)) != 1:
+        raise ConfigError("give one of these: a program after --, --problems FILE, or --check")
+    from flashladder.common.adoption import export
+    from flashladder.common.adoption.demand import Demand
+    from flashladder.common.run import target
+
+    if arguments.check:
+        return _check(arguments.export)
+    rung, folder = catalog.find(arguments.version), export.folder_for(arguments.export)
+    place = target.resolve("auto", arguments.gpu)
+    demand = Demand.load(arguments.problems) if arguments.problems else _recorded(arguments.program)
+    demand.save(folder / export.PROBLEMS)
+    wanted = demand.only(lambda problem: _refusal(rung, problem))
+    alike = wanted.alike(place.gpu)
+    _show(wanted, alike, place)
+    if not alike:
+        warn(f"{rung.name} takes none of its calls: there is nothing to tune")
+        return EXIT_ERROR
+    if arguments.record:
+        return 0
+    seconds = arguments.budget_seconds or SECONDS
+    jobs = _jobs(rung, alike, place, folder, seconds)
+    if not place.on_gpu:
+        return _predict(jobs, alike, arguments.budget_seconds)
+    return _adopt(rung, wanted, alike, jobs, place, folder, seconds)
+
+
+def _recorded(words: Sequence[str]) -> Demand:
+    """Runs a Python program under the recorder, in a process of its own with this one's environment and output."""
+    from flashladder.common.adoption.demand import Demand
+
+    python, *rest = words
+    if not Path(python).name.startswith("python"):
+        raise ConfigError(f"{python} is no Python: after -- goes python, and a file or -m MODULE, with arguments")
+    options = []
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        if rest[0] in OWN_OPTIONS:
+            raise ConfigError(f"python {rest[0]}: a file or -m MODULE can be recorded")
+        options.append(rest.pop(0))
+        if options[-1] in ("-W", "-X") and rest:
+            options.append(rest.pop(0))
+    if not rest or rest == ["-m"]:
+        raise ConfigError(f"{' '.join(words)} names no program: after python goes a file or -m MODULE")
+    if python in ("python", "python3"):
+        python = sys.executable
+    with tempfile.TemporaryDirectory(prefix="flashladder-adopt-") as folder:
+        file = Path(folder, "problems.json")
+        try:
+            code = subprocess.run([python, *options, "-m", RECORDER, str(file), *rest]).returncode
+        except OSError as error:
+            raise ConfigError(f"{python} cannot be run: {error.strerror or error}") from error
+        demand = Demand.load(file) if file.exists() else None
+        if demand is None or not (demand.calls or demand.refused):
+            raise ResultsError(
+                f"nothing was recorded: {' '.join(words)} ended with exit code {code}, and its own process called "
+                "neither torch's scaled_dot_product_attention nor this project's functions"
+            )
+        if code:
+            warn(f"the program ended with exit code {code}; what it asked for until then is taken")
+        return demand
+
+
+def _refusal(rung: Version, problem: Problem) -> str | None:
+    """Why the rung does not take a problem, in words that are the same for all such problems."""
+    try:
+        rung.check(problem, rung.config_for(problem))
+    except (ConfigError, UnsupportedProblemError) as refusal:
+        return str(refusal).partition(";")[0]
+    return None
+
+
+def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
+    """What the program asks for."""
+    from flashladder.common.adoption import tables
+
+    console.print(tables.demand(demand, alike, place.gpu))
+    for reason, calls in demand.refused.items():
+        warn(f"{calls} calls stay as they are: {reason}")
+
+
+def _jobs(rung: Version, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
+    """A search for each kind of problems, those first that should take most of the time."""
+    from flashladder.common.adoption.demand import stand_in
+    from flashladder.tools.commands import search
+    from flashladder.tuner.job import Job, SearchSettings
+    from flashladder.tuner.space import Space
+
+    kinds: dict[str, list[Problem]] = {}
+    for each in alike:
+        kinds.setdefault(each.kind, []).append(stand_in(each.problem))
+    compiled = search.affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
+    jobs = []
+    for kind, members in kinds.items():
+        problems = tuple(dict.fromkeys(members))[:TUNED_WITH]
+        made = Job(Space.of(rung, problems, place.gpu), place.gpu, SearchSettings(compiled=compiled), folder)
+        digest = hashlib.sha256(str(made.identity()).encode()).hexdigest()[:8]  # other sources are another study
+        words = "-".join(part.partition("=")[2] for part in kind.split(","))
+        study = f"adopt-{rung.file_name}-{place.gpu.name}-{words}-{digest}"
+        jobs.append(replace(made, settings=replace(made.settings, study=study)))
+    return jobs
+
+
+def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None) -> int:
+    """The ranking of the cost model, and what the program would gain by it."""
+    from flashladder.common.adoption import tables
+    from flashladder.common.adoption.demand import least_us
+    from flashladder.common.run import tuned
+    from flashladder.tools.commands import search
+
+    search.rank(jobs, math.inf if seconds is None else seconds)
+    least = {each: each.weight * least_us(each.problem, jobs[0].gpu) for each in alike}
+    rows = []
+    for job in jobs:
+        found, kind = job.forecast(), tuned.kind_of(job.space.problems[0])
+        if found.kernels and (default := found.prices.get(job.space.default)):
+            share = sum(time for each, time in least.items() if each.kind == kind) / sum(least.values())
+            best = found.kernels[0][0]
+            rows.append(tables.Prediction(kind, share, default.predicted_us, best.predicted_us, found.extent))
+    if rows:
+        console.print(tables.predicted(rows))
+    warn("there is no GPU here: nothing was measured, and no winner is exported. On a machine with one: --problems")
+    return 0
+
+
+def _adopt(
+    rung: Version,
+    demand: Demand,
+    alike: Sequence[Alike],
+    jobs: Sequence[Job],
+    place: Target,
+    folder: Path,
+    seconds: float,
+) -> int:
+    """Tunes, measures what is gained, and exports. The exit code tells whether every search found a winner."""
+    from flashladder.common.adoption import export, gains, tables
+    from flashladder.common.build import prebuilt
+    from flashladder.common.measure.timing import TimingSettings
+    from flashladder.tools.commands import search
+    from flashladder.tuner import job
+
+    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE, rung.operation), seconds)
+    measured, left_out = gains.measure(alike[:TIMED], rung, place, folder, TimingSettings("hot"))
+    for reason in dict.fromkeys(left_out):
+        warn(reason)
+    if not measured:
+        raise DeviceError("no problem of the program could be timed, so that there is nothing to adopt")
+    console.print(tables.gained(measured, len(alike)))
+    kernels = export.kernels(folder, rung, place.arch, place.gpu, demand.calls)
+    prebuilt.compile_into(folder / prebuilt.KERNELS, kernels)
+    export.save_guard(folder, rung, place, measured)
+    console.print(f"{folder}: winners, {len(kernels)} kernels, and the guard. FLASHLADDER_ADOPTED={folder} uses them")
+    return code
+
+
+def _check(folder: Path) -> int:
+    """Measures an export again. The exit code is that of an error where something is slower or does not stand."""
+    from flashladder.common.adoption import export, gains, tables
+    from flashladder.common.adoption.demand import Demand
+    from flashladder.common.measure.timing import TimingSettings
+    from flashladder.common.run import target
+
+    guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
+    rung = catalog.find(guard.rung)
+    demand = demand.only(lambda problem: _refusal(rung, problem))
+    place = target.resolve("auto", guard.gpu if guard.gpu in gpu_names() else None)
+    wrong = export.faults(folder, guard, demand, place.gpu)
+    if not place.on_gpu:
+        warn("there is no GPU here: times were not measured again")
+    elif place.gpu.name != guard.gpu:
+        raise DeviceError(f"the GPU here is {place.gpu.name}; {folder} was measured on {guard.gpu}")
+    else:
+        alike = demand.alike(place.gpu)[:TIMED]
+        now, left_out = gains.measure(alike, rung, place, folder.absolute(), TimingSettings("hot"))
+        for reason in dict.fromkeys(left_out):
+            warn(reason)
+        console.print(tables.gained(now, len(alike)))
+        wrong += export.regressions(guard, now)
+    for fault in wrong:
+        console.print(fault, style="red", markup=False, soft_wrap=True)
+    if not wrong:
+        console.print(
+            f"{folder} stands" + (": nothing is slower than it was" if place.on_gpu else ", as far as it shows")
+        )
+    return EXIT_ERROR if wrong else 0

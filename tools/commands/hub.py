@@ -1,0 +1,100 @@
+"""Lay a wheel out as a kernel of Hugging Face's `kernels`: a folder that its get_kernel loads, here or from the Hub.
+
+FLASHLADDER_ARCHS="8.0;9.0a" pip wheel . --no-deps        a wheel with kernels in it
+python tools/hub.py flashladder-0.1.0-py3-none-any.whl     writes ./flashladder-kernel
+python tools/hub.py WHEEL --out DIR --backend cuda cpu     for a torch without CUDA too: the emulator runs there
+
+    from kernels import get_local_kernel
+    flash_attn_func = get_local_kernel(Path("flashladder-kernel")).flash_attn_func
+
+Each backend has a folder build/torch-BACKEND: a variant of Python and cubins, which fits any torch. It brings
+flashladder along, but none of what that needs of others, for which `kernels` has no place: numpy, PyYAML, pydantic,
+rich, nvidia-ml-py and cuda-bindings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+from flashladder.common.console import Parser, console
+from flashladder.common.errors import ConfigError, ResultsError
+
+BACKENDS = ("cuda", "cpu")
+NAMES = (
+    *("attention", "packed_attention", "merge_states", "register_with_diffusers", "register_with_torch"),
+    *("register_with_transformers", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"),
+    *("flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"),
+)
+VERSION = 1  # of the kernel, as `kernels` counts
+DOOR = '''"""flashladder as a kernel: the package beside this file, whose functions these are."""
+
+import sys
+from pathlib import Path
+
+_HERE = str(Path(__file__).resolve().parent)
+sys.path.insert(0, _HERE)
+try:
+    import flashladder
+finally:
+    sys.path.remove(_HERE)
+if not str(Path(flashladder.__file__).resolve()).startswith(_HERE):
+    raise ImportError(f"flashladder is imported from {{flashladder.__file__}} already: one of the two can be used")
+
+from flashladder import ({names})  # noqa: E402
+
+__all__ = [{quoted}]
+'''
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("wheel", type=Path, metavar="WHEEL", help="that pip made of this project")
+    made.add_argument("--out", type=Path, default=Path("flashladder-kernel"), metavar="DIR", help="a new folder")
+    made.add_argument("--backend", nargs="+", choices=BACKENDS, default=["cuda"], help="of torch (default: cuda)")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    wheel, out = arguments.wheel, arguments.out
+    if out.exists():
+        raise ConfigError(f"{out} is there already: name a new folder with --out")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            files = [name for name in archive.namelist() if name.startswith("flashladder/")]
+            if "flashladder/common/attention/__init__.py" not in files:
+                raise ConfigError(f"{wheel} is no wheel of flashladder: pip wheel . --no-deps makes one")
+            for backend in dict.fromkeys(arguments.backend):
+                variant = out / "build" / f"torch-{backend}"
+                archive.extractall(variant, files)
+                (variant / "__init__.py").write_text(_door())
+                (variant / "metadata.json").write_text(_metadata(wheel, backend))
+    except (OSError, zipfile.BadZipFile) as error:
+        shutil.rmtree(out, ignore_errors=True)
+        raise ResultsError(f"cannot lay {wheel} out: {error}") from error
+    kernels = sum("/prebuilt/" in name and name.endswith(".cubin") for name in files)
+    console.print(f"{out}: torch-{', torch-'.join(arguments.backend)}, with {kernels} kernels", markup=False)
+    return 0
+
+
+def _door() -> str:
+    return DOOR.format(names=", ".join(NAMES), quoted=", ".join(f'"{name}"' for name in NAMES))
+
+
+def _metadata(wheel: Path, backend: str) -> str:
+    """As `kernels` reads it; the id is the module's name, one for each wheel."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()[:12]
+    content = {
+        "name": "flashladder",
+        "id": f"_flashladder_{backend}_{digest}",
+        "version": VERSION,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": backend},
+    }
+    return json.dumps(content, indent=2) + "\n"
