@@ -12,6 +12,7 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.launch import ALL_KEYS
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
+EVERY_KEY: Window = (None, None)  # is hidden by no such window
 
 
 def window_of(window: Window) -> Window:
