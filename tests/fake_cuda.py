@@ -117,12 +117,13 @@ def install(monkeypatch, gpu_name="h100"):
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: torch.cuda.current_device(), raising=False)
     monkeypatch.setattr(gpu, "driver", lambda: made)
     monkeypatch.setattr(gpu, "_loaded", {})
     addresses, made.kept = entry_points(made)
     monkeypatch.setattr(gpu.LoadedKernel, "entry_points", lambda kernel: addresses)
     monkeypatch.setattr(quick, "prepare", lambda: None)
-    monkeypatch.setattr(quick, "launch", None)
+    monkeypatch.setattr(quick, "extension", None)
     here = target.Target(on_gpu=True, arch=described.arch, gpu=described)
     monkeypatch.setattr(target, "resolve", lambda *_: here)
     return made

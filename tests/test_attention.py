@@ -4,6 +4,7 @@ import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from types import SimpleNamespace
 
 import fake_cuda
 import numpy as np
@@ -104,8 +105,9 @@ def test_any_rung_that_takes_the_problem(device):
     assert (o - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
 
 
-def test_torch_sees_through_it(device):
+def test_torch_sees_through_it(device, monkeypatch):
     """Its schema and its shapes are what torch.compile needs, which then takes a model in one piece."""
+    monkeypatch.setattr(quick, "extension", quick.made())
     _, inputs = qkv(Problem(seqlen_q=16, seqlen_k=32, num_heads=2, num_heads_k=1, head_dim=64), device)
     ops = torch.ops.flashladder
     torch.library.opcheck(ops.attention.default, (*inputs, True, 0.125, DEFAULT, True))
@@ -238,10 +240,12 @@ def test_nothing_else_is_in_the_package():
         flashladder.atention  # noqa: B018
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    """CPU tensors are taken for ones on a GPU, whose launches are noted."""
+@pytest.fixture(params=["Python", "C++"])
+def driver(request, monkeypatch):
+    """CPU tensors are taken for ones on a GPU, whose launches are noted; with both ways of a call."""
     made = fake_cuda.install(monkeypatch)
+    if request.param == "C++":
+        monkeypatch.setattr(quick, "extension", quick.made())
     monkeypatch.setattr(op, "_ready", {})
     monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     return made
@@ -324,22 +328,24 @@ def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
     if not catalog.find(version).runs_on(device_arch()):
         pytest.skip(f"{version} has no instructions for this GPU")
     quick.load()
-    assert quick.launch, quick.missing
-    operator, launched = quick.launch, []
-    monkeypatch.setattr(quick, "launch", lambda *given: launched.append(operator(*given)) or launched[-1])
+    assert quick.extension, quick.missing
+    straight, done = quick.extension.straight, []
+    noting = SimpleNamespace(straight=lambda *given: done.append(made := straight(*given)) or made)
+    monkeypatch.setattr(quick, "extension", noting)
     for problem in (
         Problem(batch=2, seqlen_q=200, seqlen_k=333, num_heads=4, num_heads_k=2, head_dim=64, causal=True),
         Problem(seqlen_q=1, seqlen_k=1000, num_heads=8, layout="bhsd"),
         Problem(batch=3, seqlen_q=77, num_heads=2, head_dim=96, layout="padded", dtype="fp16"),
     ):
         _, inputs = qkv(problem, "cuda")
+        attention(*inputs, causal=problem.causal, return_lse=True, version=version)
         o, lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
+        assert done.pop() is not None
         with monkeypatch.context() as patch:
-            patch.setattr(quick, "launch", None)
+            patch.setattr(quick, "extension", None)
             slow_o, slow_lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
         assert torch.equal(o, slow_o)
         assert torch.equal(lse, slow_lse)
-    assert launched == [0, 0, 0]
 
 
 @pytest.mark.gpu

@@ -40,10 +40,9 @@ RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal
 
 
 @pytest.fixture(scope="module")
-def operator():
+def extension():
     """Of C++, compiled now."""
-    torch.ops.load_library(library.build_extension(quick.SOURCE))
-    return torch.ops.flashladder.launch.default
+    return quick.made()
 
 
 @pytest.fixture(params=["Python", "C++"])
@@ -51,7 +50,7 @@ def driver(request, monkeypatch):
     """With both ways of a call."""
     made = fake_cuda.install(monkeypatch)
     if request.param == "C++":
-        monkeypatch.setattr(quick, "launch", request.getfixturevalue("operator"))
+        monkeypatch.setattr(quick, "extension", request.getfixturevalue("extension"))
     return made
 
 
@@ -127,7 +126,7 @@ def test_a_call_launches_what_a_look_at_leisure_launches(driver, tmp_path, kind)
         assert len(quickly) == len(made.kernels)
 
     same()
-    assert bool(in_python) == (quick.launch is None or kind in ("tensor maps and counters", "two kernels"))
+    assert bool(in_python) == (quick.extension is None or kind in ("tensor maps and counters", "two kernels"))
 
 
 def bf16(*shape, stride=None):
@@ -198,7 +197,7 @@ def test_a_grid_that_is_too_large_is_left(driver, tmp_path):
 
 def ways():
     """In which a launch is tried that fails: after C++ Python does, which says what is wrong."""
-    return 1 if quick.launch is None else 2
+    return 1 if quick.extension is None else 2
 
 
 def test_a_thread_without_a_context_gets_one(driver, tmp_path, monkeypatch):
@@ -272,7 +271,7 @@ def test_the_plan_has_the_layout_of_the_source(tmp_path):
     checks += [f"static_assert(sizeof(Params) == {fake_cuda.PARAMS_BYTES});"]
     source = tmp_path / "check.cpp"
     source.write_text("\n".join(["#include <cstddef>", f'#include "{quick.SOURCE}"', *checks]))
-    command, *_ = library._extension(source)
+    command, _ = library._extension(source)
     subprocess.run([*command, "-fsyntax-only", source], check=True)
 
 
@@ -280,7 +279,7 @@ def test_the_plan_has_the_layout_of_the_source(tmp_path):
 def unprepared(monkeypatch, tmp_path):
     """As in a process that has called nothing yet, with an empty cache."""
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(quick, "launch", None)
+    monkeypatch.setattr(quick, "extension", None)
     monkeypatch.setattr(quick, "missing", quick.missing)
 
 
@@ -297,15 +296,15 @@ def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
     quick.prepare()
     quick.prepare()
     assert began.wait(60)
-    assert (quick.launch, quick.missing) == (None, "it is being compiled")
+    assert (quick.extension, quick.missing) == (None, "it is being compiled")
     (thread,) = [each for each in threading.enumerate() if "quick.cpp" in each.name]
     go_on.set()
     thread.join(60)
-    assert (quick.launch, quick.missing) == (None, "no room")
+    assert (quick.extension, quick.missing) == (None, "no room")
 
 
 def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):
     monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
     quick.load()
-    assert quick.launch is None
+    assert quick.extension is None
     assert quick.missing.startswith("no C++ compiler for nvcc: no-such-compiler is not on PATH")

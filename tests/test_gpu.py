@@ -176,7 +176,7 @@ def test_occupancy():
 @pytest.mark.alone
 def test_launch_cost(launched, capsys):
     launch, _, _ = launched(batch=1, num_heads=1, seqlen_q=64)
-    cost = gpu.host_cost_us(launch)
+    cost = gpu.host_costs_us({"launch": launch})["launch"]
     with capsys.disabled():
         print(f"\na launch costs the host {cost:.2f} us")
     assert cost <= MAX_LAUNCH_US

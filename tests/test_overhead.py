@@ -13,6 +13,11 @@ from flashladder.common.run import gpu, quick
 from flashladder.tools.commands import overhead
 
 
+def in_order(calls):
+    """As if each call took two microseconds more than the one before."""
+    return {name: (call(), 2.0 * number)[1] for number, (name, call) in enumerate(calls.items(), start=1)}
+
+
 @pytest.fixture
 def run(monkeypatch, capsys):
     fake_cuda.install(monkeypatch)
@@ -20,10 +25,9 @@ def run(monkeypatch, capsys):
     monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     drawn = problem.make_inputs
     monkeypatch.setattr(problem, "make_inputs", lambda asked, device: drawn(asked))
-    counted = []
     monkeypatch.setattr(quick, "load", lambda: None)
     monkeypatch.setattr(quick, "missing", "made up")
-    monkeypatch.setattr(gpu, "host_cost_us", lambda call: counted.append(call()) or 2.0 * len(counted))
+    monkeypatch.setattr(gpu, "host_costs_us", in_order)
 
     def call(*arguments):
         code = console.run(overhead.main, overhead.parser(), [*arguments])
@@ -60,3 +64,21 @@ def test_what_a_call_costs(capsys):
     assert console.run(overhead.main, overhead.parser(), []) == 0
     with capsys.disabled():
         print(capsys.readouterr().out)
+
+
+def test_calls_take_turns(monkeypatch):
+    """So that none alone bears the cost of a CPU that is not awake yet, which is not counted."""
+    order = []
+
+    def call(name, seconds):
+        order.append(name)
+        later = gpu.time.perf_counter() + seconds
+        monkeypatch.setattr(gpu.time, "perf_counter", lambda: later)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("|"))
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: 0.0)
+    for name, value in {"BATCH": 2, "ROUNDS": 3, "WARMUP_ROUNDS": 1}.items():
+        monkeypatch.setattr(gpu, name, value)
+    costs = gpu.host_costs_us({"a": lambda: call("a", 100 if len(order) < 6 else 1), "b": lambda: call("b", 3)})
+    assert "".join(order) == "|aa|bb" * 4 + "|"
+    assert costs == {"a": 1e6, "b": 3e6}

@@ -11,10 +11,10 @@ from flashladder.common import catalog
 from flashladder.common.config import listing
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.operations.operation import DTYPES
-from flashladder.common.run.ahead import DEFAULT
+from flashladder.common.run.ahead import GENERAL
 
 _said: set[str] = set()
-_HEAD_DIMS = catalog.find(DEFAULT).supports.head_dim
+_HEAD_DIMS = catalog.find(GENERAL[-1]).supports.head_dim  # on any GPU
 
 
 class FallbackWarning(UserWarning):

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from flashladder.common import catalog
+from flashladder.common.attention import gradients
 from flashladder.common.build import build_one, cached, prebuilt
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
@@ -23,7 +25,7 @@ from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
-from flashladder.common.run import ahead, overlap, target
+from flashladder.common.run import ahead, overlap, quick, target
 from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
@@ -33,6 +35,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
 watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
 _ready: dict[tuple[object, ...], Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
+
+_dispatch_modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_is_tracing, _is_profiling = torch._C._is_tracing, torch.autograd._profiler_enabled
 
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
 _OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
@@ -47,6 +52,28 @@ class Ready:
     rung: Version
     artifact: Artifact
     call: Call | None
+
+    @cached_property
+    def plan_at(self) -> int:
+        """The plan of quick.cpp, which asks for it; 0: none."""
+        return self.call.plan_at if self.call else 0
+
+
+def shortly(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
+) -> Any:
+    """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
+    extension = quick.extension
+    if not extension or watch or watched() or gradients.may_be_wanted(q, k, v, out):
+        return None
+    return extension.straight(_ready, q, k, v, out, causal, softmax_scale, version, lse)
 
 
 def forward(
@@ -69,15 +96,19 @@ def forward(
 
 
 def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether torch compiles, traces, transforms or profiles, so that it should see an operator."""
+    """Whether torch should see an operator."""
+    of_torch = type(q) is type(k) is type(v) is torch.Tensor  # not a fake tensor, nor a distributed one
+    return watched() or not of_torch or q.is_meta
+
+
+def watched() -> bool:
+    """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
     return (
         torch.compiler.is_compiling()
-        or not type(q) is type(k) is type(v) is torch.Tensor  # a fake tensor, a distributed one
-        or q.is_meta
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_tracing()
-        or torch.autograd._profiler_enabled()
+        or _dispatch_modes() > 0
+        or _transform() is not None
+        or _is_tracing()
+        or _is_profiling()
     )
 
 
@@ -96,8 +127,8 @@ def _straight(
         raise misshapen("q", q)
     kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse
     ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse), q, version)
-    o = q.new_empty(shape) if out is None else out
-    sums = _sums(q, lse) if lse else None
+    o = quick.new_o(q) if out is None else out
+    sums = quick.new_lse(q) if lse else None
     scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     if ready.call is None or not ready.call(q, k, v, o, sums, scale):
         tensors = {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums})
@@ -107,8 +138,7 @@ def _straight(
 
 def _sums(q: torch.Tensor, lse: bool) -> torch.Tensor:
     """Memory for the log-sum-exp, without elements where nobody asks for it: operators have no optional outputs."""
-    batch, seqlen_q, num_heads, _ = q.shape
-    return q.new_empty((batch, num_heads, seqlen_q) if lse else (0,), dtype=torch.float32)
+    return quick.new_lse(q) if lse else q.new_empty((0,), dtype=torch.float32)
 
 
 def _to_new(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:

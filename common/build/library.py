@@ -6,6 +6,8 @@ import hashlib
 import os
 import shlex
 import shutil
+import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +19,7 @@ from flashladder.common.paths import cache_dir
 
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 LIBRARIES = ("-lm",)
-STABLE_SINCE = "0x0209000000000000"  # torch 2.9
-EXTENSION_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", f"-DTORCH_TARGET_VERSION={STABLE_SINCE}")
+EXTENSION_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall")
 FILE = "library.so"
 LOG = "build.log"
 
@@ -43,30 +44,33 @@ def build_library(source: Path, defines: Mapping[str, str]) -> Path:
 
 
 def build_extension(source: Path) -> Path:
-    """The library that a C++ source on torch's stable ABI makes, from the cache or compiled now: torch loads it.
+    """The extension of Python that a C++ source makes, from the cache or compiled now; DLPack's header is torch's.
 
     BuildError or ToolchainError where it cannot be built.
     """
-    return _compiled(source, *_extension(source))
+    command, place = _extension(source)
+    return _compiled(source, command, (), place)
 
 
 def find_extension(source: Path) -> Path | None:
     """The same if it is in the cache."""
     try:
-        place = _extension(source)[-1] / FILE
+        _, place = _extension(source)
     except ToolchainError:
         return None
-    return place if place.exists() else None
+    return place / FILE if (place / FILE).exists() else None
 
 
-def _extension(source: Path) -> tuple[list[str], list[str], Path]:
-    """The command and the libraries, and where the result is kept."""
+def _extension(source: Path) -> tuple[list[str], Path]:
+    """The command, and where the result is kept."""
     import torch
 
-    folder, compiler = Path(torch.__file__).parent, find_host_compiler()
-    command = [str(compiler), *EXTENSION_FLAGS, "-I", str(folder / "include")]
-    libraries = ["-L", str(folder / "lib"), "-ltorch_cpu"]
-    return command, libraries, _place(source, command, version_text(compiler), torch.__version__)
+    compiler, python = find_host_compiler(), Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").exists():
+        raise ToolchainError(f"no Python.h in {python}: Python's headers are missing, for example python3-dev")
+    headers = Path(torch.__file__).parent / "include", python
+    command = [str(compiler), *EXTENSION_FLAGS, *(f"-I{folder}" for folder in headers)]
+    return command, _place(source, command, version_text(compiler), torch.__version__, sys.implementation.cache_tag)
 
 
 def _place(source: Path, command: list[str], *decisive: str) -> Path:

@@ -50,7 +50,7 @@ class Call:
     """
 
     def __init__(self, rung: Version, artifact: Artifact, device: torch.device) -> None:
-        config, supports, index = artifact.config, rung.supports, -1 if device.index is None else device.index
+        config, supports, index = artifact.config, rung.supports, quick.number(device)
         with torch.cuda.device(device):
             self._kernel = gpu.load(artifact)
             self._launches = [_Launch(self._kernel, each, index) for each in artifact.kernels]
@@ -61,18 +61,25 @@ class Call:
         self._multiples = [
             1 if tile == "any" else getattr(config, tile) for tile in (supports.seqlen_q, supports.seqlen_k)
         ]
-        self._plan = quick.plan(
+        self._plan = self._planned(device)
+        self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for quick.cpp
+        quick.prepare()
+        self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
+
+    def _planned(self, device: torch.device) -> quick.Plan | None:
+        counters = [each for each in self._workspaces if isinstance(each, _Counters)]
+        if len(counters) > 1 or len(counters) < len(self._workspaces):
+            return None
+        return quick.plan(
             self._kernel,
-            index,
+            device,
             self._launches[0].most_ctas,
+            counters[0] if counters else None,
             gqa=self._gqa,
             multiple_q=self._multiples[0],
             multiple_k=self._multiples[1],
             row_stride=self._row_stride or 0,
         )
-        self._plan_at = ctypes.addressof(self._plan) if self._plan else 0
-        quick.prepare()
-        self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
 
     def __call__(
         self,
@@ -103,12 +110,8 @@ class Call:
         softmax_scale: float,
     ) -> bool:
         """In C++, if that is there and manages it. The device is current."""
-        if self._plan_at and quick.launch:
-            stream = torch._C._cuda_getCurrentRawStream(self._device)  # what torch's own generated code calls
-            counter = self._workspaces[0](q, stream, NO_SIZES) if self._workspaces else 0
-            lse_at = 0 if lse is None else lse.data_ptr()
-            if quick.launch(q, k, v, o, self._plan_at, lse_at, _address(counter), stream, softmax_scale) == 0:
-                return True
+        if self.plan_at and quick.extension and quick.extension.launch(self.plan_at, q, k, v, o, lse, softmax_scale):
+            return True
         return self._in_python(q, k, v, o, lse, softmax_scale)
 
     def _in_python(
@@ -246,7 +249,7 @@ class _Counters:
         self._of_stream: dict[int, int] = {}
         self._num_bytes = num_bytes
 
-    def __call__(self, q: torch.Tensor, stream: int, sizes: Sizes) -> torch.Tensor | int:
+    def __call__(self, q: torch.Tensor, stream: int, sizes: Sizes = NO_SIZES) -> torch.Tensor | int:
         capturing = torch.cuda.is_current_stream_capturing()
         if not capturing and stream in self._of_stream:
             return self._of_stream[stream]

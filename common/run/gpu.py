@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from statistics import median
@@ -24,6 +24,8 @@ from flashladder.common.tensor_map import TensorMap
 
 Launch = Callable[[], None]
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+BATCH, ROUNDS, WARMUP_ROUNDS = 100, 20, 5  # of calls whose cost for the host is measured
+CALLS = BATCH * (ROUNDS + WARMUP_ROUNDS)  # of each
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}
 
 
@@ -233,17 +235,22 @@ def faults_named(kernel: Named) -> Iterator[None]:
         ) from error
 
 
-def host_cost_us(launch: Callable[[], object], batches: int = 20, launches: int = 100) -> float:
-    """The host's time for one launch, in microseconds: the median over batches that the GPU's queue can hold."""
-    costs = []
-    for _ in range(batches + 1):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(launches):
-            launch()
-        costs.append((time.perf_counter() - begin) / launches * 1e6)
+def host_costs_us(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The host's time for one of each of the calls, in microseconds: the median over rounds.
+
+    In a round each has its turn, a batch that the GPU's queue can hold, so that all meet the CPU in the same states.
+    The first rounds, in which it comes up to its clock, are not counted.
+    """
+    costs: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(WARMUP_ROUNDS + ROUNDS):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(BATCH):
+                call()
+            costs[name].append((time.perf_counter() - begin) / BATCH * 1e6)
     torch.cuda.synchronize()
-    return median(costs[1:])
+    return {name: median(of_rounds[WARMUP_ROUNDS:]) for name, of_rounds in costs.items()}
 
 
 def driver() -> Any:

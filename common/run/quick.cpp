@@ -1,18 +1,18 @@
-// A call of common/run/calls.py in C++, for rungs of one kernel with the usual grid: from tensors to a launch. What is not
-// plainly right is left to Python. On torch's stable ABI and without CUDA's headers: the driver's functions are handed
-// over. common/run/quick.py builds it, and mirrors Plan.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
+// A call of common/run/calls.py in C++, for rungs of one kernel with the usual grid: from tensors to a launch; and what
+// op.py does around it. What is not plainly right is left to Python. An extension of Python that reads tensors through
+// DLPack's C structures, and needs nothing else of torch's C++; the driver's functions are handed over.
+// common/run/quick.py builds it, and mirrors Plan.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <ATen/dlpack.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <memory>
 
 namespace {
-#ifdef TORCH_VERSION_2_10_0
-using torch::stable::detail::from, torch::stable::detail::to;  // they had no namespace before
-#endif
-using torch::stable::Tensor;
-
 constexpr int64_t left_to_python = -1;  // else the driver's status
 constexpr int64_t max_grid_yz = 65535, alignment = 16, element_bytes = 2, longest = 1 << 30;
 
@@ -37,7 +37,9 @@ struct Plan {
     void *function;
     double min_scale, max_scale;
     int64_t row_stride, max_row_stride;  // elements; a row_stride of 0: any
-    int device, gqa, multiple_q, multiple_k;
+    PyObject *counter;  // what lends it, or None: see calls.py
+    int device_type, device, device_index;  // as DLPack has it, and as torch: -1 for a CPU
+    int gqa, multiple_q, multiple_k;
     int block_m, num_threads, shared_bytes, most_ctas;  // of a persistent grid; 0: a CTA for each tile
     int num_maps, map_type, l2_promotion;
     MapPlan maps[4];
@@ -56,30 +58,30 @@ struct alignas(64) TensorMap {
     char bytes[128];
 };
 
-struct View {
-    int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-    void *data = nullptr;
-    int32_t dtype = -1, device_type = -1, device = -1;
+struct Released {
+    void operator()(PyObject *object) const { Py_DECREF(object); }
+};
+using Owned = std::unique_ptr<PyObject, Released>;
 
-    explicit View(const Tensor &tensor) {
-        AtenTensorHandle handle = tensor.get();
-        aoti_torch_get_dim(handle, &dim);
-        aoti_torch_get_sizes(handle, &sizes);
-        aoti_torch_get_strides(handle, &strides);
-        aoti_torch_get_data_ptr(handle, &data);
-        aoti_torch_get_dtype(handle, &dtype);
-        aoti_torch_get_device_type(handle, &device_type);
-        aoti_torch_get_device_index(handle, &device);
-    }
-    bool is_like(const View &other) const { return dim == 4 && std::equal(sizes, sizes + 4, other.sizes); }
+// Of torch, and of quick.py: set once.
+const DLPackExchangeAPI *exchange;
+PyTypeObject *tensor_type;
+PyObject *torch_c, *new_o, *new_lse;
+PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name;
+
+// A tensor as DLPack tells of it. Its memory is the tensor's, as long as that lives.
+struct View : DLTensor {
+    void *begin() const { return static_cast<char *>(data) + byte_offset; }
+    bool is_like(const View &other) const { return ndim == 4 && std::equal(shape, shape + 4, other.shape); }
     bool goes_with(const View &other) const {
-        return dtype == other.dtype && device_type == other.device_type && device == other.device;
+        return dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
+               device.device_type == other.device.device_type && device.device_id == other.device.device_id;
     }
     // Rows are contiguous, and begin where copies of 16 bytes may.
     bool has_rows(const Plan &plan) const {
         const int64_t steps = strides[0] | strides[1] | strides[2];
         return strides[3] == 1 && steps * element_bytes % alignment == 0 &&
-               reinterpret_cast<uintptr_t>(data) % alignment == 0 && strides[1] <= plan.max_row_stride &&
+               reinterpret_cast<uintptr_t>(begin()) % alignment == 0 && strides[1] <= plan.max_row_stride &&
                (plan.row_stride == 0 || strides[1] == plan.row_stride);
     }
     // As common/run/overlap.py: a stride is always longer than what the shorter ones span.
@@ -88,30 +90,30 @@ struct View {
         std::sort(order, order + 4, [&](int a, int b) { return strides[a] < strides[b]; });
         int64_t reach = 0;
         for (int i : order) {
-            if (sizes[i] > 1 && strides[i] <= reach) return false;
-            reach += (sizes[i] - 1) * strides[i];
+            if (shape[i] > 1 && strides[i] <= reach) return false;
+            reach += (shape[i] - 1) * strides[i];
         }
         return true;
     }
     bool is_apart_from(const View &other) const { return end() <= other.begin() || other.end() <= begin(); }
 
    private:
-    uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
-    uintptr_t end() const {
+    const void *end() const {
         int64_t span = 1;
-        for (int i = 0; i < 4; ++i) span += (sizes[i] - 1) * strides[i];
-        return begin() + element_bytes * span;
+        for (int i = 0; i < 4; ++i) span += (shape[i] - 1) * strides[i];
+        return static_cast<char *>(begin()) + element_bytes * span;
     }
 };
 
 bool takes(const Plan &plan, const View (&views)[4], double softmax_scale) {
     const auto &[q, k, v, o] = views;
-    if (q.dim != 4 || k.dim != 4 || !o.is_like(q) || !v.is_like(k)) return false;
-    const int64_t *sizes = q.sizes, *of_k = k.sizes;
+    if (q.ndim != 4 || k.ndim != 4 || !o.is_like(q) || !v.is_like(k)) return false;
+    const int64_t *sizes = q.shape, *of_k = k.shape;
     const bool has_all = *std::min_element(sizes, sizes + 4) > 0 && *std::min_element(of_k, of_k + 4) > 0;
     return has_all && std::max(sizes[1], of_k[1]) <= longest && sizes[0] <= longest && sizes[2] <= longest &&
            sizes[0] == of_k[0] && sizes[3] == of_k[3] && k.goes_with(q) && v.goes_with(q) && o.goes_with(q) &&
-           q.device == plan.device && (sizes[2] == of_k[2] || (plan.gqa && sizes[2] % of_k[2] == 0)) &&
+           q.device.device_type == plan.device_type && q.device.device_id == plan.device &&
+           (sizes[2] == of_k[2] || (plan.gqa && sizes[2] % of_k[2] == 0)) &&
            sizes[1] % plan.multiple_q == 0 && of_k[1] % plan.multiple_k == 0 &&
            std::all_of(views, views + 4, [&](const View &view) { return view.has_rows(plan); }) &&
            o.is_apart_in_itself() &&
@@ -121,18 +123,18 @@ bool takes(const Plan &plan, const View (&views)[4], double softmax_scale) {
 
 // As common/run/launch.py: where there is one row, head or sequence only, torch's stride means nothing.
 int encode(const Plan &plan, const MapPlan &map, const View &view, TensorMap &made) {
-    const int64_t *sizes = view.sizes, *strides = view.strides;
+    const int64_t *sizes = view.shape, *strides = view.strides;
     const auto bytes = [&](int i) -> uint64_t { return sizes[i] > 1 ? element_bytes * strides[i] : alignment; };
     const uint64_t dims[] = {uint64_t(sizes[3]), uint64_t(sizes[1]), uint64_t(sizes[2]), uint64_t(sizes[0])};
     const uint64_t apart[] = {bytes(1), bytes(2), bytes(0)};
     const uint32_t box[] = {map.columns, map.rows, 1, 1}, steps[] = {1, 1, 1, 1};
-    return plan.encode_tiled(made.bytes, plan.map_type, 4, view.data, dims, apart, box, steps, 0, map.swizzle,
+    return plan.encode_tiled(made.bytes, plan.map_type, 4, view.begin(), dims, apart, box, steps, 0, map.swizzle,
                              plan.l2_promotion, 0);
 }
 
 int64_t launch(const Plan &plan, const View (&views)[4], void *lse, void *counter, void *stream, double softmax_scale) {
     if (!takes(plan, views, softmax_scale)) return left_to_python;
-    const int64_t *sizes = views[0].sizes, *of_k = views[1].sizes;
+    const int64_t *sizes = views[0].shape, *of_k = views[1].shape;
     int64_t x = (sizes[1] + plan.block_m - 1) / plan.block_m, y = sizes[2], z = sizes[0];
     if (plan.most_ctas) {
         if (x * y > longest || x * y * z > longest) return left_to_python;
@@ -143,7 +145,7 @@ int64_t launch(const Plan &plan, const View (&views)[4], void *lse, void *counte
     Params params{{}, lse, {}, int(sizes[0]), int(sizes[2]), int(of_k[2]), int(sizes[1]), int(of_k[1]),
                   float(softmax_scale)};
     for (int i = 0; i < 4; ++i) {
-        params.tensors[i] = views[i].data;
+        params.tensors[i] = views[i].begin();
         std::copy_n(views[i].strides, 3, params.strides[i]);
     }
     TensorMap maps[4];
@@ -155,24 +157,125 @@ int64_t launch(const Plan &plan, const View (&views)[4], void *lse, void *counte
     arguments[count++] = &params;
     if (counter) arguments[count++] = &counter;
     if (plan.num_maps) arguments[count++] = maps;
-    return plan.launch_kernel(plan.function, x, y, z, plan.num_threads, 1, 1, plan.shared_bytes, stream, arguments,
-                              nullptr);
+    int status;
+    Py_BEGIN_ALLOW_THREADS;  // it waits where the GPU's queue is full
+    status = plan.launch_kernel(plan.function, x, y, z, plan.num_threads, 1, 1, plan.shared_bytes, stream, arguments,
+                                nullptr);
+    Py_END_ALLOW_THREADS;
+    return status;
 }
 
-void *pointer(StableIValue value) { return reinterpret_cast<void *>(to<int64_t>(value)); }
-
-void boxed_launch(StableIValue *stack, uint64_t, uint64_t) {
-    const Tensor q = to<Tensor>(stack[0]), k = to<Tensor>(stack[1]), v = to<Tensor>(stack[2]), o = to<Tensor>(stack[3]);
-    const View views[] = {View(q), View(k), View(v), View(o)};
-    const auto &plan = *static_cast<const Plan *>(pointer(stack[4]));
-    const int64_t status = launch(plan, views, pointer(stack[5]), pointer(stack[6]), pointer(stack[7]),
-                                  to<double>(stack[8]));
-    stack[0] = from(status);
+bool is_viewed(PyObject *tensor, View &view) {
+    return PyObject_TypeCheck(tensor, tensor_type) && exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0;
 }
 
-STABLE_TORCH_LIBRARY_FRAGMENT(flashladder, library) {
-    library.def("launch(Tensor q, Tensor k, Tensor v, Tensor(a!) o, int plan, int lse, int counter, int stream, "
-                "float softmax_scale) -> int");
+// An address, a tensor's, or null for None.
+void *address(PyObject *memory) {
+    if (memory == Py_None) return nullptr;
+    if (PyLong_Check(memory)) return PyLong_AsVoidPtr(memory);
+    View view;
+    return is_viewed(memory, view) ? view.begin() : nullptr;
 }
-STABLE_TORCH_LIBRARY_IMPL(flashladder, CompositeExplicitAutograd, library) { library.impl("launch", &boxed_launch); }
+
+// Python looks at what is left to it, and comes upon an error again, unless it is an interrupt.
+PyObject *left(PyObject *answer) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
+    PyErr_Clear();
+    return Py_NewRef(answer);
+}
+
+// Whether it launched, on torch's current stream; else with a Python error, perhaps. The device is current.
+bool is_launched(const Plan &plan, const View (&views)[4], PyObject *q, PyObject *lse, double softmax_scale) {
+    const Owned index(PyLong_FromLong(plan.device_index));
+    const Owned stream(index ? PyObject_CallMethodOneArg(torch_c, stream_name, index.get()) : nullptr);
+    if (!stream) return false;
+    const Owned counter(plan.counter == Py_None
+                            ? Py_NewRef(Py_None)
+                            : PyObject_CallFunctionObjArgs(plan.counter, q, stream.get(), nullptr));
+    if (!counter) return false;
+    void *lse_at = address(lse), *counter_at = address(counter.get()), *stream_at = address(stream.get());
+    return !PyErr_Occurred() && launch(plan, views, lse_at, counter_at, stream_at, softmax_scale) == 0;
+}
+
+// launch(plan, q, k, v, o, lse, softmax_scale) -> whether it launched
+PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "launch takes 7 arguments, not %zd", count);
+    const auto *plan = static_cast<const Plan *>(PyLong_AsVoidPtr(given[0]));
+    const double scale = PyFloat_AsDouble(given[6]);
+    if (PyErr_Occurred()) return nullptr;
+    View views[4];
+    for (int i = 0; i < 4; ++i)
+        if (!is_viewed(given[1 + i], views[i])) return left(Py_False);
+    return is_launched(*plan, views, given[1], given[5], scale) ? Py_NewRef(Py_True) : left(Py_False);
+}
+
+// What stands ready for tensors of a kind, as op.py has it; null, perhaps with an error, where nothing does.
+const Plan *find(PyObject *ready, PyObject *q, const View &view, PyObject *causal, PyObject *version, PyObject *lse) {
+    if (view.ndim != 4) return nullptr;
+    const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
+    const Owned num_heads(PyLong_FromLongLong(view.shape[2])), head_dim(PyLong_FromLongLong(view.shape[3]));
+    if (!dtype || !device || !num_heads || !head_dim) return nullptr;
+    const Owned kind(PyTuple_Pack(7, version, dtype.get(), device.get(), num_heads.get(), head_dim.get(), causal, lse));
+    PyObject *found = kind ? PyDict_GetItemWithError(ready, kind.get()) : nullptr;
+    const Owned plan(found ? PyObject_GetAttr(found, plan_name) : nullptr);
+    return plan ? static_cast<const Plan *>(PyLong_AsVoidPtr(plan.get())) : nullptr;
+}
+
+bool is_current(const Plan &plan) {
+    const Owned current(PyObject_CallMethodNoArgs(torch_c, current_device_name));
+    return current && PyLong_AsLong(current.get()) == plan.device_index;
+}
+
+// O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. O is None, or is to be written.
+PyObject *straight(PyObject *ready, PyObject *const tensors[4], PyObject *causal, PyObject *softmax_scale,
+                   PyObject *version, PyObject *with_lse) {
+    View views[4];
+    const int num_given = tensors[3] == Py_None ? 3 : 4;
+    for (int i = 0; i < num_given; ++i)  // exactly torch's: subclasses may want to see an operator
+        if (Py_TYPE(tensors[i]) != tensor_type || !is_viewed(tensors[i], views[i])) return nullptr;
+    PyObject *q = tensors[0];
+    const Plan *plan = find(ready, q, views[0], causal, version, with_lse);
+    if (!plan || !is_current(*plan)) return nullptr;
+
+    const double scale = softmax_scale == Py_None ? std::pow(views[0].shape[3], -0.5) : PyFloat_AsDouble(softmax_scale);
+    if (PyErr_Occurred()) return nullptr;
+    Owned o(num_given == 4 ? Py_NewRef(tensors[3]) : PyObject_CallOneArg(new_o, q));
+    const bool is_alone = PyObject_Not(with_lse);
+    const Owned lse(is_alone ? Py_NewRef(Py_None) : PyObject_CallOneArg(new_lse, q));
+    if (!o || !lse || !is_viewed(o.get(), views[3]) || !is_launched(*plan, views, q, lse.get(), scale)) return nullptr;
+    return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
+}
+
+// straight(ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not done
+PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 9) return PyErr_Format(PyExc_TypeError, "straight takes 9 arguments, not %zd", count);
+    PyObject *done = straight(given[0], given + 1, given[5], given[6], given[7], given[8]);
+    return done ? done : left(Py_None);
+}
+
+// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, new_o, new_lse): what it needs of torch and of quick.py
+PyObject *set_up(PyObject *, PyObject *given) {
+    PyObject *capsule;
+    if (!PyArg_ParseTuple(given, "OOOOO", &capsule, &tensor_type, &torch_c, &new_o, &new_lse)) return nullptr;
+    Py_INCREF(given);  // which keeps all of them
+    dtype_name = PyUnicode_InternFromString("dtype");
+    device_name = PyUnicode_InternFromString("device");
+    plan_name = PyUnicode_InternFromString("plan_at");
+    stream_name = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
+    current_device_name = PyUnicode_InternFromString("_cuda_getDevice");
+    exchange = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    if (!exchange) return nullptr;
+    if (exchange->header.version.major != DLPACK_MAJOR_VERSION || !exchange->dltensor_from_py_object_no_sync)
+        return PyErr_Format(PyExc_ImportError, "torch's exchange by DLPack is of version %u, not %d",
+                            exchange->header.version.major, DLPACK_MAJOR_VERSION);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), METH_FASTCALL, nullptr},
+                         {"straight", reinterpret_cast<PyCFunction>(py_straight), METH_FASTCALL, nullptr},
+                         {"set_up", set_up, METH_VARARGS, nullptr},
+                         {}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "quick", nullptr, -1, methods};
 }  // namespace
+
+PyMODINIT_FUNC PyInit_quick() { return PyModule_Create(&module); }

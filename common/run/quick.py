@@ -1,5 +1,5 @@
 """A call in C++: quick.cpp, which is compiled beside the program, and used from when it is there. Until then, and where
-there is no C++ compiler, calls go through Python (common/run/calls.py); they launch the same.
+it cannot be compiled, calls go through Python (common/run/calls.py); they launch the same.
 """
 
 from __future__ import annotations
@@ -7,15 +7,17 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 
 from flashladder.common.build import library
-from flashladder.common.build.artifact import Artifact
 from flashladder.common.build.declaration import DEFAULT_GRID
-from flashladder.common.errors import FlashLadderError
+from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.problem import SCALES
 from flashladder.common.run.launch import MAX_ROW_STRIDE
 
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _TENSORS = ("q", "k", "v", "o")
+_DEVICE_TYPES = {"cpu": 1, "cuda": 2}  # DLPack's
 _preparing = threading.Lock()
+EXCHANGE = "__dlpack_c_exchange_api__"
 
-launch: Callable[..., int] | None = None  # torch's operator, from when it is there; 0 where it launched
+extension: ModuleType | None = None  # from when it is there
 NOT_ASKED = "no call was made ready yet"
 missing = NOT_ASKED  # why it is not there
 
@@ -44,20 +48,40 @@ class Plan(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("launch_kernel", "encode_tiled", "function")),
         *((name, ctypes.c_double) for name in ("min_scale", "max_scale")),
         *((name, ctypes.c_int64) for name in ("row_stride", "max_row_stride")),
-        *((name, ctypes.c_int) for name in ("device", "gqa", "multiple_q", "multiple_k")),
+        ("counter", ctypes.py_object),
+        *((name, ctypes.c_int) for name in ("device_type", "device", "device_index")),
+        *((name, ctypes.c_int) for name in ("gqa", "multiple_q", "multiple_k")),
         *((name, ctypes.c_int) for name in ("block_m", "num_threads", "shared_bytes", "most_ctas")),
         *((name, ctypes.c_int) for name in ("num_maps", "map_type", "l2_promotion")),
         ("maps", MapPlan * 4),
     ]
 
 
-def plan(kernel: LoadedKernel, device: int, most_ctas: int, **limits: int) -> Plan | None:
-    """What the operator is to know of a kernel on a device; None where it takes the way of Python.
+def new_o(q: torch.Tensor) -> torch.Tensor:
+    """Memory for an output like q, contiguous."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
 
-    The limits are gqa, multiple_q, multiple_k and row_stride, of which 0 is any.
+
+def new_lse(q: torch.Tensor) -> torch.Tensor:
+    """Memory for the log-sum-exp of each row of q, (batch, num_heads, seqlen_q)."""
+    batch, seqlen_q, num_heads, _ = q.shape
+    return q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+def plan(
+    kernel: LoadedKernel,
+    device: torch.device,
+    most_ctas: int,
+    counter: Callable[[torch.Tensor, int], torch.Tensor | int] | None,
+    **limits: int,
+) -> Plan | None:
+    """What the extension is to know of a kernel on a device; None where it takes the way of Python.
+
+    The limits are gqa, multiple_q, multiple_k and row_stride, of which 0 is any. `counter` is what lends one, given q
+    and the stream.
     """
-    artifact, info = kernel.artifact, kernel.artifact.launch
-    if len(artifact.kernels) > 1 or info.grid != DEFAULT_GRID or not _has_a_counter_at_most(artifact):
+    artifact, info, index = kernel.artifact, kernel.artifact.launch, number(device)
+    if len(artifact.kernels) > 1 or info.grid != DEFAULT_GRID:
         return None
     launch_kernel, encode_tiled = kernel.entry_points()
     if not launch_kernel or (info.tensor_maps and not encode_tiled):
@@ -70,11 +94,14 @@ def plan(kernel: LoadedKernel, device: int, most_ctas: int, **limits: int) -> Pl
     return Plan(
         launch_kernel=launch_kernel,
         encode_tiled=encode_tiled,
-        function=int(kernel.function(device, artifact.entry)),
+        function=int(kernel.function(index, artifact.entry)),
         min_scale=SCALES[0],
         max_scale=SCALES[1],
         max_row_stride=MAX_ROW_STRIDE,
-        device=device,
+        counter=counter,
+        device_type=_DEVICE_TYPES[device.type],
+        device=device.index or 0,
+        device_index=index,
         block_m=info.block_m,
         num_threads=info.num_threads,
         shared_bytes=info.shared_bytes,
@@ -87,12 +114,13 @@ def plan(kernel: LoadedKernel, device: int, most_ctas: int, **limits: int) -> Pl
     )
 
 
-def _has_a_counter_at_most(artifact: Artifact) -> bool:
-    return all(workspace.zeroed for workspace in artifact.workspaces) and len(artifact.workspaces) <= 1
+def number(device: torch.device) -> int:
+    """As tensors tell it: -1 is a CPU."""
+    return -1 if device.index is None else device.index
 
 
 def prepare() -> None:
-    """Loads the operator if it is built; else has it built beside the program. Once."""
+    """Loads the extension if it is built; else has it built beside the program. Once."""
     global missing
     with _preparing:
         if missing != NOT_ASKED:
@@ -105,10 +133,20 @@ def prepare() -> None:
 
 
 def load() -> None:
-    """Builds the operator, if need be, and has calls go through it from now on; `missing` says why not."""
-    global launch, missing
+    """Builds the extension, if need be, and has calls go through it from now on; `missing` says why not."""
+    global extension, missing
     try:
-        torch.ops.load_library(library.build_extension(SOURCE))
-        launch, missing = torch.ops.flashladder.launch.default, ""
-    except (FlashLadderError, OSError) as error:
+        extension, missing = made(), ""
+    except (FlashLadderError, OSError, ImportError) as error:
         missing = str(error).splitlines()[0]
+
+
+def made() -> ModuleType:
+    """The extension. ToolchainError, BuildError or ImportError where it cannot be made."""
+    if not hasattr(torch.Tensor, EXCHANGE):
+        raise ToolchainError(f"torch {torch.__version__} has no {EXCHANGE}, by which C++ reads tensors; torch 2.13 has")
+    loader = ExtensionFileLoader("quick", str(library.build_extension(SOURCE)))
+    module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
+    loader.exec_module(module)
+    module.set_up(getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, new_o, new_lse)
+    return module

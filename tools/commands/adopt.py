@@ -24,6 +24,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from flashladder.common import catalog
 from flashladder.common.config import gpu_names
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.errors import ConfigError, DeviceError, ResultsError, UnsupportedProblemError
-from flashladder.common.run.ahead import DEFAULT
+from flashladder.common.run import ahead
 
 if TYPE_CHECKING:
     from flashladder.common.adoption.demand import Alike, Demand
@@ -58,7 +59,7 @@ def parser() -> Parser:
     made.add_argument("--record", action="store_true", help="note the problems, and do no more")
     made.add_argument("--check", action="store_true", help="measure an export again, and say what is slower")
     made.add_argument("--export", type=Path, default=Path("adopted"), metavar="DIR", help="default: adopted")
-    made.add_argument("--version", default=DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches)")
+    made.add_argument("--version", default=ahead.DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches most)")
     described = ", ".join(gpu_names())
     made.add_argument("--gpu", metavar="NAME", help=f"without a GPU: what to rank for ({described}; default: h100)")
     made.add_argument(
@@ -79,10 +80,10 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.check:
         return _check(arguments.export)
-    rung, folder = catalog.find(arguments.version), export.folder_for(arguments.export)
-    place = target.resolve("auto", arguments.gpu)
+    folder, place = export.folder_for(arguments.export), target.resolve("auto", arguments.gpu)
     demand = Demand.load(arguments.problems) if arguments.problems else _recorded(arguments.program)
     demand.save(folder / export.PROBLEMS)
+    rung = _rung(arguments.version, demand, place)
     wanted = demand.only(lambda problem: _refusal(rung, problem))
     alike = wanted.alike(place.gpu)
     _show(wanted, alike, place)
@@ -131,6 +132,16 @@ def _recorded(words: Sequence[str]) -> Demand:
         if code:
             warn(f"the program ended with exit code {code}; what it asked for until then is taken")
         return demand
+
+
+def _rung(name: str, demand: Demand, place: Target) -> Version:
+    """The one to tune: of those that attention() launches, the one for most calls."""
+    if name != ahead.DEFAULT:
+        return catalog.find(name)
+    launched: Counter[Version] = Counter()
+    for problem, calls in demand.calls.items():
+        launched[ahead.fastest(problem, place.arch, not place.on_gpu)] += calls
+    return launched.most_common(1)[0][0] if launched else catalog.find(ahead.GENERAL[-1])
 
 
 def _refusal(rung: Version, problem: Problem) -> str | None:

@@ -3,10 +3,10 @@
 python tools/overhead.py                    attention()'s own rung, and the oldest general one
 python tools/overhead.py 24 --seqlen 1024 --heads 16
 
-Microseconds of the host for a call without gradients: the median over batches of calls that the GPU's queue holds. The
-GPU must be done with a call sooner than the host, or its time is shown: keep the problem small. The first call of a
-rung is timed alone; it includes what a process does once. Rungs from 26 on make tensor maps at each call, which is what
-they cost more than rung 24. No rung computes gradients, so that none are in these figures.
+Microseconds of the host for a call without gradients: the median over rounds, after some to warm up. In a round each
+call has its turn, a batch that the GPU's queue holds, so that their order does not matter. The first call of a rung is
+timed alone; it includes what a process does once. Rungs from 26 on make tensor maps at each call, which is what they
+cost more than rung 24. No rung computes gradients, so that none are in these figures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 OTHERS = ("fa3", "fa4")
 TORCH = "scaled_dot_product_attention"
-NEW_LENGTHS = 64  # that follow each other, none of which the rung has seen
 
 Calls = dict[str, Callable[[], object]]
 
@@ -58,15 +57,15 @@ def main(arguments: argparse.Namespace) -> int:
             calls |= ours
             first[rung.address] = _seconds(next(iter(ours.values())))
         quick.load()
-        costs = {name: gpu.host_cost_us(call) for name, call in calls.items()}
-        costs |= _in_python({rung.address: calls[rung.address] for rung in rungs})
         for rung in rungs:
-            costs[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
+            calls[f"{rung.address}, in Python"] = _in_python(calls[rung.address])
+            calls[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
+        costs = gpu.host_costs_us(calls)
     shown = table(f"host, microseconds a call: {problem.name}", "call", "us", "to torch's", right=("us", "to torch's"))
     for name, cost in costs.items():
         shown.add_row(name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}")
     console.print(shown)
-    console.print(f"calls go through {'C++' if quick.launch else f'Python: {quick.missing}'}")
+    console.print(f"calls go through {'C++' if quick.extension else f'Python: {quick.missing}'}")
     for name, seconds in first.items():
         console.print(f"first call of {name}: {seconds:.2f} s")
     return 0
@@ -112,33 +111,33 @@ def _ours(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Calls:
     }
 
 
-def _in_python(calls: Calls) -> dict[str, float]:
-    """Microseconds of the same calls where there is no C++ compiler."""
-    from flashladder.common.run import gpu, quick
+def _in_python(call: Callable[[], object]) -> Callable[[], object]:
+    """The same call where there is no C++ compiler; that itself costs some 0.1 us."""
+    from flashladder.common.run import quick
 
-    operator, quick.launch = quick.launch, None
-    try:
-        return {f"{name}, in Python": gpu.host_cost_us(call) for name, call in calls.items()}
-    finally:
-        quick.launch = operator
+    def slowly() -> None:
+        kept, quick.extension = quick.extension, None
+        try:
+            call()
+        finally:
+            quick.extension = kept
+
+    return slowly
 
 
-def _new_lengths(problem: Problem, tensors: Tensors, rung: catalog.Version) -> float:
-    """Microseconds of a call whose length no call had before, as each in generation."""
-    import torch
-
+def _new_lengths(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Callable[[], object]:
+    """A call whose length no call had before, as each in generation."""
     from flashladder.common.attention import attention
+    from flashladder.common.run.gpu import CALLS
 
-    longest = problem.seqlen_k + NEW_LENGTHS
-    room = tensors.k.new_zeros((problem.batch, longest, problem.num_heads_k, problem.head_dim))
-    grown = [room[:, :seqlen] for seqlen in range(problem.seqlen_k + 1, longest + 1)]
-    torch.cuda.synchronize()
+    room = tensors.k.new_zeros((problem.batch, problem.seqlen_k + CALLS, problem.num_heads_k, problem.head_dim))
+    grown = iter([room[:, : problem.seqlen_k + more] for more in range(1, CALLS + 1)])
 
-    def all_of_them() -> None:
-        for keys in grown:
-            attention(tensors.q, keys, keys, causal=problem.causal, version=rung.name)
+    def call() -> None:
+        keys = next(grown)
+        attention(tensors.q, keys, keys, causal=problem.causal, version=rung.name)
 
-    return _seconds(all_of_them) / NEW_LENGTHS * 1e6
+    return call
 
 
 def _seconds(call: Callable[[], object]) -> float:

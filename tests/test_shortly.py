@@ -1,0 +1,222 @@
+"""attention() in C++ launches what it launches in Python, and gives the same; or leaves it to Python."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import fake_cuda
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashladder.common import problem as problems
+from flashladder.common.attention import attention, op
+from flashladder.common.errors import DeviceError, UnsupportedProblemError
+from flashladder.common.problem import Problem
+from flashladder.common.run import quick
+
+VERSIONS = ("24", "34")  # plain; a persistent grid, with a counter and tensor maps
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """CPU tensors are taken for ones on a GPU, whose launches are noted."""
+    made = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(op, "_ready", {})
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    made.parts["attention_forward"] = (fake_cuda.PARAMS_BYTES,)
+    return made
+
+
+@pytest.fixture
+def short(driver, monkeypatch):
+    """What C++ answered, from now on: None is left to Python."""
+    extension, answers = quick.made(), []
+    straight = lambda *given: answers.append(made := extension.straight(*given)) or made  # noqa: E731
+    monkeypatch.setattr(quick, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
+    return answers
+
+
+def bf16(*shape):
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+Q, K = bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_it_launches_the_same_as_in_python(driver, short, monkeypatch, version):
+    extension = quick.extension
+    if version == "34":
+        driver.parts["attention_forward"] = (fake_cuda.PARAMS_BYTES, 8, 4 * 128)
+
+    @given(
+        st.builds(
+            lambda heads, group, **rest: Problem(num_heads=heads * group, num_heads_k=heads, head_dim=64, **rest),
+            heads=st.integers(1, 3),
+            group=st.integers(1, 3),
+            batch=st.integers(1, 3),
+            seqlen_q=st.integers(1, 300),
+            seqlen_k=st.integers(1, 300),
+            causal=st.booleans(),
+            layout=st.sampled_from(["bshd", "bhsd", "padded"]),
+            softmax_scale=st.sampled_from([None, 0.125, 1]),
+        ),
+        st.booleans(),
+        st.booleans(),
+    )
+    def same(problem, lse, in_place):
+        tensors = problems.make_inputs(problem)
+        options = {"causal": problem.causal, "softmax_scale": problem.softmax_scale, "return_lse": lse}
+
+        def called(way):
+            monkeypatch.setattr(quick, "extension", way)
+            driver.launches.clear()
+            out = torch.empty_like(tensors.q) if in_place else None
+            made = attention(tensors.q, tensors.k, tensors.v, version=version, out=out, **options)
+            (launch,) = driver.launches
+            parts = made if lse else (made,)
+            params = launch.arguments[0]
+            addresses = [int.from_bytes(params[place : place + 8], "little") for place in (24, 32)]
+            assert addresses == [part.data_ptr() for part in parts] + [0] * (not lse)
+            assert parts[0] is out or parts[0].is_contiguous()
+            maps = launch.arguments[2][: 3 * 128] if version == "34" else b""  # but for O, which is new
+            shapes = [(part.shape, part.dtype, part.stride()) for part in parts]
+            return launch.shape, launch.stream, params[:24], params[40:], launch.arguments[1:2], maps, shapes
+
+        in_python = called(None)
+        short.clear()
+        assert called(extension) == in_python
+        assert short[0] is not None
+
+    same()
+
+
+def test_what_is_new_is_made_ready_in_python(short):
+    for options in ({}, {"causal": True}, {"return_lse": True}, {"version": "07"}):
+        q = bf16(1, 128, 2, 128)
+        for first in (True, False):
+            attention(q, q, q, **options)
+            assert (short.pop() is None) == first
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"q": Q.as_subclass(Sub)},
+        {"k": torch.nn.Parameter(K, requires_grad=False)},
+        {"out": torch.nn.Parameter(torch.empty_like(Q), requires_grad=False)},
+        {"window": (None, 5)},
+        {"softcap": 3.0},
+    ],
+)
+def test_what_is_out_of_the_ordinary_goes_the_long_way(driver, short, changed):
+    arguments = {"q": Q, "k": K, "v": K}
+    attention(**arguments)
+    short.clear()
+    attention(**arguments | changed)
+    assert short in ([], [None])
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"q": bf16(2, 64, 4, 64).requires_grad_()}, UnsupportedProblemError, "the inputs want a gradient"),
+        ({"out": torch.empty_like(Q).requires_grad_()}, UnsupportedProblemError, "out wants a gradient"),
+        ({"out": Q}, UnsupportedProblemError, "out begins where q does"),
+        ({"out": Q[:1].clone()}, UnsupportedProblemError, "out is .*; O is"),
+        ({"v": K[:, :69]}, UnsupportedProblemError, "v is .*; with the other tensors it is"),
+        ({"q": Q[0]}, UnsupportedProblemError, "q has shape"),
+        ({"softmax_scale": -1.0}, UnsupportedProblemError, "softmax_scale=-1.0"),
+        ({"softmax_scale": "1"}, TypeError, "str"),
+        ({"causal": []}, TypeError, "unhashable"),
+        ({"k": None}, AttributeError, "None"),
+    ],
+)
+def test_what_is_wrong_is_said(driver, short, changed, error, words):
+    arguments = {"q": Q, "k": K, "v": K}
+    attention(**arguments)
+    driver.launches.clear()
+    with pytest.raises(error, match=words):
+        attention(**arguments | changed)
+    assert not driver.launches
+
+
+def test_gradients_are_no_matter_where_none_are_computed(driver, short):
+    attention(Q, K, K)
+    with torch.no_grad():
+        attention(Q.clone().requires_grad_(), K, K)
+    assert short.pop() is not None
+
+
+def test_a_failure_is_told(driver, short):
+    attention(Q, K, K)
+    driver.statuses = [700] * 3
+    with pytest.raises(DeviceError, match=r"cannot launch 24_.*CUDA_ERROR_MADE_UP"):
+        attention(Q, K, K)
+
+
+def test_an_interrupt_is_none_of_its_business(short, monkeypatch):
+    attention(Q, K, K, version="34")
+    (ready,) = op._ready.values()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    ready.call._plan.counter = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        attention(Q, K, K, version="34")
+
+
+def test_another_device_is_left(driver, short, monkeypatch):
+    attention(Q, K, K)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    attention(Q, K, K)
+    assert short.pop() is None
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_whoever_looks_on_sees_an_operator(short):
+    attention(Q, K, K)
+    short.clear()
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        attention(Q, K, K)
+    assert "flashladder.attention.default" in seen
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda *qkv: attention(*qkv))(Q, K, K)
+    assert "torch.ops.flashladder.attention.default" in traced.code
+    recorded = torch.jit.trace(lambda *qkv: attention(*qkv), (Q, K, K), check_trace=False)
+    assert "flashladder::attention" in str(recorded.graph)
+    with torch.profiler.profile() as profile:
+        attention(Q, K, K)
+    assert "flashladder::attention" in {event.key for event in profile.key_averages()}
+    assert attention(*(tensor.to("meta") for tensor in (Q, K, K))).is_meta
+    assert not any(answer is not None for answer in short)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_threads_launch_what_they_were_given(driver, short, version):
+    """All are amid a launch at the same time."""
+    attention(Q, K, K, version=version)
+    driver.launches.clear()
+    threads = 8
+    driver.on_launch = threading.Barrier(threads).wait
+    outputs = [torch.empty_like(Q) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(pool.map(lambda o: attention(Q, K, K, out=o, version=version) is o, outputs))
+    launched = {int.from_bytes(each.arguments[0][24:32], "little") for each in driver.launches}
+    assert launched == {o.data_ptr() for o in outputs}
+    assert not any(answer is None for answer in short[1:])
