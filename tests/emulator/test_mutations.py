@@ -20,7 +20,9 @@ from flashladder.common.run.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
-TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36"), 2)  # their CTAs draw tiles from a queue of two slots, which has to come round
+TILES_OF_A_HEAD = dict.fromkeys(
+    ("34", "35", "36"), 2
+)  # their CTAs draw tiles from a queue of two slots, which has to come round
 WITHOUT_ROWS = dict.fromkeys(("35", "36"), 64)  # a warpgroup past the end gives back what it does not need
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
@@ -69,7 +71,8 @@ class Rung:
         self.block_n = max(default.block_n, 64)
         self.problem = Problem(
             num_heads=len(self.JUMPS),
-            seqlen_q=max(default.block_m, 64) * TILES_OF_A_HEAD.get(version.number, 1) - WITHOUT_ROWS.get(version.number, 0),
+            seqlen_q=max(default.block_m, 64) * TILES_OF_A_HEAD.get(version.number, 1)
+            - WITHOUT_ROWS.get(version.number, 0),
             seqlen_k=self.blocks * self.block_n,
             head_dim=default.head_dim,
             dtype=default.dtype,

@@ -59,7 +59,9 @@ def parser() -> Parser:
     made.add_argument("--record", action="store_true", help="note the problems, and do no more")
     made.add_argument("--check", action="store_true", help="measure an export again, and say what is slower")
     made.add_argument("--export", type=Path, default=Path("adopted"), metavar="DIR", help="default: adopted")
-    made.add_argument("--version", default=ahead.DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches most)")
+    made.add_argument(
+        "--version", default=ahead.DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches most)"
+    )
     described = ", ".join(gpu_names())
     made.add_argument("--gpu", metavar="NAME", help=f"without a GPU: what to rank for ({described}; default: h100)")
     made.add_argument(

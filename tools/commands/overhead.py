@@ -34,7 +34,9 @@ Calls = dict[str, Callable[[], object]]
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("versions", nargs="*", metavar="VERSION", help="rungs (default: attention()'s own, and the oldest general one)")
+    made.add_argument(
+        "versions", nargs="*", metavar="VERSION", help="rungs (default: attention()'s own, and the oldest general one)"
+    )
     options.add_problem(made)
     return made
 
