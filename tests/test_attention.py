@@ -329,9 +329,9 @@ def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
         pytest.skip(f"{version} has no instructions for this GPU")
     quick.load()
     assert quick.extension, quick.missing
-    straight, done = quick.extension.straight, []
-    noting = SimpleNamespace(straight=lambda *given: done.append(made := straight(*given)) or made)
-    monkeypatch.setattr(quick, "extension", noting)
+    extension, done = quick.extension, []
+    straight = lambda *given: done.append(made := extension.straight(*given)) or made  # noqa: E731
+    monkeypatch.setattr(quick, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
     for problem in (
         Problem(batch=2, seqlen_q=200, seqlen_k=333, num_heads=4, num_heads_k=2, head_dim=64, causal=True),
         Problem(seqlen_q=1, seqlen_k=1000, num_heads=8, layout="bhsd"),

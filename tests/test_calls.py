@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import math
+import re
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -301,6 +302,30 @@ def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
     go_on.set()
     thread.join(60)
     assert (quick.extension, quick.missing) == (None, "no room")
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "value", "words"),
+    [
+        (
+            library.sysconfig,
+            "get_path",
+            lambda name: "/no/such",
+            "no Python.h in /no/such: Python's headers are missing",
+        ),
+        (
+            quick,
+            "EXCHANGE",
+            "__no_such__",
+            "torch .* has no __no_such__, by which C\\+\\+ reads tensors; torch 2.13 has",
+        ),
+    ],
+)
+def test_what_else_is_missing_is_named(unprepared, monkeypatch, holder, name, value, words):
+    monkeypatch.setattr(holder, name, value)
+    quick.load()
+    assert quick.extension is None
+    assert re.match(words, quick.missing)
 
 
 def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):

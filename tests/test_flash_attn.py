@@ -158,6 +158,13 @@ def test_windows_are_read_as_flash_attn_does(window, seqlen_k, seen):
     assert (given["causal"], *given["window"]) == (True, seen[1], None)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_default_window_is_open(causal):
+    from flashladder.common.attention.flash_attn import _OPEN, _seen
+
+    assert _seen(causal, _OPEN, 9) == _seen(causal, list(_OPEN), 9)
+
+
 def test_torch_sees_through_sequences(device):
     q, k, v = drawn(3, 24, 1, 64, device=device)
     cu_seqlens = int32(0, 16, 24, device=device)
