@@ -1,10 +1,12 @@
 """attention() in C++ launches what it launches in Python, and gives the same; or leaves it to Python."""
 
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import fake_cuda
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -125,27 +127,44 @@ def test_what_is_out_of_the_ordinary_goes_the_long_way(driver, short, changed):
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "words"),
+    ("changed", "words"),
     [
-        ({"q": bf16(2, 64, 4, 64).requires_grad_()}, UnsupportedProblemError, "the inputs want a gradient"),
-        ({"out": torch.empty_like(Q).requires_grad_()}, UnsupportedProblemError, "out wants a gradient"),
-        ({"out": Q}, UnsupportedProblemError, "out begins where q does"),
-        ({"out": Q[:1].clone()}, UnsupportedProblemError, "out is .*; O is"),
-        ({"v": K[:, :69]}, UnsupportedProblemError, "v is .*; with the other tensors it is"),
-        ({"q": Q[0]}, UnsupportedProblemError, "q has shape"),
-        ({"softmax_scale": -1.0}, UnsupportedProblemError, "softmax_scale=-1.0"),
-        ({"softmax_scale": "1"}, TypeError, "str"),
-        ({"causal": []}, TypeError, "unhashable"),
-        ({"k": None}, AttributeError, "None"),
+        ({"q": bf16(2, 64, 4, 64).requires_grad_()}, "the inputs want a gradient"),
+        ({"out": torch.empty_like(Q).requires_grad_()}, "out wants a gradient"),
+        ({"out": Q}, "out shares memory with q"),
+        ({"out": Q[:1].clone()}, "out is .*; O is"),
+        ({"v": K[:, :69]}, "v is .*; with the other tensors it is"),
+        ({"q": Q[0]}, "q has shape"),
+        ({"softmax_scale": -1.0}, "softmax_scale=-1.0"),
+        ({"softmax_scale": "1"}, "softmax_scale='1' is of type str"),
+        ({"causal": []}, "causal is of type list"),
+        ({"causal": 1, "return_lse": True}, "causal=1 is of type int"),
+        ({"causal": True, "return_lse": 1}, "return_lse=1 is of type int"),
+        ({"version": None}, "version=None is of type NoneType"),
+        ({"k": None}, "k=None is of type NoneType"),
+        ({"out": 5}, "out=5 is of type int"),
     ],
 )
-def test_what_is_wrong_is_said(driver, short, changed, error, words):
+def test_what_is_wrong_is_said(driver, short, changed, words):
+    """Also what equals an argument for which a kernel stands ready, but is of another type."""
     arguments = {"q": Q, "k": K, "v": K}
     attention(**arguments)
+    attention(**arguments, causal=True, return_lse=True)
     driver.launches.clear()
-    with pytest.raises(error, match=words):
+    with pytest.raises(UnsupportedProblemError, match=words):
         attention(**arguments | changed)
     assert not driver.launches
+
+
+def test_a_scale_of_any_number(driver, short):
+    """What is no number of Python's own is made one at leisure."""
+    for scale, is_short in ((1, True), (1.0, True), (np.float32(1), False), (torch.tensor(1.0), False)):
+        attention(Q, K, K)
+        short.clear()
+        attention(Q, K, K, softmax_scale=scale)
+        assert (short[0] is not None) == is_short
+    launched = {each.arguments[0][-4:] for each in driver.launches[1::2]}
+    assert launched == {struct.pack("f", 1.0)}
 
 
 def test_gradients_are_no_matter_where_none_are_computed(driver, short):
@@ -158,7 +177,7 @@ def test_gradients_are_no_matter_where_none_are_computed(driver, short):
 def test_a_failure_is_told(driver, short):
     attention(Q, K, K)
     driver.statuses = [700] * 3
-    with pytest.raises(DeviceError, match=r"cannot launch 24_.*CUDA_ERROR_MADE_UP"):
+    with pytest.raises(DeviceError, match=r"cannot launch .*CUDA_ERROR_MADE_UP"):
         attention(Q, K, K)
 
 

@@ -233,6 +233,8 @@ PyObject *straight(PyObject *ready, PyObject *const tensors[4], PyObject *causal
     const int num_given = tensors[3] == Py_None ? 3 : 4;
     for (int i = 0; i < num_given; ++i)  // exactly torch's: subclasses may want to see an operator
         if (Py_TYPE(tensors[i]) != tensor_type || !is_viewed(tensors[i], views[i])) return nullptr;
+    const bool is_scale = softmax_scale == Py_None || PyFloat_Check(softmax_scale) || PyLong_Check(softmax_scale);
+    if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !is_scale) return nullptr;
     PyObject *q = tensors[0];
     const Plan *plan = find(ready, q, views[0], causal, version, with_lse);
     if (!plan || !is_current(*plan)) return nullptr;
@@ -240,7 +242,7 @@ PyObject *straight(PyObject *ready, PyObject *const tensors[4], PyObject *causal
     const double scale = softmax_scale == Py_None ? std::pow(views[0].shape[3], -0.5) : PyFloat_AsDouble(softmax_scale);
     if (PyErr_Occurred()) return nullptr;
     Owned o(num_given == 4 ? Py_NewRef(tensors[3]) : PyObject_CallOneArg(new_o, q));
-    const bool is_alone = PyObject_Not(with_lse);
+    const bool is_alone = with_lse == Py_False;
     const Owned lse(is_alone ? Py_NewRef(Py_None) : PyObject_CallOneArg(new_lse, q));
     if (!o || !lse || !is_viewed(o.get(), views[3]) || !is_launched(*plan, views, q, lse.get(), scale)) return nullptr;
     return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
