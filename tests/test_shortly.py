@@ -140,6 +140,7 @@ def test_what_is_out_of_the_ordinary_goes_the_long_way(driver, short, changed):
         ({"causal": []}, "causal is of type list"),
         ({"causal": 1, "return_lse": True}, "causal=1 is of type int"),
         ({"causal": True, "return_lse": 1}, "return_lse=1 is of type int"),
+        ({"softcap": torch.zeros(2)}, "softcap is of type torch.Tensor"),
         ({"version": None}, "version=None is of type NoneType"),
         ({"k": None}, "k=None is of type NoneType"),
         ({"out": 5}, "out=5 is of type int"),

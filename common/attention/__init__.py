@@ -45,7 +45,7 @@ def attention(
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, or that want a
     gradient, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
-    if type(window) is tuple and window == general.OPEN and softcap == 0.0:
+    if type(window) is tuple and window == general.OPEN and isinstance(softcap, (float, int)) and not softcap:
         done = op.shortly(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done

@@ -228,7 +228,7 @@ def _softcap(softcap: float) -> float:
 def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
     """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
     if window_size is _OPEN:  # as in most calls, which come often
-        return {"causal": bool(causal), "window": general.EVERY_KEY}
+        return {"causal": causal, "window": general.OPEN}
     window = general.pair_of("window_size", window_size, -1)
     left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
     if causal or right == 0:
