@@ -22,7 +22,7 @@ from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.statistics import paired_ratio
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
-from flashladder.common.run import target, tuned
+from flashladder.common.run import ahead, target, tuned
 from flashladder.tools.commands import adopt, search
 from flashladder.tuner import job
 
@@ -184,14 +184,14 @@ def test_a_program_that_asks_for_nothing(tmp_path, capsys):
     assert tool("--problems", file, "--export", tmp_path / "out") == console.EXIT_ERROR
     said = capsys.readouterr().err
     assert "3 calls stay as they are: 24_woven_general takes head_dim 64, 96, 128, 256, not 80" in said
-    assert "24_woven_general takes none of its calls: there is nothing to tune" in said
+    assert "kernels take none of its calls: there is nothing to tune" in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_is_predicted_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
     Demand(("mine.py",), {Problem(num_heads=2, seqlen_q=512, head_dim=64): 5}, {}).save(file := tmp_path / "p.json")
-    assert tool("--problems", file, "--export", tmp_path / "out", "--budget-seconds", "1") == 0
+    assert tool("--problems", file, "--export", tmp_path / "out", "--budget-seconds", "1", "--version", "24") == 0
     said = capsys.readouterr()
     assert "mine.py: 5 calls, 1 problems" in said.out
     assert "PREDICTED by the cost model, nothing was measured" in said.out
@@ -219,7 +219,7 @@ def on_a_gpu(monkeypatch, tmp_path):
         for each in jobs:
             values = {**each.space.declared(each.space.default), **WINNER}
             for kind in dict.fromkeys(map(tuned.kind_of, each.space.problems)):
-                tuned.save("h100", RUNG.name, kind, values, {"ratio": "1.1"}, each.home)
+                tuned.save("h100", each.space.version.name, kind, values, {"ratio": "1.1"}, each.home)
         return 0
 
     class Arena:
@@ -249,7 +249,7 @@ def on_a_gpu(monkeypatch, tmp_path):
 @pytest.fixture
 def exported(on_a_gpu, tmp_path):
     Demand(("mine.py",), {PLAIN: 10, WINDOW: 1}, {}).save(file := tmp_path / "p.json")
-    assert tool("--problems", file, "--export", tmp_path / "out") == 0
+    assert tool("--problems", file, "--export", tmp_path / "out", "--version", "24") == 0
     return tmp_path / "out"
 
 
@@ -276,6 +276,18 @@ def test_what_is_exported_is_used(exported, monkeypatch):
     assert prebuilt.find(RUNG, adopted.config(other, H100), H100.arch) is None
     q = torch.randn(1, 20, 2, 64).bfloat16()
     assert attention(q, q, q, causal=True).isfinite().all()
+
+
+def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path, monkeypatch):
+    """Without --version: Hopper's where it takes the problem."""
+    monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
+    Demand(("mine.py",), {PLAIN: 10, WINDOW: 1}, {}).save(file := tmp_path / "p.json")
+    assert tool("--problems", file, "--export", tmp_path / "out") == 0
+    guard = export.load_guard(tmp_path / "out")
+    rungs = {gain.problem: gain.rung for gain in guard.gains}
+    assert rungs == {problem: ahead.fastest(problem, H100.arch).name for problem in (PLAIN, WINDOW)}
+    assert len(set(rungs.values())) == 2
+    assert {winner.version for winner in tuned.winners("h100", tmp_path / "out")} == set(rungs.values())
 
 
 def test_a_regression_is_told(exported, on_a_gpu, capsys):

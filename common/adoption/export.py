@@ -18,12 +18,11 @@ from flashladder.common.adoption.demand import Demand, read_json, write_json
 from flashladder.common.adoption.gains import Gain
 from flashladder.common.build import prebuilt
 from flashladder.common.build.compile import BuildRequest
-from flashladder.common.catalog import Version
 from flashladder.common.config import GpuDescription
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
-from flashladder.common.run import tuned
+from flashladder.common.run import ahead, tuned
 from flashladder.common.run.target import Target
 
 PROBLEMS, GUARD, TUNED = "problems.json", "guard.json", "tuned"
@@ -33,9 +32,9 @@ BAND = 0.02  # of a ratio: what another day on the same card may take of it
 
 @dataclass(frozen=True)
 class Guard:
-    """The gains that were measured, of which rung and where."""
+    """The gains that were measured, and where."""
 
-    rung: str
+    version: str  # as `attention` takes it
     gpu: str
     arch: str
     place: Mapping[str, Any]  # records.of_place
@@ -54,11 +53,11 @@ def folder_for(path: Path) -> Path:
     return path.absolute()
 
 
-def save_guard(folder: Path, rung: Version, place: Target, gains: Sequence[Gain]) -> None:
+def save_guard(folder: Path, version: str, place: Target, gains: Sequence[Gain]) -> None:
     """Writes what was measured, here and now."""
     content = {
         "format": FORMAT,
-        "rung": rung.name,
+        "version": version,
         "gpu": place.gpu.name,
         "arch": place.arch,
         "place": records.of_place(on_gpu=place.on_gpu),
@@ -74,20 +73,24 @@ def load_guard(folder: Path) -> Guard:
         if content["format"] != FORMAT:
             raise ResultsError(f"{folder / GUARD} has format {content['format']}, this program reads {FORMAT}")
         gains = tuple(Gain.of_json(each) for each in content["gains"])
-        names = {name: str(content[name]) for name in ("rung", "gpu", "arch")}
+        names = {name: str(content[name]) for name in ("version", "gpu", "arch")}
         return Guard(**names, place=dict(content["place"]), gains=gains)
     except (KeyError, TypeError, ValueError, UnsupportedProblemError) as error:
         raise ResultsError(f"{folder / GUARD} is damaged: {type(error).__name__} {error}. Adopt again") from None
 
 
 def kernels(
-    folder: Path, rung: Version, arch: str, gpu: GpuDescription, problems: Iterable[Problem]
+    folder: Path, version: str, arch: str, gpu: GpuDescription, problems: Iterable[Problem]
 ) -> list[BuildRequest]:
     """What `attention` launches for the problems with the winners of a folder, with the log-sum-exp and without."""
     winners = tuned.winners(gpu.name, folder)
     asked = [replace(problem, lse=lse) for problem in problems for lse in (False, True)]
-    configs = [tuned.choose(rung, each, winners) or rung.config_for(each, gpu) for each in asked]
-    return list(dict.fromkeys(BuildRequest(rung, config, arch, lines=False) for config in configs))
+    made = []
+    for each in asked:
+        rung = ahead.chosen(version, each, arch)
+        config = tuned.choose(rung, each, winners) or rung.config_for(each, gpu)
+        made.append(BuildRequest(rung, config, arch, lines=False))
+    return list(dict.fromkeys(made))
 
 
 def faults(folder: Path, guard: Guard, demand: Demand, gpu: GpuDescription) -> list[str]:
@@ -98,7 +101,7 @@ def faults(folder: Path, guard: Guard, demand: Demand, gpu: GpuDescription) -> l
             catalog.find(winner.version).config(**winner.values)
         except ConfigError as error:
             wrong.append(f"the winner of {winner.version} for {winner.kind} does not stand any more: {error}")
-    wanted = kernels(folder, catalog.find(guard.rung), guard.arch, gpu, demand.calls)
+    wanted = kernels(folder, guard.version, guard.arch, gpu, demand.calls)
     if missing := prebuilt.missing(folder / prebuilt.KERNELS, wanted):
         wrong.append(f"{len(missing)} of {len(wanted)} kernels are damaged, or of other sources: adopt again")
     return wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from flashladder.common.run import tuned
 from flashladder.common.run.target import Target
 
 DEFAULT, WINNER = "default", "winner"
+Choose = Callable[[Problem], Version]  # which rung computes a problem
 ESTIMATES = ("ratio", "to_default")
 
 
@@ -35,6 +36,7 @@ class Gain:
     problem: Problem
     calls: int
     weight: float  # calls of this problem that stand for all calls of those alike
+    rung: str
     config: str  # the winner's, or the default's where there is none
     baseline: str  # "sdpa": what torch chose; "fa2"; "default"
     baseline_us: float
@@ -75,14 +77,15 @@ class Gain:
 
 
 def measure(
-    alike: Sequence[Alike], rung: Version, place: Target, winners: Path, settings: TimingSettings
+    alike: Sequence[Alike], choose: Choose, place: Target, winners: Path, settings: TimingSettings
 ) -> tuple[list[Gain], list[str]]:
-    """The gain of each problem, by the winners in a folder; and in sentences which were not timed, and why.
+    """The gain of each problem, by its rung and the winners in a folder; and in sentences what was not timed, and why.
 
     DeviceError without a GPU or where a kernel faults.
     """
     gains, left_out = [], []
     for each in alike:
+        rung = choose(each.problem)
         config = tuned.choose(rung, each.problem, tuned.winners(place.gpu.name, winners))
         entrants = [Entrant(DEFAULT, rung, {})]
         if config is not None:
@@ -100,7 +103,7 @@ def measure(
             ]
             if contest.measurement and contest.measurement.checks.keys() & kernels.keys():
                 used = config or rung.config_for(each.problem, place.gpu)
-                gains.append(_gain(each, used, contest.measurement))
+                gains.append(_gain(each, rung, used, contest.measurement))
     return gains, left_out
 
 
@@ -109,7 +112,7 @@ def official(problem: Problem) -> list[Baseline]:
     return [FA2_PACKED] if problem.packed else [baselines.AS_TORCH_CHOOSES, baselines.official("forward")]
 
 
-def _gain(each: Alike, config: KernelConfig, measured: Measurement) -> Gain:
+def _gain(each: Alike, rung: Version, config: KernelConfig, measured: Measurement) -> Gain:
     ours = WINNER if WINNER in measured.checks else DEFAULT
     default = DEFAULT if DEFAULT in measured.checks else ours
     times = measured.times(ours)
@@ -117,6 +120,7 @@ def _gain(each: Alike, config: KernelConfig, measured: Measurement) -> Gain:
         problem=each.problem,
         calls=each.calls,
         weight=each.weight,
+        rung=rung.name,
         config=config.name,
         baseline=measured.baseline,
         baseline_us=measured.time_us(measured.baseline),

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from flashladder.common import catalog
 from flashladder.common.attention import gradients
 from flashladder.common.build import build_one, cached, prebuilt
 from flashladder.common.build.artifact import Artifact
@@ -231,7 +230,7 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
         with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
             place = target.resolve("gpu" if gpu else "emulator", None)
             name, _, fields = version.partition("@")
-            rung, values = _rung(name, problem, place.arch, not gpu), parse_values(fields)
+            rung, values = ahead.chosen(name, problem, place.arch, not gpu), parse_values(fields)
             tuned_for = None if values else place.gpu.name
             config = Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
             artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
@@ -239,10 +238,6 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
             call = Call(rung, artifact, q.device) if gpu and plain else None
         _ready[kind] = Ready(rung, artifact, call)
         return _ready[kind]
-
-
-def _rung(name: str, problem: Problem, arch: str, emulated: bool) -> Version:
-    return ahead.fastest(problem, arch, emulated) if name == ahead.DEFAULT else catalog.find(name)
 
 
 def is_gpu(tensor: torch.Tensor) -> bool:

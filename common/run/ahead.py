@@ -43,6 +43,11 @@ def fastest(problem: Problem, arch: str, emulated: bool = False) -> Version:
     return able[-1 if emulated else 0]
 
 
+def chosen(version: str, problem: Problem, arch: str, emulated: bool = False) -> Version:
+    """The rung that `attention(version=...)` launches for a problem."""
+    return fastest(problem, arch, emulated) if version == DEFAULT else catalog.find(version)
+
+
 def requests(archs: str) -> list[BuildRequest]:
     """What to build for "8.0;9.0a"; ConfigError for what is no architecture."""
     words = [word for word in re.split(r"[;,\s]+", archs) if word]

@@ -181,7 +181,7 @@ class Call:
             and (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % ALIGNMENT == 0
             and max(rows) <= MAX_ROW_STRIDE
             and (self._row_stride is None or rows == (self._row_stride,) * 4)
-            and is_apart_in_itself(tensors[3].shape, o)
+            and (tensors[3].is_contiguous() or is_apart_in_itself(tensors[3].shape, o))
             and _is_apart_from_the_last(tensors, pointers, strides)
         )
 
@@ -209,12 +209,12 @@ class Call:
 def _is_apart_from_the_last(
     tensors: Sequence[torch.Tensor], pointers: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> bool:
-    shapes = [tensor.shape for tensor in tensors]
-    *inputs, (begin, end) = (
-        (pointer, pointer + ELEMENT_BYTES * span(shape, stride))
-        for pointer, shape, stride in zip(pointers, shapes, strides, strict=True)
-    )
-    return all(end <= first or behind <= begin for first, behind in inputs)
+    begin = pointers[3]
+    end = begin + ELEMENT_BYTES * span(tensors[3].shape, strides[3])
+    for tensor, first, stride in zip(tensors[:3], pointers, strides, strict=False):
+        if first < end and begin < first + ELEMENT_BYTES * span(tensor.shape, stride):
+            return False
+    return True
 
 
 def _address(memory: torch.Tensor | int) -> int:

@@ -7,11 +7,11 @@ python tools/adopt.py --problems adopted/problems.json         tune for what was
 python tools/adopt.py --check                                  has anything become slower since?
 
 `python` is the one that runs this command, unless it is a path. The program runs once, as it is but for torch.compile,
-which is off. What is noted are its calls of torch's
-scaled_dot_product_attention and of this project's functions, in its own process. Winners are found for each type,
-head_dim and mask, with its heaviest problems; then each problem is timed as torch computes it, with the rung's default
-and with the winner. The export is a folder: FLASHLADDER_ADOPTED=adopted makes `attention` use its winners and kernels.
---check measures again and ends with 2 where something is slower than it was.
+which is off. What is noted are its calls of torch's scaled_dot_product_attention and of this project's functions, in
+its own process. Winners of the rung that attention() launches are found for each type, head_dim and mask, with its
+heaviest problems. Then each problem is timed as torch computes it, with the rung's default and with the winner. The
+export is a folder: FLASHLADDER_ADOPTED=adopted makes `attention` use its winners and kernels. --check measures again,
+and ends with 2 where something is slower than it was.
 
 Where there is no GPU, configurations are ranked by the cost model, and nothing is exported but the problems.
 """
@@ -24,9 +24,9 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,11 @@ from flashladder.common import catalog
 from flashladder.common.config import gpu_names
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.errors import ConfigError, DeviceError, ResultsError, UnsupportedProblemError
-from flashladder.common.run import ahead
+from flashladder.common.run.ahead import DEFAULT, chosen
 
 if TYPE_CHECKING:
     from flashladder.common.adoption.demand import Alike, Demand
+    from flashladder.common.adoption.gains import Choose
     from flashladder.common.catalog import Version
     from flashladder.common.problem import Problem
     from flashladder.common.run.target import Target
@@ -59,9 +60,7 @@ def parser() -> Parser:
     made.add_argument("--record", action="store_true", help="note the problems, and do no more")
     made.add_argument("--check", action="store_true", help="measure an export again, and say what is slower")
     made.add_argument("--export", type=Path, default=Path("adopted"), metavar="DIR", help="default: adopted")
-    made.add_argument(
-        "--version", default=ahead.DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches most)"
-    )
+    made.add_argument("--version", default=DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches)")
     described = ", ".join(gpu_names())
     made.add_argument("--gpu", metavar="NAME", help=f"without a GPU: what to rank for ({described}; default: h100)")
     made.add_argument(
@@ -82,23 +81,26 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.check:
         return _check(arguments.export)
-    folder, place = export.folder_for(arguments.export), target.resolve("auto", arguments.gpu)
+    if arguments.version != DEFAULT:
+        catalog.find(arguments.version)  # refuses it now
+    folder = export.folder_for(arguments.export)
+    place = target.resolve("auto", arguments.gpu)
     demand = Demand.load(arguments.problems) if arguments.problems else _recorded(arguments.program)
     demand.save(folder / export.PROBLEMS)
-    rung = _rung(arguments.version, demand, place)
-    wanted = demand.only(lambda problem: _refusal(rung, problem))
+    choose = partial(chosen, arguments.version, arch=place.arch)
+    wanted = demand.only(lambda problem: _refusal(choose(problem), problem))
     alike = wanted.alike(place.gpu)
     _show(wanted, alike, place)
     if not alike:
-        warn(f"{rung.name} takes none of its calls: there is nothing to tune")
+        warn("kernels take none of its calls: there is nothing to tune")
         return EXIT_ERROR
     if arguments.record:
         return 0
     seconds = arguments.budget_seconds or SECONDS
-    jobs = _jobs(rung, alike, place, folder, seconds)
+    jobs = _jobs(choose, alike, place, folder, seconds)
     if not place.on_gpu:
         return _predict(jobs, alike, arguments.budget_seconds)
-    return _adopt(rung, wanted, alike, jobs, place, folder, seconds)
+    return _adopt(arguments.version, wanted, alike, jobs, place, folder, seconds)
 
 
 def _recorded(words: Sequence[str]) -> Demand:
@@ -136,16 +138,6 @@ def _recorded(words: Sequence[str]) -> Demand:
         return demand
 
 
-def _rung(name: str, demand: Demand, place: Target) -> Version:
-    """The one to tune: of those that attention() launches, the one for most calls."""
-    if name != ahead.DEFAULT:
-        return catalog.find(name)
-    launched: Counter[Version] = Counter()
-    for problem, calls in demand.calls.items():
-        launched[ahead.fastest(problem, place.arch, not place.on_gpu)] += calls
-    return launched.most_common(1)[0][0] if launched else catalog.find(ahead.GENERAL[-1])
-
-
 def _refusal(rung: Version, problem: Problem) -> str | None:
     """Why the rung does not take a problem, in words that are the same for all such problems."""
     try:
@@ -164,19 +156,20 @@ def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
         warn(f"{calls} calls stay as they are: {reason}")
 
 
-def _jobs(rung: Version, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
-    """A search for each kind of problems, those first that should take most of the time."""
+def _jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
+    """A search for each rung and kind of problems, those first that should take most of the time."""
     from flashladder.common.adoption.demand import stand_in
     from flashladder.tools.commands import search
     from flashladder.tuner.job import Job, SearchSettings
     from flashladder.tuner.space import Space
 
-    kinds: dict[str, list[Problem]] = {}
+    kinds: dict[tuple[str, str], list[Problem]] = {}
     for each in alike:
-        kinds.setdefault(each.kind, []).append(stand_in(each.problem))
+        kinds.setdefault((choose(each.problem).name, each.kind), []).append(stand_in(each.problem))
     compiled = search.affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
     jobs = []
-    for kind, members in kinds.items():
+    for (name, kind), members in kinds.items():
+        rung = catalog.find(name)
         problems = tuple(dict.fromkeys(members))[:TUNED_WITH]
         made = Job(Space.of(rung, problems, place.gpu), place.gpu, SearchSettings(compiled=compiled), folder)
         digest = hashlib.sha256(str(made.identity()).encode()).hexdigest()[:8]  # other sources are another study
@@ -209,7 +202,7 @@ def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None)
 
 
 def _adopt(
-    rung: Version,
+    version: str,
     demand: Demand,
     alike: Sequence[Alike],
     jobs: Sequence[Job],
@@ -224,16 +217,17 @@ def _adopt(
     from flashladder.tools.commands import search
     from flashladder.tuner import job
 
-    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE, rung.operation), seconds)
-    measured, left_out = gains.measure(alike[:TIMED], rung, place, folder, TimingSettings("hot"))
+    choose = partial(chosen, version, arch=place.arch)
+    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE), seconds)
+    measured, left_out = gains.measure(alike[:TIMED], choose, place, folder, TimingSettings("hot"))
     for reason in dict.fromkeys(left_out):
         warn(reason)
     if not measured:
         raise DeviceError("no problem of the program could be timed, so that there is nothing to adopt")
     console.print(tables.gained(measured, len(alike)))
-    kernels = export.kernels(folder, rung, place.arch, place.gpu, demand.calls)
+    kernels = export.kernels(folder, version, place.arch, place.gpu, demand.calls)
     prebuilt.compile_into(folder / prebuilt.KERNELS, kernels)
-    export.save_guard(folder, rung, place, measured)
+    export.save_guard(folder, version, place, measured)
     console.print(f"{folder}: winners, {len(kernels)} kernels, and the guard. FLASHLADDER_ADOPTED={folder} uses them")
     return code
 
@@ -246,8 +240,8 @@ def _check(folder: Path) -> int:
     from flashladder.common.run import target
 
     guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
-    rung = catalog.find(guard.rung)
-    demand = demand.only(lambda problem: _refusal(rung, problem))
+    choose = partial(chosen, guard.version, arch=guard.arch)
+    demand = demand.only(lambda problem: _refusal(choose(problem), problem))
     place = target.resolve("auto", guard.gpu if guard.gpu in gpu_names() else None)
     wrong = export.faults(folder, guard, demand, place.gpu)
     if not place.on_gpu:
@@ -256,7 +250,7 @@ def _check(folder: Path) -> int:
         raise DeviceError(f"the GPU here is {place.gpu.name}; {folder} was measured on {guard.gpu}")
     else:
         alike = demand.alike(place.gpu)[:TIMED]
-        now, left_out = gains.measure(alike, rung, place, folder.absolute(), TimingSettings("hot"))
+        now, left_out = gains.measure(alike, choose, place, folder.absolute(), TimingSettings("hot"))
         for reason in dict.fromkeys(left_out):
             warn(reason)
         console.print(tables.gained(now, len(alike)))
