@@ -50,3 +50,8 @@ def adopted_dir() -> Path | None:
 def is_checkout() -> bool:
     """Whether this is the project's own folder, not a package that was installed from it."""
     return (ROOT / "setup.py").exists()
+
+
+def typed(script: str, command: str) -> str:
+    """What a person types for a tool from this folder: its script where that lies here, else flashladder's command."""
+    return f"python {script}" if Path(script).exists() else f"flashladder {command}"

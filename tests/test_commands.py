@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashladder.common import console, packages
+from flashladder.common import console, packages, paths
 from flashladder.common.paths import ROOT
 from flashladder.tools import commands
 
@@ -95,6 +95,13 @@ def test_a_missing_package_of_no_extra(monkeypatch):
     assert "has no nothing; in a checkout `make venv`" in packages.lack(ModuleNotFoundError(name="nothing"))
     with pytest.raises(ModuleNotFoundError):
         packages.lack(ModuleNotFoundError(name="flashladder.common.nothing"))
+
+
+def test_a_tool_is_named_as_it_can_be_typed_from_here(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert paths.typed("tools/exercise.py", "exercise") == "python tools/exercise.py"
+    monkeypatch.chdir(tmp_path)
+    assert paths.typed("tools/exercise.py", "exercise") == "flashladder exercise"
 
 
 def test_an_option_is_not_guessed_from_its_beginning(capsys):

@@ -13,9 +13,14 @@ from flashladder.common.errors import ResultsError
 from flashladder.common.exercises.exercise import Exercise
 from flashladder.common.exercises.grading import BLOCKS, GPU, TILES, Grade, grade
 from flashladder.common.exercises.measures import MEASURES
+from flashladder.common.paths import typed
 
 KERNEL, TASK = "kernel.cu", "TASK.md"
-TOOL = "python tools/exercise.py"
+
+
+def tool() -> str:
+    """What a person types for the exercises."""
+    return typed("tools/exercise.py", "exercise")
 
 
 def begin(exercise: Exercise, folder: Path) -> Grade:
@@ -50,9 +55,9 @@ The output has to be right, and the race detector must find nothing.
 
 - `{KERNEL}` is the kernel of rung {below.address}. Change it. Headers of your own may lie beside it, and those of
   `common/cuda` are found too.
-- Grade it: `{TOOL} {version.address} --check`. It is compiled for `{GPU}` as rung {version.address} is by default, and
-  runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
-- Ask for a hint: `{TOOL} {version.address} --hint 1`. There are {len(exercise.hints)}.
+- Grade it: `{tool()} {version.address} --check`. It is compiled for `{GPU}` as rung {version.address} is by default,
+  and runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
+- Ask for a hint: `{tool()} {version.address} --hint 1`. There are {len(exercise.hints)}.
 - The words are explained in `versions/GLOSSARY.md`.
 """
 

@@ -31,7 +31,7 @@ from flashladder.common.errors import (
     VerificationError,
 )
 from flashladder.common.ideas import trial, verdict
-from flashladder.common.ideas.trial import Built, Emulated, Idea, Part, Timer, Timing, Trial
+from flashladder.common.ideas.trial import Built, Emulated, Idea, Part, Timer, Trial
 
 POLL_SECONDS = 0.1
 FAILURES = {  # what is said of a save, by what a part of its trial raised
@@ -42,6 +42,7 @@ FAILURES = {  # what is said of a save, by what a part of its trial raised
     ConfigError: "cannot be configured",
     UnsupportedProblemError: "does not take the problem",
 }
+NEXT = {Emulated: "ptxas", Built: "reading the machine code", Trial: "on the GPU"}  # what goes on after a part
 LABEL = 12  # columns of what a line is about
 Stamp = dict[Path, tuple[int, int]]  # time and size of each file
 
@@ -140,12 +141,11 @@ def _try(idea: Idea, timer: Timer | None, is_stale: Callable[[], bool]) -> None:
                 raise SavedAgain
             status.update(Text(f"on the emulator {where}", no_wrap=True, overflow="ellipsis"))
 
-        def timed(idea: Idea, built: Built) -> Timing:
-            assert timer is not None
-            status.update("on the GPU")
-            return timer(idea, built)
+        def tell(part: Part) -> None:
+            _say_part(began, idea, part)
+            status.update(NEXT[type(part)])
 
-        held = trial.hold(idea, timed if timer else None, partial(_say_part, began, idea), progress)
+        held = trial.hold(idea, timer, tell, progress)
     for note in held.timing.notes if held.timing else ():
         warn(note)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common.console import Parser, console, table, warn
 from flashladder.common.errors import ConfigError
-from flashladder.common.paths import results_dir
+from flashladder.common.paths import results_dir, typed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     console.print(_ratios(lines, first, second))
     console.print(
         "Ratios are each run's own, its baseline's time / the kernel's in the same rounds. Two runs are not divided by "
-        "each other; `python tools/bench.py A B` times two kernels in one."
+        f"each other; `{typed('tools/bench.py', 'bench')} A B` times two kernels in one."
     )
     return 0
 
@@ -64,7 +64,7 @@ def _check_no_rungs(names: Sequence[str]) -> None:
     except ConfigError:
         return
     both = " ".join(rungs)
-    raise ConfigError(f"{both}: rungs, not runs; `python tools/bench.py {both}` times both in one run")
+    raise ConfigError(f"{both}: rungs, not runs; `{typed('tools/bench.py', 'bench')} {both}` times both in one run")
 
 
 def _circumstances(first: LoggedRun, second: LoggedRun) -> Table:

@@ -63,13 +63,13 @@ def _check(exercise: Exercise, folder: Path) -> int:
 
     kernel, address = folder / page.KERNEL, exercise.version.address
     if not kernel.is_file():
-        raise ConfigError(f"there is no {kernel}: begin with `{page.TOOL} {address}`, or name its folder by --folder")
+        raise ConfigError(f"there is no {kernel}: begin with `{page.tool()} {address}`, or name its folder by --folder")
     with console.status("compiled and run on the emulator"):
         found = grade(exercise, kernel)
     console.print(page.verdict(found))
     console.print(page.figures(found))
     if not found.solved:
-        console.print(f"A hint: `{page.TOOL} {address} --hint 1`")
+        console.print(f"A hint: `{page.tool()} {address} --hint 1`")
         return EXIT_UNSOLVED
     console.print(f"What it brings on a GPU: {exercise.version.directory / 'README.md'}")
     return 0
@@ -83,5 +83,5 @@ def _hint(exercise: Exercise, number: int) -> int:
         raise ConfigError(f"exercise {address} has the hints 1 to {len(hints)}, not {number}")
     console.print(hints[number - 1], markup=False, highlight=False)
     if number < len(hints):
-        console.print(f"\n[dim]hint {number} of {len(hints)}; the next: `{page.TOOL} {address} --hint {number + 1}`")
+        console.print(f"\n[dim]hint {number} of {len(hints)}; the next: `{page.tool()} {address} --hint {number + 1}`")
     return 0

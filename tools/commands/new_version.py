@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from flashladder.common.console import Parser, console, facts
+from flashladder.common.paths import typed
 
 
 def parser() -> Parser:
@@ -37,5 +38,5 @@ def main(arguments: argparse.Namespace) -> int:
     console.print(facts(f"{version.name} in {version.directory}", files))
     where = "".join(f" --versions {folder}" for folder in arguments.own_ladders)
     for trial in (f"--watch{where}      a trial at every save", f"--against {parent.address}{where}      the verdict"):
-        console.print(f"python tools/run_version.py {name} {trial}", soft_wrap=True)
+        console.print(f"{typed('tools/run_version.py', 'run')} {name} {trial}", soft_wrap=True)
     return 0
