@@ -103,7 +103,7 @@ def build(
     for start in range(0, len(missing), size):
         batch = {place: wanted[place] for place in missing[start : start + size]}
         results |= _compile(batch, sources, compiler, progress and _part_of(progress, start, len(missing)))
-    outcome = [_without_flaws(wanted[place], results[place]) for place in places]
+    outcome = [without_flaws(wanted[place], results[place]) for place in places]
     failures = [result for result in outcome if isinstance(result, BuildError)]
     if failures and on_error == "raise":
         others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
@@ -129,7 +129,7 @@ def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> 
     return f"{request.version.file_name}-{request.arch}-{key}"
 
 
-def _without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
+def without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
     """The result, or a BuildError when ptxas made less of it than its rung promises."""
     if isinstance(result, BuildError):
         return result
@@ -192,17 +192,22 @@ def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
 def _command(name: str, request: BuildRequest, compiler: Toolchain) -> str:
     """The shell command that compiles one configuration in its subfolder: nvcc to PTX, then ptxas to a cubin."""
     virtual_arch = request.arch.replace("sm_", "compute_")
-    nvcc_flags, ptxas_flags = request.flags
+    nvcc_flags, _ = request.flags
     nvcc = [compiler.nvcc, *nvcc_flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
     nvcc += [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
     nvcc += ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     nvcc += ["-ptx", "-o", artifacts.PTX, request.version.kernel]
-    ptxas = [compiler.ptxas, *ptxas_flags, f"-arch={request.arch}"]
+    both = f"{shlex.join(map(str, nvcc))} && {shlex.join(ptxas_command(request, compiler))}"
+    return f"cd {name} && ({both}) > {artifacts.LOG} 2>&1"
+
+
+def ptxas_command(request: BuildRequest, compiler: Toolchain) -> list[str]:
+    """What makes the cubin of an artifact's PTX, in its folder."""
+    _, flags = request.flags
+    ptxas = [compiler.ptxas, *flags, f"-arch={request.arch}"]
     if "ptxas_level" in request.config.fields:
         ptxas += [f"-O{request.config.ptxas_level}"]
-    ptxas += ["-o", artifacts.CUBIN, artifacts.PTX]
-    both = f"{shlex.join(map(str, nvcc))} && {shlex.join(map(str, ptxas))}"
-    return f"cd {name} && ({both}) > {artifacts.LOG} 2>&1"
+    return [str(word) for word in (*ptxas, "-o", artifacts.CUBIN, artifacts.PTX)]
 
 
 def _compile_seconds(ninja_log: Path) -> dict[str, float]:
