@@ -13,6 +13,7 @@ references    implementations beside the ladder, which compile themselves
 measure       times kernels side by side, and beside other people's
 results       the CSV logs, and what they come to
 profile       Nsight Compute's counters beside the emulator's and the machine code's
+timeline      who does what when in a kernel, by time stamps that it takes on the GPU
 limits        what keeps a kernel from being faster: predicted, or sampled on a GPU
 report        tables for the terminal and for READMEs, and the colours of all figures
 ideas         a new rung, what a trial of it gives, and the log of what was tried

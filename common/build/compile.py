@@ -130,7 +130,7 @@ def build(
     for start in range(0, len(missing), size):
         batch = {place: wanted[place] for place in missing[start : start + size]}
         results |= _compile(batch, sources, compiler, listener)
-    outcome = [_without_flaws(wanted[place], results[place]) for place in places]
+    outcome = [without_flaws(wanted[place], results[place]) for place in places]
     failures = [result for result in outcome if isinstance(result, BuildError)]
     if failures and on_error == "raise":
         others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
@@ -179,7 +179,7 @@ def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> 
     return f"{request.version.file_name}-{request.arch}-{key}"
 
 
-def _without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
+def without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
     """The result, or a BuildError when ptxas made less of it than its rung promises."""
     if isinstance(result, BuildError):
         return result
@@ -237,7 +237,7 @@ def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
     lines = [RULES]
     for place, request in batch.items():
         ptx, cubin = f"{place.name}/{artifacts.PTX}", f"{place.name}/{artifacts.CUBIN}"
-        edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": _ptxas(request, compiler)}
+        edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": ptxas_command(request, compiler)}
         for edge, words in edges.items():
             line = shlex.join(map(str, words)).replace("$", "$$")
             lines += [f"build {edge}", f"  folder = {place.name}", f"  line = {line}"]
@@ -252,10 +252,11 @@ def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[object]:
     return [*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel]
 
 
-def _ptxas(request: BuildRequest, compiler: Toolchain) -> list[object]:
+def ptxas_command(request: BuildRequest, compiler: Toolchain) -> list[str]:
+    """What makes the cubin of an artifact's PTX, in its folder."""
     level = [f"-O{request.config.ptxas_level}"] if "ptxas_level" in request.config.fields else []
     tool = [compiler.ptxas, *request.flags[1], f"-arch={request.arch}", *level]
-    return [*tool, "-o", artifacts.CUBIN, artifacts.PTX]
+    return [str(word) for word in (*tool, "-o", artifacts.CUBIN, artifacts.PTX)]
 
 
 def _compile_seconds(ninja_log: Path) -> dict[str, float]:

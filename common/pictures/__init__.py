@@ -2,5 +2,6 @@
 
 svg         shapes and text           device    runs the device headers on the host
 layouts     pictures of memory        loops     pictures of loop orders, traffic and machine code
+timelines   who did what when on a GPU
 gallery     every picture, by the path that it is kept at
 """

@@ -120,6 +120,24 @@ class LoadedKernel:
 
         return launch
 
+    def read_variable(self, name: str) -> bytes:
+        """What a variable of global memory holds on the current device, when all launches are done."""
+        address, size = self._variable(name)
+        held = ctypes.create_string_buffer(size)
+        self.checked(f"read {name} of", self.driver.cuMemcpyDtoH(ctypes.addressof(held), address, size))
+        return held.raw
+
+    def clear_variable(self, name: str) -> None:
+        """Sets a variable of global memory to zero on the current device."""
+        address, size = self._variable(name)
+        self.checked(f"clear {name} of", self.driver.cuMemsetD8(address, 0, size))
+
+    def _variable(self, name: str) -> tuple[Any, int]:
+        torch.cuda.synchronize()  # launches are done, and there is a context
+        status, address, size = self.driver.cuLibraryGetGlobal(self._library, name.encode())
+        self.checked(f"find {name} in", (status,))
+        return address, int(size)
+
     def occupancy(self) -> int:
         """How many CTAs of the main kernel an SM of the current device holds at a time."""
         info = self.artifact.launch

@@ -45,6 +45,7 @@ COMMANDS = {
     "sass": Command("tools/sass.py", "the machine code of a rung, or of two side by side"),
     "neighbours": Command("tools/neighbours.py", "how many lines of code each step of a ladder is"),
     "profile": Command("tools/profile.py", "what a GPU counts in a rung, beside what is predicted"),
+    "timeline": Command("tools/timeline.py", "who does what when in a rung of Hopper, by time stamps of a GPU"),
     "explain": Command("tools/explain.py", "why a rung is slow, and which rung's idea is against it"),
     "exercise": Command("tools/exercise.py", "a rung with its idea taken out, to be put in again and graded"),
     "accuracy": Command("tools/accuracy.py", "errors over families of inputs, against bars"),

@@ -1,0 +1,100 @@
+"""Who does what when in a rung of Hopper: warpgroups, tensor cores and TMA, by time stamps that it takes on the GPU.
+
+python tools/timeline.py 35                         a CSV of events and a picture, in results/timelines
+python tools/timeline.py 34 35 --head-dim 64 --causal --seqlen 2048
+python tools/timeline.py --draw FILE.csv            the picture again, of events that were recorded: no GPU needed
+
+The rung is built a second time: its PTX with a stamp where a warpgroup waits, starts products or starts a copy. How
+much slower that makes it is measured, and stands in the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashladder.common import arguments as options
+from flashladder.common import catalog
+from flashladder.common.console import EXIT_ERROR, Parser, console, table, warn
+from flashladder.common.errors import DeviceError
+
+if TYPE_CHECKING:
+    from flashladder.common.problem import Problem
+    from flashladder.common.timeline.events import Timeline
+
+DEFAULTS = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("versions", nargs="*", metavar="RUNG", help="35, or own_rows; from 25 on")
+    made.add_argument("--draw", nargs="+", type=Path, default=[], metavar="CSV", help="draw these again")
+    options.add_config(made)
+    options.add_problem(made)
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.timeline import events
+
+    if bool(arguments.versions) == bool(arguments.draw):
+        parser().print_help()
+        return EXIT_ERROR
+    for path in arguments.draw:
+        _show(events.read(path), path)
+    if arguments.versions:
+        _record(arguments)
+    return 0
+
+
+def _record(arguments: argparse.Namespace) -> None:
+    from flashladder.common.build import BuildRequest
+    from flashladder.common.run import gpu, target
+    from flashladder.common.timeline import events
+    from flashladder.common.timeline.record import record
+
+    try:
+        gpu.require_gpu()
+    except DeviceError as error:
+        raise DeviceError(f"{error}. Time stamps need a GPU: the emulator counts instructions, not cycles") from None
+    place, versions = target.resolve("gpu", None), catalog.select(arguments.versions)
+    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)
+    for version in versions:
+        config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
+        version.check(problem, config)
+        with console.status(f"{version.name}: built with time stamps, and timed"):
+            found = record(BuildRequest(version, config, place.arch), problem)
+        path = catalog.results_of([version]) / "timelines" / f"{_name(version, problem)}.csv"
+        events.write(found, path)
+        console.print(f"[dim]events in {path}")
+        _show(found, path)
+
+
+def _name(version: catalog.Version, problem: Problem) -> str:
+    mask = "causal" if problem.causal else "full"
+    return f"{version.file_name}-d{problem.head_dim}-{mask}-{problem.seqlen_q}"
+
+
+def _show(timeline: Timeline, path: Path) -> None:
+    """Draws the picture beside the events, and tells what each phase took."""
+    from flashladder.common.pictures import timelines
+    from flashladder.common.timeline import phases
+
+    if flaw := timeline.facts.get("flaw"):
+        warn(f"with time stamps, {flaw}")
+    picture = path.with_suffix(".svg")
+    picture.write_text(timelines.draw(timeline))
+    consumers = [lane for lane in timeline.lanes if lane.consumes]
+    shown = table(
+        f"{timeline.facts['version']}: mean cycles a block of a consumer", "phase", "cycles", right=("cycles",)
+    )
+    means = phases.means(consumers)
+    for phase, cycles in sorted(means.items(), key=lambda each: -each[1]):
+        shown.add_row(phase, f"{cycles:,.0f}")
+    shown.add_row("all", f"{sum(means.values()):,.0f}")
+    console.print(shown)
+    plain, with_stamps = (float(timeline.facts[f"us_{name}_stamps"]) for name in ("without", "with"))
+    console.print(f"{plain:,.1f} us without stamps, {with_stamps:,.1f} us with them: {with_stamps / plain - 1:+.1%}")
+    console.print(f"picture: {picture}", soft_wrap=True)
