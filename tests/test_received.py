@@ -75,7 +75,7 @@ def scaled(row, factor, *names):
         (lambda row: {"commit": "deadbeef1234"}, "commit=deadbeef1234 is not in this repository"),
         (lambda row: {"time": "2999-01-01T00:00:00+00:00"}, "time=2999.* is still to come"),
         (lambda row: {"time": "yesterday"}, "time=yesterday is no time with its zone"),
-        (lambda row: {"version": "02_swizzle"}, "no version 02_swizzle; there are .* did you mean 02_swizzling"),
+        (lambda row: {"version": "02_swizzle"}, "no version 02_swizzle; .*did you mean 02_swizzling"),
         (lambda row: {"config": "block_m=63"}, "block_m=63"),
         (lambda row: {"passed": "false"}, "its output was not right"),
         (lambda row: {"max_error": "1.0"}, "max_error=1 is above tolerance="),
