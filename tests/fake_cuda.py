@@ -36,6 +36,7 @@ class Driver:
         self.on_launch = lambda: None
         self.names = []  # of the functions; they begin at 1
         self.parts = {}  # of a kernel's arguments, in bytes
+        self.variables = {}  # of global memory, by their names: arrays of bytes
 
     def cuLibraryLoadData(self, image, *_):
         self.loads += 1
@@ -44,6 +45,19 @@ class Driver:
     def cuLibraryGetKernel(self, library, name):
         self.names.append(name.decode())
         return 0, len(self.names)
+
+    def cuLibraryGetGlobal(self, library, name):
+        if (held := self.variables.get(name.decode())) is None:
+            return 500, None, None
+        return 0, ctypes.addressof(held), len(held)
+
+    def cuMemcpyDtoH(self, to, address, size):
+        ctypes.memmove(to, address, size)
+        return (0,)
+
+    def cuMemsetD8(self, address, value, size):
+        ctypes.memset(address, value, size)
+        return (0,)
 
     def cuKernelGetFunction(self, kernel):
         return 0, kernel

@@ -4,7 +4,9 @@ import itertools
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
+import made_up_timeline
 import pytest
+from made_up_timeline import FACTS
 
 from flashladder.common import console
 from flashladder.common.build import build_one
@@ -16,6 +18,7 @@ from flashladder.common.pictures import device as device_module
 from flashladder.common.pictures import gallery, layouts, loops, roles
 from flashladder.common.pictures.device import COLS, ROWS, WARPS, device
 from flashladder.common.sass import read
+from flashladder.common.timeline import events
 from flashladder.tools.commands import picture
 
 
@@ -25,6 +28,19 @@ from flashladder.tools.commands import picture
 def test_the_kept_picture_is_what_the_code_says(drawn):
     assert drawn.is_current(), "python tools/picture.py brings it up to date"
     ElementTree.parse(drawn.path)
+
+
+def test_kept_timelines_are_drawn_from_their_events(monkeypatch, tmp_path):
+    assert all(drawn.is_current() for drawn in gallery.recorded_timelines()), "python tools/picture.py timelines"
+    kept = tmp_path / "results" / "timelines" / "one.csv"
+    events.write(events.Timeline(events.decode(made_up_timeline.buffer(), made_up_timeline.SITES), FACTS), kept)
+    monkeypatch.setattr(gallery, "ROOT", tmp_path)
+    (drawn,) = gallery.recorded_timelines()
+    assert not drawn.is_current()
+    assert drawn.write()
+    assert drawn.is_current()
+    kept.write_text(kept.read_text().replace("35_own_rows", "36_wide_heads"))
+    assert not drawn.is_current()
 
 
 def test_every_picture_of_a_readme_is_there():
@@ -113,6 +129,7 @@ def test_the_tool_writes_checks_and_tells_compilers_apart(monkeypatch, tmp_path,
     drawn = gallery.Picture(kept, lambda: "<svg/> ptxas 13.0", "13.0")
     monkeypatch.setattr(gallery, "drawn_layouts", lambda: [drawn])
     monkeypatch.setattr(gallery, "machine_loops", list)
+    monkeypatch.setattr(gallery, "recorded_timelines", list)
     monkeypatch.setattr(picture, "ROOT", tmp_path)
     assert call("--check")[0] == picture.EXIT_STALE
     assert not kept.exists()
@@ -134,4 +151,4 @@ def test_the_path_leads_through_every_rung_and_reference():
 
 def test_an_unknown_kind_is_refused_by_name(capsys):
     assert console.run(picture.main, picture.parser(), ["loop"]) == console.EXIT_ERROR
-    assert "no pictures loop; did you mean loops? There are layouts, loops" in capsys.readouterr().err
+    assert "no pictures loop; did you mean loops? There are layouts, loops, timelines" in capsys.readouterr().err

@@ -1,21 +1,24 @@
 """Time stamps: that they change nothing but time, what they are taken to mean, and tools/timeline.py."""
 
+import ctypes
 import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
+import fake_cuda
 import made_up_timeline as made_up
 import numpy as np
 import pytest
 
 from flashladder.common import catalog, console, emulator
 from flashladder.common.build import BuildRequest, build_one
-from flashladder.common.errors import BuildError, ResultsError
+from flashladder.common.errors import BuildError, DeviceError, ResultsError
 from flashladder.common.pictures import timelines
 from flashladder.common.problem import Problem, expect, make_inputs, verify
+from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_emulator
-from flashladder.common.timeline import build, events, phases, stamps
+from flashladder.common.timeline import build, events, phases, record, stamps
 from flashladder.common.timeline.events import QUEUE, ROOM
 from flashladder.tools.commands import timeline as tool
 
@@ -200,6 +203,32 @@ def test_without_a_gpu_it_says_what_is_missing(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert console.run(tool.main, tool.parser(), ["35"]) == console.EXIT_ERROR
     assert "Time stamps need a GPU: the emulator counts instructions, not cycles" in capsys.readouterr().err
+
+
+def test_what_is_recorded_goes_to_the_results(recorded, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    fake_cuda.install(monkeypatch)
+    asked = []
+    monkeypatch.setattr(record, "record", lambda *given: asked.append(given) or recorded)
+    assert console.run(tool.main, tool.parser(), ["26", "--causal"]) == console.EXIT_ERROR
+    assert "causal" in capsys.readouterr().err
+    assert console.run(tool.main, tool.parser(), ["26", "--seqlen", "512"]) == 0
+    ((given, problem),) = asked
+    assert (given.version.name, problem.seqlen_q, problem.batch) == ("26_tma", 512, 4)
+    folder = tmp_path / "timelines"
+    assert sorted(path.name for path in folder.iterdir()) == ["26_tma-d128-full-512.csv", "26_tma-d128-full-512.svg"]
+    assert "softmax" in capsys.readouterr().out
+
+
+def test_a_variable_of_a_kernel_is_read_and_cleared(monkeypatch):
+    driver = fake_cuda.install(monkeypatch)
+    kernel = gpu.load(build_one(catalog.find("26"), catalog.find("26").config(), "sm_90a"))
+    driver.variables[stamps.TAKEN] = (ctypes.c_char * 4)(*b"abcd")
+    assert kernel.read_variable(stamps.TAKEN) == b"abcd"
+    kernel.clear_variable(stamps.TAKEN)
+    assert kernel.read_variable(stamps.TAKEN) == bytes(4)
+    with pytest.raises(DeviceError, match=f"cannot find {stamps.BUFFER} in 26_tma with .*made up"):
+        kernel.read_variable(stamps.BUFFER)
 
 
 @pytest.mark.gpu

@@ -12,12 +12,13 @@ from pathlib import Path
 from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build
 from flashladder.common.instruction_sets import INSTRUCTION_SETS
-from flashladder.common.paths import VERSIONS
-from flashladder.common.pictures import layouts, loops, roles
+from flashladder.common.paths import ROOT, VERSIONS
+from flashladder.common.pictures import layouts, loops, roles, timelines
 from flashladder.common.pictures.device import Device, device
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
 from flashladder.common.sass.diff import comparable_configs
+from flashladder.common.timeline import events
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,18 @@ def drawn_layouts() -> list[Picture]:
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_device, draw) for path, draw in of_device.items()}
     return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
+
+
+def recorded_timelines() -> list[Picture]:
+    """A picture for each timeline that is kept in results/, beside its events."""
+    return [
+        Picture(path.with_suffix(".svg"), partial(_timeline, path))
+        for path in sorted((ROOT / "results" / "timelines").glob("*.csv"))
+    ]
+
+
+def _timeline(path: Path) -> str:
+    return timelines.draw(events.read(path))
 
 
 def machine_loops() -> list[Picture]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from flashladder.common.build import BuildRequest
 from flashladder.common.errors import DeviceError
@@ -43,6 +42,7 @@ def record(request: BuildRequest, problem: Problem) -> Timeline:
             raise DeviceError(f"no CTA of {request} ran on SM 0, which is the one that takes stamps")
         measured = measure([plain, with_stamps], TimingSettings(rounds=ROUNDS))
         times = {name: float(np.median(measured.times(name))) for name in (plain.name, with_stamps.name)}
+        clock = measured.clock_mhz(with_stamps.name)
         artifact, place = kernel.artifact, records.of_place(True)
         facts = {
             "version": kernel.plain.version,
@@ -55,11 +55,10 @@ def record(request: BuildRequest, problem: Problem) -> Timeline:
             "toolkit": str(place["toolkit"]),
             "block_n": str(artifact.launch.block_n),
             "head_dim": str(problem.head_dim),
-            "sm_mhz": f"{measured.clock_mhz(with_stamps.name) or 0:.0f}",
+            "sm_mhz": f"{clock:.0f}" if clock else "unknown",
             "us_without_stamps": f"{times[plain.name]:.2f}",
             "us_with_stamps": f"{times[with_stamps.name]:.2f}",
             "registers": f"{kernel.plain.registers} without stamps, {artifact.registers} with them",
             "flaw": kernel.flaw.replace("\n", " "),
         }
-    torch.cuda.synchronize()
     return Timeline(lanes, facts)

@@ -1,7 +1,8 @@
 """The pictures in versions/, drawn from what the code does: layouts, lanes, loop orders, machine code. No GPU needed.
 
 python tools/picture.py             brings every picture up to date
-python tools/picture.py layouts     those of layouts and loop orders; `loops`: those of machine code
+python tools/picture.py layouts     those of layouts and loop orders; `loops`: those of machine code;
+                                    `timelines`: those of time stamps in results/timelines
 python tools/picture.py --check     changes nothing, and fails where a picture is out of date
 """
 
@@ -19,7 +20,7 @@ EXIT_STALE = 1
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("kinds", nargs="*", metavar="KIND", help="layouts or loops; default: both")
+    made.add_argument("kinds", nargs="*", metavar="KIND", help="layouts, loops or timelines; default: all")
     made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
     return made
 
@@ -27,7 +28,11 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.pictures import gallery
 
-    kinds = {"layouts": gallery.drawn_layouts, "loops": gallery.machine_loops}
+    kinds = {
+        "layouts": gallery.drawn_layouts,
+        "loops": gallery.machine_loops,
+        "timelines": gallery.recorded_timelines,
+    }
     for kind in arguments.kinds:
         if kind not in kinds:
             raise unknown("pictures", kind, kinds)

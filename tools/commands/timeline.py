@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common import arguments as options
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, table, warn
+from flashladder.common.console import EXIT_ERROR, Parser, console, progress, table, warn
 from flashladder.common.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> None:
-    from flashladder.common.build import BuildRequest
+    from flashladder.common.build import BuildRequest, build
     from flashladder.common.run import gpu, target
     from flashladder.common.timeline import events
     from flashladder.common.timeline.record import record
@@ -61,11 +61,16 @@ def _record(arguments: argparse.Namespace) -> None:
         raise DeviceError(f"{error}. Time stamps need a GPU: the emulator counts instructions, not cycles") from None
     place, versions = target.resolve("gpu", None), catalog.select(arguments.versions)
     problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)
+    requests = []
     for version in versions:
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
         version.check(problem, config)
+        requests.append(BuildRequest(version, config, place.arch))
+    with progress("compiled") as update:
+        build(requests, update)
+    for version, request in zip(versions, requests, strict=True):
         with console.status(f"{version.name}: built with time stamps, and timed"):
-            found = record(BuildRequest(version, config, place.arch), problem)
+            found = record(request, problem)
         path = catalog.results_of([version]) / "timelines" / f"{_name(version, problem)}.csv"
         events.write(found, path)
         console.print(f"[dim]events in {path}")
