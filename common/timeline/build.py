@@ -41,7 +41,7 @@ def stamped(request: BuildRequest) -> Iterator[StampedKernel]:
         (place / artifacts.LOG).write_text(ptxas.stdout + ptxas.stderr)
         if ptxas.returncode:
             raise BuildError(f"{request} cannot be built with time stamps:\n{ptxas.stderr.strip()}")
-        artifacts.seal(place, request.version, request.config, request.arch, 0.0)
+        artifacts.seal(artifacts.module(place, request.version, request.config, request.arch), 0.0)
         artifact = artifacts.load(place, cached=False)
         assert artifact is not None
         judged = without_flaws(request, artifact)
