@@ -239,17 +239,18 @@ def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
         ptx, cubin = f"{place.name}/{artifacts.PTX}", f"{place.name}/{artifacts.CUBIN}"
         edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": ptxas_command(request, compiler)}
         for edge, words in edges.items():
-            line = shlex.join(map(str, words)).replace("$", "$$")
+            line = shlex.join(words).replace("$", "$$")
             lines += [f"build {edge}", f"  folder = {place.name}", f"  line = {line}"]
     return "\n".join([*lines, ""])
 
 
-def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[object]:
+def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[str]:
     flags, virtual_arch = request.flags[0], request.arch.replace("sm_", "compute_")
     folders = [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
     dependencies = ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     tool = [compiler.nvcc, *flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
-    return [*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel]
+    words = (*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel)
+    return [str(word) for word in words]
 
 
 def ptxas_command(request: BuildRequest, compiler: Toolchain) -> list[str]:
