@@ -249,7 +249,7 @@ def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[str]:
     folders = [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
     dependencies = ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     tool = [compiler.nvcc, *flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
-    words = [*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel]
+    words = (*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel)
     return [str(word) for word in words]
 
 

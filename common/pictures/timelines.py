@@ -138,7 +138,7 @@ def _panels(lanes: Sequence[Lane]) -> Iterator[tuple[str, int, int]]:
     first = max(0, (len(tile) - SHOWN_BLOCKS) // 2)
     last = min(first + SHOWN_BLOCKS, len(tile) - 1)
     begin, cycles = tile[first], max(tile[last] - tile[first], 1000)
-    yield f"Amid a tile: {last - first} blocks", begin, begin + cycles
+    yield f"Amid a tile: {last - first} blocks" if last > first else "A tile of one block", begin, begin + cycles
     own = [each for each in lanes if each.consumes and each.warpgroup == lane.warpgroup]
     over = [span for each in own for span in phases.phases(each) if span.phase == phases.EPILOGUE]
     if over:
