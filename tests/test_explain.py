@@ -190,6 +190,9 @@ def test_on_a_gpu_rung_01_is_seen_to_fight_bank_conflicts(capsys):
     except ToolchainError as error:
         pytest.skip(str(error))
     assert call("01") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Nsight Compute sampled" in said
+    shown = capsys.readouterr()
+    said = " ".join(shown.out.split())
+    if "keeps the GPU's counters from this user" in " ".join(shown.err.split()):
+        pytest.skip(shown.err)
+    assert "Nsight Compute sampled" in said, shown.err
     assert "What costs most is bank conflicts" in said

@@ -73,6 +73,7 @@ def test_only_the_kernel_lies_between_the_events(monkeypatch):
     assert (o.shape, lse.shape, milliseconds) == (q.shape, (1, 4, 64), 0.25)
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 def test_the_time_of_a_large_kernel_is_its_own():
     """Twice the work takes about twice as long, and no kernel is faster than the tensor cores."""

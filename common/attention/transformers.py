@@ -151,13 +151,18 @@ def _mask(
     **options: Any,
 ) -> torch.Tensor | None:
     """The mask of a forward pass, in the kinds that this file knows; see transformers' masking_utils.sdpa_mask."""
-    from transformers import masking_utils
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        prepare_padding_mask,
+        sdpa_mask,
+    )
 
-    mask_function = mask_function or masking_utils.causal_mask_function
-    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    mask_function = mask_function or causal_mask_function
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     known = (padding is None and isinstance(q_offset, int)) or not torch.compiler.is_compiling()
     seen = int(q_offset) + q_length if known else -1  # a static cache has room behind them
-    if mask_function is masking_utils.causal_mask_function and allow_is_causal_skip and not kv_offset and known:
+    if mask_function is causal_mask_function and allow_is_causal_skip and not kv_offset and known:
         if padding is None and seen != kv_length:
             return torch.ones(batch_size, seen, dtype=torch.bool, device=device)
         return None if padding is None else _unless_all(padding[:, :seen], kv_length)
@@ -169,11 +174,11 @@ def _mask(
             return torch.empty(batch_size, 0, local_size, dtype=torch.bool, device=device)
         if _in_one_piece(real):  # or else distances would be others without the padding
             return real[:, :, None].expand(-1, -1, local_size)
-    if mask_function is masking_utils.bidirectional_mask_function and allow_is_bidirectional_skip and known:
+    if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip and known:
         real = None if padding is None else _unless_all(padding[:, :kv_length], kv_length)
         return None if real is None else real[:, None, None]
     plain = seen == kv_offset + kv_length and q_length in (1, kv_length)  # what None says here and in "sdpa" alike
-    return masking_utils.sdpa_mask(
+    return sdpa_mask(
         batch_size,
         q_length,
         kv_length,

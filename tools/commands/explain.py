@@ -79,7 +79,7 @@ def _predicted(versions: Sequence[Version], arguments: argparse.Namespace) -> li
     from flashladder.common.limits import predict
     from flashladder.common.run import target
 
-    gpu = target.resolve("emulator", arguments.gpu).gpu
+    gpu = target.resolve("auto", arguments.gpu).gpu
     values = options.config_values(arguments.config)
     artifacts = build([BuildRequest(version, version.config(gpu, **values), gpu.arch) for version in versions])
     found = []
