@@ -16,6 +16,7 @@ ARCHS = os.environ.get("FLASHLADDER_ARCHS", "").strip()
 
 SUBPACKAGES = find_namespace_packages(include=["tools.commands*", "common*", "tuner*"], exclude=["common.cuda*"])
 
+MODELS = ("transformers>=5.23", "diffusers>=0.42", "kernels>=0.17")  # attention goes into them; the tests try it
 TUNER = ["optuna>=5,<6", "psycopg[binary]"]
 
 # The CUDA compiler, for machines without a toolkit. Name all five parts: without them newer wheels are pulled, whose
@@ -88,7 +89,7 @@ setup(
         "dev": [
             *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
             "triton",
-            'transformers>=5.23; python_version >= "3.11"',
+            *(f'{package}; python_version >= "3.11"' for package in MODELS),
             *TUNER,
         ],
     },

@@ -71,7 +71,7 @@ def test_size_and_time_are_said_beforehand(shared):
     run, test = (bootstrap.announcement(shared, extra) for extra in (bootstrap.TOOLS, bootstrap.TESTS))
     assert "GB of disk" in run
     assert "takes minutes" in run
-    assert "and 1.2 GB for tests and lint" in test
+    assert "and 1.3 GB for tests and lint" in test
     assert "tests" not in run
 
 

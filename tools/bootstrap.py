@@ -60,7 +60,7 @@ def announcement(shared: bool, extra: str) -> str:
         if shared
         else "with torch: 1.3 GB of disk where pip has a build for CPUs, several GB with the build for CUDA"
     )
-    tests = ", and 1.2 GB for tests and lint, Triton above all" if extra == TESTS else ""
+    tests = ", and 1.3 GB for tests and lint, Triton above all" if extra == TESTS else ""
     return f"Making {VENV} {torch}{tests}. This happens once, and takes minutes."
 
 
