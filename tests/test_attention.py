@@ -10,6 +10,7 @@ import fake_cuda
 import numpy as np
 import pytest
 import torch
+from onlookers import require_an_operator
 
 import flashladder
 from flashladder.common import catalog
@@ -125,23 +126,7 @@ def test_torch_sees_through_it(device, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_whoever_looks_on_sees_an_operator(device):
     _, inputs = qkv(Problem(seqlen_q=16, head_dim=64), device)
-    seen = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
-        watched = attention(*inputs)
-    assert "flashladder.attention.default" in seen
-    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda *qkv: attention(*qkv))(*inputs)
-    assert "torch.ops.flashladder.attention.default" in traced.code
-    recorded = torch.jit.trace(lambda *qkv: attention(*qkv), inputs, check_trace=False)
-    assert "flashladder::attention" in str(recorded.graph)
-    with torch.profiler.profile() as profile:
-        profiled = attention(*inputs)
-    assert "flashladder::attention" in {event.key for event in profile.key_averages()}
+    watched, profiled = require_an_operator(*inputs)
     assert torch.equal(watched, profiled)
     meta = attention(*(tensor.to("meta") for tensor in inputs))
     assert (meta.shape, meta.device.type) == (inputs[0].shape, "meta")
