@@ -37,6 +37,7 @@ class Driver:
         self.names = []  # of the functions; they begin at 1
         self.parts = {}  # of a kernel's arguments, in bytes
         self.variables = {}  # of global memory, by their names: arrays of bytes
+        self.memory = []  # that was asked for
 
     def cuLibraryLoadData(self, image, *_):
         self.loads += 1
@@ -54,6 +55,10 @@ class Driver:
     def cuMemcpyDtoH(self, to, address, size):
         ctypes.memmove(to, address, size)
         return (0,)
+
+    def cuMemAlloc(self, size):
+        self.memory.append(ctypes.create_string_buffer(b"\xff" * size, size))
+        return 0, ctypes.addressof(self.memory[-1])
 
     def cuMemsetD8(self, address, value, size):
         ctypes.memset(address, value, size)

@@ -335,7 +335,7 @@ def test_a_program_on_a_gpu(tmp_path, monkeypatch):
     )
     out = tmp_path / "out"
     words = [sys.executable, "-m", "flashladder", "adopt", "--export", str(out)]
-    subprocess.run([*words, "--budget-seconds", "40", "--", "python", str(tmp_path / "program.py")], check=True)
+    subprocess.run([*words, "--budget-seconds", "20", "--", "python", str(tmp_path / "program.py")], check=True)
     guard = export.load_guard(out)
     (gain,) = guard.gains
     assert (gain.calls, gain.baseline, gain.problem.causal) == (4, "sdpa", True)

@@ -54,7 +54,7 @@ class Call:
         with torch.cuda.device(device):
             self._kernel = gpu.load(artifact)
             self._launches = [_Launch(self._kernel, each, index) for each in artifact.kernels]
-            self._workspaces = [_lender(artifact, each, device) for each in artifact.workspaces]
+            self._workspaces = [_lender(self._kernel, each) for each in artifact.workspaces]
             torch.cuda.synchronize()  # counters are zero, for any stream
         self._device, self._gqa, self._dtype = index, supports.gqa, str(config.dtype)
         self._row_stride = config.row_stride if "row_stride" in config.fields else None
@@ -221,14 +221,13 @@ def _address(memory: torch.Tensor | int) -> int:
     return memory if isinstance(memory, int) else memory.data_ptr()
 
 
-def _lender(
-    artifact: Artifact, workspace: Workspace, device: torch.device
-) -> Callable[[torch.Tensor, int, Sizes], torch.Tensor | int]:
+def _lender(kernel: gpu.LoadedKernel, workspace: Workspace) -> Callable[[torch.Tensor, int, Sizes], torch.Tensor | int]:
     """What gives a workspace to a call, or its address where it stays."""
+    artifact = kernel.artifact
     count, make = count_of(workspace), torch.zeros if workspace.zeroed else torch.empty
     elements = by_sizes(count, artifact, artifact.launch)
     if workspace.zeroed and count.names.isdisjoint(SIZES):
-        return _Counters(sized(workspace, elements(*NO_SIZES)), device)
+        return _Counters(sized(workspace, elements(*NO_SIZES)), kernel)
 
     def lend(q: torch.Tensor, stream: int, sizes: Sizes) -> torch.Tensor:
         return make(sized(workspace, elements(*sizes)), dtype=torch.uint8, device=q.device)
@@ -242,10 +241,9 @@ class _Counters:
     Runs of one stream follow each other, and share it. A graph may run beside any stream: what is captured has its own.
     """
 
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._memory = torch.zeros(RESERVE * num_bytes, dtype=torch.uint8, device=device)
-        begin = self._memory.data_ptr()
-        self._unused = list(range(begin, begin + self._memory.numel(), num_bytes))
+    def __init__(self, num_bytes: int, kernel: gpu.LoadedKernel) -> None:
+        begin = kernel.zeros(RESERVE * num_bytes)
+        self._unused = list(range(begin, begin + RESERVE * num_bytes, num_bytes))
         self._of_stream: dict[int, int] = {}
         self._num_bytes = num_bytes
 

@@ -132,6 +132,13 @@ class LoadedKernel:
         address, size = self._variable(name)
         self.checked(f"clear {name} of", self.driver.cuMemsetD8(address, 0, size))
 
+    def zeros(self, num_bytes: int) -> int:
+        """Memory of the current device, cleared, until the process ends. torch's pools, as of CUDA graphs, own none."""
+        status, address = self.driver.cuMemAlloc(num_bytes)
+        self.checked(f"find {num_bytes} bytes of memory for", (status,))
+        self.checked("clear memory for", self.driver.cuMemsetD8(address, 0, num_bytes))
+        return int(address)
+
     def _variable(self, name: str) -> tuple[Any, int]:
         torch.cuda.synchronize()  # launches are done, and there is a context
         status, address, size = self.driver.cuLibraryGetGlobal(self._library, name.encode())
