@@ -32,20 +32,7 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
 
     template <int cols>
     __device__ void update(Accumulator<rows, cols> &s) {
-        float highest[rows / 16][2];
-        bool passed = false;
-        this->each_row([&](int b, int h) {
-            highest[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit;
-            passed |= highest[b][h] - this->m[b][h] > slack;
-        });
-        raised = __any_sync(0xffffffff, passed);
-        if (raised) this->each_row([&](int b, int h) {
-            const float m = fmaxf(this->m[b][h], highest[b][h]);
-            this->factor[b][h] = exp2_approx(this->m[b][h] - m);
-            this->m[b][h] = m;
-            this->l[b][h] *= this->factor[b][h];
-            missed[b][h] *= this->factor[b][h];
-        });
+        follow_maxima(s, slack);
         exponentiate(s);
     }
 
@@ -68,11 +55,39 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
     // Always true, which the compiler cannot know: it is told from l, so all of P is there first. (A NaN is not below 0.)
     __device__ bool is_summed() const { return !(this->l[0][0] + this->l[0][1] < 0.0f); }
 
-  private:
-    // A block's sum first, then l with what rounding loses kept (Kahan, 1965).
+  protected:
+    // Raises m to the maxima once one has passed it by more than `by`.
+    template <int cols>
+    __device__ void follow_maxima(const Accumulator<rows, cols> &s, float by) {
+        float highest[rows / 16][2];
+        bool passed = false;
+        this->each_row([&](int b, int h) {
+            highest[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit;
+            passed |= highest[b][h] - this->m[b][h] > by;
+        });
+        raised = __any_sync(0xffffffff, passed);
+        if (raised) this->each_row([&](int b, int h) { raise_to(b, h, fmaxf(this->m[b][h], highest[b][h])); });
+    }
+
+    // Sets m of a row, and brings l down to it; O is yet to follow.
+    __device__ void raise_to(int b, int h, float m) {
+        this->factor[b][h] = exp2_approx(this->m[b][h] - m);
+        this->m[b][h] = m;
+        this->l[b][h] *= this->factor[b][h];
+        missed[b][h] *= this->factor[b][h];
+    }
+
     template <int cols>
     __device__ void exponentiate(Accumulator<rows, cols> &s) {
-        float sum[rows / 16][2] = {};
+        float sum[rows / 16][2];
+        exponentiate(s, sum);
+        add(sum);
+    }
+
+    // The same, but for l: gives the block's own sums.
+    template <int cols>
+    __device__ void exponentiate(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) {
+        this->each_row([&](int b, int h) { sum[b][h] = 0.0f; });
 #pragma unroll
         for (int n = 0; n < cols / 8; ++n)
 #pragma unroll
@@ -82,6 +97,10 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
                     s.block[b][n][i] = exp2_approx(s.block[b][n][i] * this->unit - this->m[b][i / 2]);
                     sum[b][i / 2] += s.block[b][n][i];
                 }
+    }
+
+    // Adds a block's sums to l, and keeps what rounding loses (Kahan, 1965).
+    __device__ void add(const float (&sum)[rows / 16][2]) {
         this->each_row([&](int b, int h) {
             const float added = sum[b][h] - missed[b][h], l = this->l[b][h] + added;
             missed[b][h] = l - this->l[b][h] - added;

@@ -99,7 +99,8 @@ def profile(command: Sequence[str], folder: Path, entry: str) -> Profile:
     """
     ncu = str(find_ncu())
     report = folder / "report.ncu-rep"
-    options = ["--set", "full", "--kernel-name", entry, "--launch-count", "1", "--target-processes", "all"]
+    clocks = ["--clock-control", "none"]  # a shared GPU's clocks are not ours to set
+    options = ["--set", "full", *clocks, "--kernel-name", entry, "--launch-count", "1", "--target-processes", "all"]
     folder.mkdir(parents=True, exist_ok=True)
     _run([ncu, *options, "--force-overwrite", "--export", str(report), *command])
     for page, name in (("raw", RAW), ("source", SOURCE)):

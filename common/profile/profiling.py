@@ -43,7 +43,7 @@ class ProfiledRung:
 
     @property
     def time_us(self) -> float:
-        """Time of the launch at ncu's clocks, which are the GPU's base clocks."""
+        """Time of the launch while it was profiled: caches are empty before it."""
         return self.metric("gpu__time_duration.sum") / 1000  # from nanoseconds
 
     @property

@@ -95,7 +95,7 @@ def _facts(rung: ProfiledRung) -> Table:
         {
             "configuration": artifact.config.name.replace(",", ", "),
             "problem": problem.name.replace(",", ", "),
-            "time": f"{rung.time_us:,.1f} us, {rate:,.0f} TFLOP/s, at the clocks that ncu sets",
+            "time": f"{rung.time_us:,.1f} us, {rate:,.0f} TFLOP/s, profiled",
             "memory traffic": f"{traffic:,.1f} MB; each tensor once is {least:,.1f} MB",
             "instructions": f"{rung.profile.total('executed'):,} executed by warps",
         },
