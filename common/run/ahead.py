@@ -27,7 +27,8 @@ from flashladder.common.run import tuned
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
-GENERAL = ("no_maxima", "own_rows", "wide_heads", "woven_general")  # rungs that take any mask and any lengths, the fastest first
+# Rungs that take any mask and any lengths, the fastest first.
+GENERAL = ("no_maxima", "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
