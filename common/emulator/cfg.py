@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from .errors import PtxSyntaxError, UninitialisedRegisterError
+from .errors import PtxSyntaxError
 from .ops import lookup
 from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, TensorAddress, Vector
 
@@ -84,7 +84,6 @@ def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
 
     Raises:
         UnsupportedInstructionError: an instruction that no family knows.
-        UninitialisedRegisterError: a register may be read before it is written.
     """
     program = kernel.instructions
     leaders = {0, *kernel.labels.values()}
@@ -108,8 +107,13 @@ def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
         block.live_in, block.live_out = live_in, live_out
     for block, post_dominators in zip(blocks, _post_dominators(blocks), strict=True):
         block.post_dominators = post_dominators
-    _check_entry(kernel, _liveness(blocks, sources)[0][0])
     return blocks
+
+
+def perhaps_unwritten(blocks: list[PtxBlock]) -> frozenset[Reg]:
+    """The registers that are used on some way through the blocks on which nothing wrote them, not even under a guard.
+    No thread need ever go that way: nvcc keeps ways that only equal conditions, asked twice, rule out."""
+    return frozenset(_liveness(blocks, sources)[0][0])
 
 
 def _liveness(
@@ -153,13 +157,3 @@ def _post_dominators(blocks: list[PtxBlock]) -> list[frozenset[int]]:
                 found[block.index], changed = new, True
     # Blocks of an endless loop come to each other; none of them is the later one. That also takes each out of its own.
     return [frozenset(n for n in found[index] if index not in found[n]) for index in range(len(blocks))]
-
-
-def _check_entry(kernel: PtxKernel, live: set[Reg]) -> None:
-    """A register that is live at the entry is used on some path on which nothing wrote it, not even under a guard."""
-    for instruction in kernel.instructions if live else ():
-        for reg in sources(instruction):
-            if reg in live:
-                raise UninitialisedRegisterError(
-                    f"register {reg.name} may be read before it is written, {instruction.described()}"
-                )
