@@ -57,6 +57,7 @@ class PtxBlock:
         target: the block a branch goes to, -1 if none.
         falls_through: control can go on to the next block.
         ending: what its last instruction does to control, see ops.registry.Op.
+        synchronises: it ends with what a warp may have to wait for, or others wait for.
         live_in, live_out: registers whose values matter before and after.
         post_dominators: the other blocks that lanes which stand here are sure to come to before they leave.
     """
@@ -66,6 +67,7 @@ class PtxBlock:
     target: int = -1
     falls_through: bool = True
     ending: str = ""
+    synchronises: bool = False
     live_in: set[Reg] = field(default_factory=set)
     live_out: set[Reg] = field(default_factory=set)
     post_dominators: frozenset[int] = frozenset()
@@ -80,14 +82,14 @@ class PtxBlock:
 
 def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
     """Basic blocks in program order, with liveness and post-dominators. Every barrier ends a block, as a warp may have
-    to wait there.
+    to wait there, and every arrival at one, as a warp may be made to lag there.
 
     Raises:
         UnsupportedInstructionError: an instruction that no family knows.
     """
     program = kernel.instructions
     leaders = {0, *kernel.labels.values()}
-    leaders.update(i.index + 1 for i in program if lookup(i)[0].ending)
+    leaders.update(i.index + 1 for i in program if lookup(i)[0].ending or lookup(i)[0].tells)
     starts = sorted(start for start in leaders if start < len(program))
     block_at = {start: index for index, start in enumerate(starts)}
     blocks = [
@@ -95,7 +97,8 @@ def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
         for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(program)], strict=True))
     ]
     for block in blocks:
-        block.ending = lookup(block.last)[0].ending
+        operation, _ = lookup(block.last)
+        block.ending, block.synchronises = operation.ending, operation.ending == "gate" or operation.tells
         if block.ending == "branch":
             label = block.last.operands[0]
             assert isinstance(label, Symbol)

@@ -27,6 +27,7 @@ class Warp:
         live: the lanes that exist and have not left.
         ready: the blocks that lanes are about to run, and the masks of these lanes.
         executed: instructions so far.
+        lags: it goes on only when no other warp can, and only as far as its next synchronisation.
         access: its memory side.
     """
 
@@ -37,6 +38,7 @@ class Warp:
         self.live: Mask = None if lanes == 32 else first_lanes(lanes)
         self.ready: dict[int, Mask] = {0: self.live}
         self.executed = 0
+        self.lags = index in chunk.machine.lagging
         self.access = WarpAccess(self)
         self._written: dict[int, Mask] = {}  # of doubtful registers: the lanes that have written them
         self._special = chunk.special_registers(index)

@@ -193,6 +193,8 @@ def test_what_the_detector_says(kernel, built, lazy):
 
 # What each may lose without harm, of what it does to that: opcode, the line that calls for it.
 HINT = "setmaxnreg.inc"  # PTX ISA 9.7.19.5: "a hint"; what fewer registers are too few for is the compiler's to say
+SCHEDULES = (), range(4), range(4, 8), range(8, 12)  # which warps lag
+CONSUMER_WAITS = [f"sm90_mma_tma_gmma_ss_warpspecialized.hpp:{line} <" for line in (487, 533)]
 HARMLESS = {
     # All threads have waited for both mbarriers just before.
     "fast.cu 2": {("bar.sync", "matmul_2.cuh:125")},
@@ -217,12 +219,33 @@ def test_the_loss_of_any_synchronisation_is_reported(kernel, built, request):
         text = finding.mend(text)
     program, missed = kernel.program(text), set()
     for mutation in mutations(program):
-        try:
-            found = not kernel.run(mutated(program, mutation))
-        except EmulatorError:
-            continue
-        if not found:
+        if not any(is_found(kernel, program, mutation, lagging) for lagging in SCHEDULES):
             instruction = mutation.instruction
             file, line = instruction.source[-1]
             missed.add((".".join(instruction.opcode.split(".")[:2]), f"{Path(file).name}:{line}"))
     assert missed == HARMLESS[request.node.callspec.id]
+
+
+@pytest.mark.xdist_group("cutlass")
+def test_a_wait_that_another_test_comes_before(built):
+    """CUTLASS tests whether a tile is there, and waits only if it is not: a loss shows where the test says no."""
+    kernel = next(param.values[0] for param in KERNELS if param.id == "cutlass Cooperative")
+    text, host_program = built("cutlass")
+    program = kernel.program(text)
+    waits = [
+        mutation
+        for mutation in mutations(program)
+        if mutation.change == "removed" and any(line in mutation.instruction.described() for line in CONSUMER_WAITS)
+    ]
+    assert len(waits) == 2
+    for mutation in waits:
+        assert not is_found(kernel, program, mutation, (), host_program)
+        assert is_found(kernel, program, mutation, range(8, 12), host_program)
+
+
+def is_found(kernel, program, mutation, lagging, host_program=None):
+    """Whether a mutation is reported, or C is wrong."""
+    try:
+        return not kernel.run(mutated(program, mutation), host_program, lagging=lagging)
+    except EmulatorError:
+        return True
