@@ -1,5 +1,6 @@
 """The sources of others' kernels at their pinned commits, and what nvcc makes of them."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -23,9 +24,12 @@ def sources(name):
     """The folder of a repository's files at its commit; the test is skipped where they cannot be had."""
     asked = SOURCES[name]
     folder = cache_dir() / "public" / f"{name}-{asked['commit'][:12]}"
-    if not folder.exists():
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(folder.parent, f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other tests may want them too
         try:
-            _extract(_repository(name), asked, folder)
+            if not folder.exists():
+                _extract(_repository(name), asked, folder)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", None) or str(error).encode()).decode().strip().splitlines()
             pytest.skip(
@@ -50,7 +54,6 @@ def _repository(name):
 
 
 def _extract(repository, asked, folder):
-    folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         archive = part / "files.tar"
