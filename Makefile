@@ -1,5 +1,6 @@
-# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones, make test-long those that take minutes;
-# they first make .venv when it is missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024
+# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones, make test-long those that take minutes,
+# make test-public those of kernels of others, whose sources it fetches (or FLASHLADDER_PUBLIC=DIR names a folder of
+# clones); they first make .venv when it is missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024
 # --causal", make test ARGS="-m gpu", make test-long ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
@@ -12,16 +13,21 @@ LONG := $(addprefix tests/test_,explain.py exercises.py new_version.py own_ladde
 	$(addprefix tests/test_,adopt.py diffusers.py forecast.py) \
 	tests/emulator/test_mutations.py
 
-.PHONY: run test test-long quick lint doctor venv dev clean
+PUBLIC := tests/public
+
+.PHONY: run test test-long test-public quick lint doctor venv dev clean
 
 run: venv
 	@$(PY) tools/run_version.py $(VERSION) $(ARGS)
 
 test: dev
-	$(PY) -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(LONG)) $(ARGS)
+	$(PY) -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(LONG) $(PUBLIC)) $(ARGS)
 
 test-long: dev
 	$(PY) -m pytest -n auto --dist worksteal $(LONG) $(ARGS)
+
+test-public: dev
+	$(PY) -m pytest -n auto --dist loadgroup $(PUBLIC) $(ARGS)
 
 quick: dev
 	$(PY) -m pytest -n auto --dist worksteal $(QUICK) $(ARGS)

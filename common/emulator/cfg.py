@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from .errors import PtxSyntaxError, UninitialisedRegisterError
+from .errors import PtxSyntaxError
 from .ops import lookup
 from .ptx import Address, Instruction, Not, Operand, Pair, PtxKernel, Reg, Symbol, TensorAddress, Vector
 
@@ -57,6 +57,7 @@ class PtxBlock:
         target: the block a branch goes to, -1 if none.
         falls_through: control can go on to the next block.
         ending: what its last instruction does to control, see ops.registry.Op.
+        synchronises: it ends with what a warp may have to wait for, or others wait for.
         live_in, live_out: registers whose values matter before and after.
         post_dominators: the other blocks that lanes which stand here are sure to come to before they leave.
     """
@@ -66,6 +67,7 @@ class PtxBlock:
     target: int = -1
     falls_through: bool = True
     ending: str = ""
+    synchronises: bool = False
     live_in: set[Reg] = field(default_factory=set)
     live_out: set[Reg] = field(default_factory=set)
     post_dominators: frozenset[int] = frozenset()
@@ -80,15 +82,14 @@ class PtxBlock:
 
 def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
     """Basic blocks in program order, with liveness and post-dominators. Every barrier ends a block, as a warp may have
-    to wait there.
+    to wait there, and every arrival at one, as a warp may be made to lag there.
 
     Raises:
         UnsupportedInstructionError: an instruction that no family knows.
-        UninitialisedRegisterError: a register may be read before it is written.
     """
     program = kernel.instructions
     leaders = {0, *kernel.labels.values()}
-    leaders.update(i.index + 1 for i in program if lookup(i)[0].ending)
+    leaders.update(i.index + 1 for i in program if lookup(i)[0].ending or lookup(i)[0].tells)
     starts = sorted(start for start in leaders if start < len(program))
     block_at = {start: index for index, start in enumerate(starts)}
     blocks = [
@@ -96,7 +97,8 @@ def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
         for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(program)], strict=True))
     ]
     for block in blocks:
-        block.ending = lookup(block.last)[0].ending
+        operation, _ = lookup(block.last)
+        block.ending, block.synchronises = operation.ending, operation.ending == "gate" or operation.tells
         if block.ending == "branch":
             label = block.last.operands[0]
             assert isinstance(label, Symbol)
@@ -108,8 +110,13 @@ def build_blocks(kernel: PtxKernel) -> list[PtxBlock]:
         block.live_in, block.live_out = live_in, live_out
     for block, post_dominators in zip(blocks, _post_dominators(blocks), strict=True):
         block.post_dominators = post_dominators
-    _check_entry(kernel, _liveness(blocks, sources)[0][0])
     return blocks
+
+
+def perhaps_unwritten(blocks: list[PtxBlock]) -> frozenset[Reg]:
+    """The registers that are used on some way through the blocks on which nothing wrote them, not even under a guard.
+    No thread need ever go that way: nvcc keeps ways that only equal conditions, asked twice, rule out."""
+    return frozenset(_liveness(blocks, sources)[0][0])
 
 
 def _liveness(
@@ -153,13 +160,3 @@ def _post_dominators(blocks: list[PtxBlock]) -> list[frozenset[int]]:
                 found[block.index], changed = new, True
     # Blocks of an endless loop come to each other; none of them is the later one. That also takes each out of its own.
     return [frozenset(n for n in found[index] if index not in found[n]) for index in range(len(blocks))]
-
-
-def _check_entry(kernel: PtxKernel, live: set[Reg]) -> None:
-    """A register that is live at the entry is used on some path on which nothing wrote it, not even under a guard."""
-    for instruction in kernel.instructions if live else ():
-        for reg in sources(instruction):
-            if reg in live:
-                raise UninitialisedRegisterError(
-                    f"register {reg.name} may be read before it is written, {instruction.described()}"
-                )

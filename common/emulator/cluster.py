@@ -61,6 +61,9 @@ class Cluster:
     def by_rank(self, address: Array, mask: Mask) -> Iterator[tuple[int, Array, Mask]]:
         """For each rank (plus 1; 0: the own CTA) that active lanes name: their addresses in the CTA, and the lanes."""
         ranks = ranks_of(address)
+        if not ranks.any() and (mask is None or mask.any()):
+            yield 0, address, mask
+            return
         shape = np.broadcast_shapes(ranks.shape, (1, 32) if mask is None else mask.shape, (1, 32))
         active = np.broadcast_to(True if mask is None else mask, shape)
         named = np.unique(ranks if ranks.size == 1 else np.broadcast_to(ranks, shape)[active]).tolist()

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import arithmetic, fragments
 from .arrays import ALL_LANES, narrow
-from .cfg import PtxBlock, build_blocks, reads, writes
+from .cfg import PtxBlock, build_blocks, perhaps_unwritten, reads, sources, writes
 from .cluster import ClusterCall
 from .errors import PtxSyntaxError
 from .gates import BarrierCall
@@ -70,12 +70,14 @@ class Namespace:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A kernel as executable blocks; `slots` tells where in R a register lies."""
+    """A kernel as executable blocks; `slots` tells where in R a register lies. Each use of a `doubtful` register is
+    checked: a lane may not have written it."""
 
     kernel: PtxKernel
     blocks: list[PtxBlock]
     slots: dict[Reg, int]
     namespace: Namespace
+    doubtful: frozenset[Reg]
     functions: list[BlockFunction] = field(default_factory=list)
 
     @cached_property
@@ -109,8 +111,9 @@ class Program:
 class BlockEmitter:
     """Collects the Python lines of one block. The families of ops/ call its methods."""
 
-    def __init__(self, block: PtxBlock, slots: dict[Reg, int], namespace: Namespace) -> None:
-        self.block, self.slots, self.namespace = block, slots, namespace
+    def __init__(self, block: PtxBlock, program: Program) -> None:
+        self.block, self.slots, self.namespace = block, program.slots, program.namespace
+        self._doubtful = program.doubtful
         self.lines: list[str] = []
         self.loads: list[str] = []
         self.names: dict[Reg, str] = {}
@@ -282,7 +285,11 @@ class BlockEmitter:
             if instruction.guard and not operation.ending:
                 guard = self.read(instruction.guard, "pred")
                 self.guard = f"~{guard}" if instruction.guard_negated else guard
+            for reg in self._doubtful.intersection(sources(instruction)):
+                self.line(f"w.require_written({instruction.index}, {reg.name!r}, {self.slots[reg]}, {self.mask()})")
             operation.emit(self, instruction, match)
+            for reg in self._doubtful.intersection(writes(instruction)):
+                self.line(f"w.note_written({self.slots[reg]}, {self.mask()})")
         if self.pending:
             self.flush()
         out = [(self.slots[reg], self.names[reg]) for reg in self.written if reg in self.block.live_out]
@@ -300,8 +307,7 @@ def compile_kernel(kernel: PtxKernel) -> Program:
     """Generates and compiles the code of all blocks.
 
     Raises:
-        EmulatorError: an unknown instruction, or a register that may be read before it is written, or touched while a
-            product in flight uses it.
+        EmulatorError: an unknown instruction, or a register that may be touched while a product in flight uses it.
     """
     blocks = build_blocks(kernel)
     check_products(blocks)
@@ -309,7 +315,7 @@ def compile_kernel(kernel: PtxKernel) -> Program:
     for instruction in kernel.instructions:
         for reg in (*writes(instruction), *reads(instruction)):
             slots.setdefault(reg, len(slots))
-    program = Program(kernel, blocks, slots, Namespace())
+    program = Program(kernel, blocks, slots, Namespace(), perhaps_unwritten(blocks))
     program.functions.extend(_compile_blocks(program, blocks))
     return program
 
@@ -333,7 +339,7 @@ def substitute(program: Program, instruction: Instruction, substitutes: list[Ins
 
 
 def _compile_blocks(program: Program, blocks: list[PtxBlock]) -> list[BlockFunction]:
-    source = "\n".join(BlockEmitter(block, program.slots, program.namespace).emit() for block in blocks)
+    source = "\n".join(BlockEmitter(block, program).emit() for block in blocks)
     functions = dict(program.namespace.values)
     exec(compile(source, f"<{program.kernel.name}>", "exec"), functions)
     return [functions[f"block_{block.index}"] for block in blocks]

@@ -12,7 +12,7 @@ class UnsupportedInstructionError(EmulatorError):
 
 
 class UninitialisedRegisterError(EmulatorError):
-    """A register that may be read before it is written."""
+    """A register that a lane reads before it has written it."""
 
 
 class MemoryAccessError(EmulatorError):

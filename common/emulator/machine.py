@@ -42,6 +42,7 @@ class Machine:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
         self.race, self.lazy_copies, self.max_instructions = True, True, 0
+        self.lagging: Collection[int] = ()
         self.num_ctas = grid[0] * grid[1] * grid[2]
         self.global_races = GlobalRaces(self, prior)
         self.global_writes = 0  # so far, by instruction: what may end a wait for global memory
@@ -119,6 +120,7 @@ def run(
     *,
     race: bool = True,
     lazy_copies: bool = True,
+    lagging: Collection[int] = (),
     chunk: int = 64,
     max_instructions: int = 50_000_000,
     prior: Collection[str] = (),
@@ -135,6 +137,9 @@ def run(
         memory: holds the tensors; outputs are read from it afterwards.
         race: detect races and reads of copies in flight.
         lazy_copies: an asynchronous copy lands at its wait; otherwise as soon as it is issued.
+        lagging: warps of each CTA, by number, that go on only when no other can, and stop at each synchronisation, also
+            where they need not wait; so a warp shows that others rely on without having waited for it. With any, a test
+            of an mbarrier says no at first, which shows who goes on all the same.
         chunk: CTAs that are executed together.
         prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch): with `race`, a
             thread that accesses one has to know of a griddepcontrol.wait.
@@ -149,6 +154,7 @@ def run(
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
     machine = Machine(program, params, grid, num_threads, shared_bytes, memory, prior)
     machine.max_instructions, machine.lazy_copies, machine.race = max_instructions, lazy_copies, race
+    machine.lagging = lagging
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
     size = math.prod(machine.cluster)
     chunk = max(chunk // size, 1) * size

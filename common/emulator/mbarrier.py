@@ -2,13 +2,14 @@
 
 A phase is over when no arrival is pending and all expected bytes have come (9.7.13.15.6). A wait is a gate: a warp that
 tests for a phase is put aside until the phase is over, so that `try_wait; @!p bra` is never executed as a spin. A test
-may also say no: it does when no warp of the chunk can go on otherwise, and once only until something has happened.
+may also say no: it does when no warp of the chunk can go on otherwise, or at once where some warps are to lag, and once
+only until something has happened.
 
 What PTX leaves undefined is an error here: an object that was not initialised, more arrivals than a phase awaits, a
 phase that ends before anyone has seen the end of the last one (9.7.13.15.4), counts out of their range (9.7.13.15.2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -217,6 +218,9 @@ class Mbarriers(MbarrierTable):
                 )  # fmt: skip
         if all(each.warp is not warp or each.over.all() for each in self.waiting):
             self.open(stuck=False)
+        elif self._chunk.machine.lagging:
+            self.open(stuck=True)
+            self.answer_no([warp])
 
     def open(self, stuck: bool) -> bool:
         """See Gate. CTAs go on together, as long as no warp is stuck for it: the fewer numpy calls, the better."""
@@ -242,11 +246,15 @@ class Mbarriers(MbarrierTable):
             going.go_on(np.ones((1, 1), bool))
         return bool(leaving)
 
-    def answer_no(self) -> bool:
-        """Tells those who wait that their phase is not over, each once until something has happened; whether any was
-        told. A loop comes back, and then waits; other code may do what ends the phase."""
-        asked = [each for each in self.waiting if each.answered != self._events]
-        self.waiting = [each for each in self.waiting if each.answered == self._events]
+    def answer_no(self, warps: "Sequence[Warp]") -> bool:
+        """Tells those of these warps who wait that their phase is not over, each once until something has happened;
+        whether any was told. A loop comes back, and then waits; other code may do what ends the phase."""
+
+        def is_due(each: PhaseWaiting) -> bool:
+            return each.warp in warps and each.answered != self._events
+
+        asked = [each for each in self.waiting if is_due(each)]
+        self.waiting = [each for each in self.waiting if not is_due(each)]
         for each in asked:
             self._told[each.warp.index, each.block - 1] = self._events
             each.go_on(np.zeros((1, 1), bool))

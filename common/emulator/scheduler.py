@@ -111,7 +111,7 @@ class Chunk:
             EmulatorError: whatever is wrong with the kernel.
         """
         while True:
-            moved = [self._advance(warp) for warp in self.warps if warp.ready]
+            moved = [self._advance(warp) for warp in self.warps if warp.ready and not warp.lags]
             moved += [gate.open(stuck=False) for gate in self.gates.values()]
             if not any(moved) and not self._unblock():
                 break
@@ -121,12 +121,15 @@ class Chunk:
 
     def _unblock(self) -> bool:
         """Does the next of what is put off while any warp can go on: a gate opens for some CTAs only, the oldest copy
-        in flight lands, the lanes of CTAs whose warp is together go on, lanes look again at global memory, lanes go on
-        without others of their warp, a test of a barrier says no. Whether there was something to do."""
+        in flight lands, a warp that lags goes on as far as its next synchronisation, the lanes of CTAs whose warp is
+        together go on, lanes look again at global memory, lanes go on without others of their warp, a test of a barrier
+        says no. Whether there was something to do."""
         if any(gate.open(stuck=True) for gate in self.gates.values()):
             return True
         if self.in_flight and any(gate.waiting for gate in self.gates.values()):
             self.in_flight.pop(0)()
+            return True
+        if any(self._advance(warp) for warp in self.warps if warp.ready and warp.lags):
             return True
         if any(self._advance(warp, stuck=True) for warp in self.warps if warp.ready) or self.polls.look_again():
             return True
@@ -137,7 +140,7 @@ class Chunk:
             if self.polls.waiting:  # lanes of the warp wait for what does not come
                 raise self._deadlock() from None
             raise
-        return self.mbarriers.answer_no()
+        return self.mbarriers.answer_no(self.warps)
 
     def _finish(self) -> None:
         """What is left to do and to check when all CTAs have ended."""
@@ -150,8 +153,9 @@ class Chunk:
             self.race.check_end()
 
     def _advance(self, warp: Warp, stuck: bool = False, alone: bool = False) -> bool:
-        """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate; whether any
-        ran. `stuck`: those go on that wait for no lanes of their own CTA; `alone`: all do."""
+        """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate; one that
+        lags as far as its next synchronisation. Whether any ran. `stuck`: those go on that wait for no lanes of their
+        own CTA; `alone`: all do."""
         program, ready, ran = self.program, warp.ready, False
         while ready:
             index = self._next(warp)
@@ -181,6 +185,8 @@ class Chunk:
                 result.enter(self, warp, mask, index)
             else:
                 warp.send(index + 1, mask)
+            if warp.lags and block.synchronises:
+                break
         return ran
 
     def _awaiting(self, warp: Warp, block: int, mask: np.ndarray) -> np.ndarray:

@@ -7,15 +7,16 @@ import numpy as np
 
 from . import exchange
 from .access import GENERIC_BASE, WarpAccess, is_in
-from .arrays import ALL_LANES, Array, Mask, either, every_lane, first_lanes, has_lanes
+from .arrays import ALL_LANES, Array, Mask, either, every_lane, first_lanes, has_lanes, narrow
 from .cluster import RANK_BITS, ranks_of, without_rank
-from .errors import ConvergenceError, EmulatorError
+from .errors import ConvergenceError, EmulatorError, UninitialisedRegisterError
 
 if TYPE_CHECKING:
     from .scheduler import Chunk
 
 _FULL = 0xFFFFFFFF
 _EVERY_LANE = np.ones((1, 32), bool)
+_NO_LANE = np.zeros((1, 1), bool)
 
 
 class Warp:
@@ -26,6 +27,7 @@ class Warp:
         live: the lanes that exist and have not left.
         ready: the blocks that lanes are about to run, and the masks of these lanes.
         executed: instructions so far.
+        lags: it goes on only when no other warp can, and only as far as its next synchronisation.
         access: its memory side.
     """
 
@@ -36,12 +38,30 @@ class Warp:
         self.live: Mask = None if lanes == 32 else first_lanes(lanes)
         self.ready: dict[int, Mask] = {0: self.live}
         self.executed = 0
+        self.lags = index in chunk.machine.lagging
         self.access = WarpAccess(self)
+        self._written: dict[int, Mask] = {}  # of doubtful registers: the lanes that have written them
         self._special = chunk.special_registers(index)
 
     def send(self, block: int, mask: Mask) -> None:
         """Puts lanes before a block, with those that stand there already."""
         self.ready[block] = either(mask, self.ready[block]) if block in self.ready else mask
+
+    def note_written(self, slot: int, mask: Mask) -> None:
+        """Lanes write a doubtful register."""
+        self._written[slot] = either(mask, self._written.get(slot, _NO_LANE))
+
+    def require_written(self, index: int, name: str, slot: int, mask: Mask) -> None:
+        """Raises if one of the lanes that use a doubtful register has not written it."""
+        written = self._written.get(slot, _NO_LANE)
+        if written is None:
+            return
+        missing = narrow(mask, ~written)
+        if missing.any():
+            row, lane = (int(n[0]) for n in np.nonzero(missing))
+            raise UninitialisedRegisterError(
+                f"register {name} is read before it is written\n  {self.at(index, row, lane)}"
+            )
 
     # -- names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,11 +50,13 @@ def on_emulator(
     tensors: Tensors,
     *,
     race: bool = True,
+    lagging: Collection[int] = (),
     progress: Callable[..., None] | None = None,
 ) -> Report:
     """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
 
-    With `progress` (see emulator.run), how long a large problem without a mask will take is told before.
+    `lagging` and `progress` are those of emulator.run; with the latter, how long a large problem without a mask will
+    take is told before.
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
     workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
     """
@@ -90,6 +92,7 @@ def on_emulator(
             step.shared_bytes,
             memory,
             race=race,
+            lagging=lagging,
             chunk=CHUNK,
             max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(step.grid)),
             progress=progress,

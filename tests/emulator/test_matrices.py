@@ -179,13 +179,14 @@ def test_ldmatrix(count, trans):
                 assert register[e] == (matrix[col, row] if trans else matrix[row, col])
 
 
+@pytest.mark.parametrize("order", [".m8n8.x{}", ".x{}.m8n8"])
 @pytest.mark.parametrize("trans", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_stmatrix_undoes_ldmatrix(count, trans):
+def test_stmatrix_undoes_ldmatrix(count, trans, order):
     random = np.random.default_rng(count)
     names = [f"m{i}" for i in range(count)]
     values = {name: random.integers(0, 1 << 32, 32, np.uint32) for name in names}
-    form = f".m8n8.x{count}{'.trans' if trans else ''}.shared.b16"
+    form = f"{order.format(count)}{'.trans' if trans else ''}.shared.b16"
     braced = "{" + ", ".join(names) + "}"
     back = "{" + ", ".join(f"n{i}" for i in range(count)) + "}"
     code = f"""

@@ -36,7 +36,7 @@ def transactions(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     e.line(f"w.chunk.mbarriers.{call}({_where(e, i, m, 0)}, {e.read(i.operands[1], 'u32')}, {e.mask()})")
 
 
-@op(rf"mbarrier\.arrive(?P<drop>_drop)?(?P<kind>\.expect_tx|\.noComplete)?{_RELEASE}{_CLUSTER}\.b64")
+@op(rf"mbarrier\.arrive(?P<drop>_drop)?(?P<kind>\.expect_tx|\.noComplete)?{_RELEASE}{_CLUSTER}\.b64", tells=True)
 def arrive(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     """state, [addr]{, count or, with .expect_tx, bytes}."""
     call = f"w.chunk.mbarriers.arrive({_where(e, i, m, 1)}, {e.mask()}"

@@ -67,7 +67,11 @@ def reduction(e: "BlockEmitter", i: Instruction, m: Match) -> None:
     e.line(_atomic(e, i, m, i.operands[0], i.operands[1:]))
 
 
-_MATRIX = r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)?\.b16"
+# PTX has the shape first, ptxas also takes the number first.
+_MATRIX = (
+    r"\.sync\.aligned(?=[.\w]*\.m8n8)(?:\.m8n8)?\.x(?P<count>[124])(?:\.m8n8)?(?P<trans>\.trans)?"
+    r"(?:\.shared(?:::cta)?)?\.b16"
+)
 
 
 @op(rf"ldmatrix{_MATRIX}")

@@ -28,6 +28,7 @@ class Op:
         outputs: how many leading operands are written.
         ending: what becomes of control: "" goes on; "branch", "exit" and "gate" (a warp may have to wait) end a block,
             and the scheduler acts on what the block's function returns.
+        tells: what it does may let other warps go on: it ends a block too, so that a warp may be stopped behind it.
         updates: what it writes it may also read, as a sum; that is no use of a register that nobody has written.
     """
 
@@ -35,20 +36,23 @@ class Op:
     outputs: int
     ending: str
     updates: bool = False
+    tells: bool = False
 
 
 _PATTERNS: dict[str, list[tuple[re.Pattern[str], Op]]] = {}
 _KNOWN: dict[str, tuple[Op, Match]] = {}
 
 
-def op(pattern: str, outputs: int = 1, ending: str = "", updates: bool = False) -> Callable[[Emit], Emit]:
+def op(
+    pattern: str, outputs: int = 1, ending: str = "", updates: bool = False, tells: bool = False
+) -> Callable[[Emit], Emit]:
     """Registers an emit function for the opcodes that `pattern` matches whole; it begins with the first word."""
     roots = re.match(r"\w+|\((?:\?P<\w+>|\?:)?([\w|]+)\)", pattern)
     assert roots, pattern
 
     def register(emit: Emit) -> Emit:
         for root in (roots[1] or roots[0]).split("|"):
-            _PATTERNS.setdefault(root, []).append((re.compile(pattern), Op(emit, outputs, ending, updates)))
+            _PATTERNS.setdefault(root, []).append((re.compile(pattern), Op(emit, outputs, ending, updates, tells)))
         return emit
 
     return register
