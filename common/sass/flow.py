@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +32,16 @@ class Loop:
     def __lt__(self, other: Loop) -> bool:
         """Whether it is nested in the other."""
         return self.blocks < other.blocks
+
+
+@dataclass(frozen=True)
+class Tour:
+    """The instructions of a warp on its way through a tile of rows of Q."""
+
+    before: tuple[SassInstruction, ...]
+    loop: tuple[SassInstruction, ...]  # once
+    after: tuple[SassInstruction, ...]
+    is_persistent: bool  # it goes on with another tile
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,47 @@ class Graph:
         what a mask seldom hides."""
         loop = self._main()
         return self.body(self._usual(loop)) if loop else []
+
+    def tour(self) -> Tour | None:
+        """The shortest way of a warp that goes through the main loop; None where there is no loop.
+
+        It begins and ends at the head of the loop around that one, over tiles of rows of Q; without one, at the
+        kernel's begin and end. What it leaves out is what a branch may leave out: spinning at a barrier, masks, LSE.
+        """
+        main = self._main()
+        if main is None:
+            return None
+        around = min((loop for loop in self.loops() if main < loop), key=lambda loop: len(loop.blocks), default=None)
+        inside = around.blocks if around else frozenset(range(len(self.blocks)))
+        exits = {after for number in main.blocks for after in self.blocks[number].successors} - main.blocks
+        if around:
+            ends = {number for number in inside if around.head in self.blocks[number].successors}
+        else:
+            ends = {number for number in inside if not self.blocks[number].successors}
+        before = self._way({around.head if around else 0}, {main.head}, inside)[:-1]
+        after = self._way(exits & inside, ends, inside - main.blocks)
+        usual = self.body(self._usual(main))
+        return Tour(self._instructions(before), tuple(usual), self._instructions(after), around is not None)
+
+    def _way(self, starts: Iterable[int], ends: Collection[int], inside: Collection[int]) -> list[int]:
+        """The blocks on the way from a start to an end with the fewest instructions; empty where there is none."""
+        waiting = [(len(self.blocks[start].instructions), (start,)) for start in sorted(starts)]
+        seen: set[int] = set()
+        heapq.heapify(waiting)
+        while waiting:
+            length, way = heapq.heappop(waiting)
+            if way[-1] in ends:
+                return list(way)
+            if way[-1] in seen:
+                continue
+            seen.add(way[-1])
+            for following in self.blocks[way[-1]].successors:
+                if following in inside:
+                    heapq.heappush(waiting, (length + len(self.blocks[following].instructions), (*way, following)))
+        return []
+
+    def _instructions(self, numbers: Iterable[int]) -> tuple[SassInstruction, ...]:
+        return tuple(instruction for number in numbers for instruction in self.blocks[number].instructions)
 
     def _main(self) -> Loop | None:
         bodies = {loop: self.body(loop) for loop in self.loops()}
