@@ -38,9 +38,10 @@ BESIDE_MMA = {"FFMA": 1.3, "FADD": 1.0, "FMUL": 1.0, "IMAD": 1.4, "F2FP": 0.7, "
 
 # Of kernels with warpgroup products alone, which were held against an H200 (README.md):
 PRODUCT_LATENCY = 40  # cycles from the end of a product until a warp that waits for it goes on
-COPY_RATE = 64  # bytes a clock that L2 gives an SM: the width of its port
+COPY_RATE = 48  # bytes a clock that L2 gives an SM; its port is 64 wide
 SHARED_RATE = 128  # bytes a clock of shared memory, for the operands of products and for what copies bring
 MOST_WRITTEN = 0.5  # of that, by copies
+TMA_LATENCY = 500  # cycles from the end of a copy by TMA until a warp that waits for it goes on
 LAUNCH = 700  # cycles from the end of a CTA until the next one in its place issues
 WARPGROUP_ROWS = 64
 
@@ -267,13 +268,13 @@ class _SubCore:
 
     def _ask(self, cta: _Cta, ring: str, now: float) -> None:
         """A copy of a tile begins."""
-        cta.arrivals[ring].append(self._copy(self._rings[ring].tile_bytes, now))
+        cta.arrivals[ring].append(self._copy(self._rings[ring].tile_bytes, now) + TMA_LATENCY)
 
     def _copy(self, size: int, now: float) -> float:
-        """When so many bytes of L2, all sub-cores' share, are in shared memory."""
+        """When the last of so many bytes, all sub-cores' share, leaves L2."""
         self._copied = max(now, self._copied) + size / self._copy_rate
         self._written += size
-        return self._copied + GLOBAL_LATENCY
+        return self._copied
 
     def _start(self, warp: _Warp) -> float:
         """When the warp could issue its next instruction."""
@@ -299,7 +300,7 @@ class _SubCore:
         if cost.beside and self._tensor_free > now:
             self._delay(cost.beside, now)
         if cost.kind == "copy":
-            warp.latest_copy = self._copy(cost.copied, now)
+            warp.latest_copy = self._copy(cost.copied, now) + GLOBAL_LATENCY
         elif cost.kind == "commit":
             warp.copies = [*warp.copies[-7:], warp.latest_copy]
         elif cost.kind == "barrier":

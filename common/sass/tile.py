@@ -27,6 +27,17 @@ _UNKNOWN = ""  # what an mbarrier stands for
 
 
 @dataclass(frozen=True)
+class TileCycles:
+    """How long a tile takes, by its blocks of keys."""
+
+    fixed: float
+    a_block: float
+
+    def of(self, blocks: float) -> float:
+        return self.fixed + blocks * self.a_block
+
+
+@dataclass(frozen=True)
 class Tile:
     """A tile as the cost model knows it."""
 
@@ -64,10 +75,11 @@ class Tile:
         steps = {name: tuple(Step(**step) for step in values[name]) for name in ("before", "loop", "after")}
         return cls(**{**values, **steps})
 
-    def cycles(self, blocks: float, ctas: int, rates: Mapping[str, Rate]) -> float:
-        """From one tile with so many blocks of keys to the next, where so many CTAs share an SM."""
+    def cycles(self, ctas: int, rates: Mapping[str, Rate]) -> TileCycles:
+        """From one tile to the next, where so many CTAs share an SM."""
         few, more = (self._simulated(number, ctas, rates) for number in (FEW, MORE))
-        return few + (blocks - FEW) * (more - few) / (MORE - FEW)
+        a_block = (more - few) / (MORE - FEW)
+        return TileCycles(few - FEW * a_block, a_block)
 
     def _simulated(self, blocks: int, ctas: int, rates: Mapping[str, Rate]) -> float:
         passes = round((blocks - _is_peeled(self.before)) / self.blocks)
