@@ -12,7 +12,7 @@ from flashladder.common.problem import Problem
 from flashladder.common.sass import throughput
 from flashladder.common.sass.instruction import NO_BARRIER
 from flashladder.common.sass.subcore import LAUNCH, PRODUCT_LATENCY, TMA_LATENCY, Ring, Step, cycles, tile_cycles
-from flashladder.common.sass.tile import COLD, Tile
+from flashladder.common.sass.tile import COLD, Tile, _with_rings
 
 H200 = load_gpu("h200")
 RATES = throughput(H200)
@@ -134,6 +134,15 @@ def test_a_tile_knows_its_kernel(tiles):
     assert {t.warps for name, t in tiles.items() if name in ("29", "30", "33", "36")} == {8}
     assert (tiles["25"].warps, tiles["25"].places, tiles["29"].places) == (4, 1, 2)
     assert all(t.blocks == pytest.approx(1) for t in tiles.values() if t)
+
+
+def test_a_place_that_is_never_given_back_is_not_waited_for(tiles):
+    of_33 = tiles["33"]
+    parts = (of_33.before, of_33.loop, of_33.after)
+    bare = [tuple(dataclasses.replace(step, ring="") for step in part) for part in parts]
+    kept = tuple(step for step in bare[2] if not step.is_release)
+    assert set(map(rings_of, _with_rings(*bare, True))) != {""}
+    assert set(map(rings_of, _with_rings(bare[0], bare[1], kept, True))) == {""}
 
 
 def test_a_tile_survives_json(tiles):

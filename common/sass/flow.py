@@ -121,7 +121,9 @@ class Graph:
 
     def _way(self, starts: Iterable[int], ends: Collection[int], inside: Collection[int]) -> list[int]:
         """The blocks on the way from a start to an end with the fewest instructions; empty where there is none."""
-        waiting = [(len(self.blocks[start].instructions), (start,)) for start in sorted(starts)]
+        waiting: list[tuple[int, tuple[int, ...]]] = []
+        for start in starts:
+            waiting.append((len(self.blocks[start].instructions), (start,)))
         seen: set[int] = set()
         heapq.heapify(waiting)
         while waiting:

@@ -8,7 +8,7 @@ releases in the machine code tells.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ ELEMENT = 2  # bytes
 COLD = 6  # cycles an instruction outside the loop: a warp comes by once a tile, and its code must be fetched again
 Q, K, V = "Q", "K", "V"
 _UNKNOWN = ""  # what an mbarrier stands for
+
+Steps = tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class TileCycles:
 class Tile:
     """A tile as the cost model knows it."""
 
-    before: tuple[Step, ...]
-    loop: tuple[Step, ...]
-    after: tuple[Step, ...]
+    before: Steps
+    loop: Steps
+    after: Steps
     is_persistent: bool
     warps: int  # of a CTA that go through it
     blocks: float  # of keys in one pass through the loop
@@ -59,8 +61,11 @@ class Tile:
             return None
         launch, config = code.artifact.launch, code.artifact.config
         before, loop, after = (tuple(map(Step.of, part)) for part in (tour.before, tour.loop, tour.after))
+        before, loop, after = _with_rings(before, loop, after, tour.is_persistent)
         return cls(
-            *_with_rings(before, loop, after, tour.is_persistent),
+            before,
+            loop,
+            after,
             tour.is_persistent,
             max(1, round(code.loop_warps)),
             code.loop_blocks,
@@ -106,42 +111,44 @@ def _is_peeled(before: Sequence[Step]) -> bool:
     return any(mma(step.opcode) for step in before)
 
 
-def _with_rings(
-    before: Sequence[Step], loop: Sequence[Step], after: Sequence[Step], is_persistent: bool
-) -> Iterator[tuple[Step, ...]]:
-    """The steps with the rings that they wait for and release.
+def _with_rings(before: Steps, loop: Steps, after: Steps, is_persistent: bool) -> tuple[Steps, Steps, Steps]:
+    """The steps with the rings that they wait for and release; without, where that is not as it is known here.
 
     The loop waits for K and then for V, and releases them in this order. Q comes first of all. A persistent CTA has
     asked for it long before, unless its place is given back behind a barrier at the end: that means O was there.
     """
-    arrivals, releases = sum(s.is_arrival for s in loop), len(_runs(loop))
-    if arrivals != 2 or releases != 2:
-        yield from (tuple(before), tuple(loop), tuple(after))
-        return
+    releases = _releases(loop)
+    if len(releases) != 2 or sum(step.is_arrival for step in loop) != 2:
+        return before, loop, after
+    is_peeled = _is_peeled(before)
     barriers = [number for number, step in enumerate(after) if step.base == "BAR"]
-    late = [number for number in _runs(after) if barriers and number > barriers[0]]
-    waits_for_q = late if is_persistent else [0]
-    peeled = _is_peeled(before)
-    yield _named(before, [Q if waits_for_q else _UNKNOWN, K][: 1 + peeled], {_runs(before)[-1]: K} if peeled else {})
-    yield _named(loop, [K, V], dict(zip(_runs(loop), (K, V), strict=True)))
-    waits = [number for number, step in enumerate(after) if step.is_arrival]
-    given = [number for number in _runs(after) if peeled and number > waits[0]][:1]
-    yield _named(after, [V][:peeled], dict.fromkeys(late[:1], Q) | dict.fromkeys(given, V))
+    of_q = [number for number in _releases(after) if is_persistent and barriers and number > barriers[0]][:1]
+    arrivals = [number for number, step in enumerate(after) if step.is_arrival]
+    of_v = [number for number in _releases(after) if is_peeled and number > min(arrivals, default=0)][:1]
+    of_k = _releases(before)[-1:] if is_peeled else []
+    if is_persistent and is_peeled and not (of_k and of_v and arrivals):
+        return before, loop, after  # a place that nobody gives back would be waited for forever
+    first = Q if of_q or not is_persistent else _UNKNOWN
+    return (
+        _named(before, [first, K] if is_peeled else [first], dict.fromkeys(of_k, K)),
+        _named(loop, [K, V], dict(zip(releases, (K, V), strict=True))),
+        _named(after, [V] if is_peeled else [], dict.fromkeys(of_q, Q) | dict.fromkeys(of_v, V)),
+    )
 
 
-def _runs(steps: Sequence[Step]) -> list[int]:
-    """Where each release is; copies one after the other, of the parts of a tile, are one."""
-    releases = [number for number, step in enumerate(steps) if step.is_release]
-    ends = {n for n, step in enumerate(steps) if step.is_arrival or step.is_release or mma(step.opcode)}
-    found = []
-    for number in releases:
-        earlier = max((end for end in ends if end < number), default=None)
-        if earlier is None or not (steps[number].base == steps[earlier].base == "UTMALDG"):
+def _releases(steps: Sequence[Step]) -> list[int]:
+    """Where places are given back; of copies one after the other, which bring parts of one tile, the first."""
+    found: list[int] = []
+    previous = ""
+    for number, step in enumerate(steps):
+        if step.is_release and not (step.base == previous == "UTMALDG"):
             found.append(number)
+        if step.is_release or step.is_arrival or mma(step.opcode):
+            previous = step.base
     return found
 
 
-def _named(steps: Sequence[Step], arrivals: Sequence[str], releases: Mapping[int, str]) -> tuple[Step, ...]:
+def _named(steps: Sequence[Step], arrivals: Sequence[str], releases: Mapping[int, str]) -> Steps:
     """The steps with these rings: of waits in their order, of releases by their place."""
     rest = iter(arrivals)
     return tuple(
