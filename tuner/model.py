@@ -180,8 +180,18 @@ def workload(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict
     if not tile.block_n:
         raise ConfigError(f"the cost model prices loops over keys, and {artifact.version} declares no block_n")
     ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
-    keys_a_row = problem.flops / (4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.head_dim)
-    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), keys_a_row / tile.block_n, conflict_factor)
+    blocks = _blocks(problem, tile.block_m, tile.block_n)
+    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), blocks, conflict_factor)
+
+
+def _blocks(problem: Problem, block_m: int, block_n: int) -> float:
+    """Blocks of keys that a tile of rows goes through, on average. One that a causal mask cuts is computed whole."""
+    if problem.operation != "forward" or problem.packed or problem.window:
+        rows = problem.batch * problem.num_heads * problem.seqlen_q
+        return problem.flops / (4 * rows * problem.head_dim) / block_n
+    ends = [min(first + block_m, problem.seqlen_q) for first in range(0, problem.seqlen_q, block_m)]
+    hidden = [problem.seqlen_q - end if problem.causal else 0 for end in ends]
+    return sum(math.ceil(max(0, problem.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
 
 
 def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
