@@ -1,8 +1,8 @@
 """The cost model against an H200: each Hopper rung, at each length, predicted from the other rungs alone.
 
 Two of the model's constants were fitted to these rungs: the clock that warpgroup products leave, and what an
-instruction outside the loop costs. For each rung both are fitted anew, without it. The others are rounded figures: of
-none do the errors depend much.
+instruction outside the loop costs. For each rung both are fitted anew, without it. The others are rounded figures,
+chosen with all rungs in sight: README.md says what other values would change.
 """
 
 import math
