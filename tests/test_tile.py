@@ -160,3 +160,15 @@ def test_code_outside_the_loop_costs_what_fetching_it_takes(tiles):
     of_33 = tiles["33"]
     longer = dataclasses.replace(of_33, after=of_33.after + (step("IADD3"),) * 500)
     assert longer.cycles(1, RATES).fixed - of_33.cycles(1, RATES).fixed > 0.5 * 500 * COLD
+
+
+def test_what_a_warp_multiplies_by_itself_beside_warpgroup_products_is_left_out():
+    """Rung 37 computes a block anew by mma.sync where its sums left fp32's range."""
+    rung, problem = catalog.find("37"), Problem(batch=4, num_heads=16, seqlen_q=4096)
+    (artifact,) = build([BuildRequest(rung, rung.config_for(problem, H200), H200.arch)])
+    code = sass.read(artifact)
+    assert any(instruction.base == "HMMA" for instruction in code.loop)
+    tile = Tile.of(code)
+    assert not any(step.base in ("HMMA", "LDSM") for step in tile.loop)
+    assert (tile.warps, tile.blocks) == (8, pytest.approx(1))
+    assert rings_of(tile.loop) == "+K +V -K -V"

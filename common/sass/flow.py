@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashladder.common.sass.instruction import BYTES, SassInstruction
-from flashladder.common.sass.opcodes import mma_flops
+from flashladder.common.sass.opcodes import mma, mma_flops
 
 _COPIES = ("LDGSTS", "LDG", "UTMALDG", "UBLKCP")  # from global memory
 _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")  # after which a warp does not go on to the next instruction
@@ -155,7 +155,9 @@ class Graph:
         """The loop without its blocks that some rounds leave out, and that neither copy nor multiply."""
         dominators = self._dominators
         always = set.intersection(*(dominators[n] for n in loop.blocks if loop.head in self.blocks[n].successors))
-        seldom = {n for n in loop.blocks - always if not any(map(_is_work, self.blocks[n].instructions))}
+        has_warpgroup_products = any(map(_is_warpgroup_product, self.body(loop)))
+        is_work = _is_warpgroup_work if has_warpgroup_products else _is_work
+        seldom = {n for n in loop.blocks - always if not any(map(is_work, self.blocks[n].instructions))}
         return Loop(loop.head, loop.blocks - seldom)
 
     @cached_property
@@ -228,3 +230,13 @@ def _reachable(blocks: Sequence[SassBlock]) -> tuple[SassBlock, ...]:
 
 def _is_work(instruction: SassInstruction) -> bool:
     return instruction.base in (*_COPIES, "LDSM") or mma_flops(instruction.opcode) > 0
+
+
+def _is_warpgroup_work(instruction: SassInstruction) -> bool:
+    """In a loop of warpgroup products, what one warp multiplies by itself is an exception."""
+    return instruction.base in _COPIES or _is_warpgroup_product(instruction)
+
+
+def _is_warpgroup_product(instruction: SassInstruction) -> bool:
+    operation = mma(instruction.opcode)
+    return bool(operation and operation.is_warpgroup)
