@@ -166,6 +166,22 @@ def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(time
     assert np.std(np.log(predicted) - np.log(measured)) < 0.04
 
 
+@pytest.mark.parametrize(
+    ("values", "blocks"),
+    [
+        ({"seqlen_q": 512}, 8),
+        ({"seqlen_q": 500}, 8),
+        ({"seqlen_q": 512, "causal": True}, (2 + 4 + 6 + 8) / 4),
+        ({"seqlen_q": 128, "seqlen_k": 512, "causal": True}, 8),
+        ({"seqlen_q": 512, "seqlen_k": 128, "causal": True}, (0 + 0 + 0 + 2) / 4),
+    ],
+)
+def test_a_block_that_a_mask_cuts_is_computed_whole(artifacts, values, blocks):
+    tile = artifacts[2].launch
+    assert (tile.block_m, tile.block_n) == (128, 64)
+    assert model.workload(Problem(**values), artifacts[2], H100, 1.0).blocks == pytest.approx(blocks)
+
+
 def test_conflicts_make_a_kernel_slower(artifacts):
     assert workload(artifacts[0], 8.0).cycles() > 1.5 * workload(artifacts[0]).cycles()
 

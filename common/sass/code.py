@@ -59,8 +59,10 @@ class Code:
 
     @property
     def loop_flops(self) -> int:
-        """Tensor-core operations of one warp in the main loop."""
-        return sum(operation.flops for i in self.loop if (operation := mma(i.opcode)))
+        """Tensor-core operations of one warp in the main loop; beside warpgroup products, others are an exception's."""
+        operations = [operation for i in self.loop if (operation := mma(i.opcode))]
+        of_warpgroups = [operation for operation in operations if operation.is_warpgroup]
+        return sum(operation.flops for operation in of_warpgroups or operations)
 
     @property
     def block_flops(self) -> int:

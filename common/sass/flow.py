@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from flashladder.common.sass.instruction import BYTES, SassInstruction
-from flashladder.common.sass.opcodes import mma_flops
+from flashladder.common.sass.opcodes import mma, mma_flops
 
 _COPIES = ("LDGSTS", "LDG", "UTMALDG", "UBLKCP")  # from global memory
 _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")  # after which a warp does not go on to the next instruction
@@ -31,6 +32,16 @@ class Loop:
     def __lt__(self, other: Loop) -> bool:
         """Whether it is nested in the other."""
         return self.blocks < other.blocks
+
+
+@dataclass(frozen=True)
+class Tour:
+    """The instructions of a warp on its way through a tile of rows of Q."""
+
+    before: tuple[SassInstruction, ...]
+    loop: tuple[SassInstruction, ...]  # once
+    after: tuple[SassInstruction, ...]
+    is_persistent: bool  # it goes on with another tile
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,49 @@ class Graph:
         loop = self._main()
         return self.body(self._usual(loop)) if loop else []
 
+    def tour(self) -> Tour | None:
+        """The shortest way of a warp that goes through the main loop; None where there is no loop.
+
+        It begins and ends at the head of the loop around that one, over tiles of rows of Q; without one, at the
+        kernel's begin and end. What it leaves out is what a branch may leave out: spinning at a barrier, masks, LSE.
+        """
+        main = self._main()
+        if main is None:
+            return None
+        around = min((loop for loop in self.loops() if main < loop), key=lambda loop: len(loop.blocks), default=None)
+        inside = around.blocks if around else frozenset(range(len(self.blocks)))
+        exits = {after for number in main.blocks for after in self.blocks[number].successors} - main.blocks
+        if around:
+            ends = {number for number in inside if around.head in self.blocks[number].successors}
+        else:
+            ends = {number for number in inside if not self.blocks[number].successors}
+        before = self._way({around.head if around else 0}, {main.head}, inside)[:-1]
+        after = self._way(exits & inside, ends, inside - main.blocks)
+        usual = self.body(self._usual(main))
+        return Tour(self._instructions(before), tuple(usual), self._instructions(after), around is not None)
+
+    def _way(self, starts: Iterable[int], ends: Collection[int], inside: Collection[int]) -> list[int]:
+        """The blocks on the way from a start to an end with the fewest instructions; empty where there is none."""
+        waiting: list[tuple[int, tuple[int, ...]]] = []
+        for start in starts:
+            waiting.append((len(self.blocks[start].instructions), (start,)))
+        seen: set[int] = set()
+        heapq.heapify(waiting)
+        while waiting:
+            length, way = heapq.heappop(waiting)
+            if way[-1] in ends:
+                return list(way)
+            if way[-1] in seen:
+                continue
+            seen.add(way[-1])
+            for following in self.blocks[way[-1]].successors:
+                if following in inside:
+                    heapq.heappush(waiting, (length + len(self.blocks[following].instructions), (*way, following)))
+        return []
+
+    def _instructions(self, numbers: Iterable[int]) -> tuple[SassInstruction, ...]:
+        return tuple(instruction for number in numbers for instruction in self.blocks[number].instructions)
+
     def _main(self) -> Loop | None:
         bodies = {loop: self.body(loop) for loop in self.loops()}
         work = {loop: sum(mma_flops(i.opcode) for i in body) for loop, body in bodies.items()}
@@ -101,7 +155,9 @@ class Graph:
         """The loop without its blocks that some rounds leave out, and that neither copy nor multiply."""
         dominators = self._dominators
         always = set.intersection(*(dominators[n] for n in loop.blocks if loop.head in self.blocks[n].successors))
-        seldom = {n for n in loop.blocks - always if not any(map(_is_work, self.blocks[n].instructions))}
+        has_warpgroup_products = any(map(_is_warpgroup_product, self.body(loop)))
+        is_work = _is_warpgroup_work if has_warpgroup_products else _is_work
+        seldom = {n for n in loop.blocks - always if not any(map(is_work, self.blocks[n].instructions))}
         return Loop(loop.head, loop.blocks - seldom)
 
     @cached_property
@@ -174,3 +230,13 @@ def _reachable(blocks: Sequence[SassBlock]) -> tuple[SassBlock, ...]:
 
 def _is_work(instruction: SassInstruction) -> bool:
     return instruction.base in (*_COPIES, "LDSM") or mma_flops(instruction.opcode) > 0
+
+
+def _is_warpgroup_work(instruction: SassInstruction) -> bool:
+    """In a loop of warpgroup products, what one warp multiplies by itself is an exception."""
+    return instruction.base in _COPIES or _is_warpgroup_product(instruction)
+
+
+def _is_warpgroup_product(instruction: SassInstruction) -> bool:
+    operation = mma(instruction.opcode)
+    return bool(operation and operation.is_warpgroup)

@@ -250,7 +250,9 @@ def _predicted(configured: Configuration, report: Report, arguments: argparse.Na
         time_us = model.time_us(problem, artifact, gpu, conflict_factor(report))
     except FlashLadderError as error:
         return f"nothing: {error}"
-    return f"{time_us:,.0f} us on {gpu.title}, by the cost model: nothing was timed; {problem.name.replace(',', ', ')}"
+    named = problem.name.replace(",", ", ")
+    told = f"by the cost model: nothing was timed; {named}; {model.experience(artifact)}"
+    return f"{time_us:,.0f} us on {gpu.title}, {told}"
 
 
 def _on_gpu(artifact: Artifact, problem: Problem, arguments: argparse.Namespace) -> Outcome:
