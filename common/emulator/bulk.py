@@ -209,10 +209,8 @@ class BulkQueue:
             group = np.broadcast_to(self._commits[:, lane], rows.shape)
             for region, chosen in target.regions(self, index, lane, rows, (source,)):
                 units = self._units(index, lane, chosen, region, _value(source, lane, chosen))
-                if isinstance(region, Tile) and region.of(chosen).is_cut_within_chunks:
-                    self.fail(
-                        index, lane, chosen, f"a store of a tile that the tensor's edge cuts within {CHUNK} bytes"
-                    )
+                if isinstance(region, Tile):
+                    self._check_stored(index, lane, chosen, region.of(chosen))
                 if self._chunk.race:
                     where = _where(chosen)
                     self._chunk.race.bulk_reads(AgentAccess(self._warp, index, lane, units, where, "copies from it"))
@@ -223,6 +221,12 @@ class BulkQueue:
                     self._pending.append(copy)
                 else:
                     self._write(self._read(copy))
+
+    def _check_stored(self, index: int, lane: int, rows: np.ndarray, tile: Tile) -> None:
+        if tile.is_cut_within_chunks:
+            self.fail(index, lane, rows, f"a store of a tile that the tensor's edge cuts within {CHUNK} bytes")
+        if tile.begins_before:
+            self.fail(index, lane, rows, "a store of a tile that begins before its tensor: an H200 has no such one")
 
     def commit(self, index: int, mask: Mask) -> None:
         """cp.async.bulk.commit_group."""

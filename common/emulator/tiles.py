@@ -121,6 +121,12 @@ class Tile(Region):
         inside = (self.start < edge) & (edge < self.start + self.map.box[0] * self.map.element_bytes)
         return bool(edge % CHUNK and inside.any())
 
+    @property
+    def begins_before(self) -> bool:
+        """Whether it begins before its tensor along some dimension. To an H200 a store of such a tile is an illegal
+        instruction, though PTX names no such limit (5.5.3.3)."""
+        return bool((self.coordinates < 0).any())
+
     def of(self, rows: np.ndarray) -> "Tile":
         """See Region."""
         return replace(self, coordinates=self.coordinates[rows])

@@ -287,6 +287,17 @@ def test_a_tile_that_begins_within_16_bytes():
         run(coordinates((-1, 0)) + expect(1024) + load(2) + wait(), [tensor.map])
 
 
+@pytest.mark.parametrize("first", [(-8, 0), (0, -1)])
+@pytest.mark.parametrize("function", ["", "add"])
+def test_a_stored_tile_that_begins_before_its_tensor(first, function):
+    """Illegal to an H200; a load may begin there."""
+    run = Run()
+    tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0, readonly=False)
+    with pytest.raises(MemoryAccessError, match=r"begins before its tensor: an H200 has no such one\n.*warp 0, lane 0"):
+        run(coordinates(first) + store(2, function) + COMMIT + DRAINED, [tensor.map])
+    run(coordinates(first) + expect(1024) + load(2) + wait(), [tensor.map])
+
+
 def test_a_stored_tile_that_is_cut_within_16_bytes():
     run = Run()
     tensor = Tensor(run, "tensor", "bf16", (60, 8), (64, 8), 0, readonly=False)
