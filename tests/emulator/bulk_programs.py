@@ -138,9 +138,9 @@ class Tensor:
 
 
 @st.composite
-def tiles(draw, dtypes=tuple(NUMPY), max_elements=600, whole=False):
+def tiles(draw, dtypes=tuple(NUMPY), max_elements=600, stored=False):
     """dtype, dims, box, swizzle, pads, and where a box begins: inside, across an edge, or outside, its rows at a
-    multiple of 16 bytes, where the tensor's rows end too if they are `whole`."""
+    multiple of 16 bytes. Of tiles that are `stored` the tensor's rows end at one too, and none begins before it."""
     dtype = draw(st.sampled_from(dtypes))
     size = np.dtype(NUMPY[dtype]).itemsize
     rank = draw(st.integers(1, 5))
@@ -152,8 +152,8 @@ def tiles(draw, dtypes=tuple(NUMPY), max_elements=600, whole=False):
     dims = [draw(st.integers(max(1, b - 3), b + 9)) for b in box]
     pads = [draw(st.integers(0, 2)) for _ in dims[1:]]
     chunk = 16 // size  # elements
-    if whole:
+    if stored:
         dims[0] = -(-dims[0] // chunk) * chunk
-    first = [draw(st.integers(-b - 1, d + 1)) for b, d in zip(box, dims, strict=True)]
+    first = [draw(st.integers(0 if stored else -b - 1, d + 1)) for b, d in zip(box, dims, strict=True)]
     first[0] = first[0] // chunk * chunk
     return dtype, tuple(dims), tuple(box), swizzle, pads, tuple(first)

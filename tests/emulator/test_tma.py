@@ -45,7 +45,7 @@ def test_loaded_tiles(drawn, lazy):
 
 
 @settings(max_examples=60, deadline=None)
-@given(drawn=tiles(whole=True), lazy=st.booleans())
+@given(drawn=tiles(stored=True), lazy=st.booleans())
 def test_stored_tiles(drawn, lazy):
     """Only what lies inside the tensor is written."""
     dtype, dims, box, swizzle, pads, first = drawn
