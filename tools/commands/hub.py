@@ -95,16 +95,14 @@ def main(arguments: argparse.Namespace) -> int:
             files = [name for name in archive.namelist() if name.startswith("flashladder/")]
             if "flashladder/common/attention/__init__.py" not in files:
                 raise ConfigError(f"{wheel} is no wheel of flashladder: pip wheel . --no-deps makes one")
-            folders = [out / "build" / f"torch-{backend}" for backend in backends]
-            for folder in [out / "torch-ext" / "flashladder"] if arguments.source else folders:
-                archive.extractall(folder, files)
-                (folder / "__init__.py").write_text(_door())
-        if arguments.source:
-            (out / "build.toml").write_text(_build(files, backends))
-            (out / "flake.nix").write_text(FLAKE)
-        else:
-            for folder, backend in zip(folders, backends, strict=True):
-                (folder / "metadata.json").write_text(_metadata(wheel, backend))
+            if arguments.source:
+                _extract(archive, files, out / "torch-ext" / "flashladder")
+                (out / "build.toml").write_text(_build(files, backends))
+                (out / "flake.nix").write_text(FLAKE)
+            for backend in () if arguments.source else backends:
+                variant = out / "build" / f"torch-{backend}"
+                _extract(archive, files, variant)
+                (variant / "metadata.json").write_text(_metadata(wheel, backend))
     except (OSError, zipfile.BadZipFile) as error:
         shutil.rmtree(out, ignore_errors=True)
         raise ResultsError(f"cannot lay {wheel} out: {error}") from error
@@ -114,8 +112,10 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _door() -> str:
-    return DOOR.format(names=", ".join(NAMES), quoted=_quoted(NAMES))
+def _extract(archive: zipfile.ZipFile, files: list[str], folder: Path) -> None:
+    """The package, and the module beside it through which `kernels` comes in."""
+    archive.extractall(folder, files)
+    (folder / "__init__.py").write_text(DOOR.format(names=", ".join(NAMES), quoted=_quoted(NAMES)))
 
 
 def _build(files: list[str], backends: list[str]) -> str:
