@@ -13,7 +13,7 @@ from flashladder.common.buffers import Buffer, poison, unwritten
 from flashladder.common.config import listing, spell
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
 from flashladder.common.families import NORMAL
-from flashladder.common.operations import OPERATIONS, Operation
+from flashladder.common.operations import BIASED, OPERATIONS, Operation
 from flashladder.common.operations.operation import DTYPES
 
 LSE = "lse"
@@ -31,7 +31,8 @@ class Problem:
 
     Causal masks are aligned to the bottom right: query i sees the keys j <= i + seqlen_k - seqlen_q. A window is, too:
     from window_left keys before that one to window_right behind it, None for all. A softcap of 0 is none; with one,
-    scores are softcap * tanh(score / softcap).
+    scores are softcap * tanh(score / softcap). With alibi, they then lose a slope for each key between a row's own and
+    theirs: slope * |i + seqlen_k - seqlen_q - j|, where the slopes are a tensor of their own.
 
     Packed sequences have their lengths in seqlens_q and seqlens_k (as seqlens_q where left out). These say how many
     there are (batch), the longest (seqlen_q, seqlen_k) and the rows of all together (total_q, total_k). Where only the
@@ -56,6 +57,7 @@ class Problem:
     window_left: int | None = None
     window_right: int | None = None
     softcap: float = 0.0
+    alibi: bool = False
     seqlens_q: tuple[int, ...] = ()  # these four of packed sequences alone
     seqlens_k: tuple[int, ...] = ()
     total_q: int = None  # type: ignore[assignment]
@@ -154,7 +156,7 @@ class Problem:
     @property
     def asked(self) -> Operation:
         """What is to be computed."""
-        return OPERATIONS[self.operation]
+        return (BIASED if self.alibi else OPERATIONS)[self.operation]
 
     @property
     def window(self) -> bool:

@@ -59,6 +59,9 @@ _DIMS = tuple(_Field(256 + 32 * n, 32, bias=1) for n in range(MAX_RANK))
 _BOX = tuple(_Field(440 + 8 * n, 8, bias=1) for n in range(MAX_RANK))
 _BOX_BYTES = _Field(512, 32)
 _SHARED_ALIGNMENT = _Field(576, 32)  # after so many bytes the swizzle's pattern repeats
+# Where a map holds what differs from tensor to tensor, for a writer of words of 32 bits: the address, in two; strides
+# below 2^36 in units of 16 bytes, that of dimension 1 first; dimensions less one, from dimension 0 on.
+ADDRESS_AT, STRIDES_AT, DIMS_AT = (field.first // 8 for field in (_ADDRESS, _STRIDES[0][0], _DIMS[0]))
 # What must be zero in a map of this kind: interleaving, NaN fill, tf32, element strides.
 _OTHERS = (_Field(75, 2), _Field(79, 2), _Field(416, 3 * MAX_RANK))
 

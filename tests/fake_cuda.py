@@ -99,24 +99,11 @@ def _encoded(kind, address, dims, strides, box, swizzle):
     return tensor_map.encode(address, spelled, dims, strides, box, tensor_map.SWIZZLES[swizzle])
 
 
-def entry_points(driver):
-    """The driver's functions as C knows them, and what keeps them there."""
-    integer, word, pointer = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p
-
-    def launch(*arguments):
-        return driver.cuLaunchKernel(*arguments)[0]
-
-    def encode(made, kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill):
-        assert (rank, steps[:4], interleave, promotion, fill) == (4, [1] * 4, 0, 2, 0)
-        ctypes.memmove(made, _encoded(kind, address, dims[:4], strides[:3], box[:4], swizzle), tensor_map.NUM_BYTES)
-        return 0
-
-    longs, words = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32)
-    kinds = (
-        ctypes.CFUNCTYPE(integer, pointer, *[word] * 7, pointer, pointer, pointer)(launch),
-        ctypes.CFUNCTYPE(integer, pointer, integer, word, pointer, longs, longs, words, words, *[integer] * 4)(encode),
-    )
-    return [ctypes.cast(kind, pointer).value for kind in kinds], kinds
+def launch_function(driver):
+    """The driver's launch as C knows it; it must be kept."""
+    word, pointer = ctypes.c_uint, ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[word] * 7, pointer, pointer, pointer)
+    return kind(lambda *arguments: driver.cuLaunchKernel(*arguments)[0])
 
 
 def install(monkeypatch, gpu_name="h100"):
@@ -136,11 +123,14 @@ def install(monkeypatch, gpu_name="h100"):
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    capturing = lambda: torch.cuda.is_current_stream_capturing()  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", capturing, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: torch.cuda.current_device(), raising=False)
     monkeypatch.setattr(gpu, "driver", lambda: made)
     monkeypatch.setattr(gpu, "_loaded", {})
-    addresses, made.kept = entry_points(made)
-    monkeypatch.setattr(gpu.LoadedKernel, "entry_points", lambda kernel: addresses)
+    made.kept = launch_function(made)
+    address = ctypes.cast(made.kept, ctypes.c_void_p).value
+    monkeypatch.setattr(gpu.LoadedKernel, "launch_address", lambda kernel: address)
     monkeypatch.setattr(quick, "prepare", lambda: None)
     monkeypatch.setattr(quick, "extension", None)
     here = target.Target(on_gpu=True, arch=described.arch, gpu=described)

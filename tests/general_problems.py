@@ -11,7 +11,7 @@ GENERAL = GENERALS[-1]
 HOPPERS = [catalog.find(name) for name in ("any_attention", "own_rows", "wide_heads", "no_maxima")]
 HEAD_DIMS = GENERAL.supports.head_dim
 DECIDED = ("head_dim", "dtype", "causal", "lse")  # fields of the configuration that a problem decides
-APART = ("packed", "window", "softcap")  # such that have tests of their own
+APART = ("packed", "window", "softcap", "alibi")  # such that have tests of their own
 
 
 def kinds(rung):

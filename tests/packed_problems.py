@@ -49,11 +49,12 @@ def draw_packed(rng, longest, **kind):
 
 
 def draw_bounds(rng, causal):
-    """A window, with an end on one side or on both; and a softcap now and then."""
+    """A window, with an end on one side or on both; a softcap and ALiBi now and then."""
     keys = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 150)
     left, right = rng.choice((*keys, None)), rng.choice(keys)
     return {
         "window_left": left if left is not None or not causal else 7,
         "window_right": None if causal or (left is not None and rng.random() < 0.3) else right,
         "softcap": rng.choice((0.0, 0.0, 20.0)),
+        "alibi": rng.random() < 0.2,
     }

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import math
+import mmap
 import re
 import subprocess
 import threading
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashladder.common import tensor_map
 from flashladder.common.build import library
 from flashladder.common.build.artifact import Artifact, RungKernel
 from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
@@ -251,6 +253,58 @@ def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch,
     monkeypatch.setattr(call._workspaces[0], "_unused", [])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x55)
     assert counter() not in {first, second, *captured}, "more streams than counters"
+
+
+def test_maps_tell_of_the_tensors_that_a_call_was_given(driver, tmp_path):
+    """Alike but for one thing, one after the other, also in memory that was another's just before."""
+    made = artifact(tmp_path, "tensor maps and a counter")
+    notes(driver, made)
+    call = Call(RUNG, made, fake_cuda.DEVICE)
+    wide = bf16(2, 70, 4, 64)
+    for q, k in (
+        (Q, K),
+        (Q.clone(), K),  # at another address
+        (Q, wide[:, :, :2]),  # of other strides
+        (Q[:, :63], K[:, :69]),  # of other lengths
+        (Q[:1], K[:1]),
+        *((bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)) for _ in range(3)),  # freed, and made anew
+    ):
+        o = torch.empty_like(q)
+        assert call(q, k, k, o, None, 0.125)
+        maps = driver.launches[-1].arguments[2]
+        for number, tensor in enumerate((q, k, k, o)):
+            told = tensor_map.decode(maps[128 * number : 128 * (number + 1)])
+            batch, seqlen, heads, head_dim = tensor.shape
+            assert (told.address, told.dims) == (tensor.data_ptr(), (head_dim, seqlen, heads, batch))
+            of_batch, of_row, of_head, _ = (2 * stride for stride in tensor.stride())
+            assert told.strides == (of_row, of_head, of_batch if batch > 1 else 16)
+
+
+def test_a_stride_whose_highest_bits_lie_elsewhere(driver, tmp_path):
+    """It is in the map all the same. The memory is never touched."""
+    made = artifact(tmp_path, "tensor maps and a counter")
+    notes(driver, made)
+    call = Call(RUNG, made, fake_cuda.DEVICE)
+    apart = 1 << 36  # bytes: one more than C++ writes itself
+    private, unbacked = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x4000  # MAP_NORESERVE
+    far = torch.frombuffer(mmap.mmap(-1, apart + (1 << 20), flags=private | unbacked), dtype=torch.bfloat16)
+    for bytes_apart in (apart - 16, apart):
+        k = far.as_strided((2, 70, 2, 64), (bytes_apart // 2, 128, 64, 1))
+        assert call(Q, k, k, torch.empty_like(Q), None, 0.125)
+        maps = driver.launches[-1].arguments[2]
+        assert tensor_map.decode(maps[128:256]).strides == (256, 128, bytes_apart)
+
+
+def test_a_driver_that_makes_other_maps_makes_them_all(driver, tmp_path, monkeypatch):
+    """C++ knows one layout; where the driver has another, the calls go through Python."""
+    made = artifact(tmp_path, "tensor maps and a counter")
+    notes(driver, made)
+    encoded = fake_cuda._encoded
+    monkeypatch.setattr(fake_cuda, "_encoded", lambda *given: encoded(*given)[:-1] + b"\1")
+    call = Call(RUNG, made, fake_cuda.DEVICE)
+    assert call.plan_at == 0
+    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
+    assert {driver.launches[-1].arguments[2][at] for at in (127, 255, 383, 511)} == {1}
 
 
 def test_the_device_is_made_current(driver, tmp_path, monkeypatch):

@@ -63,7 +63,12 @@ def test_a_variant_for_each_backend(wheel, tmp_path, capsys):
     assert len(ids) == 2, "each is a module of its own"
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("kernels"), reason="kernels is not installed: pip install kernels")
+needs_kernels = pytest.mark.skipif(
+    not importlib.util.find_spec("kernels"), reason="kernels is not installed: pip install kernels"
+)
+
+
+@needs_kernels
 @pytest.mark.parametrize("way", ["local", "from the Hub"])
 def test_the_real_package_loads_it(way, wheel, tmp_path, monkeypatch):
     """A local path; and a name on the Hub that is overridden by one."""
@@ -73,6 +78,29 @@ def test_the_real_package_loads_it(way, wheel, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_KERNELS", f"me/flashladder={out}")
     done = subprocess.run([sys.executable, "-c", USE, out, way], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@needs_kernels
+def test_the_real_package_reads_its_sources(wheel, tmp_path, capfd):
+    """build.toml, without a complaint; and kernel-builder copies what a variant has, by the endings that it is told."""
+    from kernels._rust import Backend, Build
+
+    assert tool(wheel, "--out", tmp_path / "source", "--source", "--backend", "cuda", "cpu") == 0
+    assert tool(wheel, "--out", tmp_path / "built") == 0
+    assert "source: build.toml, with 0 kernels" in "".join(capfd.readouterr().out.split("\n"))
+    build = Build.open(tmp_path / "source")
+    assert set(build.general.backends) == {Backend.CUDA, Backend.CPU}
+    assert capfd.readouterr().err == "", "an edition of its format that is not the newest, for example"
+    endings = re.search(r"pyext = \[(.*)\]", (tmp_path / "source" / "build.toml").read_text())[1]
+    copied = {
+        str(file.relative_to(tmp_path / "source" / "torch-ext" / "flashladder"))
+        for file in (tmp_path / "source" / "torch-ext" / "flashladder").rglob("*")
+        if file.is_file() and f'"{file.suffix[1:]}"' in endings
+    }
+    variant = tmp_path / "built" / "build" / "torch-cuda"
+    built = {str(file.relative_to(variant)) for file in variant.rglob("*") if file.is_file()}
+    assert copied == built - {"metadata.json"}
+    assert "kernel-builder.lib.genKernelFlakeOutputs" in (tmp_path / "source" / "flake.nix").read_text()
 
 
 def test_another_flashladder_is_not_taken_for_it(wheel, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashladder.common import console, problem
-from flashladder.common.attention import op
+from flashladder.common.attention import gradients, op
 from flashladder.common.errors import DeviceError
 from flashladder.common.run import gpu, quick
 from flashladder.tools.commands import overhead
@@ -40,16 +40,30 @@ def test_each_way_to_call_beside_torch(run):
     code, out = run("24", "--seqlen", "16", "--heads", "2", "--head-dim", "64")
     assert code == 0
     rows = re.findall(r"^ +(\S.*?) {2,}(\S+) +(\S+) *$", out, re.MULTILINE)
-    assert [row for row in rows if row[0].split()[0] != "call"][:5] == [
+    rows = [row for row in rows if row[0].split()[0] != "call"]
+    assert rows[:5] == [
         ("scaled_dot_product_attention", "2.0", "1.00"),
         ("24", "4.0", "2.00"),
         ("24, out=", "6.0", "3.00"),
         ("24, return_lse=True", "8.0", "4.00"),
         ("24, as torch.compile calls it", "10.0", "5.00"),
     ]
-    assert [row[0] for row in rows[-2:]] == ["24, in Python", "24, a new length"]
+    assert [row[0] for row in rows[5:7]] == ["24, in Python", "24, a new length"]
+    assert rows[-3:] == [
+        ("scaled_dot_product_attention", "2.0", "1.00"),
+        ("24", "4.0", "2.00"),
+        ("scaled_dot_product_attention, inputs want gradients", "6.0", "3.00"),
+    ]
+    assert "inputs that want gradients: the inputs want a gradient, and kernels compute none" in out
     assert "calls go through Python: made up" in out
     assert re.search(r"first call of 24: \d+\.\d\d s", out)
+
+
+def test_inputs_that_want_gradients_are_to_be_refused(run, monkeypatch):
+    """An output without a gradient where one is wanted would be wrong."""
+    monkeypatch.setattr(gradients, "refuse", lambda *_, **__: None)
+    code, _ = run("24", "--seqlen", "16", "--heads", "2", "--head-dim", "64")
+    assert code == console.EXIT_ERROR
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

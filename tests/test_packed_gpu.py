@@ -20,7 +20,13 @@ from flashladder.common.run.execute import on_gpu
 pytestmark = pytest.mark.gpu
 KINDS = kinds(GENERAL)
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
-FIELDS = ({"packed": True}, {"window": True}, {"window": True, "softcap": True}, {"packed": True, "window": True})
+FIELDS = (
+    {"packed": True},
+    {"window": True},
+    {"window": True, "softcap": True},
+    {"packed": True, "window": True},
+    {"alibi": True},
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,6 +61,14 @@ def test_many_random_windows_and_softcaps(kind):
     for _ in range(60):
         problem = draw(rng, longest=1500, **kind)
         launched(dataclasses.replace(problem, **draw_bounds(rng, kind["causal"])))
+
+
+@OF_EACH_KIND
+def test_many_random_slopes(kind):
+    rng = random.Random(f"alibi {id_of(kind)}")
+    for _ in range(30):
+        launched(dataclasses.replace(draw(rng, longest=1500, **kind), alibi=True))
+        launched(dataclasses.replace(draw_packed(rng, longest=1500, **kind), alibi=True))
 
 
 @OF_EACH_KIND

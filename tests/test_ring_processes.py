@@ -1,11 +1,14 @@
 """The command that tries a ring: processes over gloo and the emulator, or over NCCL on GPUs; and its refusals."""
 
+import math
 import re
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from flashladder.common import console
+from flashladder.common.attention import ring_trial
 from flashladder.common.attention.ring_trial import RingTrial, hold
 from flashladder.common.errors import DeviceError
 from flashladder.common.paths import ROOT
@@ -59,6 +62,15 @@ def test_a_wrong_output_does_not_pass():
     assert RingTrial({"o": 0.1, "lse": 0.0}, {"o": 0.2, "lse": 0.1}, {}).passed
     assert not RingTrial({"o": 0.3, "lse": 0.0}, {"o": 0.2, "lse": 0.1}, {}).passed
     assert not RingTrial({"o": float("nan"), "lse": 0.0}, {"o": 0.2, "lse": 0.1}, {}).passed
+
+
+def test_what_is_no_number_on_one_rank_is_the_worst(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/door", rank=0, world_size=1)
+    try:
+        worst = ring_trial._of_all({"o": math.nan, "lse": 0.5}, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+    assert worst == {"o": math.inf, "lse": 0.5}
 
 
 @pytest.mark.gpu

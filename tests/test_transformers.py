@@ -301,10 +301,66 @@ def test_the_command_compares(device, capsys):
     small = ["--seqlen", "512", "--layers", "2", "--tokens", "4"]
     words = ["--device", "emulator"] if device == "cpu" else small
     assert console.run(command.main, command.parser(), [*words, "--implementations", "eager,sdpa,ladder"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] in (["sdpa"], ["ladder"])]
-    assert [row[0] for row in rows] == ["sdpa", "ladder"]
+    rows = rows_of(capsys.readouterr().out)
+    assert [row[0] for row in rows] == ["eager", "sdpa", "ladder"]
     assert all(0 < float(row[1]) < 0.1 for row in rows)
-    assert [len(row) for row in rows] == [2 if device == "cpu" else 6] * 2
+    assert [len(row) for row in rows] == [2 if device == "cpu" else 8] * 3
+
+
+def rows_of(table):
+    return [line.split() for line in table.splitlines() if line.split()[:1] in (["eager"], ["sdpa"], ["ladder"])]
+
+
+def test_the_command_times_attention_a_prefill_and_a_token(monkeypatch, capsys):
+    """With clocks that are made up: all attention calls of a prefill take 3 ms each."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.elapsed_time = lambda end: 3.0
+
+        def record(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(command, "ROUNDS", 2)
+    model = command._model({name: small for name, (_, small) in command.SIZES.items()} | {"layers": 2}, "cpu")
+    usual = dict(transformers.AttentionInterface._global_mapping)
+    with torch.inference_mode():
+        times = command._times(model, ["sdpa", "eager", "ladder"], IDS, 2)
+    assert transformers.AttentionInterface._global_mapping == usual
+    assert [times[name][0] for name in ("sdpa", "ladder")] == [6.0, 6.0]
+    assert all(prefill > 0 for _, prefill, _ in times.values())
+    console.console.print(command._shown(dict.fromkeys(times, 0.1), times))
+    rows = rows_of(capsys.readouterr().out)
+    assert [len(row) for row in rows] == [8, 8, 8]
+    assert [row[2:4] for row in rows] == [["6.000", "1.000"], ["-", "-"], ["6.000", "1.000"]]
+
+
+def test_the_command_fails_where_logits_are_wrong_or_a_layer_falls_back(monkeypatch, capsys):
+    monkeypatch.setattr(ours, "attention", lambda q, *_, **__: torch.zeros_like(q))
+    assert console.run(command.main, command.parser(), ["--device", "emulator"]) == console.EXIT_ERROR
+    assert re.search(r"ladder: \S+: logits are wrong by more than twice sdpa's error", capsys.readouterr().err)
+    monkeypatch.setattr(ours, "foresee", refused)
+    assert console.run(command.main, command.parser(), ["--device", "emulator"]) == console.EXIT_ERROR
+    assert '"sdpa" runs instead of FlashLadder: made up' in capsys.readouterr().err
+
+
+def refused(*_):
+    raise UnsupportedProblemError("made up")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("sdpa:efficient", "of sdpa's kernels there are sdpa:flash and sdpa:cudnn"),
+        ("nonsense", 'Specified `attn_implementation="nonsense"` is not supported'),
+        ("sdpa:cudnn", "torch has no such kernel for this model"),
+    ],
+)
+def test_the_command_names_an_implementation_that_is_none(given, words, capsys):
+    assert console.run(command.main, command.parser(), ["--device", "emulator", "--implementations", given]) == 2
+    assert f"--implementations {given}: {words}" in capsys.readouterr().err
 
 
 def test_another_transformers_is_refused(monkeypatch):

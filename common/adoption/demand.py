@@ -102,9 +102,9 @@ def least_us(problem: Problem, gpu: GpuDescription) -> float:
 def stand_in(problem: Problem) -> Problem:
     """The plain problem that is nearest: it is what winners are found with, and what torch's kernels compute too.
 
-    Packed sequences become a batch of the longest, of as many tokens; windows and softcaps are left out.
+    Packed sequences become a batch of the longest, of as many tokens; windows, softcaps and ALiBi are left out.
     """
-    plain: dict[str, Any] = {"window_left": None, "window_right": None, "softcap": 0.0}
+    plain: dict[str, Any] = {"window_left": None, "window_right": None, "softcap": 0.0, "alibi": False}
     if problem.packed:
         plain |= {
             "operation": "forward",
@@ -158,4 +158,4 @@ def _likeness(problem: Problem) -> object:
     p = problem
     sizes = p.num_heads, p.num_heads_k, None if p.packed else p.batch
     lengths = p.seqlen_q.bit_length(), p.seqlen_k.bit_length()
-    return p.operation, tuned.kind_of(p), p.lse, sizes, lengths, p.window_left, p.window_right, p.softcap > 0
+    return p.operation, tuned.kind_of(p), p.lse, sizes, lengths, p.window_left, p.window_right, p.softcap > 0, p.alibi

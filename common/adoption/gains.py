@@ -31,7 +31,7 @@ ESTIMATES = ("ratio", "to_default")
 
 @dataclass(frozen=True)
 class Gain:
-    """Times in microseconds, of one call. Without a baseline, of windows and softcaps, the gain is over the default."""
+    """Times in microseconds, of one call. For windows, softcaps, ALiBi the baseline is the default."""
 
     problem: Problem
     calls: int

@@ -19,6 +19,7 @@ def attention(
     return_lse: bool = False,
     window: general.Window = general.OPEN,
     softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +33,8 @@ def attention(
 
     A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
     it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
-    key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn.
+    key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn. With `alibi_slopes`,
+    (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses slope * |i + seqlen_k - seqlen_q - j|.
 
     O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
     takes longer where that interleaves with an input's.
@@ -45,7 +47,8 @@ def attention(
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, or that want a
     gradient, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
-    if type(window) is tuple and window == general.OPEN and isinstance(softcap, (float, int)) and not softcap:
+    is_open = type(window) is tuple and window == general.OPEN
+    if is_open and alibi_slopes is None and isinstance(softcap, (float, int)) and not softcap:
         done = op.shortly(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
@@ -62,8 +65,8 @@ def attention(
             raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
-    if window != general.OPEN or softcap:
-        bounds = (*window, softcap)
+    if window != general.OPEN or softcap or alibi_slopes is not None:
+        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
         if out is not None:
             op.check_out(out, q)

@@ -35,18 +35,20 @@ def flash_attn_func(
     `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing: the
     forward pass always is. With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp,
     (batch, heads, seqlen_q), and, as without dropout in flash-attn, no probabilities (0 elements). Of a row that sees
-    no key softmax_lse is -inf; flash-attn says +inf.
+    no key softmax_lse is -inf; flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
+    its softmax_lse is larger by slope * (i + seqlen_k - seqlen_q); ours is of the scores that both document.
 
-    Raises UnsupportedProblemError for dropout_p, alibi_slopes, a gradient that is wanted, and what `attention` refuses.
+    Raises UnsupportedProblemError for dropout_p, a gradient that is wanted, and what `attention` refuses.
     """
     given.tensors(q=q, k=k, v=v)
-    _refuse(dropout_p, alibi_slopes, causal, return_attn_probs)
+    _refuse(dropout_p, causal, return_attn_probs)
     result = attention(
         q,
         k,
         v,
         softmax_scale=softmax_scale,
         softcap=_softcap(softcap),
+        alibi_slopes=alibi_slopes,
         return_lse=return_attn_probs,
         **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
@@ -114,7 +116,7 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
-    _refuse(dropout_p, alibi_slopes, causal, return_attn_probs)
+    _refuse(dropout_p, causal, return_attn_probs)
     result = packed_attention(
         q,
         k,
@@ -125,6 +127,7 @@ def flash_attn_varlen_func(
         max_seqlen_k,
         softmax_scale=softmax_scale,
         softcap=_softcap(softcap),
+        alibi_slopes=alibi_slopes,
         **_seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
         return_lse=return_attn_probs,
     )
@@ -210,13 +213,11 @@ def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tenso
     return tensor.unbind(-3)
 
 
-def _refuse(dropout_p: float, alibi_slopes: torch.Tensor | None, causal: bool, return_attn_probs: bool) -> None:
+def _refuse(dropout_p: float, causal: bool, return_attn_probs: bool) -> None:
     """What no kernel here does, and what is no flag."""
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     if given.number("dropout_p", dropout_p):
         raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
-    if alibi_slopes is not None:
-        raise UnsupportedProblemError("alibi_slopes: kernels add no bias to scores; alibi_slopes=None works")
 
 
 def _softcap(softcap: float) -> float:

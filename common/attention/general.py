@@ -1,4 +1,4 @@
-"""attention with what few rungs take: packed sequences, a sliding window, a softcap. One operator for all of it."""
+"""attention with what few rungs take: packed sequences, a window, a softcap, ALiBi. One operator for all of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.attention import op, sequences
+from flashladder.common.attention import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.launch import ALL_KEYS
 
@@ -19,6 +19,27 @@ def window_of(window: Window) -> Window:
     """A window as kernels take it. UnsupportedProblemError for what is none."""
     left, right = (None if each is None else min(each, ALL_KEYS) for each in pair_of("window", window, None))
     return left, right
+
+
+def slopes_of(alibi_slopes: torch.Tensor | None, q: torch.Tensor, batch: int) -> torch.Tensor | None:
+    """ALiBi's slopes as kernels take them, one for each head of each of `batch` sequences, contiguous.
+
+    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no slopes of it.
+    """
+    if alibi_slopes is None:
+        return None
+    given.tensors(alibi_slopes=alibi_slopes)
+    heads, shape = q.shape[-2], tuple(alibi_slopes.shape)
+    if shape not in ((heads,), (batch, heads)) or alibi_slopes.dtype != torch.float32:
+        raise UnsupportedProblemError(
+            f"alibi_slopes is {shape} {alibi_slopes.dtype}; with q it is ({heads},) or ({batch}, {heads}) torch.float32"
+        )
+    if alibi_slopes.device != q.device:
+        raise UnsupportedProblemError(
+            f"alibi_slopes on {alibi_slopes.device}, q on {q.device}; kernels take one device"
+        )
+    gradients.refuse(alibi_slopes, what="alibi_slopes")
+    return alibi_slopes.expand(batch, heads).contiguous()
 
 
 def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
@@ -46,16 +67,21 @@ def forward(
     window_left: int | None,
     window_right: int | None,
     softcap: float,
+    alibi_slopes: torch.Tensor | None,
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
 
-    With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q).
+    With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
+    (batch, heads), contiguous.
     """
     o, sums = _outputs(q, cu_seqlens_q is not None, lse)
-    others: dict[str, Any] = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+    bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+    others: dict[str, Any] = {**bounds, "alibi": alibi_slopes is not None}
     tensors = {"q": q, "k": k, "v": v, "o": o} | ({"lse": sums} if lse else {})
+    if alibi_slopes is not None:
+        tensors["alibi_slopes"] = alibi_slopes
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
         sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
@@ -69,14 +95,14 @@ def forward(
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
             return o, sums
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
-    kind = version, q.dtype, q.device, *q.shape[2:], causal, lse, problem.packed, problem.window, softcap > 0
+    fields = problem.packed, problem.window, softcap > 0, problem.alibi
+    kind = version, q.dtype, q.device, *q.shape[2:], causal, lse, *fields
     op.at_leisure(op.prepared(kind, problem, q, version), problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         o[:, end_q:] = 0
         sums[:, end_q:] = -math.inf
     if op.watch is not None:
-        bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
-        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds)
+        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds, alibi=problem.alibi)
     return o, sums
 
 

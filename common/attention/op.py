@@ -216,7 +216,7 @@ def prepared(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
 
 def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must."""
-    gpu, plain = is_gpu(q), not (problem.packed or problem.window or problem.softcap)
+    gpu, plain = is_gpu(q), not (problem.packed or problem.window or problem.softcap or problem.alibi)
     with _preparing:
         if kind in _ready:  # another thread has been here
             return _ready[kind]

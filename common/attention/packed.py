@@ -25,6 +25,7 @@ def packed_attention(
     softmax_scale: float | None = None,
     window: general.Window = general.OPEN,
     softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
     return_lse: bool = False,
     version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +35,8 @@ def packed_attention(
     cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are (sequences + 1), int32, on q's
     device. A sequence may have no rows; none has more than max_seqlen_q and max_seqlen_k. Returns O, shaped as q, and
     with `return_lse` also the log-sum-exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those
-    that see no key, have O = 0 and a log-sum-exp of -inf. The options are those of `attention`.
+    that see no key, have O = 0 and a log-sum-exp of -inf. The options are those of `attention`; alibi_slopes are
+    (num_heads,) or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
@@ -60,7 +62,8 @@ def packed_attention(
         )
     gradients.refuse(q, k, v)
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
-    bounds = (*general.window_of(window), given.number("softcap", softcap))
+    slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
+    bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
     o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def _time_ms(call: Callable[[], object]) -> float:
 
 
 def _of_all(values: dict[str, float | torch.Tensor], place: torch.device) -> dict[str, float]:
-    """The largest of each over the ranks."""
-    largest = torch.tensor([float(value) for value in values.values()], device=place)
+    """The largest of each over the ranks; of what is no number, infinity: NCCL's maximum passes NaNs over."""
+    largest = torch.tensor([float(value) for value in values.values()], device=place).nan_to_num(nan=math.inf)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return dict(zip(values, largest.tolist(), strict=True))

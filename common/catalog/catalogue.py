@@ -94,6 +94,8 @@ class Implementation(Configurable):
             return "has no sliding window"
         if problem.softcap and not supports.softcap:
             return "has no softcap"
+        if problem.alibi and not supports.alibi:
+            return "has no ALiBi"
         if "lse" in problem.outputs and not supports.lse:
             return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
@@ -202,7 +204,9 @@ class Reference(Implementation):
 def decided_by(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
     row_stride = problem.num_heads * problem.head_dim
-    same = {name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse", "packed", "window")}
+    same = {
+        name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse", "packed", "window", "alibi")
+    }
     return {**same, "softcap": bool(problem.softcap), "row_stride": row_stride}
 
 

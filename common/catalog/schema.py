@@ -37,6 +37,7 @@ class Supports(Declared):
     lse: StrictBool = True
     window: StrictBool = False
     softcap: StrictBool = False
+    alibi: StrictBool = False
     packed: StrictBool = False  # the operation `packed` too, beside its own
 
 

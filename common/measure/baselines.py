@@ -86,8 +86,8 @@ class Baseline:
     def _does_not_take(self, problem: Problem) -> str | None:
         if problem.operation != self.operation:
             return f"computes the operation {self.operation}, not {problem.operation}"
-        if problem.window or problem.softcap:
-            return "is asked for no sliding window and no softcap here"
+        if problem.window or problem.softcap or problem.alibi:
+            return "is asked for no sliding window, no softcap and no ALiBi here"
         return self.refuses(problem)
 
     def prepare(self, problem: Problem, tensors: Tensors) -> Run:

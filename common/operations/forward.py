@@ -58,7 +58,7 @@ class Forward(Operation):
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """As the family designs them."""
-        q, k, v = (tensors[name] for name in self.inputs)
+        q, k, v = (tensors[name] for name in "qkv")
         FAMILIES[problem.family].draw(q, k, v, problem.softmax_scale, generator)
 
     def compute(
@@ -86,7 +86,10 @@ def laid_out(layout: str, shape: tuple[int, int, int, int]) -> View:
 def attention(
     problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Textbook attention with every intermediate in `dtype`: o like q, and lse; rows that see no key get 0 and -inf."""
+    """Textbook attention with every intermediate in `dtype`: o like q, and lse; rows that see no key get 0 and -inf.
+
+    With ALiBi scores are of fp32 at least, as they are in flash-attn's own tests.
+    """
     p = problem
     o = torch.empty(tensors["q"].shape, dtype=dtype, device=tensors["q"].device)
     lse = torch.empty((p.batch, p.num_heads, p.seqlen_q), dtype=dtype, device=tensors["q"].device)
@@ -103,12 +106,21 @@ def attention(
                 scores = q[:, block] @ k.transpose(1, 2)
                 if p.softcap:
                     scores = p.softcap * torch.tanh(scores / p.softcap)
+                if p.alibi:
+                    slopes = tensors["alibi_slopes"][batch, :, None, None].to(torch.promote_types(dtype, torch.float32))
+                    scores = scores - slopes * _distance(p, block, scores.device)
                 if p.causal or p.window:
                     scores.masked_fill_(_hidden(p, block, scores.device), -math.inf)
                 lse[batch, :, block] = scores.logsumexp(-1)
                 probabilities = scores.softmax(-1).masked_fill_(lse[batch, :, block, None] == -math.inf, 0)
-                o[batch, block] = (probabilities @ v).transpose(0, 1)
+                o[batch, block] = (probabilities.to(dtype) @ v).transpose(0, 1)
     return o, lse
+
+
+def _distance(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:
+    """Of each key from a row's own, to the bottom right: (rows, seqlen_k)."""
+    own = torch.arange(rows.start, rows.stop, device=device)[:, None] + problem.seqlen_k - problem.seqlen_q
+    return (own - torch.arange(problem.seqlen_k, device=device)).abs()
 
 
 def _hidden(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -27,13 +27,13 @@ class Packed(Forward):
     """
 
     name = "packed"
-    inputs = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
     def flops(self, problem: Problem) -> float:
         """The sum over its sequences."""
-        return sum(FORWARD.flops(alone) for _, _, alone in _parts(problem))
+        return sum(FORWARD.flops(alone) for *_, alone in _parts(problem))
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """As of one sequence with all rows."""
@@ -61,8 +61,10 @@ class Packed(Forward):
         q = tensors["q"]
         o = torch.zeros(q.shape, dtype=dtype, device=q.device)
         lse = torch.full((problem.num_heads, problem.total_q), -math.inf, dtype=dtype, device=q.device)
-        for rows, keys, alone in _parts(problem):
+        for number, rows, keys, alone in _parts(problem):
             parts = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
+            if problem.alibi:
+                parts["alibi_slopes"] = tensors["alibi_slopes"][number : number + 1]
             o[:, rows], (lse[:, rows],) = attention(alone, parts, dtype)
         return {"o": o, "lse": lse}
 
@@ -71,6 +73,7 @@ PACKED = Packed()
 
 
 class _Part(NamedTuple):
+    number: int
     rows: slice
     keys: slice
     alone: Problem
@@ -95,8 +98,8 @@ def _one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = 
 def _parts(problem: Problem) -> Iterator[_Part]:
     """The sequences that have rows and keys, each as a problem of its own."""
     q = k = 0
-    for seqlen_q, seqlen_k in zip(problem.seqlens_q, problem.seqlens_k, strict=True):
+    for number, (seqlen_q, seqlen_k) in enumerate(zip(problem.seqlens_q, problem.seqlens_k, strict=True)):
         if seqlen_q and seqlen_k:
             alone = _one_sequence(problem, seqlen_q, seqlen_k)
-            yield _Part(slice(q, q + seqlen_q), slice(k, k + seqlen_k), alone)
+            yield _Part(number, slice(q, q + seqlen_q), slice(k, k + seqlen_k), alone)
         q, k = q + seqlen_q, k + seqlen_k

@@ -31,9 +31,9 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
     "23_general": (287, "Masks, any lengths, any strides and a schedule come in one step."),
     "24_woven_general": (
-        370,
+        408,
         "It weaves what rungs 20 to 22 weave, on top of the general kernel, and takes what models ask for: "
-        "packed sequences, sliding windows, softcaps.",
+        "packed sequences, sliding windows, softcaps, ALiBi.",
     ),
     "26_tma": (156, "A launch that declares tensor maps has a header of its own, and mbarriers come with TMA."),
     "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),

@@ -86,7 +86,7 @@ def _problem(dtype: str, head_dim: int, causal: bool, lse: bool) -> Problem:
     """What of a problem decides a configuration: a Problem itself needs torch, which builds of a package lack."""
     sizes = {"num_heads": 1, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": 1}
     asked = {"operation": "forward", "layout": "bshd", "outputs": ("o", "lse") if lse else ("o",)}
-    without = {"packed": False, "window": False, "softcap": 0.0}
+    without = {"packed": False, "window": False, "softcap": 0.0, "alibi": False}
     kind = {"dtype": dtype, "head_dim": head_dim, "causal": causal, "lse": lse}
     return cast("Problem", SimpleNamespace(**sizes, **asked, **without, **kind))
 

@@ -51,23 +51,23 @@ class Call:
 
     def __init__(self, rung: Version, artifact: Artifact, device: torch.device) -> None:
         config, supports, index = artifact.config, rung.supports, quick.number(device)
-        with torch.cuda.device(device):
-            self._kernel = gpu.load(artifact)
-            self._launches = [_Launch(self._kernel, each, index) for each in artifact.kernels]
-            self._workspaces = [_lender(self._kernel, each) for each in artifact.workspaces]
-            torch.cuda.synchronize()  # counters are zero, for any stream
         self._device, self._gqa, self._dtype = index, supports.gqa, str(config.dtype)
         self._row_stride = config.row_stride if "row_stride" in config.fields else None
         self._multiples = [
             1 if tile == "any" else getattr(config, tile) for tile in (supports.seqlen_q, supports.seqlen_k)
         ]
-        self._plan = self._planned(device)
+        with torch.cuda.device(device):
+            self._kernel = gpu.load(artifact)
+            self._launches = [_Launch(self._kernel, each, index) for each in artifact.kernels]
+            self._workspaces = [_lender(self._kernel, each) for each in artifact.workspaces]
+            torch.cuda.synchronize()  # counters are zero, for any stream
+            self._plan = self._planned(device)
         self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for quick.cpp
         quick.prepare()
         self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
 
     def _planned(self, device: torch.device) -> quick.Plan | None:
-        counters = [each for each in self._workspaces if isinstance(each, _Counters)]
+        counters = [each for each in self._workspaces if isinstance(each, Counters)]
         if len(counters) > 1 or len(counters) < len(self._workspaces):
             return None
         return quick.plan(
@@ -227,7 +227,7 @@ def _lender(kernel: gpu.LoadedKernel, workspace: Workspace) -> Callable[[torch.T
     count, make = count_of(workspace), torch.zeros if workspace.zeroed else torch.empty
     elements = by_sizes(count, artifact, artifact.launch)
     if workspace.zeroed and count.names.isdisjoint(SIZES):
-        return _Counters(sized(workspace, elements(*NO_SIZES)), kernel)
+        return Counters(sized(workspace, elements(*NO_SIZES)), kernel)
 
     def lend(q: torch.Tensor, stream: int, sizes: Sizes) -> torch.Tensor:
         return make(sized(workspace, elements(*sizes)), dtype=torch.uint8, device=q.device)
@@ -235,7 +235,7 @@ def _lender(kernel: gpu.LoadedKernel, workspace: Workspace) -> Callable[[torch.T
     return lend
 
 
-class _Counters:
+class Counters:
     """Memory that kernels find zero and leave zero, so that the host need not clear it.
 
     Runs of one stream follow each other, and share it. A graph may run beside any stream: what is captured has its own.
@@ -244,18 +244,18 @@ class _Counters:
     def __init__(self, num_bytes: int, kernel: gpu.LoadedKernel) -> None:
         begin = kernel.zeros(RESERVE * num_bytes)
         self._unused = list(range(begin, begin + RESERVE * num_bytes, num_bytes))
-        self._of_stream: dict[int, int] = {}
+        self.of_stream: dict[int, int] = {}
         self._num_bytes = num_bytes
 
     def __call__(self, q: torch.Tensor, stream: int, sizes: Sizes = NO_SIZES) -> torch.Tensor | int:
         capturing = torch.cuda.is_current_stream_capturing()
-        if not capturing and stream in self._of_stream:
-            return self._of_stream[stream]
+        if not capturing and stream in self.of_stream:
+            return self.of_stream[stream]
         try:
             address = self._unused.pop()
         except IndexError:
             return torch.zeros(self._num_bytes, dtype=torch.uint8, device=q.device)
-        return address if capturing else self._of_stream.setdefault(stream, address)
+        return address if capturing else self.of_stream.setdefault(stream, address)
 
 
 class _Launch:

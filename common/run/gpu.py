@@ -152,32 +152,25 @@ class LoadedKernel:
         query = self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
         return int(self.checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
 
-    def entry_points(self) -> tuple[int, int]:
-        """The addresses of cuLaunchKernel and cuTensorMapEncodeTiled; 0 where a driver lacks them."""
-        api = ctypes.CDLL("libcuda.so.1")
-        found = (getattr(api, name, None) for name in ("cuLaunchKernel", "cuTensorMapEncodeTiled"))
-        launch, encode = (ctypes.cast(each, ctypes.c_void_p).value or 0 if each else 0 for each in found)
-        return launch, encode
+    def launch_address(self) -> int:
+        """Where cuLaunchKernel lies; 0 where a driver lacks it."""
+        found = getattr(ctypes.CDLL("libcuda.so.1"), "cuLaunchKernel", None)
+        return ctypes.cast(found, ctypes.c_void_p).value or 0 if found else 0
 
-    def map_codes(self, dtype: str) -> tuple[Any, Any, dict[int, Any]]:
-        """The driver's codes for tensor maps: the type, what a miss fetches, and the swizzles by their bytes."""
-        types, swizzles = self.driver.CUtensorMapDataType, self.driver.CUtensorMapSwizzle
-        type_code = {
+    def tensor_map(self, mapped: TensorMap) -> bytes:
+        """The 128 bytes that TMA reads, as the driver makes them."""
+        driver = self.driver
+        types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+        kind = {
             "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             "fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        }[dtype]
-        swizzle_codes = {
+        }[mapped.dtype]
+        swizzle = {
             0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
             32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
             64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
             128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-        }
-        return type_code, self.driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B, swizzle_codes
-
-    def tensor_map(self, mapped: TensorMap) -> bytes:
-        """The 128 bytes that TMA reads."""
-        driver = self.driver
-        kind, promotion, swizzles = self.map_codes(mapped.dtype)
+        }[mapped.swizzle_bytes]
         found = self.checked(
             "map a tensor for",
             driver.cuTensorMapEncodeTiled(
@@ -189,8 +182,8 @@ class LoadedKernel:
                 [driver.cuuint32_t(count) for count in mapped.box],
                 [driver.cuuint32_t(1)] * len(mapped.dims),
                 driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzles[mapped.swizzle_bytes],
-                promotion,
+                swizzle,
+                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             ),
         )

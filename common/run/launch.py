@@ -49,7 +49,8 @@ class Step:
     tensor_maps: tuple[TensorMap, ...] = ()  # its last argument
 
 
-_BOUNDS = (("window_left", ctypes.c_int), ("window_right", ctypes.c_int), ("softcap", ctypes.c_float))  # window.cuh
+_BOUNDS = (("window_left", ctypes.c_int), ("window_right", ctypes.c_int), ("softcap", ctypes.c_float))  # bounds.cuh
+_LAST = "alibi_slopes"  # alibi.cuh: behind all others
 
 
 @cache
@@ -59,11 +60,12 @@ def params_type(
     """The first argument of the kernels of an operation: its tensors, strides of those with four dimensions, sizes; and
     where distances or scores are bounded, how."""
     fields = [
-        *((name, ctypes.c_void_p) for name in tensors),
+        *((name, ctypes.c_void_p) for name in tensors if name != _LAST),
         *((f"{name}_stride", TensorStride) for name in strided),
         *((name, ctypes.c_int) for name in sizes),
         ("softmax_scale", ctypes.c_float),
         *(_BOUNDS if bounded else ()),
+        *([(_LAST, ctypes.c_void_p)] if _LAST in tensors else []),
     ]
     return type("Params", (ctypes.Structure,), {"_fields_": fields})
 

@@ -10,38 +10,35 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
 namespace {
 constexpr int64_t left_to_python = -1;  // else the driver's status
 constexpr int64_t max_grid_yz = 65535, alignment = 16, element_bytes = 2, longest = 1 << 30;
 
-// Of the CUDA driver API: cuLaunchKernel and cuTensorMapEncodeTiled.
+// Of the CUDA driver API: cuLaunchKernel.
 using LaunchKernel = int (*)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned cta_x,
                              unsigned cta_y, unsigned cta_z, unsigned shared_bytes, void *stream, void **arguments,
                              void **extra);
-using EncodeTiled = int (*)(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
-                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
-                            int swizzle, int l2_promotion, int out_of_bounds);
 
 struct MapPlan {
-    int tensor;  // q, k, v or o
-    uint32_t columns, rows;
-    int swizzle;
+    int tensor;      // q, k, v or o
+    char made[128];  // but for what differs from tensor to tensor: its address, sizes and strides
 };
 
 // What does not depend on the tensors.
 struct Plan {
     LaunchKernel launch_kernel;
-    EncodeTiled encode_tiled;
     void *function;
     double min_scale, max_scale;
     int64_t row_stride, max_row_stride;  // elements; a row_stride of 0: any
-    PyObject *counter;  // what lends it, or None: see calls.py
+    PyObject *counter, *counters;  // what lends it, and a stream's own by its number; or None: see calls.py
     int device_type, device, device_index;  // as DLPack has it, and as torch: -1 for a CPU
     int gqa, multiple_q, multiple_k;
     int block_m, num_threads, shared_bytes, most_ctas;  // of a persistent grid; 0: a CTA for each tile
-    int num_maps, map_type, l2_promotion;
+    int address_at, strides_at, dims_at;  // in a map, where tensor_map.py says
+    int num_maps;
     MapPlan maps[4];
 };
 
@@ -67,7 +64,7 @@ using Owned = std::unique_ptr<PyObject, Released>;
 const DLPackExchangeAPI *exchange;
 PyTypeObject *tensor_type;
 PyObject *torch_c, *new_o, *new_lse;
-PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name;
+PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
 
 // A tensor as DLPack tells of it. Its memory is the tensor's, as long as that lives.
 struct View : DLTensor {
@@ -121,15 +118,21 @@ bool takes(const Plan &plan, const View (&views)[4], double softmax_scale) {
            plan.min_scale <= softmax_scale && softmax_scale <= plan.max_scale;
 }
 
-// As common/run/launch.py: where there is one row, head or sequence only, torch's stride means nothing.
-int encode(const Plan &plan, const MapPlan &map, const View &view, TensorMap &made) {
-    const int64_t *sizes = view.shape, *strides = view.strides;
-    const auto bytes = [&](int i) -> uint64_t { return sizes[i] > 1 ? element_bytes * strides[i] : alignment; };
-    const uint64_t dims[] = {uint64_t(sizes[3]), uint64_t(sizes[1]), uint64_t(sizes[2]), uint64_t(sizes[0])};
-    const uint64_t apart[] = {bytes(1), bytes(2), bytes(0)};
-    const uint32_t box[] = {map.columns, map.rows, 1, 1}, steps[] = {1, 1, 1, 1};
-    return plan.encode_tiled(made.bytes, plan.map_type, 4, view.begin(), dims, apart, box, steps, 0, map.swizzle,
-                             plan.l2_promotion, 0);
+// As common/run/launch.py: where there is one row, head or sequence only, torch's stride means nothing. False for a
+// stride whose highest bits would lie elsewhere in the map.
+bool is_mapped(const Plan &plan, const MapPlan &map, const View &view, TensorMap &made) {
+    const auto put = [&](int at, auto value) { std::memcpy(made.bytes + at, &value, sizeof value); };
+    const int dimensions[] = {1, 2, 0};  // of the tensor, in the map's order; head_dim is the first
+    std::copy_n(map.made, sizeof made.bytes, made.bytes);
+    put(plan.address_at, reinterpret_cast<uint64_t>(view.begin()));
+    for (int number = 0; number < 3; ++number) {
+        const int i = dimensions[number];
+        const int64_t size = view.shape[i], bytes = size > 1 ? element_bytes * view.strides[i] : alignment;
+        if (bytes / alignment > UINT32_MAX) return false;
+        put(plan.strides_at + 4 * number, uint32_t(bytes / alignment));
+        put(plan.dims_at + 4 * (number + 1), uint32_t(size - 1));
+    }
+    return true;
 }
 
 int64_t launch(const Plan &plan, const View (&views)[4], void *lse, void *counter, void *stream, double softmax_scale) {
@@ -150,7 +153,7 @@ int64_t launch(const Plan &plan, const View (&views)[4], void *lse, void *counte
     }
     TensorMap maps[4];
     for (int i = 0; i < plan.num_maps; ++i)
-        if (encode(plan, plan.maps[i], views[plan.maps[i].tensor], maps[i])) return left_to_python;
+        if (!is_mapped(plan, plan.maps[i], views[plan.maps[i].tensor], maps[i])) return left_to_python;
 
     void *arguments[3];
     int count = 0;
@@ -184,16 +187,23 @@ PyObject *left(PyObject *answer) {
     return Py_NewRef(answer);
 }
 
+// What counts tiles on a stream. What is captured, or new to the stream, is lent by Python.
+PyObject *counter(const Plan &plan, PyObject *q, PyObject *stream) {
+    if (plan.counter == Py_None) return Py_NewRef(Py_None);
+    const Owned capturing(PyObject_CallMethodNoArgs(torch_c, capturing_name));
+    PyObject *kept = capturing.get() == Py_False ? PyDict_GetItemWithError(plan.counters, stream) : nullptr;
+    if (kept) return Py_NewRef(kept);
+    return PyErr_Occurred() ? nullptr : PyObject_CallFunctionObjArgs(plan.counter, q, stream, nullptr);
+}
+
 // Whether it launched, on torch's current stream; else with a Python error, perhaps. The device is current.
 bool is_launched(const Plan &plan, const View (&views)[4], PyObject *q, PyObject *lse, double softmax_scale) {
     const Owned index(PyLong_FromLong(plan.device_index));
     const Owned stream(index ? PyObject_CallMethodOneArg(torch_c, stream_name, index.get()) : nullptr);
     if (!stream) return false;
-    const Owned counter(plan.counter == Py_None
-                            ? Py_NewRef(Py_None)
-                            : PyObject_CallFunctionObjArgs(plan.counter, q, stream.get(), nullptr));
-    if (!counter) return false;
-    void *lse_at = address(lse), *counter_at = address(counter.get()), *stream_at = address(stream.get());
+    const Owned lent(counter(plan, q, stream.get()));
+    if (!lent) return false;
+    void *lse_at = address(lse), *counter_at = address(lent.get()), *stream_at = address(stream.get());
     return !PyErr_Occurred() && launch(plan, views, lse_at, counter_at, stream_at, softmax_scale) == 0;
 }
 
@@ -265,6 +275,7 @@ PyObject *set_up(PyObject *, PyObject *given) {
     plan_name = PyUnicode_InternFromString("plan_at");
     stream_name = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
     current_device_name = PyUnicode_InternFromString("_cuda_getDevice");
+    capturing_name = PyUnicode_InternFromString("_cuda_isCurrentStreamCapturing");
     exchange = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
     if (!exchange) return nullptr;
     if (exchange->header.version.major != DLPACK_MAJOR_VERSION || !exchange->dltensor_from_py_object_no_sync)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from dataclasses import astuple
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flashladder.common import tensor_map
 from flashladder.common.build import library
 from flashladder.common.build.declaration import DEFAULT_GRID
 from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.problem import SCALES
-from flashladder.common.run.launch import MAX_ROW_STRIDE
+from flashladder.common.run.launch import ALIGNMENT, MAX_ROW_STRIDE, mapped
 
 if TYPE_CHECKING:
+    from flashladder.common.run.calls import Counters
     from flashladder.common.run.gpu import LoadedKernel
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -38,21 +40,21 @@ missing = NOT_ASKED  # why it is not there
 class MapPlan(ctypes.Structure):
     """As quick.cpp has it."""
 
-    _fields_ = [(name, ctypes.c_int) for name in ("tensor", "columns", "rows", "swizzle")]
+    _fields_ = [("tensor", ctypes.c_int), ("made", ctypes.c_ubyte * tensor_map.NUM_BYTES)]
 
 
 class Plan(ctypes.Structure):
     """As quick.cpp has it."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("launch_kernel", "encode_tiled", "function")),
+        *((name, ctypes.c_void_p) for name in ("launch_kernel", "function")),
         *((name, ctypes.c_double) for name in ("min_scale", "max_scale")),
         *((name, ctypes.c_int64) for name in ("row_stride", "max_row_stride")),
-        ("counter", ctypes.py_object),
+        *((name, ctypes.py_object) for name in ("counter", "counters")),
         *((name, ctypes.c_int) for name in ("device_type", "device", "device_index")),
         *((name, ctypes.c_int) for name in ("gqa", "multiple_q", "multiple_k")),
         *((name, ctypes.c_int) for name in ("block_m", "num_threads", "shared_bytes", "most_ctas")),
-        *((name, ctypes.c_int) for name in ("num_maps", "map_type", "l2_promotion")),
+        *((name, ctypes.c_int) for name in ("address_at", "strides_at", "dims_at", "num_maps")),
         ("maps", MapPlan * 4),
     ]
 
@@ -72,33 +74,27 @@ def plan(
     kernel: LoadedKernel,
     device: torch.device,
     most_ctas: int,
-    counter: Callable[[torch.Tensor, int], torch.Tensor | int] | None,
+    counters: Counters | None,
     **limits: int,
 ) -> Plan | None:
     """What the extension is to know of a kernel on a device; None where it takes the way of Python.
 
-    The limits are gqa, multiple_q, multiple_k and row_stride, of which 0 is any. `counter` is what lends one, given q
-    and the stream.
+    The limits are gqa, multiple_q, multiple_k and row_stride, of which 0 is any.
     """
     artifact, info, index = kernel.artifact, kernel.artifact.launch, number(device)
     if len(artifact.kernels) > 1 or info.grid != DEFAULT_GRID:
         return None
-    launch_kernel, encode_tiled = kernel.entry_points()
-    if not launch_kernel or (info.tensor_maps and not encode_tiled):
+    launch_kernel, maps = kernel.launch_address(), _maps(kernel, device)
+    if not launch_kernel or maps is None:
         return None
-    map_type, promotion, swizzles = kernel.map_codes(str(artifact.config.dtype))
-    maps = [
-        MapPlan(_TENSORS.index(each.tensor), each.columns, each.rows, int(swizzles[each.swizzle_bytes]))
-        for each in info.tensor_maps
-    ]
     return Plan(
         launch_kernel=launch_kernel,
-        encode_tiled=encode_tiled,
         function=int(kernel.function(index, artifact.entry)),
         min_scale=SCALES[0],
         max_scale=SCALES[1],
         max_row_stride=MAX_ROW_STRIDE,
-        counter=counter,
+        counter=counters,
+        counters=counters.of_stream if counters else None,
         device_type=_DEVICE_TYPES[device.type],
         device=device.index or 0,
         device_index=index,
@@ -107,11 +103,25 @@ def plan(
         shared_bytes=info.shared_bytes,
         most_ctas=most_ctas,
         num_maps=len(maps),
-        map_type=int(map_type),
-        l2_promotion=int(promotion),
+        address_at=tensor_map.ADDRESS_AT,
+        strides_at=tensor_map.STRIDES_AT,
+        dims_at=tensor_map.DIMS_AT,
         maps=(MapPlan * 4)(*maps),
         **limits,
     )
+
+
+def _maps(kernel: LoadedKernel, device: torch.device) -> list[MapPlan] | None:
+    """The tensor maps of a kernel, for some tensor; None where this driver makes others than tensor_map.encode."""
+    config, maps = kernel.artifact.config, []
+    for each in kernel.artifact.launch.tensor_maps:
+        somewhere = torch.empty(ALIGNMENT, dtype=torch.uint8, device=device).data_ptr()
+        asked = mapped(each, somewhere, str(config.dtype), (2, 3, 4, int(config.head_dim)), (8, 16, 24))
+        made = kernel.tensor_map(asked)
+        if made != tensor_map.encode(*astuple(asked)):
+            return None
+        maps.append(MapPlan(_TENSORS.index(each.tensor), tuple(made)))
+    return maps
 
 
 def number(device: torch.device) -> int:

@@ -5,23 +5,31 @@ python tools/model.py --layers 32 --heads 32 --heads-k 8 --batch 1 --seqlen 1638
 python tools/model.py --implementations sdpa,flash_attention_2,ladder
 python tools/model.py --device emulator                    without a GPU: a few tokens, logits compared, not timed
 
-Ratios and differences are to the first implementation. Times are medians over rounds that all take part in, in turns;
-generation is the time of a token, with a cache that grows. Nothing is logged.
+`sdpa:flash` and `sdpa:cudnn` are transformers' sdpa with that kernel of torch's and no other. Errors of logits are
+against the same model in fp32; the exit code is 2 where one is above twice the first implementation's, or where a
+layer's attention did not run on the one asked for. Ratios are to the first. Times are medians over rounds that all take
+part in, in turns: the GPU's in the attention of all layers of a prefill, and the host's clock of a whole prefill and of
+a generated token, with a cache that grows. Nothing is logged.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import math
+import re
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from flashladder.common.console import Parser, console, table
-from flashladder.common.errors import ToolchainError
+from flashladder.common.console import Parser, console, fail, table, warn
+from flashladder.common.errors import ConfigError, ToolchainError, VerificationError
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +43,17 @@ SIZES = {  # on a GPU, and on the emulator
     "seqlen": (4096, 16),
     "tokens": (64, 2),
 }
+IMPLEMENTATIONS = "sdpa:flash,sdpa:cudnn,ladder", "sdpa,ladder"  # likewise
+TORCHS = ("flash", "cudnn")  # kernels behind sdpa
+NO_KERNEL = re.compile("No (available kernel|viable backend)")  # torch, where such a kernel does not take a problem
+TIMES = ("attention", "prefill", "a token")
 WARM_UPS, ROUNDS = 2, 8
 
 
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("--implementations", default="sdpa,ladder", help="of attention (default: sdpa,ladder)")
+    made.add_argument("--implementations", help=f"of attention (default: {' or, emulated, '.join(IMPLEMENTATIONS)})")
     made.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: a GPU if any")
     for name, (on_gpu, emulated) in SIZES.items():
         option = f"--{name.replace('_', '-')}"
@@ -50,6 +62,35 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from flashladder.common.attention.fallback import FallbackWarning
+    from flashladder.common.run import target
+
+    on_gpu = target.resolve(arguments.device, None).on_gpu
+    sizes = {
+        name: defaults[not on_gpu] if (given := getattr(arguments, name)) is None else given
+        for name, defaults in SIZES.items()
+    }
+    names = (arguments.implementations or IMPLEMENTATIONS[not on_gpu]).split(",")
+    model = _model(sizes, "cuda" if on_gpu else "cpu")
+    ids = torch.randint(0, model.config.vocab_size, (sizes["batch"], sizes["seqlen"]), device=model.device)
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("error", FallbackWarning)
+            errors = _errors(model, names, ids)
+            times = _times(model, list(errors), ids, sizes["tokens"]) if on_gpu else {}
+    except FallbackWarning as said:
+        raise VerificationError(str(said)) from None
+    console.print(", ".join(f"{name} {size}" for name, size in sizes.items()), style="bold")
+    console.print(_shown(errors, times))
+    first, allowed = names[0], 2 * errors[names[0]] + 1e-5
+    wrong = [f"{name}: {error:.2g}" for name, error in errors.items() if not error <= allowed]
+    return fail(f"{', '.join(wrong)}: logits are wrong by more than twice {first}'s error") if wrong else 0
+
+
+def _model(sizes: dict[str, int], device: str) -> Any:
+    """A random Llama in bf16."""
     try:
         import transformers
     except ImportError:
@@ -57,14 +98,8 @@ def main(arguments: argparse.Namespace) -> int:
     import torch
 
     from flashladder import register_with_transformers
-    from flashladder.common.run import target
 
     register_with_transformers()
-    on_gpu = target.resolve(arguments.device, None).on_gpu
-    sizes = {
-        name: defaults[not on_gpu] if (given := getattr(arguments, name)) is None else given
-        for name, defaults in SIZES.items()
-    }
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=1024,
@@ -74,61 +109,120 @@ def main(arguments: argparse.Namespace) -> int:
         num_attention_heads=sizes["heads"],
         num_key_value_heads=sizes["heads_k"],
         head_dim=sizes["head_dim"],
-        max_position_embeddings=sizes["seqlen"] + sizes["tokens"],
+        max_position_embeddings=sizes["seqlen"] + sizes["tokens"] + 1,
     )
-    model = transformers.LlamaForCausalLM(config).to("cuda" if on_gpu else "cpu", torch.bfloat16).eval()
-    ids = torch.randint(0, config.vocab_size, (sizes["batch"], sizes["seqlen"]), device=model.device)
-    names = arguments.implementations.split(",")
-    with torch.inference_mode():
-        logits = {name: _prefill(model, name, ids) for name in names}
-        times = _times(model, names, ids, sizes["tokens"]) if on_gpu else {}
-    console.print(", ".join(f"{name} {size}" for name, size in sizes.items()), style="bold")
-    console.print(_shown(logits, times))
-    return 0
+    with torch.device(device):
+        return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def _prefill(model: Any, name: str, ids: torch.Tensor) -> torch.Tensor:
-    model.set_attn_implementation(name)
-    return model(ids).logits
+@contextmanager
+def _attending(model: Any, name: str) -> Iterator[str]:
+    """The model's attention is that of a name; gives what transformers calls it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind, _, kernel = name.partition(":")
+    if kernel and (kind != "sdpa" or kernel not in TORCHS):
+        raise ConfigError(f"--implementations {name}: of sdpa's kernels there are sdpa:flash and sdpa:cudnn")
+    try:
+        model.set_attn_implementation(kind)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"--implementations {name}: {str(error).splitlines()[0]}") from None
+    with sdpa_kernel(getattr(SDPBackend, f"{kernel.upper()}_ATTENTION")) if kernel else nullcontext():
+        yield kind
 
 
-def _generate(model: Any, name: str, ids: torch.Tensor, tokens: int) -> torch.Tensor:
-    model.set_attn_implementation(name)
+def _errors(model: Any, names: list[str], ids: torch.Tensor) -> dict[str, float]:
+    """The largest error of the logits; without the implementations that have no kernel for the model."""
+    import torch
+
+    with _attending(exactly := copy.deepcopy(model).float(), "sdpa"):
+        exact = exactly(ids).logits
+    del exactly
+    found = {}
+    for name in names:
+        try:
+            with _attending(model, name):
+                found[name] = float((model(ids).logits.float() - exact).abs().max())
+        except RuntimeError as error:
+            if not NO_KERNEL.match(str(error)):
+                raise
+            if name == names[0]:
+                raise ConfigError(f"--implementations {name}: torch has no such kernel for this model") from None
+            warn(f"{name}: torch has no such kernel for this model")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found
+
+
+def _times(model: Any, names: list[str], ids: torch.Tensor, tokens: int) -> dict[str, list[float]]:
+    """Of each implementation the milliseconds that TIMES names; NaN where there are none."""
+    taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
+    for _ in range(WARM_UPS + ROUNDS):
+        for name, rounds in taken.items():
+            with _attending(model, name) as kind:
+                with _watched(kind) as calls:
+                    prefill = _ms(partial(model, ids))
+                attention = sum(begin.elapsed_time(end) for begin, end in calls) if calls else math.nan
+                first, all_of_them = (_ms(partial(_generate, model, ids, count)) for count in (1, 1 + tokens))
+                rounds.append((attention, prefill, (all_of_them - first) / tokens))
+    return {name: [median(each) for each in zip(*rounds[WARM_UPS:], strict=True)] for name, rounds in taken.items()}
+
+
+@contextmanager
+def _watched(kind: str) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
+    """Events of the GPU before and after each call of transformers' attention function; none for eager."""
+    import torch
+    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    usual, calls = ALL_ATTENTION_FUNCTIONS.get(kind), []
+
+    def attend(*given: Any, **options: Any) -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        made = usual(*given, **options)
+        end.record()
+        calls.append((begin, end))
+        return made
+
+    if usual:
+        AttentionInterface.register(kind, attend)
+    try:
+        yield calls
+    finally:
+        if usual:
+            AttentionInterface.register(kind, usual)
+
+
+def _generate(model: Any, ids: torch.Tensor, tokens: int) -> torch.Tensor:
     return model.generate(
         ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
     )
 
 
-def _times(model: Any, names: list[str], ids: torch.Tensor, tokens: int) -> dict[str, tuple[float, float]]:
-    """Of each implementation: milliseconds of a prefill, and of a generated token."""
-    taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
-    for _ in range(WARM_UPS + ROUNDS):
-        for name, (prefills, steps) in taken.items():
-            first = _ms(partial(_generate, model, name, ids, 1))
-            prefills.append(_ms(partial(_prefill, model, name, ids)))
-            steps.append((_ms(partial(_generate, model, name, ids, 1 + tokens)) - first) / tokens)
-    return {name: (median(p[WARM_UPS:]), median(s[WARM_UPS:])) for name, (p, s) in taken.items()}
-
-
 def _ms(call: Callable[[], object]) -> float:
-    """By the host's clock, which is a person's."""
+    """By the host's clock, which is a person's; NaN where torch has no such kernel."""
     import torch
 
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    call()
+    try:
+        call()
+    except RuntimeError as error:
+        if not NO_KERNEL.match(str(error)):
+            raise
+        return math.nan
     torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - begin)
 
 
-def _shown(logits: dict[str, torch.Tensor], times: dict[str, tuple[float, float]]) -> Table:
-    first, *_ = logits
-    timed = ("prefill, ms", "to the first", "a token, ms", "to the first") if times else ()
-    columns = ("largest difference of logits", *timed)
-    made = table("", "attention", *columns, right=columns)
-    for name, given in logits.items():
-        cells = [f"{float((given - logits[first]).abs().max()):.2g}"]
+def _shown(errors: dict[str, float], times: dict[str, list[float]]) -> Table:
+    first, *_ = errors
+    columns = ["error of logits", *(column for name in times and TIMES for column in (f"{name}, ms", "to the first"))]
+    made = table("", "implementation", *columns, right=columns)
+    for name, error in errors.items():
+        cells = [f"{error:.2g}"]
         for mine, base in zip(times.get(name, ()), times.get(first, ()), strict=True):
-            cells += [f"{mine:.3f}", f"{base / mine:.3f}"]
+            cells += ["-", "-"] if math.isnan(mine) else [f"{mine:.3f}", f"{base / mine:.3f}"]
         made.add_row(name, *cells)
     return made

@@ -3,24 +3,30 @@
 python tools/overhead.py                    attention()'s own rung, and the oldest general one
 python tools/overhead.py 24 --seqlen 1024 --heads 16
 
-Microseconds of the host for a call without gradients: the median over rounds, after some to warm up. In a round each
-call has its turn, a batch that the GPU's queue holds, so that their order does not matter. The first call of a rung is
-timed alone; it includes what a process does once. Rungs from 26 on make tensor maps at each call, which is what they
-cost more than rung 24. No rung computes gradients, so that none are in these figures.
+Microseconds of the host: the median over rounds, after some to warm up. In a round each call has its turn, a batch that
+the GPU's queue holds, so that their order does not matter. The first call of a rung is timed alone; it includes what a
+process does once. Rungs from 26 on fill in tensor maps at each call, and those from 34 on look up a counter: together
+what they cost more than rung 24.
+
+The first table is under torch.no_grad(). The second is without it: what it costs to see that no input wants a gradient,
+and what torch's attention takes where they do. attention() refuses those, since no rung computes gradients; the exit
+code is 2 where it does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
+
+from rich.table import Table
 
 from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console, table, warn
-from flashladder.common.errors import DeviceError
+from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem, Tensors
@@ -44,7 +50,7 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.problem import make_inputs
+    from flashladder.common.problem import Tensors, make_inputs
     from flashladder.common.run import ahead, gpu, quick
 
     gpu.require_gpu()
@@ -52,6 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
     usual = [ahead.fastest(problem, gpu.device_arch()), catalog.find(ahead.GENERAL[-1])]
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors, first = make_inputs(problem, "cuda"), {}
+    wanting = Tensors({name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()})
     with torch.no_grad():
         calls: Calls = {TORCH: _torch(problem, tensors), **_others(problem, tensors)}
         for rung in rungs:
@@ -62,15 +69,33 @@ def main(arguments: argparse.Namespace) -> int:
         for rung in rungs:
             calls[f"{rung.address}, in Python"] = _in_python(calls[rung.address])
             calls[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
-        costs = gpu.host_costs_us(calls)
-    shown = table(f"host, microseconds a call: {problem.name}", "call", "us", "to torch's", right=("us", "to torch's"))
-    for name, cost in costs.items():
-        shown.add_row(name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}")
-    console.print(shown)
+        console.print(_shown(f"host, microseconds a call: {problem.name}", gpu.host_costs_us(calls)))
+    plain = {name: calls[name] for name in (TORCH, *(rung.address for rung in rungs))}
+    enabled = {**plain, f"{TORCH}, inputs want gradients": _torch(problem, wanting)}
+    console.print(_shown("the same where gradients are enabled", gpu.host_costs_us(enabled)))
+    console.print(f"inputs that want gradients: {_refusal(problem, wanting)}")
     console.print(f"calls go through {'C++' if quick.extension else f'Python: {quick.missing}'}")
     for name, seconds in first.items():
         console.print(f"first call of {name}: {seconds:.2f} s")
     return 0
+
+
+def _shown(title: str, costs: Mapping[str, float]) -> Table:
+    made = table(title, "call", "us", "to torch's", right=("us", "to torch's"))
+    for name, cost in costs.items():
+        made.add_row(name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}")
+    return made
+
+
+def _refusal(problem: Problem, wanting: Tensors) -> str:
+    """What attention() says to inputs that want gradients."""
+    from flashladder.common.attention import attention
+
+    try:
+        attention(wanting.q, wanting.k, wanting.v, causal=problem.causal)
+    except UnsupportedProblemError as error:
+        return str(error)
+    raise VerificationError("attention() took inputs that want gradients, and gave an output that has none")
 
 
 def _torch(problem: Problem, tensors: Tensors) -> Callable[[], object]:

@@ -1,6 +1,7 @@
 // Rung 23 with the loop of rung 22 for the blocks that every row sees whole. The others come first, in parts of a few
 // keys. A warp leaves out the parts that it sees nothing of, and the registers have room for what a mask needs.
 #include "config.cuh"
+#include "alibi.cuh"
 #include "bounds.cuh"
 #include "gemm.cuh"
 #include "launch.cuh"
@@ -29,7 +30,8 @@ constexpr int part_bytes = KVTile::step(edge_n, 0) * sizeof(dtype);
 constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes;
 
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
-using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+using Params = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
@@ -75,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     Accumulator<warp_rows, head_dim> o;
     const Scores<softcap> score{params};
+    const Bias<alibi> bias{params, assigned, mask, warp_row, score.unit};
     MaskedSoftmax<dtype, warp_rows> softmax{score.unit};
 
     // The first block and the last of which some row sees a key.
@@ -100,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             s.clear();
             gemm<dtype, head_dim, false, Serpentine>(s, q_operand, k);
             score.bound(s);
+            bias.add(s, j * block_n + part * edge_n);
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
@@ -132,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         if (!anchored) {
             score.bound(s);
+            bias.add(s, j * block_n);
             softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);
         }
@@ -173,7 +178,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         }
         q_operand.fetch(0);
         k_operand.fetch();
-        return attend_down<dtype>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
+        // With a bias, scores may grow by far from block to block: an anchor would not hold.
+        using Anchored = std::conditional_t<alibi, __half, dtype>;
+        return attend_down<Anchored>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
     };
     attend_passes(last, softmax, o, attend_all);
     if constexpr (window) {
