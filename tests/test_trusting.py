@@ -21,8 +21,8 @@ HEIGHTS = (4, 16, 124, 126, 200, 1500, *BESIDE)
 
 
 def rising(head_dim, dtype, one_key):
-    """A sequence for each height, of which a third of the rows rises. The last block is taken first: 0; then the height,
-    at one key or at all; 3 more, which a warp that looks for maxima lets pass; 6 more, which it does not; and 0."""
+    """A sequence for each height; a third of the rows rise. The last block is taken first: 0; then the height, at one
+    key or at all; 3 more, which a warp that looks for maxima lets pass; 6 more, which it does not; and 0."""
     problem = Problem(batch=len(HEIGHTS), seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
     tensors = make_inputs(problem)
     for i, height in enumerate(HEIGHTS):
