@@ -1,5 +1,8 @@
 """Official kernels without a GPU: torch's operators take our arguments, and what is missing or refused is said."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -39,6 +42,26 @@ def test_torch_takes_the_arguments(on_hopper, name, causal):
 )
 def test_refusals(on_hopper, name, problem, message):
     refusal = baselines.find(name).refusal(problem)
+    assert refusal is None if message is None else message in refusal
+
+
+@pytest.mark.parametrize(
+    ("missing", "problem", "message"),
+    [
+        ((), Problem(dtype="fp16", head_dim=256), None),
+        (("FP16",), Problem(dtype="fp16"), "was built without fp16"),
+        (("FP16", "HDIM192", "HDIM256"), Problem(head_dim=128), None),
+        (("HDIM96",), Problem(head_dim=96), None),
+        (("HDIM192", "HDIM256"), Problem(head_dim=136), "was built for head_dim up to 128"),
+    ],
+)
+def test_a_flash_attention_3_built_without_a_kernel_is_not_asked_for_it(
+    on_hopper, monkeypatch, missing, problem, message
+):
+    """It would end the process. head_dim 96 then takes the kernel for 128."""
+    built = SimpleNamespace(CONFIG={"build_flags": {f"FLASHATTENTION_DISABLE_{name}": True for name in missing}})
+    monkeypatch.setitem(sys.modules, "flash_attn_config", built)
+    refusal = baselines.find("fa3").refusal(problem)
     assert refusal is None if message is None else message in refusal
 
 

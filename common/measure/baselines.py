@@ -243,6 +243,18 @@ def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return tensors.q.transpose(1, 2), tensors.k.transpose(1, 2), tensors.v.transpose(1, 2)
 
 
+def _takes_what_was_built(problem: Problem) -> str | None:
+    """FlashAttention-3 can be built without types and head_dims; asked for one of them it ends the process."""
+    try:
+        flags = import_module("flash_attn_config").CONFIG["build_flags"]
+    except (ImportError, AttributeError, KeyError):
+        return None  # a package that does not say: all is built
+    if problem.dtype == "fp16" and flags.get("FLASHATTENTION_DISABLE_FP16"):
+        return "was built without fp16"
+    widest = max((d for d in (64, 96, 128, 192, 256) if not flags.get(f"FLASHATTENTION_DISABLE_HDIM{d}")), default=0)
+    return f"was built for head_dim up to {widest}" if problem.head_dim > widest else None
+
+
 _TORCH = "pip install torch (a CUDA build)"
 _FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
 _ALL = (
@@ -257,7 +269,16 @@ _ALL = (
         install="pip install flash-attn --no-build-isolation",
         bind=_flash_attn,
     ),
-    Baseline("fa3", "FlashAttention-3", "flash_attn_interface", "flash_attn_3", _FA3, _flash_attn, arches=(9,)),
+    Baseline(
+        name="fa3",
+        title="FlashAttention-3",
+        module="flash_attn_interface",
+        package="flash_attn_3",
+        install=_FA3,
+        bind=_flash_attn,
+        refuses=_takes_what_was_built,
+        arches=(9,),
+    ),
     Baseline(
         name="fa4",
         title="FlashAttention-4",
