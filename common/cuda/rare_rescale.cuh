@@ -7,6 +7,9 @@
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum. m is raised, for all rows of a warp, once some
 // maximum has passed it by more than `slack` in log2. P is at most 2^slack then, which fp16 holds as well as bf16. Hidden
 // scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
+//
+// Equal scores above m would all be rounded to the same side as operands of P V, while l sums P before it is rounded. So
+// m is raised too if a lane's P are above 1 on average. Then the largest P are 1, which is not rounded.
 template <int rows>
 struct RarelyRescaled : DeferredSoftmax<rows> {
     static constexpr float slack = 8.0f;
@@ -32,8 +35,11 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
 
     template <int cols>
     __device__ void update(Accumulator<rows, cols> &s) {
-        follow_maxima(s, slack);
-        exponentiate(s);
+        float sum[rows / 16][2];
+        follow_maxima(s);
+        exponentiate(s, sum);
+        if (!all_at_most(raised ? INFINITY : ones<cols>, sum)) bring_down(s, sum);
+        add(sum);
     }
 
     template <int head_dim>
@@ -56,17 +62,38 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
     __device__ bool is_summed() const { return !(this->l[0][0] + this->l[0][1] < 0.0f); }
 
   protected:
-    // Raises m to the maxima once one has passed it by more than `by`.
+    // A lane's sum of a row if each P is 1, and what rounding m may add to it.
     template <int cols>
-    __device__ void follow_maxima(const Accumulator<rows, cols> &s, float by) {
+    static constexpr float ones = cols / 4 * 1.001f;
+
+    // Raises m to the maxima once one has passed it by more than the slack.
+    template <int cols>
+    __device__ void follow_maxima(const Accumulator<rows, cols> &s) {
         float highest[rows / 16][2];
         bool passed = false;
         this->each_row([&](int b, int h) {
             highest[b][h] = quad_max(this->lane_max(s, b, h)) * this->unit;
-            passed |= highest[b][h] - this->m[b][h] > by;
+            passed |= highest[b][h] - this->m[b][h] > slack;
         });
         raised = __any_sync(0xffffffff, passed);
         if (raised) this->each_row([&](int b, int h) { raise_to(b, h, fmaxf(this->m[b][h], highest[b][h])); });
+    }
+
+    __device__ bool all_at_most(float limit, const float (&sum)[rows / 16][2]) {
+        bool within = true;
+        this->each_row([&](int b, int h) { within &= sum[b][h] <= limit; });
+        return __all_sync(0xffffffff, within);
+    }
+
+    // Raises m by the block's largest P of each row, and brings down what was computed with the old m.
+    template <int cols>
+    __device__ void bring_down(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) {
+        raised = true;
+        this->each_row([&](int b, int h) {
+            raise_to(b, h, this->m[b][h] + fmaxf(__log2f(quad_max(this->lane_max(s, b, h))), 0.0f));
+            this->scale_row(s, b, h, this->factor[b][h]);
+            sum[b][h] *= this->factor[b][h];
+        });
     }
 
     // Sets m of a row, and brings l down to it; O is yet to follow.

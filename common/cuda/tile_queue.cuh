@@ -8,7 +8,7 @@
 // are larger than `l2_share`, the heads are taken in sections that fit, but of at least one head of K and V.
 template <int block_m, int head_dim, bool causal>
 struct TileOrder {
-    static constexpr int l2_share = 32 << 20;                     // bytes
+    static constexpr int l2_share = 16 << 20;                      // bytes
     static constexpr int l2_keys = l2_share / (2 * head_dim * 2);  // rows of K and V that fit into it
 
     const AttentionParams &params;

@@ -143,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                 }
             };
             // S = Q K^T of block j, then O += P V of the one before
-            auto step = [&](int j, auto masked) {
+            auto step = [&](int j, auto is_masked) {
+                constexpr bool masked = decltype(is_masked)::value;
                 shared.k.wait(k_at);
                 start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
                 shared.v.wait(v_at);
@@ -151,12 +152,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
-                if constexpr (decltype(masked)::value) {
-                    mask.hide(s, row, j * block_n);
-                    softmax.update(s);
-                } else {
-                    softmax.trust(s, scores_again);
-                }
+                auto hide = [&] {
+                    if constexpr (masked) mask.hide(s, row, j * block_n);
+                };
+                hide();
+                softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);
                 shared.v.release(v_at);
