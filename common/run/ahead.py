@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
 # Rungs that take any mask and any lengths, the fastest first.
-GENERAL = ("no_maxima", "own_rows", "wide_heads", "woven_general")
+GENERAL = ("next_q", "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
