@@ -92,6 +92,11 @@ def test_scores_are_as_designed(dtype):
     assert (-below).max() < 0.09
     assert above.min() > 0.01
     assert above.max() < 0.09
+    p = scores_of(*drawn("plateau_rows", dtype=dtype))[0, :, 0].exp()
+    rounding = (p - p.to(DTYPES[dtype])) / p.log2().floor().exp2() / torch.finfo(DTYPES[dtype]).eps
+    assert list(p.log2().floor().int()) == [1 + row // 16 % 7 for row in range(128)]
+    assert (rounding.abs() - 0.4).abs().max() < 0.03
+    assert rounding.sign().mean().abs() < 0.5
     for family in ("tiny_scale", "huge_scale", "normal_10"):
         sigma = 10 if family == "normal_10" else 1
         assert scores_of(*drawn(family, dtype=dtype)).std() == pytest.approx(sigma, rel=0.1)
