@@ -93,6 +93,8 @@ def test_scores_are_as_designed(dtype):
     assert (-below).max() < 0.09
     assert above.min() > 0.01
     assert above.max() < 0.09
+    counts = (scores_of(*drawn("plateau_sparse", dtype=dtype))[0] > 39).sum(-1)
+    assert list(counts.unique()) == [SMALL["seqlen_k"] // 64]
     p = scores_of(*drawn("plateau_rows", dtype=dtype))[0, :, 0].exp()
     rounding = (p - p.to(DTYPES[dtype])) / p.log2().floor().exp2() / torch.finfo(DTYPES[dtype]).eps
     assert list(p.log2().floor().int()) == [1 + row // 16 % 7 for row in range(128)]
@@ -193,10 +195,16 @@ def missed_bars(rung, dtype, **options):
     return {row["family"]: row["missed"] for row in found if row["verdict"] == study.MISSED}
 
 
+def known_to_miss(number):
+    """What a rung misses, by family. From 33 on m may stay below a few scores, and O is divided by the sum of P before
+    it is rounded."""
+    return {"plateau_sparse": "rms"} if number >= "33" else {}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_rungs_meet_every_bar(rung, dtype):
-    assert missed_bars(rung, dtype, families=ONE_LAUNCH) == {}
+    assert missed_bars(rung, dtype, families=ONE_LAUNCH) == known_to_miss(rung)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
