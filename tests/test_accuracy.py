@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flashladder.common import catalog, console
 from flashladder.common.accuracy import deviation, page, study, timing, view, yardstick
 from flashladder.common.build.compile import build_one
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.families import FAMILIES
 from flashladder.common.families.sketch import heads_first
 from flashladder.common.measure.entrants import Entrant
@@ -289,6 +289,18 @@ def test_a_study_is_shown_and_logged(run):
     assert list(frame["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2
     assert list(frame["family"]) == ["normal", "plateau_2"] * 2
     assert frame["rms_error"].between(1e-5, 4e-3).all()
+
+
+def test_what_was_measured_before_a_kernel_died_is_logged(run, monkeypatch):
+    def dying(artifact, *arguments, **options):
+        if artifact.version.startswith("17"):
+            raise DeviceError("it died")
+        return on_emulator(artifact, *arguments, **options)
+
+    monkeypatch.setattr(study, "on_emulator", dying)
+    code, _, err = run("16", "17", *ERRORS)
+    assert (code, "it died" in err) == (console.EXIT_ERROR, True)
+    assert list(records.accuracy().read()[0]["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2
 
 
 def test_tiles_that_are_computed_twice_are_counted(run, tmp_path):
