@@ -6,25 +6,26 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, console
 from flashladder.common.accuracy import deviation, page, study, timing, view, yardstick
 from flashladder.common.build.compile import build_one
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.families import FAMILIES
-from flashladder.common.families.sketch import Sketch, heads_first
+from flashladder.common.families.sketch import heads_first
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.operations.forward import attention
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import DTYPES, Problem, allocate, make_inputs
+from flashladder.common.problem import DTYPES, Problem, make_inputs
 from flashladder.common.report import markers
 from flashladder.common.results import records
 from flashladder.common.results.log import Log
 from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator
 from flashladder.tests import fake_gpu
+from flashladder.tests.designed import drawn_by
 from flashladder.tools.commands import accuracy
 
 SMALL = {"seqlen_q": 128, "seqlen_k": 512}
@@ -92,6 +93,13 @@ def test_scores_are_as_designed(dtype):
     assert (-below).max() < 0.09
     assert above.min() > 0.01
     assert above.max() < 0.09
+    counts = (scores_of(*drawn("plateau_sparse", dtype=dtype))[0] > 39).sum(-1)
+    assert list(counts.unique()) == [SMALL["seqlen_k"] // 64]
+    p = scores_of(*drawn("plateau_rows", dtype=dtype))[0, :, 0].exp()
+    rounding = (p - p.to(DTYPES[dtype])) / p.log2().floor().exp2() / torch.finfo(DTYPES[dtype]).eps
+    assert list(p.log2().floor().int()) == [1 + row // 16 % 7 for row in range(128)]
+    assert (rounding.abs() - 0.4).abs().max() < 0.03
+    assert rounding.sign().mean().abs() < 0.5
     for family in ("tiny_scale", "huge_scale", "normal_10"):
         sigma = 10 if family == "normal_10" else 1
         assert scores_of(*drawn(family, dtype=dtype)).std() == pytest.approx(sigma, rel=0.1)
@@ -187,10 +195,16 @@ def missed_bars(rung, dtype, **options):
     return {row["family"]: row["missed"] for row in found if row["verdict"] == study.MISSED}
 
 
+def known_to_miss(number):
+    """What a rung misses, by family. From 33 on m may stay below a few scores, and O is divided by the sum of P before
+    it is rounded."""
+    return {"plateau_sparse": "rms"} if number >= "33" else {}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_rungs_meet_every_bar(rung, dtype):
-    assert missed_bars(rung, dtype, families=ONE_LAUNCH) == {}
+    assert missed_bars(rung, dtype, families=ONE_LAUNCH) == known_to_miss(rung)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -205,12 +219,12 @@ def test_the_fastest_meets_the_bars_of_other_scales(dtype):
 
 def lone_top(seqlen_k):
     """fp16: all keys but the last 10.47 nats below it, and V 1 there, 0 at the last. O is what the small ones weigh."""
-    problem = Problem(seqlen_q=128, seqlen_k=seqlen_k, dtype="fp16")
-    tensors = allocate(problem)
-    sketch = Sketch(tensors.q, tensors.k, problem.softmax_scale, torch.Generator())
-    sketch.add(-10.47, (sketch.behind > 0).float())
-    for tensor, made in ((tensors.q, sketch.q), (tensors.k, sketch.k), (tensors.v, (sketch.behind > 0)[None, :, None])):
-        heads_first(tensor).copy_(made)
+
+    def design(sketch):
+        sketch.add(-10.47, (sketch.behind > 0).float())
+        sketch.v.copy_((sketch.behind > 0)[None, :, None])
+
+    problem, tensors = drawn_by([design], seqlen_q=128, seqlen_k=seqlen_k, dtype="fp16")
     weight = (seqlen_k - 1) * math.exp(-10.47)
     return problem, tensors, weight / (1 + weight)
 
@@ -221,41 +235,6 @@ def test_many_small_weights_count(rung):
     version = catalog.find(rung)
     on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
     assert (tensors.o / expected - 1).abs().max() < 2e-3
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rung", ["18", "24", "37"])
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])  # to make an example smaller takes minutes
-@given(data=st.data())
-def test_any_steps_along_the_keys(rung, dtype, data):
-    """Scores that stay for some keys and then jump, up or down, by another height in every sequence of a batch.
-
-    In one block of 128 keys the P of keys beside a jump leave fp16's range; the yardstick's blocks have 64.
-    """
-    sequences, keys = 8, 384
-    problem = Problem(batch=sequences, seqlen_q=128, seqlen_k=keys, dtype=dtype)
-    tensors = make_inputs(problem)
-    for i in range(sequences):
-        cuts = data.draw(st.lists(st.integers(1, keys - 1), max_size=5, unique=True).map(sorted))
-        jumps = data.draw(st.lists(st.floats(-45, 45), min_size=len(cuts), max_size=len(cuts)))
-        inputs = [x[i : i + 1] for x in (tensors.q, tensors.k, tensors.v)]
-        sketch = Sketch(inputs[0], inputs[1], problem.softmax_scale, torch.Generator().manual_seed(i))
-        heights = sum((sketch.key >= cut) * jump for cut, jump in zip(cuts, jumps, strict=True)) + 0 * sketch.key
-        sketch.add(sketch.near(1), heights.float() * math.log(2))
-        for tensor, made in zip(inputs, (sketch.q, sketch.k, sketch.v), strict=True):
-            heads_first(tensor).copy_(made)
-    version = catalog.find(rung)
-    arch = "sm_90a" if version.instruction_set == "hopper" else "sm_80"
-    config = version.config_for(problem)
-    on_emulator(build_one(version, config, arch), problem, tensors, race=False)
-    granted = {"rms"} if (dtype, config.block_n) == ("fp16", 128) else set()
-    truths, (o, lse) = deviation.exact(problem, tensors).sequences(), yardstick.run(problem, tensors)
-    for i, truth in enumerate(truths):
-        theirs, ours = (
-            deviation.compare(truth, x[i : i + 1], y[i : i + 1]) for x, y in ((o, lse), (tensors.o, tensors.lse))
-        )
-        missed = deviation.bars(truth, theirs, dtype, problem.seqlen_k, False).missed(ours)
-        assert set(missed) <= granted, (theirs, ours)
 
 
 # Times, on a stand-in for a GPU
@@ -310,6 +289,18 @@ def test_a_study_is_shown_and_logged(run):
     assert list(frame["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2
     assert list(frame["family"]) == ["normal", "plateau_2"] * 2
     assert frame["rms_error"].between(1e-5, 4e-3).all()
+
+
+def test_what_was_measured_before_a_kernel_died_is_logged(run, monkeypatch):
+    def dying(artifact, *arguments, **options):
+        if artifact.version.startswith("17"):
+            raise DeviceError("it died")
+        return on_emulator(artifact, *arguments, **options)
+
+    monkeypatch.setattr(study, "on_emulator", dying)
+    code, _, err = run("16", "17", *ERRORS)
+    assert (code, "it died" in err) == (console.EXIT_ERROR, True)
+    assert list(records.accuracy().read()[0]["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2
 
 
 def test_tiles_that_are_computed_twice_are_counted(run, tmp_path):

@@ -1,4 +1,7 @@
-"""Rung 37 computes P before it knows a maximum: rows on both sides of each limit that its sums are held against."""
+"""Rung 37 computes P before it knows a maximum: rows on both sides of each limit that its sums are held against.
+
+Rung 33 looks at maxima, and then at the same sums.
+"""
 
 import math
 
@@ -6,51 +9,89 @@ import pytest
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.accuracy import deviation, yardstick
 from flashladder.common.build.compile import build_one
-from flashladder.common.families.sketch import Sketch, heads_first
 from flashladder.common.problem import DTYPES, Problem, make_inputs
 from flashladder.common.run.execute import on_emulator
+from flashladder.tests.designed import drawn_by, missed_of_each
 
 BLOCK = 128  # keys
-# In log2, what a score passes those before it by. A lane sums 32 P of a row, so that its limits are 5 less for whole
-# blocks: 2^10 (P of fp16), 2^120 (what can be brought down again) and 2^128 (fp32).
-LIMITS = (10, 120, 128)
-BESIDE = [limit - whole + beside for limit in LIMITS for whole in (0, 5) for beside in (-0.05, 0.05)]
-HEIGHTS = (4, 16, 124, 126, 200, 1500, *BESIDE)
+EACH = 5  # in log2: a lane sums 32 P of a row, so that each of a whole block is so much below the sum
+# In log2, sums up to which nothing is done (P at most 1 on average), up to which P can be brought down again, and up to
+# which fp32 holds them.
+LIMITS = (EACH, 120, 128)
+BESIDE = [limit - whole + beside for limit in LIMITS for whole in (0, EACH) for beside in (-0.05, 0.05)]
+HEIGHTS = (10, 16, 124, 126, 200, 1500, *BESIDE)  # of a score above those before it, in log2
 
 
-def rising(head_dim, dtype, one_key):
-    """A sequence for each height; a third of the rows rise. The last block is taken first: 0; then the height, at one
-    key or at all; 3 more, which a warp that looks for maxima lets pass; 6 more, which it does not; and 0."""
-    problem = Problem(batch=len(HEIGHTS), seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
-    tensors = make_inputs(problem)
-    for i, height in enumerate(HEIGHTS):
-        inputs = [x[i : i + 1] for x in (tensors.q, tensors.k, tensors.v)]
-        sketch = Sketch(inputs[0], inputs[1], problem.softmax_scale, torch.Generator().manual_seed(i))
-        block, rows = sketch.behind // BLOCK, sketch.row % 3 == 0
-        first = (block == 1) & (sketch.behind % BLOCK == 77) if one_key else block == 1
-        heights = height * first + (height + 3) * (block == 2) + (height + 6) * (block == 3)
-        sketch.add(rows * torch.where(sketch.row % 2 == 0, 1.0, sketch.near(1)), heights.double() * math.log(2))
-        for tensor, made in zip(inputs, (sketch.q, sketch.k, sketch.v), strict=True):
-            heads_first(tensor).copy_(made)
-    return problem, tensors
+def of_keys(sketch, height, one_key):
+    """In log2: 0 in the last block, which is taken first; then the height, at all keys or at one with nothing beside
+    it; 3 more, which a warp that looks for maxima lets pass; 6 more, which it does not; and 0."""
+    block = sketch.behind // BLOCK
+    heights = height * (block == 1) + (height + 3) * (block == 2) + (height + 6) * (block == 3)
+    return torch.where((block == 1) & one_key & (sketch.behind % BLOCK != 77), -60.0, heights.double())
+
+
+def rising(height, one_key):
+    """A third of the rows rise, half of them by 3 % more or less."""
+
+    def design(sketch):
+        rows = (sketch.row % 3 == 0) * torch.where(sketch.row % 2 == 0, 1.0, sketch.near(1))
+        sketch.add(rows * math.log(2), of_keys(sketch, height, one_key))
+
+    return design
 
 
 @pytest.mark.parametrize("one_key", [True, False], ids=["one key", "a block"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_rows_on_both_sides_of_each_limit(head_dim, dtype, one_key):
-    problem, tensors = rising(head_dim, dtype, one_key)
+    designs = [rising(height, one_key) for height in HEIGHTS]
+    problem, tensors = drawn_by(designs, seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
     version = catalog.find("no_maxima")
     on_emulator(build_one(version, version.config_for(problem), "sm_90a"), problem, tensors)
-    truths, (o, lse) = deviation.exact(problem, tensors).sequences(), yardstick.run(problem, tensors)
-    for i, (height, truth) in enumerate(zip(HEIGHTS, truths, strict=True)):
-        theirs, ours = (
-            deviation.compare(truth, x[i : i + 1], y[i : i + 1]) for x, y in ((o, lse), (tensors.o, tensors.lse))
-        )
-        missed = deviation.bars(truth, theirs, dtype, problem.seqlen_k, False).missed(ours)
-        assert missed == (), (height, theirs, ours)
+    for height, missed in zip(HEIGHTS, missed_of_each(problem, tensors), strict=True):
+        assert missed == (), height
+
+
+NOTHING, FOLLOWED, DOWN, AGAIN = "nothing", "m follows the maxima", "brought down", "computed again"
+
+
+def counted(rung, block_n, height, one_key):
+    """What tells one way from another: products, logarithms and multiplications, in a run of two blocks of 128 keys."""
+    design = [lambda sketch: sketch.add(math.log(2), of_keys(sketch, height, one_key))]
+    problem, tensors = drawn_by(design, seqlen_q=128, seqlen_k=2 * BLOCK)
+    version = catalog.find(rung)
+    kernel = build_one(version, version.config_for(problem, block_n=block_n), "sm_90a")
+    report = on_emulator(kernel, problem, tensors, race=False)
+    return report.mma_flops, report.instructions["lg2.approx.f32"], report.instructions["mul.f32"]
+
+
+def done(rung, height, one_key, block_n=BLOCK):
+    """What warps do with scores whose rows all rise so high, if that is more than with scores that do not rise."""
+    ours, least = (counted(rung, block_n, *rise) for rise in ((height, one_key), (-1, False)))
+    ways = zip((AGAIN, DOWN, FOLLOWED), ours, least, strict=True)
+    return next((way for way, of_ours, of_least in ways if of_ours > of_least), NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("rung", "block_n", "limit", "below", "above"),
+    [
+        ("37", 128, EACH, NOTHING, DOWN),
+        ("37", 64, EACH - 1, NOTHING, DOWN),
+        ("37", 128, 120, DOWN, AGAIN),
+        ("33", 128, EACH, NOTHING, DOWN),
+    ],
+)
+def test_each_limit_is_where_it_is_said_to_be(rung, block_n, limit, below, above):
+    for one_key, of_key in ((True, limit), (False, limit - math.log2(block_n / 4))):
+        assert done(rung, of_key - 0.01, one_key, block_n) == below
+        assert done(rung, of_key + 0.01, one_key, block_n) == above
+
+
+@pytest.mark.parametrize("one_key", [True, False], ids=["one key", "a block"])
+def test_maxima_are_followed_beyond_the_slack(one_key):
+    assert done("33", 7.99, one_key) == DOWN
+    assert done("33", 8.01, one_key) == FOLLOWED
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

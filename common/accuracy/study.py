@@ -98,7 +98,7 @@ class _Subject:
 
 
 def rows(study: Study) -> Iterator[list[Row]]:
-    """The rows of each batch as soon as it is done; what takes no part is said on the way."""
+    """The rows of each kernel and batch as soon as it is done; what takes no part is said on the way."""
     run, stacks = records.new_run(), study.stacks()
     lineup, left_out = assemble(study.entrants, [stack.problem for stack in stacks], study.place)
     for reason in dict.fromkeys(left_out):
@@ -108,13 +108,13 @@ def rows(study: Study) -> Iterator[list[Row]]:
         for done, stack in enumerate(stacks):
             update(done, len(stacks), f"{stack.problem.dtype}, {stack.problem.seqlen_k} keys")
             place = {"run": run} | records.of_place(study.place.on_gpu)
-            found = _rows(study, stack, lineup.get(stack.problem, {}), absent)
-            yield [place | row for row in found]
+            for found in _rows(study, stack, lineup.get(stack.problem, {}), absent):
+                yield [place | row for row in found]
     for name, reason in absent.items():
         warn(f"without {name}: {reason}")
 
 
-def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: dict[str, str]) -> Iterator[Row]:
+def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: dict[str, str]) -> Iterator[list[Row]]:
     tensors = stack.tensors(study.device)
     truths = exact(stack.problem, tensors).sequences()
     first, *others = _subjects(study, stack.problem, tensors, kernels, absent)
@@ -125,16 +125,17 @@ def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: d
     ]
     for subject in (first, *others):
         found = yardsticks if subject is first else _deviations(subject, truths)
-        for part, limit, ours in zip(stack.parts, limits, found, strict=True):
-            verdict = {"verdict": YARDSTICK} if subject is first else _verdict(limit, ours)
-            yield {
+        yield [
+            {
                 **subject.row,
                 **records.of_problem(part),
                 "yardstick": first.row["version"],
                 **{name: _rounded(value) for name, value in asdict(ours).items()},
                 **{f"{name}_bar": _rounded(getattr(limit, figure)) for name, figure in _BARS.items()},
-                **verdict,
+                **({"verdict": YARDSTICK} if subject is first else _verdict(limit, ours)),
             }
+            for part, limit, ours in zip(stack.parts, limits, found, strict=True)
+        ]
 
 
 def _deviations(subject: _Subject, truths: Sequence[Exact]) -> list[Deviation]:

@@ -21,6 +21,7 @@ from flashladder.common.families.sketch import Sketch, heads_first
 
 NORMAL = "normal"
 _FIRST = 128  # keys that every kernel takes before the others: whole blocks, whatever block_n is
+_EDGES = (128, 192, 256)  # keys behind which plateaus of rows begin: at an edge of blocks, or amid one
 _LARGEST = {torch.bfloat16: 2.0**100, torch.float16: 2.0**14}  # of V, with room for what a family multiplies it by
 _POWERS = 40  # of two, up to which scores jump: beyond all that P may grow to
 _LN2 = math.log(2)
@@ -188,6 +189,28 @@ def plateau_below(sketch: Sketch) -> None:
     """Equal keys, 4.5 nats below the last 64, where V is zero in the odd columns."""
     _plateau(sketch, -4.5)
     sketch.hide(sketch.behind < 64)
+
+
+def _risen(sketch: Sketch) -> None:
+    """Behind the last 128, 192 or 256 keys, each row rises. The rows of a warp rise by about one power of two, 2^1 to
+    2^7: P would be 0.4 units beside a 16-bit number, and rounded up in some rows, down in others."""
+    beside = torch.where(sketch.uniform(*sketch.row.shape) < 0.5, 0.4, 0.6) * torch.finfo(sketch.dtype).eps
+    heights = (1 + sketch.row // 16 % 7 + torch.log2(1 + beside)) * _LN2
+    for turn, edge in enumerate(_EDGES):
+        sketch.add(heights * (sketch.row % len(_EDGES) == turn), (sketch.behind >= edge).float())
+
+
+@_family()
+def plateau_rows(sketch: Sketch) -> None:
+    """Equal keys, 1 to 7 in log2 above the last 128, 192 or 256: another height in each row."""
+    _risen(sketch)
+
+
+@_family()
+def plateau_sparse(sketch: Sketch) -> None:
+    """The same of one key in 64, 40 nats above all others: P of one lane weighs, and its sum is small."""
+    _risen(sketch)
+    sketch.add(40, (sketch.behind % 64 == 37).float())
 
 
 # One key

@@ -138,7 +138,7 @@ def _chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
 
 
 def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
-    """Runs a study, logging each batch as soon as it is done; its rows as the log would give them."""
+    """Runs a study, logging each kernel and batch as soon as it is done; its rows as the log would give them."""
     import pandas as pd
 
     from flashladder.common.accuracy import study as studies
