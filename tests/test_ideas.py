@@ -159,6 +159,7 @@ def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
     assert first["change"] == "+1 -0: __syncthreads();"
     assert first["config"] == trial.built.ours.config.name
     kept = (rung.directory / first["patch"]).read_text()
+    assert rows["patch"].nunique() == len([*(rung.directory / "tried").iterdir()]) == 1, "what has not changed, once"
     assert "--- 02_swizzling/kernel.cu\n+++ 00_my_idea/kernel.cu\n" in kept
     assert "\n+        __syncthreads();\n" in kept
     lines = markers.between(rung.directory / "README.md", evidence.TRIED).splitlines()

@@ -89,20 +89,33 @@ def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
     """
     version, run = trial.idea.parent if is_dropped else trial.idea.version, records.new_run()
     text = patch(trial.idea.version, trial.idea.parent)
-    file = version.directory / "tried" / f"{run}.patch"
-    if text:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
     log = log_of(version)
-    log.append([_row(trial, run, note, text, f"tried/{file.name}" if text else "")])
+    log.append([_row(trial, run, note, text, _keep(text, version.directory / "tried", run) if text else "")])
     write(version)
     return log.path
 
 
+def _keep(text: str, folder: Path, run: str) -> str:
+    """The file of a patch, as its page links it: one is enough, however often it was tried."""
+    folder.mkdir(exist_ok=True)
+    file = next((file for file in folder.glob("*.patch") if file.read_text() == text), folder / f"{run}.patch")
+    file.write_text(text)
+    return f"{folder.name}/{file.name}"
+
+
 def write(version: Version) -> bool:
     """Brings the table on a rung's page up to date, where it has room for one; whether that changed it."""
+    return _has_table(version) and markers.replace(version.directory / "README.md", evidence.TRIED, table(version))
+
+
+def is_current(version: Version) -> bool:
+    """Whether a rung's page tells what its log does, where it has room for that."""
     page = version.directory / "README.md"
-    return markers.has(page, evidence.TRIED) and markers.replace(page, evidence.TRIED, table(version))
+    return not _has_table(version) or markers.between(page, evidence.TRIED) == table(version)
+
+
+def _has_table(version: Version) -> bool:
+    return log_of(version).path.exists() and markers.has(version.directory / "README.md", evidence.TRIED)
 
 
 def table(version: Version) -> str:
