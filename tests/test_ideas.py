@@ -9,10 +9,11 @@ import pytest
 from flashladder.common import console
 from flashladder.common.catalog import find
 from flashladder.common.config import load_gpu
-from flashladder.common.errors import DeviceError, EmulatorError, VerificationError
-from flashladder.common.ideas import tried, verdict
+from flashladder.common.errors import ConfigError, DeviceError, EmulatorError, VerificationError
+from flashladder.common.ideas import scaffold, tried, verdict
 from flashladder.common.ideas.trial import Built, Emulated, Timing, Trial, compare, hold, make
 from flashladder.common.measure.statistics import Estimate
+from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem import Problem
 from flashladder.common.report import evidence, markers
 from flashladder.common.run.target import Target
@@ -46,7 +47,7 @@ def idea_of(rung, **values):
 def made_up(timing=None, before=None, after=None, same=False, work=1):
     """A trial as far as words need it."""
     figures = {verdict.LOOP: 100, verdict.CYCLES: 1000, verdict.SPILLS: 0}
-    idea = SimpleNamespace(parent=SimpleNamespace(address="24"), problem=SimpleNamespace(name="seqlen_q=4096"))
+    idea = SimpleNamespace(against="24", problem=SimpleNamespace(name="seqlen_q=4096"))
     parent = SimpleNamespace(figures=lambda: figures | (before or {}), loop_flops=100)
     ours = SimpleNamespace(figures=lambda: figures | (after or {}), loop_flops=100 * work)
     return SimpleNamespace(idea=idea, parent=parent, ours=ours, timing=timing, is_same_code=same)
@@ -158,13 +159,14 @@ def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
     assert first["change"] == "+1 -0: __syncthreads();"
     assert first["config"] == trial.built.ours.config.name
     kept = (rung.directory / first["patch"]).read_text()
+    assert rows["patch"].nunique() == len([*(rung.directory / "tried").iterdir()]) == 1, "what has not changed, once"
     assert "--- 02_swizzling/kernel.cu\n+++ 00_my_idea/kernel.cu\n" in kept
     assert "\n+        __syncthreads();\n" in kept
     lines = markers.between(rung.directory / "README.md", evidence.TRIED).splitlines()
     assert len(lines) == 4
     assert "the same \\| without a GPU" in lines[2]
     assert "| predicted |" in lines[2]
-    assert "| +1 -0: `__syncthreads();` | 02 |" in lines[3]
+    assert "| +1 -0: `__syncthreads();` | 02 | d128, 4,096 rows |" in lines[3]
     assert "| 1.018 (1.015 to 1.021) | faster, NVIDIA H200 | [patch](tried/" in lines[3]
 
 
@@ -174,6 +176,68 @@ def test_a_header_beside_the_kernel_is_in_the_patch(rung):
     text = tried.patch(rung, find("02"))
     assert "--- /dev/null\n+++ 00_my_idea/extra.cuh\n" in text
     assert "+constexpr int extra = 1;\n" in text
+
+
+def test_a_header_changed_beside_the_kernel_is_compared_with_the_parents(rung):
+    header = CUDA_HEADERS / "softmax.cuh"
+    (rung.directory / header.name).write_text("// another one\n" + header.read_text())
+    text = tried.patch(rung, find("02"))
+    assert "--- cuda/softmax.cuh\n+++ 00_my_idea/softmax.cuh\n@@ -1,3 +1,4 @@\n+// another one\n" in text
+
+
+def test_what_was_tried_is_made_again_of_its_patch(rung, tmp_path):
+    ideas.save(rung, "longer")
+    header = CUDA_HEADERS / "softmax.cuh"
+    (rung.directory / header.name).write_text(f'#include "extra.cuh"\n{header.read_text()}')
+    (rung.directory / "extra.cuh").write_text("#pragma once\n")
+    declared = rung.directory / "version.yaml"
+    declared.write_text(declared.read_text().replace("block_n: {default: 64", "block_n: {default: 128"))
+    kept = tmp_path / "kept.patch"
+    kept.write_text(tried.patch(rung, find("02")))
+    again = scaffold.make("again", "02", private=True, patch=kept)
+    for path in rung.directory.iterdir():
+        if path.suffix != ".md" and path != declared:
+            assert (again.directory / path.name).read_bytes() == path.read_bytes()
+    assert again.choices["block_n"].default == 128
+    assert (again.title, again.parent) == ("Again", "02_swizzling")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("no patch at all\n", "is no patch: name a file of a rung's tried/"),
+        ("--- a/kernel.cu\n+++ b/kernel.cu\n@@ -1 +1 @@\n-nowhere\n+here\n", "does not fit kernel.cu as it is now"),
+    ],
+)
+def test_a_patch_that_cannot_be_used_is_said_and_makes_nothing(rung, tmp_path, text, message):
+    kept = tmp_path / "kept.patch"
+    if text:
+        kept.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        scaffold.make("again", "02", private=True, patch=kept)
+    assert [path.name for path in rung.directory.parent.iterdir()] == [rung.directory.name]
+
+
+def test_a_configuration_is_compared_with_the_default_one(rung, run):
+    code, out, err = run("my_idea", "--against", "my_idea", "--config", "block_n=32")
+    assert code == 0, err
+    assert "mine/00 by default" in out
+    (row,) = tried.log_of(rung).read()[0].itertuples()
+    assert row.change == "block_n=32"
+    assert ("block_n=32" in row.config, "block_n=64" in row.parent_config) == (True, True)
+
+
+def test_an_idea_that_is_dropped_is_kept_with_the_other_rung(rung, run):
+    other = scaffold.make("other", "02", private=True)
+    ideas.save(rung, "longer")
+    code, _, err = run("my_idea", "--against", "other", "--drop")
+    assert code == 0, err
+    assert not tried.log_of(rung).path.exists()
+    (row,) = tried.log_of(other).read()[0].itertuples()
+    assert (row.version, row.parent) == (rung.name, other.name)
+    assert (other.directory / row.patch).exists()
+    assert row.patch in (other.directory / "README.md").read_text()
 
 
 def test_a_kernel_in_another_encoding_has_a_patch(rung):
@@ -214,6 +278,8 @@ def test_an_idea_that_does_not_work_is_said_and_not_kept(rung, run, edit, messag
     [
         (("my_idea", "--against", "77"), "no version 77; there are"),
         (("my_idea", "--against", "my_idea"), "mine/00_my_idea would be compared with itself: name another rung"),
+        (("my_idea", "--against", "my_idea", "--config", "block_n=64"), "would be compared with itself: name another"),
+        (("my_idea", "--drop"), "--drop keeps a verdict with the rung compared with: add --against RUNG"),
         (("triton", "--against", "24"), "triton is a reference: --watch and --against are for rungs, such as 24"),
         (("00", "--watch"), "00_minimal has no rung below: say what to compare it with, --against RUNG"),
         (("my_idea", "--against", "02", "--head-dim", "80"), "takes head_dim"),

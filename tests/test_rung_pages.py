@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from flashladder.common.catalog import finished, own
-from flashladder.common.ideas import scaffold
+from flashladder.common.ideas import scaffold, tried
 from flashladder.common.paths import VERSIONS
 from flashladder.common.report import evidence, markers, spills
 
@@ -54,6 +54,16 @@ def test_a_page_has_five_parts(rung):
     assert scaffold.OPEN not in page.read_text()
     fourth = page.read_text().index(f"## {evidence.PARTS[3]}")
     assert fourth < page.read_text().index(f"<!-- {evidence.MARKER}:begin") < page.read_text().index("## Tried")
+
+
+@of_each_rung
+def test_the_table_of_what_was_tried_is_that_of_the_log(rung):
+    assert tried.is_current(rung), f"python tools/evidence.py {rung.number}"
+    rows, damaged = tried.log_of(rung).read()
+    assert not damaged
+    for row in rows.itertuples():
+        assert rung.name in (row.version, row.parent)
+        assert not row.patch or (rung.directory / row.patch).exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(VERSIONS).as_posix())

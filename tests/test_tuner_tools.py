@@ -156,6 +156,16 @@ def test_a_budget_is_of_all_rungs_together_and_a_minute_each_where_none_is_given
     assert shares == [60, 120, 300, 600], "what one leaves is the other's"
 
 
+def test_a_rung_without_time_says_so_and_shows_no_empty_table(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Forecast, "extend", lambda *_: None)
+    code, out, err = run("02", "--gpu", "a100", "--offline", "--budget-seconds", "1")
+    assert code == 0, err
+    assert "its share of --budget-seconds was too short to price a configuration" in " ".join(out.split())
+    assert "predicted us" not in out
+    assert not (results_dir() / "predicted").exists()
+
+
 def test_a_ranking_that_is_interrupted_shows_what_it_has(run, monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
 

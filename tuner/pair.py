@@ -31,6 +31,8 @@ class PairTimer:
     def __call__(self, idea: Idea, built: Built) -> Timing:
         """The times of both. VerificationError or DeviceError, naming the rung, where one of the two must not run."""
         parent, ours = idea.parent.name, idea.version.name
+        if ours == parent:
+            ours = f"{ours} with {built.ours.config.name}"
         entrants = {parent: [built.parent], ours: [built.ours]}
         found = self._requests.submit(self._worker.compare, [idea.problem], entrants, self._rounds).result()
         if isinstance(found, Quarantine):

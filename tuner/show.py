@@ -70,6 +70,12 @@ def interrupted(job: Job, ledger: Ledger) -> None:
 def forecast(job: Job, found: Forecast) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
     name, default = job.space.version.name, job.space.default
+    if not found.prices:
+        console.print(
+            f"{name} on {job.gpu.title}: its share of --budget-seconds was too short to price a configuration"
+        )
+        console.print("The same command goes on with the others.")
+        return
     figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
     title = f"{name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured; {found.extent}"
     what = "what differs from the default"  # as --config takes it

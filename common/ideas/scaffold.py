@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from flashladder.common import catalog
@@ -20,10 +23,11 @@ DRAFT = "draft: true"
 REPLACED = ("title", "idea", "parent", "draft", "kernel")  # keys that a new rung does not take from its parent
 
 
-def make(name: str, parent: str, private: bool = False) -> Version:
+def make(name: str, parent: str, private: bool = False, patch: Path | None = None) -> Version:
     """Makes the next rung of the parent's ladder, or of a ladder of one's own; all of it or nothing.
 
-    ConfigError where there is no such parent, or the name cannot be had.
+    With a patch of `tried.patch` it is the rung that was tried then. ConfigError where there is no such parent, the
+    name cannot be had, or the patch does not fit.
     """
     origin = _parent(parent)
     _check_name(name)
@@ -34,7 +38,7 @@ def make(name: str, parent: str, private: bool = False) -> Version:
     try:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
-            _write(Path(temporary, directory.name), origin, number, name, folder)
+            _write(Path(temporary, directory.name), origin, number, name, folder, patch)
             Path(temporary, directory.name).rename(directory)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be made: {error.strerror or error}") from None
@@ -76,23 +80,51 @@ def _next_number(ladder: str, root: Path) -> str:
     return f"{number:02}"
 
 
-def _write(directory: Path, origin: Version, number: str, name: str, ladder: Path) -> None:
-    """kernel.cu, the headers that it would not find from there, version.yaml and README.md."""
+def _write(directory: Path, origin: Version, number: str, name: str, ladder: Path, patch: Path | None) -> None:
+    """kernel.cu, the headers that it would not find from there or the patch changes, version.yaml and README.md."""
     directory.mkdir()
     shutil.copyfile(origin.kernel, directory / "kernel.cu")
+    shutil.copyfile(origin.directory / schema.FILE, directory / schema.FILE)
+    changes = _changes(patch) if patch else {}
     found = (origin.kernel, *header_folders(ladder / directory.name / "kernel.cu"))
     for path in Sources().closure(origin.kernel):
-        if not any(path.is_relative_to(place) for place in found):
+        if path.name in changes or not any(path.is_relative_to(place) for place in found):
             shutil.copyfile(path, directory / path.name)
+    if patch:
+        _apply(patch, changes, directory)
     title = name.replace("_", " ").capitalize()
     idea = f"{OPEN} - what it does otherwise than {origin.name}, in one sentence."
-    (directory / schema.FILE).write_text(_declaration(origin, title, idea))
+    (directory / schema.FILE).write_text(_declaration(directory, origin, title, idea))
     (directory / "README.md").write_text(evidence.page(number, title, idea, _words(origin)))
 
 
-def _declaration(origin: Version, title: str, idea: str) -> str:
-    """The parent's version.yaml under another title."""
-    text = (origin.directory / schema.FILE).read_text()
+def _changes(patch: Path) -> dict[str, str]:
+    """The hunks of a patch by the names of their files, wherever those lay. ConfigError where there are none."""
+    try:
+        text = re.sub(r"^(?:diff --git|index) .*\n", "", patch.read_text(), flags=re.MULTILINE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{patch} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    parts = re.split(r"^--- .*\n\+\+\+ (.*)\n", text, flags=re.MULTILINE)[1:]
+    if not parts:
+        raise ConfigError(f"{patch} is no patch: name a file of a rung's tried/")
+    return {file.rpartition("/")[2].strip(): hunks for file, hunks in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _apply(patch: Path, changes: Mapping[str, str], directory: Path) -> None:
+    """Patches the files of a folder, of which those that are not there are new. ConfigError where one does not fit."""
+    command = ["git", "apply", "--recount", "-"]
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(directory.parent)}  # as if it were in no checkout
+    for name, hunks in changes.items():
+        old = f"a/{name}" if (directory / name).exists() else "/dev/null"
+        change = f"--- {old}\n+++ b/{name}\n{hunks}"
+        done = subprocess.run(command, input=change, text=True, capture_output=True, cwd=directory, env=environment)
+        if done.returncode:
+            raise ConfigError(f"{patch} does not fit {name} as it is now: {done.stderr.strip()}")
+
+
+def _declaration(directory: Path, origin: Version, title: str, idea: str) -> str:
+    """The version.yaml in a new rung's folder, so far its parent's, under another title."""
+    text = (directory / schema.FILE).read_text()
     keys = "|".join(REPLACED)
     rest = re.sub(rf"^(?:{keys}):.*\n(?:[ \t]+.*\n)*", "", text, flags=re.MULTILINE)
     return (

@@ -29,7 +29,10 @@ EMULATED_BLOCKS = 4  # of K and V: enough to go round every loop
 
 @dataclass(frozen=True)
 class Idea:
-    """A rung, what it is compared with, and the problem; both in their default configurations, but for `values`."""
+    """A rung, what it is compared with, and the problem; both in their default configurations, but for `values`.
+
+    A rung may be compared with itself in its default configuration: then `values` hold for the one alone.
+    """
 
     version: Version
     parent: Version
@@ -37,14 +40,19 @@ class Idea:
     place: Target
     values: Mapping[str, Value]
 
-    def request(self, version: Version, problem: Problem) -> BuildRequest:
-        """What is compiled of one of the two for a problem. Raises as `Version.check` does."""
-        values = {
-            n: v for n, v in self.values.items() if version is self.version or n in {*version.choices, PTXAS_LEVEL}
-        }
-        config = version.config_for(problem, self.place.gpu, **values)
-        version.check(problem, config)
-        return BuildRequest(version, config, self.place.arch)
+    @property
+    def against(self) -> str:
+        """What it is compared with, in words."""
+        return self.parent.address + (" by default" if self.parent == self.version else "")
+
+    def ours(self, problem: Problem) -> BuildRequest:
+        """What is compiled of the rung for a problem. Raises as `Version.check` does."""
+        return self._request(self.version, problem, self.values)
+
+    def parents(self, problem: Problem) -> BuildRequest:
+        """The same of what it is compared with, with those values that it has too."""
+        names = {*self.parent.choices, PTXAS_LEVEL} if self.parent != self.version else ()
+        return self._request(self.parent, problem, {name: v for name, v in self.values.items() if name in names})
 
     def small(self) -> Problem:
         """The problem as small as the emulator has a quick answer to: one CTA, a few blocks of K and V."""
@@ -52,6 +60,11 @@ class Idea:
         block_m, block_n = (int(config.as_dict().get(name, 64)) for name in ("block_m", "block_n"))
         one_head = replace(self.problem, batch=1, num_heads=1, num_heads_k=1, layout="bshd")
         return replace(one_head, seqlen_q=block_m, seqlen_k=max(EMULATED_BLOCKS * block_n, block_m))
+
+    def _request(self, version: Version, problem: Problem, values: Mapping[str, Value]) -> BuildRequest:
+        config = version.config_for(problem, self.place.gpu, **values)
+        version.check(problem, config)
+        return BuildRequest(version, config, self.place.arch)
 
 
 @dataclass(frozen=True)
@@ -112,12 +125,10 @@ Part = Emulated | Built | Trial
 
 def compare(version: Version, parent: Version, problem: Problem, place: Target, values: Mapping[str, Value]) -> Idea:
     """An idea; ConfigError or UnsupportedProblemError where the two have nothing in common."""
-    if version == parent:
-        raise ConfigError(f"{version.name} would be compared with itself: name another rung")
     one_operation([version.operation, parent.operation])
     idea = Idea(version, parent, problem, place, values)
-    for each in (version, parent):
-        idea.request(each, problem)
+    if idea.ours(problem) == idea.parents(problem):
+        raise ConfigError(f"{version.name} would be compared with itself: name another rung, or another --config")
     return idea
 
 
@@ -126,8 +137,8 @@ def make(idea: Idea, on_ptx: Callable[[PtxModule], None]) -> Built:
 
     `on_ptx` is called with what the emulator is to run as soon as nvcc is through with it, while ptxas goes on.
     """
-    parent, ours = (idea.request(version, idea.problem) for version in (idea.parent, idea.version))
-    small = idea.request(idea.version, idea.small())
+    parent, ours = idea.parents(idea.problem), idea.ours(idea.problem)
+    small = idea.ours(idea.small())
 
     def translated(request: BuildRequest, module: PtxModule) -> None:
         if request == small:

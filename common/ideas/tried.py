@@ -1,7 +1,7 @@
 """What was tried on a rung: a row for each verdict in tried.csv beside it, its patch in tried/, a table on its page.
 
 A patch is what the rung changes against its parent: kernel.cu, the headers of its own, and what differs in common/cuda
-from the commit that the row names.
+from the commit that the row names. `scaffold.make` makes a rung of one again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashladder.common.build.sources import Sources
 from flashladder.common.catalog import Version, schema
+from flashladder.common.config import spell
 from flashladder.common.ideas import verdict
-from flashladder.common.ideas.trial import Trial
+from flashladder.common.ideas.trial import Built, Trial
 from flashladder.common.paths import CUDA_HEADERS, ROOT
 from flashladder.common.report import evidence, markers
 from flashladder.common.results import records
@@ -37,7 +38,7 @@ SCHEMA = Schema(
         **{name: records.RUNS.columns[name] for name in ("device", "gpu_id", "power_limit_w")},
         "version": str,
         "parent": str,
-        "change": str,  # lines that the patch adds and takes away, and the first of them
+        "change": str,  # lines that the patch adds and takes away, and the first of them; or values that differ
         "patch": str,  # its file
         "note": str,
         "problem": str,
@@ -61,7 +62,19 @@ SCHEMA = Schema(
         "notes": str,
     }
 )
-COLUMNS = ("date", "what changed", "against", "registers", "spills", "loop", "cycles", "ratio", "verdict", "patch")
+COLUMNS = (
+    "date",
+    "what changed",
+    "against",
+    "at",
+    "registers",
+    "spills",
+    "loop",
+    "cycles",
+    "ratio",
+    "verdict",
+    "patch",
+)
 
 
 def log_of(version: Version) -> Log:
@@ -69,44 +82,63 @@ def log_of(version: Version) -> Log:
     return Log(version.directory / "tried.csv", SCHEMA)
 
 
-def record(trial: Trial, note: str = "") -> Path:
+def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
     """Adds a trial to its rung's log, with its patch, and brings the rung's page up to date; gives the log's path.
 
-    ResultsError where that cannot be written.
+    The log of an idea that is dropped is its parent's. ResultsError where that cannot be written.
     """
-    version, run = trial.idea.version, records.new_run()
-    text = patch(version, trial.idea.parent)
-    file = version.directory / "tried" / f"{run}.patch"
-    if text:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+    version, run = trial.idea.parent if is_dropped else trial.idea.version, records.new_run()
+    text = patch(trial.idea.version, trial.idea.parent)
     log = log_of(version)
-    log.append([_row(trial, run, note, text, f"tried/{file.name}" if text else "")])
+    log.append([_row(trial, run, note, text, _keep(text, version.directory / "tried", run) if text else "")])
     write(version)
     return log.path
 
 
+def _keep(text: str, folder: Path, run: str) -> str:
+    """The file of a patch, as its page links it: one is enough, however often it was tried."""
+    folder.mkdir(exist_ok=True)
+    file = next((file for file in folder.glob("*.patch") if file.read_text() == text), folder / f"{run}.patch")
+    file.write_text(text)
+    return f"{folder.name}/{file.name}"
+
+
 def write(version: Version) -> bool:
     """Brings the table on a rung's page up to date, where it has room for one; whether that changed it."""
+    return _has_table(version) and markers.replace(version.directory / "README.md", evidence.TRIED, table(version))
+
+
+def is_current(version: Version) -> bool:
+    """Whether a rung's page tells what its log does, where it has room for that."""
     page = version.directory / "README.md"
-    return markers.has(page, evidence.TRIED) and markers.replace(page, evidence.TRIED, table(version))
+    return not _has_table(version) or markers.between(page, evidence.TRIED) == table(version)
+
+
+def _has_table(version: Version) -> bool:
+    return log_of(version).path.exists() and markers.has(version.directory / "README.md", evidence.TRIED)
 
 
 def table(version: Version) -> str:
     """What was tried, in Markdown, the latest first."""
     rows, _ = log_of(version).read()
-    lines = [COLUMNS, ("---", "---", "---", *["---:"] * 5, "---", "---")]
+    lines = [COLUMNS, ("---", "---", "---", "---", *["---:"] * 5, "---", "---")]
     lines += [_cells(row) for row in reversed([*rows.itertuples()])]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def patch(version: Version, parent: Version) -> str:
-    """What makes the rung of its parent, as a unified diff; empty where nothing does."""
+    """What makes the rung of its parent, as a unified diff; empty where nothing does.
+
+    A header of its own is compared with the parent's of the same name.
+    """
     pairs = [(each.kernel, each.directory / schema.FILE) for each in (parent, version)]
-    theirs = {*Sources().closure(parent.kernel), version.kernel}
-    added = [path for path in Sources().closure(version.kernel) if path not in theirs]
-    diffs = [_diff(*pair) for pair in zip(*pairs, strict=True)] + [_diff(None, path) for path in added]
-    return "".join([*diffs, _uncommitted()])
+    theirs, ours = ({path.name: path for path in _headers(each)} for each in (parent, version))
+    own = [(theirs.get(name), path) for name, path in ours.items() if path != theirs.get(name)]
+    return "".join([*(_diff(*pair) for pair in [*zip(*pairs, strict=True), *own]), _uncommitted()])
+
+
+def _headers(version: Version) -> list[Path]:
+    return [path for path in Sources().closure(version.kernel) if path != version.kernel.resolve()]
 
 
 def _diff(before: Path | None, after: Path) -> str:
@@ -123,13 +155,20 @@ def _uncommitted() -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _change(text: str) -> str:
-    """'+2 -1: the first line that is new', of a patch; the declaration's lines are left out."""
+def _change(text: str, built: Built) -> str:
+    """'+2 -1: the first line that is new', of a patch; the declaration's lines are left out.
+
+    Where there are no others: the values of the configuration that differ.
+    """
     files = [part for part in text.split("--- ") if part and not part.splitlines()[0].endswith(schema.FILE)]
     lines = [line for part in files for line in part.splitlines()[2:]]
     plus, minus = ([line[1:].strip() for line in lines if line.startswith(sign)] for sign in "+-")
     first = next(filter(None, [*plus, *minus]), "")
-    return f"+{len(plus)} -{len(minus)}: {first}" if first else "configuration"
+    if first:
+        return f"+{len(plus)} -{len(minus)}: {first}"
+    parents = built.parent.config.as_dict()
+    differing = {name: value for name, value in built.ours.config.as_dict().items() if value != parents.get(name)}
+    return ", ".join(f"{name}={spell(value)}" for name, value in differing.items()) or "configuration"
 
 
 def _row(trial: Trial, run: str, note: str, text: str, file: str) -> Row:
@@ -141,7 +180,7 @@ def _row(trial: Trial, run: str, note: str, text: str, file: str) -> Row:
         "run": run,
         "version": idea.version.name,
         "parent": idea.parent.name,
-        "change": _change(text),
+        "change": _change(text, built),
         "patch": file,
         "note": note,
         "problem": idea.problem.name,
@@ -179,11 +218,19 @@ def _cells(row: Any) -> tuple[str, ...]:
     change = (row.note or _code(row.change)).replace("|", "\\|")
     figures = (_change_of(getattr(row, f"parent_{name}"), getattr(row, name)) for name in _FIGURES)
     against = row.parent.rpartition("/")[2][:2]
-    return row.time[:10], change, against, *figures, ratio, f"{row.verdict}{device}", _link(row.patch)
+    return row.time[:10], change, against, _at(row.problem), *figures, ratio, f"{row.verdict}{device}", _link(row.patch)
 
 
 def _change_of(before: float, after: float) -> str:
     return f"{after:,.0f}" if before == after else f"{before:,.0f} → {after:,.0f}"
+
+
+def _at(problem: str) -> str:
+    """A problem's name, as short as tells it from others in a table."""
+    values = dict(part.split("=") for part in problem.split(","))
+    causal = " causal" if "causal" in values else ""
+    dtype = "" if values["dtype"] == "bf16" else f" {values['dtype']}"
+    return f"d{values['head_dim']}{causal}{dtype}, {int(values['seqlen_q']):,} rows"
 
 
 def _code(change: str) -> str:

@@ -21,7 +21,7 @@ ADVICE = {
 
 def in_words(trial: Trial) -> str:
     """A sentence: how much faster or slower, of what, at what, how sure, and what to do."""
-    parent, what = trial.idea.parent.address, f"at {trial.idea.problem.name}"
+    parent, what = trial.idea.against, f"at {trial.idea.problem.name}"
     if trial.is_same_code:
         return (
             f"the same machine code as {parent} {what}: the compiler sees no difference, and there is none to measure"
@@ -74,7 +74,7 @@ def _percent(ratio: float) -> str:
 
 def _predicted(trial: Trial) -> str:
     """What the machine code says of the time, and how far that goes."""
-    before, after, parent = trial.parent.figures(), trial.ours.figures(), trial.idea.parent.address
+    before, after, parent = trial.parent.figures(), trial.ours.figures(), trial.idea.against
     figures = (
         "; ".join(f"{name}: {old:,} → {new:,}" for name, (old, new) in changes(trial).items()) or "no figure changed"
     )

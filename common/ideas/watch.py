@@ -159,7 +159,7 @@ def _say_part(began: float, idea: Idea, part: Part) -> None:
         case Built():
             _say("compiled", began, _compiled(part.ours))
         case Trial(timing=None):
-            _say("against " + idea.parent.address, began, _changed(part))
+            _say("against " + idea.against, began, _changed(part))
         case Trial():
             _say("measured", began, verdict.in_words(part))
 

@@ -1,4 +1,4 @@
-"""The evidence in the READMEs of the rungs: what each changes against the one below. No GPU needed.
+"""The evidence in the READMEs of the rungs: what each changes against the one below, and what was tried. No GPU needed.
 
 python tools/evidence.py            brings every README up to date, and versions/SPILLS.md
 python tools/evidence.py 08 09      those of two rungs
@@ -52,10 +52,21 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _page(version: Version) -> Page:
+    return Page(f"{version.name}/README.md", version.address, partial(_write_page, version), partial(_judge, version))
+
+
+def _write_page(version: Version) -> bool:
+    from flashladder.common.ideas import tried
     from flashladder.common.report import evidence
 
-    calls = partial(evidence.write, version), partial(evidence.is_current, version)
-    return Page(f"{version.name}/README.md", version.address, *calls)
+    return evidence.write(version) | tried.write(version)
+
+
+def _judge(version: Version) -> bool | None:
+    from flashladder.common.ideas import tried
+    from flashladder.common.report import evidence
+
+    return tried.is_current(version) and evidence.is_current(version)
 
 
 def _write(pages: list[Page]) -> int:

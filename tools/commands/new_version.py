@@ -2,6 +2,7 @@
 
 python tools/new_version.py my_idea --from 24              the next rung of the ladder of rung 24
 python tools/new_version.py my_idea --from 24 --private    in a ladder of one's own, which git does not track
+python tools/new_version.py again --from 37 --private --patch FILE    what was tried on rung 37, from its tried/
 
 Then edit its kernel.cu beside `python tools/run_version.py my_idea --watch`.
 """
@@ -9,6 +10,7 @@ Then edit its kernel.cu beside `python tools/run_version.py my_idea --watch`.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from flashladder.common.console import Parser, console, facts
 from flashladder.common.paths import typed
@@ -21,13 +23,14 @@ def parser() -> Parser:
     made.add_argument(
         "--private", action="store_true", help="in the first ladder of --versions, or else in versions/private"
     )
+    made.add_argument("--patch", type=Path, metavar="FILE", help="of a rung's tried/: what was tried, again")
     return made
 
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.ideas import scaffold
 
-    version = scaffold.make(arguments.name, arguments.parent, arguments.private)
+    version = scaffold.make(arguments.name, arguments.parent, arguments.private, arguments.patch)
     name, parent = version.directory.name[3:], version.below()
     assert parent is not None
     files = {

@@ -6,6 +6,8 @@ python tools/run_version.py triton --causal           a reference, on the GPU or
 python tools/run_version.py --list                    the ladders and the references
 python tools/run_version.py my_idea --watch           beside the editor: a trial at every save
 python tools/run_version.py my_idea --against 24      the verdict, which goes to the rung's log of what was tried
+python tools/run_version.py my_idea --against 24 --drop                 the same, which goes to the log of rung 24
+python tools/run_version.py 37 --against 37 --config num_stages=3       a configuration beside the default one
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ def parser() -> Parser:
     idea = made.add_argument_group("trials of an idea")
     idea.add_argument("--against", metavar="RUNG", help="compare with it, and keep the verdict with the rung")
     idea.add_argument("--watch", action="store_true", help="a trial at every save, against the rung's parent")
+    idea.add_argument("--drop", action="store_true", help="the idea ends here: the verdict is kept with that rung")
     idea.add_argument("--note", default="", metavar="TEXT", help="what was tried, for the log's table")
     return made
 
@@ -95,6 +98,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.version is None:
         parser().print_help()
         return EXIT_ERROR
+    if arguments.drop and not arguments.against:
+        raise ConfigError("--drop keeps a verdict with the rung compared with: add --against RUNG")
     kernel = catalog.find_implementation(arguments.version)
     values = options.config_values(arguments.config)
     if isinstance(kernel, catalog.Reference):
@@ -183,7 +188,7 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
     if untried := verdict.untried(first):
         console.print(untried, style="dim", soft_wrap=True)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {tried.record(held, arguments.note)}", soft_wrap=True)
+        console.print(f"[dim]logged to {tried.record(held, arguments.note, arguments.drop)}", soft_wrap=True)
     return 0
 
 
