@@ -71,9 +71,7 @@ def forecast(job: Job, found: Forecast) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
     name, default = job.space.version.name, job.space.default
     if not found.prices:
-        console.print(
-            f"{name} on {job.gpu.title}: its share of --budget-seconds was too short to price a configuration"
-        )
+        console.print(f"{name} on {job.gpu.title}: {found.extent}, as there was no time to price one")
         console.print("The same command goes on with the others.")
         return
     figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
