@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import math
 import re
 import sys
 import textwrap
@@ -327,7 +328,7 @@ def test_the_command_times_attention_a_prefill_and_a_token(monkeypatch, capsys):
     model = command._model({name: small for name, (_, small) in command.SIZES.items()} | {"layers": 2}, "cpu")
     usual = dict(transformers.AttentionInterface._global_mapping)
     with torch.inference_mode():
-        times = command._times(model, ["sdpa", "eager", "ladder"], IDS, 2)
+        times = command._times(model, ["sdpa", "eager", "ladder"], IDS, torch.ones_like(IDS), 2)
     assert transformers.AttentionInterface._global_mapping == usual
     assert [times[name][0] for name in ("sdpa", "ladder")] == [6.0, 6.0]
     assert all(prefill > 0 for _, prefill, _ in times.values())
@@ -335,6 +336,40 @@ def test_the_command_times_attention_a_prefill_and_a_token(monkeypatch, capsys):
     rows = rows_of(capsys.readouterr().out)
     assert [len(row) for row in rows] == [8, 8, 8]
     assert [row[2:4] for row in rows] == [["6.000", "1.000"], ["-", "-"], ["6.000", "1.000"]]
+
+
+def test_the_commands_ratios_are_to_the_first_that_ran(capsys):
+    times = {"sdpa": [3.0, 4.0, math.nan], "eager": [math.nan, 8.0, 6.0], "ladder": [1.5, 2.0, 12.0]}
+    console.console.print(command._shown(dict.fromkeys(times, 0.1), times))
+    out = capsys.readouterr().out
+    assert re.findall(r"to \w+", out) == ["to sdpa", "to sdpa", "to eager"]
+    figures = [row[2:] for row in rows_of(out)]
+    assert figures == [
+        ["3.000", "1.000", "4.000", "1.000", "-", "-"],
+        ["-", "-", "8.000", "0.500", "6.000", "1.000"],
+        ["1.500", "2.000", "2.000", "2.000", "12.000", "0.500"],
+    ]
+
+
+def test_the_command_takes_no_token_for_padding(monkeypatch):
+    """Where generate() is given no mask, an id that is pad_token_id is one."""
+    model, masks = made("Llama", attn_implementation="ladder"), []
+    usual = ours._attend
+    monkeypatch.setattr(ours, "attention", lambda q, *_, **__: torch.zeros_like(q))
+    noted = lambda *given, **options: masks.append(given[4]) or usual(*given, **options)  # noqa: E731
+    transformers.AttentionInterface.register("ladder", noted)
+    assert (IDS == 0).any()
+    command._generate(model, IDS, torch.ones_like(IDS), 2)
+    assert masks == [None] * 4
+
+
+def test_the_command_pads(capsys):
+    words = ["--device", "emulator", "--batch", "2", "--padding"]
+    assert console.run(command.main, command.parser(), [*words, "5"]) == 0
+    assert "padding 5" in (out := capsys.readouterr().out)
+    assert all(0 < float(row[1]) < 0.1 for row in rows_of(out))
+    assert console.run(command.main, command.parser(), [*words, "16"]) == 2
+    assert "--padding 16: of 16 tokens, some should be none" in capsys.readouterr().err
 
 
 def test_the_command_fails_where_logits_are_wrong_or_a_layer_falls_back(monkeypatch, capsys):

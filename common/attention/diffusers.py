@@ -11,7 +11,7 @@ import torch
 
 from flashladder.common.attention import attention
 from flashladder.common.attention.fallback import autocast, foresee, say
-from flashladder.common.attention.packed import without_padding
+from flashladder.common.attention.packed import padding_of, without_padding
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 
 NAME = "ladder"
@@ -84,7 +84,8 @@ def _attend(
         keys = _keys(attn_mask, q, k)
         if return_lse or is_causal:
             raise UnsupportedProblemError("a mask with is_causal or return_lse: kernels take none")
-        return without_padding(q, k, v, torch.ones(q.shape[:2], dtype=torch.bool, device=q.device), keys, **options)
+        rows = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+        return without_padding(q, k, v, padding_of(rows, keys), **options)
     except UnsupportedProblemError as error:
         if return_lse:
             raise UnsupportedProblemError(f'{error}; with return_lse, which "native" has not, "flash" works') from None

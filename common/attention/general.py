@@ -9,6 +9,7 @@ import torch
 
 from flashladder.common.attention import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.run.ahead import DEFAULT
 from flashladder.common.run.launch import ALL_KEYS
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
@@ -53,6 +54,15 @@ def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
     return left, right
 
 
+def make_ready(q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool) -> None:
+    """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
+    left, right = window_of(window)
+    others: dict[str, Any] = {"window_left": left, "window_right": right, "softcap": softcap}
+    if packed:
+        others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+    op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
+
+
 @torch.library.custom_op("flashladder::attention_general", mutates_args=())
 def forward(
     q: torch.Tensor,
@@ -95,9 +105,7 @@ def forward(
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
             return o, sums
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
-    fields = problem.packed, problem.window, softcap > 0, problem.alibi
-    kind = version, q.dtype, q.device, *q.shape[2:], causal, lse, *fields
-    op.at_leisure(op.prepared(kind, problem, q, version), problem, tensors)
+    op.at_leisure(op.prepared(problem, q, version), problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         o[:, end_q:] = 0
         sums[:, end_q:] = -math.inf

@@ -209,14 +209,22 @@ def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tens
         tensors[name].copy_(copies.by_name[name])
 
 
-def prepared(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
-    """What runs tensors of a kind, made ready at the first call for it."""
+def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
+    """What runs tensors of the kind of q and the problem, made ready at the first call for it."""
+    kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
+    if not _is_plain(problem):
+        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi
     return _ready.get(kind) or _prepare(kind, problem, q, version)
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether the shorter way takes it."""
+    return not (problem.packed or problem.window or problem.softcap or problem.alibi)
 
 
 def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must."""
-    gpu, plain = is_gpu(q), not (problem.packed or problem.window or problem.softcap or problem.alibi)
+    gpu = is_gpu(q)
     with _preparing:
         if kind in _ready:  # another thread has been here
             return _ready[kind]
@@ -235,7 +243,7 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
             config = Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
             artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
             place.check(artifact)
-            call = Call(rung, artifact, q.device) if gpu and plain else None
+            call = Call(rung, artifact, q.device) if gpu and _is_plain(problem) else None
         _ready[kind] = Ready(rung, artifact, call)
         return _ready[kind]
 

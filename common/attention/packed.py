@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.attention import general, given, gradients, sequences
+from flashladder.common.attention import attention, general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.run.ahead import DEFAULT
 
@@ -68,18 +69,61 @@ def packed_attention(
     return (o[0], lse) if return_lse else o[0]
 
 
+class Real(NamedTuple):
+    """Which rows of a padded tensor, (batch, seqlen, ...), are no padding, and where they go when they are packed."""
+
+    places: tuple[torch.Tensor, torch.Tensor]  # the batch and the row of each
+    cu_seqlens: torch.Tensor
+    longest: int
+    is_all: bool  # nothing is padding
+
+
+class Padding(NamedTuple):
+    """What is known of a padded batch without its tensors, so that many layers can share it."""
+
+    rows: Real
+    keys: Real
+    first_keys: int | None  # where no row is padding, and all see the same keys, these from the first on: how many
+
+
+def padding_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
+    """Of masks that are true for what is no padding: (batch, seqlen_q), and (batch, seqlen_k). Waits for the GPU once.
+
+    The masks should not be written to while the result is used.
+    """
+    rises = keys[:, 1:] & ~keys[:, :-1]
+    with torch.inference_mode(False):  # so that torch counts what is written to cu_seqlens
+        lengths_q, lengths_k, risen = torch.stack([real.sum(1) for real in (rows, keys, rises)]).tolist()
+        real_rows, real_keys = _real(rows, lengths_q), _real(keys, lengths_k)
+    alike = real_rows.is_all and len(set(lengths_k)) == 1 and not any(risen)
+    return Padding(real_rows, real_keys, (lengths_k[0] or None) if alike else None)
+
+
+def _real(real: torch.Tensor, lengths: list[int]) -> Real:
+    total = sum(lengths)
+    batches, places = real.nonzero_static(size=total).unbind(1)  # nonzero() would wait for the GPU
+    cu_seqlens = pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+    sequences.know(cu_seqlens, [0, *accumulate(lengths)])
+    return Real((batches, places), cu_seqlens, max(lengths), total == real.numel())
+
+
 def without_padding(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, **options: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, padding: Padding, **options: Any
 ) -> torch.Tensor:
     """O of a padded batch, (batch, seqlen_q, heads, head_dim): of the rows and keys that are no padding, packed.
 
-    rows is (batch, seqlen_q), keys (batch, seqlen_k), true for what is no padding. A row that is padding gives 0.
+    A row that is padding gives 0. The options are those of `attention`.
     """
-    cu_rows, cu_keys = (pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32) for real in (rows, keys))
-    at_rows, at_keys = (real.nonzero(as_tuple=True) for real in (rows, keys))  # found once: it waits for the GPU
-    packed = (q[at_rows], k[at_keys], v[at_keys], cu_rows, cu_keys, rows.shape[1], keys.shape[1])
+    rows, keys, first_keys = padding
+    if first_keys is not None:
+        return only_o(attention(q, k[:, :first_keys], v[:, :first_keys], **options))
+    q_packed = q.flatten(0, 1) if rows.is_all else q[rows.places]
+    packed = (q_packed, k[keys.places], v[keys.places], rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest)
+    o_packed = only_o(packed_attention(*packed, **options))
+    if rows.is_all:
+        return o_packed.view(q.shape)
     o = q.new_zeros(q.shape)
-    o[at_rows] = only_o(packed_attention(*packed, **options))
+    o[rows.places] = o_packed
     return o
 
 

@@ -48,9 +48,17 @@ def end(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
     return bounds[-1]
 
 
+def know(cu_seqlens: torch.Tensor, bounds: list[int]) -> None:
+    """That a tensor has these elements, so that nobody reads it; one that torch counts the writing to."""
+    _read[cu_seqlens] = cu_seqlens._version, bounds
+
+
 def _bounds(cu_seqlens: torch.Tensor) -> list[int]:
-    if not cu_seqlens.is_cuda or cu_seqlens.is_inference():  # torch counts no writing to the latter
+    if cu_seqlens.is_inference():  # torch counts no writing to it
         return list(cu_seqlens.tolist())
-    if cu_seqlens not in _read or _read[cu_seqlens][0] != cu_seqlens._version:
-        _read[cu_seqlens] = cu_seqlens._version, cu_seqlens.tolist()
-    return list(_read[cu_seqlens][1])
+    version, bounds = _read.get(cu_seqlens, (None, []))
+    if version != cu_seqlens._version:
+        bounds = cu_seqlens.tolist()
+        if cu_seqlens.is_cuda:
+            know(cu_seqlens, bounds)
+    return list(bounds)

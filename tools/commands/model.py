@@ -3,13 +3,15 @@
 python tools/model.py                                      8 layers, 16/4 heads: 2 x 4,096 tokens, then 64 more
 python tools/model.py --layers 32 --heads 32 --heads-k 8 --batch 1 --seqlen 16384
 python tools/model.py --implementations sdpa,flash_attention_2,ladder
+python tools/model.py --padding 1024                       the same, the first sequence padded by so much, to the left
 python tools/model.py --device emulator                    without a GPU: a few tokens, logits compared, not timed
 
 `sdpa:flash` and `sdpa:cudnn` are transformers' sdpa with that kernel of torch's and no other. Errors of logits are
-against the same model in fp32; the exit code is 2 where one is above twice the first implementation's, or where a
-layer's attention did not run on the one asked for. Ratios are to the first. Times are medians over rounds that all take
-part in, in turns: the GPU's in the attention of all layers of a prefill, and the host's clock of a whole prefill and of
-a generated token, with a cache that grows. Nothing is logged.
+against the same model in fp32; the exit code is 2 where one is above twice that of the first implementation that ran,
+or where a layer's attention did not run on the one asked for. Ratios are to the first that ran, which is named: with
+padding, `sdpa:flash` does not. Times are medians over rounds that all take part in, in turns: the GPU's in the
+attention of all layers of a prefill, and the host's clock of a whole prefill and of a generated token, with a cache
+that grows. Nothing is logged.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def parser() -> Parser:
     for name, (on_gpu, emulated) in SIZES.items():
         option = f"--{name.replace('_', '-')}"
         made.add_argument(option, type=int, metavar="N", help=f"default: {on_gpu}; {emulated} on the emulator")
+    made.add_argument("--padding", type=int, default=0, metavar="N", help="in front of the first sequence (default: 0)")
     return made
 
 
@@ -75,16 +78,22 @@ def main(arguments: argparse.Namespace) -> int:
     names = (arguments.implementations or IMPLEMENTATIONS[not on_gpu]).split(",")
     model = _model(sizes, "cuda" if on_gpu else "cpu")
     ids = torch.randint(0, model.config.vocab_size, (sizes["batch"], sizes["seqlen"]), device=model.device)
+    if not 0 <= arguments.padding < sizes["seqlen"]:
+        raise ConfigError(f"--padding {arguments.padding}: of {sizes['seqlen']} tokens, some should be none")
+    mask = torch.ones_like(ids)  # or else generate() takes ids that happen to be pad_token_id for padding
+    mask[0, : arguments.padding] = 0
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("error", FallbackWarning)
-            errors = _errors(model, names, ids)
-            times = _times(model, list(errors), ids, sizes["tokens"]) if on_gpu else {}
+            errors = _errors(model, names, ids, mask)
+            times = _times(model, list(errors), ids, mask, sizes["tokens"]) if on_gpu else {}
     except FallbackWarning as said:
         raise VerificationError(str(said)) from None
+    sizes["padding"] = arguments.padding
     console.print(", ".join(f"{name} {size}" for name, size in sizes.items()), style="bold")
     console.print(_shown(errors, times))
-    first, allowed = names[0], 2 * errors[names[0]] + 1e-5
+    first = next(iter(errors))
+    allowed = 2 * errors[first] + 1e-5
     wrong = [f"{name}: {error:.2g}" for name, error in errors.items() if not error <= allowed]
     return fail(f"{', '.join(wrong)}: logits are wrong by more than twice {first}'s error") if wrong else 0
 
@@ -131,39 +140,40 @@ def _attending(model: Any, name: str) -> Iterator[str]:
         yield kind
 
 
-def _errors(model: Any, names: list[str], ids: torch.Tensor) -> dict[str, float]:
+def _errors(model: Any, names: list[str], ids: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
     """The largest error of the logits; without the implementations that have no kernel for the model."""
     import torch
 
+    real = mask.bool()
     with _attending(exactly := copy.deepcopy(model).float(), "sdpa"):
-        exact = exactly(ids).logits
+        exact = exactly(ids, attention_mask=mask).logits[real]
     del exactly
     found = {}
     for name in names:
         try:
             with _attending(model, name):
-                found[name] = float((model(ids).logits.float() - exact).abs().max())
+                found[name] = float((model(ids, attention_mask=mask).logits[real].float() - exact).abs().max())
         except RuntimeError as error:
             if not NO_KERNEL.match(str(error)):
                 raise
-            if name == names[0]:
-                raise ConfigError(f"--implementations {name}: torch has no such kernel for this model") from None
             warn(f"{name}: torch has no such kernel for this model")
+    if not found:
+        raise ConfigError(f"--implementations {','.join(names)}: torch has no such kernel for this model")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return found
 
 
-def _times(model: Any, names: list[str], ids: torch.Tensor, tokens: int) -> dict[str, list[float]]:
+def _times(model: Any, names: list[str], ids: torch.Tensor, mask: torch.Tensor, tokens: int) -> dict[str, list[float]]:
     """Of each implementation the milliseconds that TIMES names; NaN where there are none."""
     taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
     for _ in range(WARM_UPS + ROUNDS):
         for name, rounds in taken.items():
             with _attending(model, name) as kind:
                 with _watched(kind) as calls:
-                    prefill = _ms(partial(model, ids))
+                    prefill = _ms(partial(model, ids, attention_mask=mask))
                 attention = sum(begin.elapsed_time(end) for begin, end in calls) if calls else math.nan
-                first, all_of_them = (_ms(partial(_generate, model, ids, count)) for count in (1, 1 + tokens))
+                first, all_of_them = (_ms(partial(_generate, model, ids, mask, count)) for count in (1, 1 + tokens))
                 rounds.append((attention, prefill, (all_of_them - first) / tokens))
     return {name: [median(each) for each in zip(*rounds[WARM_UPS:], strict=True)] for name, rounds in taken.items()}
 
@@ -194,10 +204,9 @@ def _watched(kind: str) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Even
             AttentionInterface.register(kind, usual)
 
 
-def _generate(model: Any, ids: torch.Tensor, tokens: int) -> torch.Tensor:
-    return model.generate(
-        ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
-    )
+def _generate(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: int) -> torch.Tensor:
+    lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0, "eos_token_id": None}
+    return model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
 
 
 def _ms(call: Callable[[], object]) -> float:
@@ -217,12 +226,14 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def _shown(errors: dict[str, float], times: dict[str, list[float]]) -> Table:
-    first, *_ = errors
-    columns = ["error of logits", *(column for name in times and TIMES for column in (f"{name}, ms", "to the first"))]
+    columns, ratios = ["error of logits"], []
+    for place, name in enumerate(TIMES if times else ()):
+        ran = {other: taken[place] for other, taken in times.items() if not math.isnan(taken[place])}
+        first = next(iter(ran), "none")
+        columns += [f"{name}, ms", f"to {first}"]
+        ratios.append({other: (mine, ran[first] / mine) for other, mine in ran.items()})
     made = table("", "implementation", *columns, right=columns)
     for name, error in errors.items():
-        cells = [f"{error:.2g}"]
-        for mine, base in zip(times.get(name, ()), times.get(first, ()), strict=True):
-            cells += ["-", "-"] if math.isnan(mine) else [f"{mine:.3f}", f"{base / mine:.3f}"]
-        made.add_row(name, *cells)
+        figures = [f"{figure:.3f}" if name in ran else "-" for ran in ratios for figure in ran.get(name, (0, 0))]
+        made.add_row(name, f"{error:.2g}", *figures)
     return made
