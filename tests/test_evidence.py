@@ -46,7 +46,7 @@ def built(tmp_path_factory):
 @pytest.fixture
 def ladder(built, monkeypatch):
     """The folder of two tiny rungs; the emulator's counters are made up, as they are no attention kernels."""
-    counts = {"07_tiny": {"wavefronts": 80}, "08_tinier": {"wavefronts": 10}}
+    counts = {"07_tiny": {"wavefronts": 80}, "08_tinier": {"wavefronts": 10, "of them by TMA": 4}}
     monkeypatch.setattr(evidence, "_count", lambda artifact: counts[artifact.version])
     return built
 
@@ -83,6 +83,7 @@ def test_tables_say_before_and_after(upper):
     assert int(after) > int(before)
     assert row(text, "shared memory, bytes") == ["1,024", "1,024"]  # what does not change stands once
     assert row(text, "wavefronts") == ["80 → 10"]
+    assert row(text, "of them by TMA") == ["0 → 4"]
     assert f"ptxas {evidence.compiler()}" in text
     assert re.fullmatch(r"\d+\.\d+(\.\d+)?", evidence.compiler())
 

@@ -19,15 +19,18 @@ from flashladder.common.config import load_gpu
 from flashladder.common.errors import DeviceError, ToolchainError
 from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.profile import ncu
+from flashladder.common.profile import ncu, profiling
 from flashladder.common.profile.agreement import Agreement, compare, sass_opcode
+from flashladder.common.run import target
 from flashladder.common.run.execute import on_emulator
 from flashladder.common.sass.code import read
 from flashladder.common.sass.opcodes import bank_wavefronts
 from flashladder.tests import fake_ncu
 from flashladder.tools.commands import profile
 
-PAGE = (Path(__file__).parent / "data" / "ncu_source.csv").read_text()  # from an H100, most lines left out
+DATA = Path(__file__).parent / "data"
+PAGE = (DATA / "ncu_source.csv").read_text()  # from an H100, most lines left out
+WIDE_HEADS = DATA / "ncu_36_wide_heads"  # from an H200; of the columns, operands and metrics those that are read
 PROBLEM = Problem(seqlen_q=64)
 OPTIONS = ("--batch", "1", "--heads", "1", "--seqlen", "64")
 
@@ -173,6 +176,18 @@ def test_the_emulator_agrees_with_itself(artifact, pages):
     assert busy["lsu"].predicted == pytest.approx(lsu_percent(report), rel=0.2)  # shuffles count too
 
 
+def test_the_emulated_grid_is_the_gpus(artifact, pages, monkeypatch):
+    asked = {}
+
+    def emulated(*arguments, **options):
+        asked.update(options)
+        return on_emulator(*arguments, **options)
+
+    monkeypatch.setattr(profiling, "on_emulator", emulated)
+    profiling.run(artifact, PROBLEM, target.resolve("emulator", "rtx4090"), pages)
+    assert asked["num_sms"] == 128
+
+
 def lsu_percent(report):
     """What loads and stores of shared memory take, of all the cycles of the fake profile."""
     copies = sum(line.units for line in report.shared if "cp.async" in line.opcode)
@@ -188,6 +203,42 @@ def test_bank_conflicts_lengthen_the_way_of_loads_and_no_pipe_else(tmp_path):
     busy = {figure.opcode: figure for figure in found if figure.by != "emulator"}
     assert busy["lsu"].predicted == pytest.approx(lsu_percent(report), rel=0.05)
     assert busy["shared"].predicted < 0.2 * busy["lsu"].predicted
+
+
+# How far predictions are off at most, as a part, by quantity and opcode or pipe; all other figures are exact.
+BUSY = {"wgmma": 0.0002, "mufu": 0.0002, "fma": 0.0005, "shared": 0.0025, "alu": 0.01, "issue": 0.006, "lsu": 0.034}
+H200 = {("busy %", pipe): limit for pipe, limit in BUSY.items()}
+
+
+def test_an_h200_counts_what_is_predicted():
+    """wgmma with A in both places, TMA both ways, a queue of tiles, polls: each count has a figure that is not 0."""
+    job = json.loads((WIDE_HEADS / "job.json").read_text())
+    rung, problem, gpu = find(job["version"]), Problem(**job["problem"]), load_gpu("h200")
+    artifact = build_one(rung, rung.parse_config(job["config"]), job["arch"])
+    report = on_emulator(artifact, problem, make_inputs(problem), race=False, num_sms=gpu.num_sms)
+    found = {(f.quantity, f.opcode): f for f in compare(ncu.load(WIDE_HEADS), report, gpu)}
+    assert {kind: f for kind, f in found.items() if abs(f.deviation) > H200.get(kind, 0)} == {}
+    assert min(figure.measured for figure in found.values()) > 0
+    executed = "HGMMA", "UTMALDG", "UTMASTG", "SYNCS.EXCH", "SYNCS.ARRIVE", "ATOMG", "BAR", "LDS", "STS", "STG", "SHFL"
+    assert found.keys() == {
+        *(("executed", opcode) for opcode in executed),
+        *((f"shared wavefronts{end}", opcode) for opcode in ("LDS", "STS", "HGMMA") for end in ("", ", ideal")),
+        *((f"global sectors{end}", opcode) for opcode in ("STG", "ATOMG") for end in ("", ", ideal")),
+        *((quantity, opcode) for opcode in ("UTMALDG", "UTMASTG") for quantity in ("global sectors", "global bytes")),
+        *((quantity, "all") for quantity in ("shared wavefronts", "global sectors")),
+        *H200,
+    }
+    assert found["executed", "BAR"].measured == 132 * 12 + 8 * 256  # of each CTA's warps, and of tiles' consumers
+    assert found["shared wavefronts", "HGMMA"].measured == 131072 * (8 + 4) + 131072 * 8
+
+
+def test_polls_are_not_of_the_code_that_was_patched_to_count():
+    """ncu's source page has 7 % more instructions than the kernel without patches executes."""
+    pages = ncu.load(WIDE_HEADS)
+    polls = pages.total("executed", "SYNCS.PHASECHK")
+    assert pages.total("executed") - pages.metrics["smsp__inst_executed.sum"] > 600_000
+    assert polls > 262_000 > pages.total("executed", "SYNCS.ARRIVE")
+    assert pages.total("executed", "SYNCS") == polls + pages.total("executed", "SYNCS.EXCH", "SYNCS.ARRIVE")
 
 
 def test_deviation_is_relative_to_what_was_measured():
@@ -286,12 +337,34 @@ SWITCHED_OFF = {  # of a warp
 PIPES = {"alu": 0.015, "lsu": 0.013, "shared": 0.005, ("24_woven_general", "shared"): 0.014}  # the others: 0.002
 
 
+def logged(instruction_set):
+    """The rows of results/profile.csv of rungs of an instruction set."""
+    names = [rung.name for rung in catalog.finished() if rung.instruction_set == instruction_set]
+    rows = [row for row in csv.DictReader((ROOT / "results" / "profile.csv").open()) if row["version"] in names]
+    return names, rows
+
+
+def test_every_row_of_the_log_is_of_a_rung():
+    rows = list(csv.DictReader((ROOT / "results" / "profile.csv").open()))
+    assert len(rows) == sum(len(logged(instruction_set)[1]) for instruction_set in ("ampere", "hopper"))
+
+
+def test_what_an_h200_counted_is_what_was_predicted():
+    """What the README says of results/profile.csv, for rungs of Hopper's instructions."""
+    names, rows = logged("hopper")
+    found = list(dict.fromkeys(row["version"] for row in rows))
+    assert found == names[: len(found)]
+    assert "36_wide_heads" in found
+    assert {row["device"] for row in rows} == {"NVIDIA H200"}
+    for row in rows:
+        limit = H200.get((row["quantity"], row["opcode"]), 0)
+        assert abs(float(row["predicted"]) - float(row["measured"])) <= limit * float(row["measured"]), row
+
+
 def test_what_an_h100_counted_is_what_was_predicted():
     """What the README says of results/profile.csv, for every rung of Ampere's instructions."""
-    rows = list(csv.DictReader((ROOT / "results" / "profile.csv").open()))
-    assert {row["version"] for row in rows} == {
-        rung.name for rung in catalog.finished() if rung.instruction_set == "ampere"
-    }
+    names, rows = logged("ampere")
+    assert {row["version"] for row in rows} == set(names)
     for row in rows:
         kernel = row["version"], row["opcode"]
         predicted, measured = float(row["predicted"]), float(row["measured"])

@@ -11,7 +11,7 @@ from flashladder.common.sass import bounds, disassemble, loads, occupancy_of, pa
 from flashladder.common.sass.diff import normalised
 from flashladder.common.sass.flow import Graph
 from flashladder.common.sass.instruction import Control, Position
-from flashladder.common.sass.opcodes import access_width, bank_wavefronts, histogram, kind_of, mma
+from flashladder.common.sass.opcodes import access_width, bank_wavefronts, histogram, kind_of, mma, reads_a
 from flashladder.common.sass.pipes import tensor_peak, work
 from flashladder.common.sass.registers import live_registers, operands_of, results_of
 
@@ -245,11 +245,21 @@ def test_registers_and_labels_have_no_names_in_a_comparison():
         assert normalised(left) != normalised(right)
 
 
+def test_products_that_read_a_from_shared_memory():
+    assert reads_a("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR24], R24, gsb0")
+    assert reads_a("@P0 HGMMA.64x64x16.F32.BF16 R24, gdesc[UR24], RZ, !UPT")
+    assert not reads_a("HGMMA.64x128x16.F32.BF16 R88, R4, gdesc[UR8].tnspB, R88")
+    assert not reads_a("LDSM.16.M88.4 R4, [R2]")
+
+
 def test_work_of_instructions():
     assert work("HMMA.16816.F32.BF16") == {"issue": 1, "tensor": 4096}
-    assert work("HGMMA.64x64x16.F32.BF16") == {"issue": 1, "wgmma": 2 * 16 * 64 * 16}
+    assert work("HGMMA.64x64x16.F32.BF16") == {"issue": 1, "wgmma": 2 * 16 * 64 * 16, "lsu": 4, "shared": 4}
+    both = work("HGMMA.64x128x16.F32.BF16", from_shared=True)
+    assert (both["lsu"], both["shared"]) == (8 + 4, 8 + 4)  # wavefronts of B, and of A
     assert work("IMAD.MOV.U32") == {"issue": 1, "fma": 32, "imad": 32}
-    assert work("IMAD.WIDE.U32") == {"issue": 1, "fma": 64, "imad": 64}
+    assert work("IMAD.WIDE.U32") == work("IMAD.HI.U32") == {"issue": 1, "fma": 64, "imad": 64}
+    assert all(work(opcode) == {"issue": 1, "alu": 32} for opcode in ("R2UR", "ELECT", "VOTE.ANY", "VOTEU.ALL"))
     assert (work("VIADD"), work("CS2R")) == ({"issue": 1, "fma": 32}, {"issue": 1, "alu": 32})
     assert work("LDSM.16.M88.4") == {"issue": 1, "lsu": 4, "shared": 4}
     assert work("LDGSTS.E.BYPASS.LTC128B.128") == {"issue": 1, "lsu": 0, "shared": 4}

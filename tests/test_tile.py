@@ -82,6 +82,13 @@ def test_copies_slow_down_products_that_read_both_operands_from_shared_memory():
     assert times[128, "some"] < 1.03 * times[128, "none"]
 
 
+def test_shuffles_go_on_while_a_product_reads_its_operands():
+    """It is queued with one instruction; its way to shared memory belongs to the tensor core's time."""
+    shuffles = [step("SHFL", 4)] * 30
+    steps = [product(128, commits=True, from_shared=True), *shuffles, wait()]
+    assert tile(steps) == pytest.approx(tile([*shuffles, wait()]), abs=8)
+
+
 def test_a_tile_is_asked_for_when_all_warps_have_released_its_place():
     work = [step("IADD3", 10)] * 10
     steps = [arrival("K"), release("K"), *work]

@@ -269,10 +269,11 @@ class WarpAccess:
             changes |= space == "global" and view[element] != old[row, lane]
         if space == "global":
             self.machine.global_writes += bool(changes)
-            if self.chunk.race and (mask is None or mask.any()):
-                self.machine.global_races.access(
-                    self.warp, index, _only_active(address, mask), size, mask, "updates it"
-                )
+            if mask is None or mask.any():
+                active = _only_active(address, mask)
+                self.chunk.count_global(index, active, size, mask)
+                if self.chunk.race:
+                    self.machine.global_races.access(self.warp, index, active, size, mask, "updates it")
             self.chunk.polls.note(self.warp, index, address, old, mask)
         return old
 

@@ -23,6 +23,7 @@ from .agents import AgentAccess
 from .arithmetic import bf16_round, bf16_widen, flush
 from .arrays import Array, Mask, classes
 from .cluster import RANK_BITS
+from .counters import WAVEFRONT_BYTES
 from .errors import MemoryAccessError
 from .memory import AccessFault
 from .shared import WINDOW
@@ -289,7 +290,7 @@ class BulkQueue:
         """Adds the traffic of a copy that is done. Shared memory is taken to move it without bank conflicts."""
         ctas, counters = int(rows.sum()), self._chunk.counters
         moved = ctas * region.num_bytes
-        wavefronts = -(-moved // 128)
+        wavefronts = -(-moved // WAVEFRONT_BYTES)
         counters.shared[index].add(ctas, wavefronts, wavefronts, moved, moved // 4)
         sectors, bytes = region.traffic
         counters.global_memory[index].add(ctas, sectors, -(-bytes // 32), bytes)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .codegen import Program
 
 NUM_BANKS = 32
+WAVEFRONT_BYTES, SECTOR_BYTES = 4 * NUM_BANKS, 32
+LANES, WGMMA, TMA = "lanes", "wgmma", "TMA"  # who moves what shared memory holds
 _MMA_SHAPE = re.compile(r"(?:mma|wgmma\.mma_async)\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.")
 
 
@@ -38,8 +40,8 @@ def shared_wavefronts(addresses: Sequence[int], lanes: Sequence[int], size: int)
 @dataclass
 class AccessCount:
     """Traffic of one instruction. For shared memory `units` are wavefronts and `ideal` those without bank conflicts;
-    for global memory `units` are 32-byte sectors and `ideal` the sectors that the bytes would fill. `words`, of shared
-    memory, are those of 4 bytes that the banks move: one that several lanes share in a pass counts once."""
+    for global memory `units` are 32-byte sectors and `ideal` those that the bytes of each request would fill. `words`,
+    of shared memory, are those of 4 bytes that the banks move: one that several lanes share in a pass counts once."""
 
     requests: int = 0
     units: int = 0
@@ -70,6 +72,12 @@ class LineCount:
     @property
     def where(self) -> str:
         return format_chain(self.source)
+
+    @property
+    def mover(self) -> str:
+        """Who moves it: WGMMA its operands, TMA what bulk copies bring and take, the LANES of a warp the rest."""
+        words = self.opcode.split(".")
+        return WGMMA if words[0] == "wgmma" else TMA if "bulk" in words else LANES
 
     @property
     def ratio(self) -> float:
@@ -104,6 +112,10 @@ class Report:
     @property
     def shared_wavefronts(self) -> int:
         return sum(line.units for line in self.shared)
+
+    def wavefronts_of(self, mover: str) -> int:
+        """Those of shared memory that are LANES', WGMMA's or TMA's."""
+        return sum(line.units for line in self.shared if line.mover == mover)
 
     @property
     def shared_wavefronts_ideal(self) -> int:

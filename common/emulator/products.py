@@ -12,6 +12,7 @@ from .descriptors import chunk_addresses
 from .fragments import halves_to_registers, matrix_of_fragments, registers_to_halves, widen
 from .shared import WINDOW
 
+ROWS = 64  # of A
 ROW_BYTES = 32  # of k in one product, whatever the type
 _SMALL_PRODUCT = 1 << 18  # multiplications
 
@@ -49,6 +50,11 @@ class Form:
     def depth(self) -> int:
         """k."""
         return 32 if self.types[0] in ("e4m3", "e5m2") else 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """What a product reads of shared memory, once for its four warps: B, and A if it lies there."""
+        return (self.columns + (0 if self.a_in_registers else ROWS)) * ROW_BYTES
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -160,7 +166,7 @@ def summed(product: np.ndarray, old: list[Array] | None, result: str) -> np.ndar
 def _addresses(shape: Shape, which: int, bits: int) -> np.ndarray:
     """The addresses of the chunks of one product's A (0) or B (1): (m or n, chunks of k), or (k, chunks of m or n)."""
     columns, transposed = shape
-    extent = columns if which else 64
+    extent = columns if which else ROWS
     if transposed[which]:
         return chunk_addresses(bits, ROW_BYTES // 2, extent // 8, True)
     return chunk_addresses(bits, extent, ROW_BYTES // 16, False)

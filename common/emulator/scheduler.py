@@ -17,6 +17,7 @@ from .agents import AgentRaces
 from .arrays import ALL_LANES, Array, Mask, has_lanes, narrow
 from .cluster import Cluster
 from .cluster_races import ClusterRaces
+from .counters import SECTOR_BYTES
 from .errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from .gates import Gate
 from .mbarrier import Mbarriers
@@ -279,11 +280,11 @@ class Chunk:
         changes = sectors[:, 1:] != sectors[:, :-1]
         ctas = len(self.cta_ids)
         if mask is None:
-            requests, lanes = ctas, 32 * ctas
+            requests, lanes, ideal = ctas, 32 * ctas, ctas * size
             units = ctas + int(np.count_nonzero(changes)) * (ctas // len(sectors))
         else:
             active = np.broadcast_to(mask, (ctas, 32))
-            rows = has_lanes(active)
-            requests, lanes = int(rows.sum()), int(active.sum())
+            rows, of_row = has_lanes(active), active.sum(axis=1)
+            requests, lanes, ideal = int(rows.sum()), int(of_row.sum()), int((-(-of_row * size // SECTOR_BYTES)).sum())
             units = int(((1 + changes.sum(axis=1)) * rows).sum())
-        self.counters.global_memory[index].add(requests, units, -(-lanes * size // 32), lanes * size)
+        self.counters.global_memory[index].add(requests, units, ideal, lanes * size)

@@ -18,6 +18,7 @@ import numpy as np
 
 from .agents import AgentAccess
 from .arrays import Array, Mask, classes, has_lanes
+from .counters import WAVEFRONT_BYTES
 from .errors import ConvergenceError, MemoryAccessError
 from .fragments import accumulators_of
 from .gates import Waiting
@@ -88,8 +89,16 @@ class Warpgroup:
             started = read_early(self._chunk.shared.views[16], started, warp.index % NUM_WARPS)
         self._started[warp.index % NUM_WARPS].append(started)
         self._unread.append(started)
+        self._count(warp, form, int(rows.sum()))
         if not more:
             self._tell(warp)
+
+    def _count(self, warp: "Warp", form: Form, ctas: int) -> None:
+        """Adds what a product reads of shared memory, once for its four warps. In each of PTX's layouts 8 rows of a
+        chunk lie in different banks, and are one wavefront."""
+        read = 0 if warp.index % NUM_WARPS else ctas * form.shared_bytes
+        wavefronts = read // WAVEFRONT_BYTES
+        self._chunk.counters.shared[form.index].add(ctas, wavefronts, wavefronts, read, read // 4)
 
     def _tell(self, warp: "Warp") -> None:
         """Checks what the products read that this warp has started since the last call, and tells the race detector."""

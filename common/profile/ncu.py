@@ -62,8 +62,10 @@ class Profile:
         return sum(instruction.samples for instruction in self.instructions)
 
     def total(self, field: str, *bases: str) -> int:
-        """The sum of a field of Counted over all instructions, or over those of these opcodes that can execute."""
-        chosen = [i for i in self.instructions if not bases or (i.opcode.split(".")[0] in bases and i.kind != FILLER)]
+        """The sum of a field of Counted over all instructions, or over those that can execute of these opcodes, which
+        may have modifiers: SYNCS.ARRIVE."""
+        begins = tuple(f"{base}." for base in bases)
+        chosen = [i for i in self.instructions if not bases or (f"{i.opcode}.".startswith(begins) and i.kind != FILLER)]
         return sum(getattr(instruction, field) for instruction in chosen)
 
     def stalls(self) -> dict[str, int]:

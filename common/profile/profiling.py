@@ -73,6 +73,8 @@ class ProfiledRung:
 def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None) -> ProfiledRung:
     """Profiles a kernel, or takes ncu's pages of it from a folder, and meanwhile emulates it on the same problem.
 
+    The emulated grid is the GPU's.
+
     Raises DeviceError where there is neither a GPU nor pages, and ToolchainError without ncu.
     """
     code = read(artifact)
@@ -82,7 +84,9 @@ def run(artifact: Artifact, problem: Problem, place: Target, pages: Path | None)
         if counted is None and not place.on_gpu:
             raise DeviceError(_refusal(folder))
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        report = pool.submit(on_emulator, artifact, problem, make_inputs(problem), race=False)
+        report = pool.submit(
+            on_emulator, artifact, problem, make_inputs(problem), race=False, num_sms=place.gpu.num_sms
+        )
         counted = counted or _count(artifact, problem, folder)
         return ProfiledRung(code, problem, counted, compare(counted, report.result(), place.gpu))
 

@@ -127,6 +127,8 @@ def _verdict(check: Check) -> Text:
 
 def counters(report: Report, problem: Problem, every: bool = True) -> Table:
     """What the emulator counted, in total: all of it, or what tells a good kernel."""
+    from flashladder.common.emulator.counters import TMA, WGMMA
+
     ratio = report.shared_wavefronts / max(report.shared_wavefronts_ideal, 1)
     ideal_sectors = sum(line.ideal for line in report.global_memory)
     found = {
@@ -137,6 +139,9 @@ def counters(report: Report, problem: Problem, every: bool = True) -> Table:
         "global sectors": f"{report.global_sectors:,}, ideal {ideal_sectors:,}, "
         f"{report.global_sectors / max(report.global_requests, 1):.1f} a request",
     }
+    for mover in (WGMMA, TMA):
+        if wavefronts := report.wavefronts_of(mover):
+            found[f"of them {mover}'s"] = f"{wavefronts:,}"
     if every:
         read, written = (bytes_of.get("global", 0) for bytes_of in (report.bytes_read, report.bytes_written))
         found["global bytes"] = f"{read:,} read, {written:,} written"

@@ -172,18 +172,22 @@ def _row(name: str, key: str, columns: Sequence[Sequence[Mapping[str, int]]]) ->
 def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
     """What the emulator counts of shared and global memory."""
     counted = [_count(artifact) for artifact in artifacts]
-    return [_row(name, name, [counted]) for name in counted[0]]
+    names = dict.fromkeys(name for counts in reversed(counted) for name in counts)
+    return [_row(name, name, [counted]) for name in names]
 
 
 def _count(artifact: Artifact) -> dict[str, int]:
+    from flashladder.common.emulator.counters import TMA, WGMMA
     from flashladder.common.problem import Problem, make_inputs
     from flashladder.common.run.execute import on_emulator
 
     config = artifact.config
     problem = Problem(num_heads=HEADS, seqlen_q=ROWS, head_dim=config.head_dim, dtype=config.dtype)
     report = on_emulator(artifact, problem, make_inputs(problem), race=False)
+    movers = {"of them for wgmma's operands": WGMMA, "of them by TMA": TMA}
     return {
         "wavefronts of shared memory": report.shared_wavefronts,
+        **{name: wavefronts for name, mover in movers.items() if (wavefronts := report.wavefronts_of(mover))},
         "of them bank conflicts": report.shared_wavefronts - report.shared_wavefronts_ideal,
         "requests to global memory": report.global_requests,
         "sectors of global memory": report.global_sectors,

@@ -52,11 +52,12 @@ def on_emulator(
     race: bool = True,
     lagging: Collection[int] = (),
     progress: Callable[..., None] | None = None,
+    num_sms: int = EMULATED_SMS,
 ) -> Report:
     """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
 
     `lagging` and `progress` are those of emulator.run; with the latter, how long a large problem without a mask will
-    take is told before.
+    take is told before. A persistent grid is the one of a GPU with `num_sms`.
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
     workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
     """
@@ -82,7 +83,7 @@ def on_emulator(
         for workspace in module.workspaces
     ]
     pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
-    launches = steps(module, problem, params, EMULATED_SMS)
+    launches = steps(module, problem, params, num_sms)
     reports = [
         emulator.run(
             program := emulator.compile_ptx(ptx, step.entry),

@@ -16,8 +16,8 @@ _DIVIDED = {"IMAD": ("MOV", "SHL", "IADD", "X", "WIDE")}
 FILLER = "filler"  # the kind of instructions that can never execute
 
 # The pipe of each opcode, after "Pipelines" in the Profiling Guide of Nsight Compute and, where it is silent, as an
-# H100 counts them: VIADD on the FMA pipe, CS2R on the ALU, S2R and LDGDEPBAR among loads and stores. What is not here
-# (branches, barriers, uniform instructions) takes an issue slot alone.
+# H100 or H200 counts them: VIADD on the FMA pipe; CS2R, votes, ELECT and R2UR on the ALU; S2R and LDGDEPBAR among loads
+# and stores. What is not here (branches, barriers, mbarriers, uniform instructions) takes an issue slot alone.
 PIPES = {
     "tensor": ("HMMA", "HGMMA", "IMMA", "QMMA", "QGMMA", "IGMMA", "BMMA"),
     "mufu": ("MUFU", "I2F", "F2I", "F2F", "FRND", "FCHK"),
@@ -25,6 +25,7 @@ PIPES = {
     "alu": (
         *("IADD3", "LOP3", "SHF", "LEA", "ISETP", "FSETP", "FMNMX", "FMNMX3", "FSEL", "SEL", "PRMT", "MOV"),
         *("F2FP", "IMNMX", "VIMNMX", "VIADDMNMX", "IABS", "PLOP3", "SGXT", "BMSK", "P2R", "R2P", "I2FP", "CS2R"),
+        *("VOTE", "VOTEU", "ELECT", "R2UR"),
     ),
     "lsu": (
         *("LDS", "STS", "LDSM", "STSM", "SHFL", "LDG", "STG", "LDL", "STL", "LD", "ST", "LDGSTS", "LDGDEPBAR", "S2R"),
@@ -39,6 +40,8 @@ _PIPE_OF = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcode
 
 _SYNCHRONOUS = re.compile(r"HMMA\.(16816|1688)\.F(16|32)")
 _WARPGROUP = re.compile(r"[HQ]GMMA\.64x(\d+)x(\d+)\.F(16|32)")
+_READS_A = re.compile(r"[HQ]GMMA\.\S+ \w+, gdesc")  # where another would have registers of A
+_WARPGROUP_ROWS = 64
 
 
 @cache
@@ -92,6 +95,22 @@ def mma(opcode: str) -> Mma | None:
         n, k, result_bits = (int(text) for text in match.groups())
         return Mma.of(16, n, k, result_bits, 16 if opcode.startswith("H") else 8, is_warpgroup=True)
     return None
+
+
+def reads_a(text: str) -> bool:
+    """Whether an instruction is a warpgroup product that reads A, too, from shared memory."""
+    return bool(_READS_A.search(text))
+
+
+@cache
+def operand_bytes(opcode: str, from_shared: bool) -> int:
+    """What a warpgroup product reads of shared memory: B, which its four warps share, and A where it is there; 0 for
+    any other opcode."""
+    match = _WARPGROUP.match(opcode)
+    if not match:
+        return 0
+    n, k = int(match[1]), int(match[2])
+    return (n + (_WARPGROUP_ROWS if from_shared else 0)) * k * (2 if opcode.startswith("H") else 1)
 
 
 def mma_flops(opcode: str) -> int:

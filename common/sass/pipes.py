@@ -17,10 +17,13 @@ from flashladder.common.config import GpuDescription, listing
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import CONFIGS
 from flashladder.common.sass.instruction import SassInstruction
-from flashladder.common.sass.opcodes import access_width, bank_wavefronts, mma, pipe_of
+from flashladder.common.sass.opcodes import access_width, bank_wavefronts, mma, operand_bytes, pipe_of, reads_a
 
 THROUGHPUT = CONFIGS / "throughput.yaml"
 WARP = 32
+WARPGROUP = 4  # warps
+WAVEFRONT = 128  # bytes
+_TWO_PASSES = ("IMAD.WIDE", "IMAD.HI")  # of the FMA pipe: they are about the upper half of a product
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,11 @@ def tensor_peak(gpu: GpuDescription) -> float:
     return 2.0 ** round(math.log2(published))
 
 
-def work(opcode: str, is_filler: bool = False) -> dict[str, float]:
-    """What one warp's execution of an opcode asks of each pipe, without bank conflicts."""
+def work(opcode: str, is_filler: bool = False, from_shared: bool = False) -> dict[str, float]:
+    """What one warp's execution of an opcode asks of each pipe, without bank conflicts.
+
+    A warpgroup product reads B once for its four warps, and A, too, where that is `from_shared` memory.
+    """
     asked: dict[str, float] = {"issue": 1}
     pipe = pipe_of(opcode)
     if pipe == "lsu":
@@ -87,9 +93,12 @@ def work(opcode: str, is_filler: bool = False) -> dict[str, float]:
     if is_filler or pipe is None:
         return asked
     if operation := mma(opcode):
-        return asked | {"wgmma" if operation.is_warpgroup else "tensor": operation.flops}
+        if not operation.is_warpgroup:
+            return asked | {"tensor": operation.flops}
+        read = operand_bytes(opcode, from_shared) / WAVEFRONT / WARPGROUP
+        return asked | {"wgmma": operation.flops, "lsu": read, "shared": read}
     if opcode.startswith(("IMAD", "IDP")):
-        lanes = 2 * WARP if opcode.startswith("IMAD.WIDE") else WARP
+        lanes = 2 * WARP if opcode.startswith(_TWO_PASSES) else WARP
         return asked | {"fma": lanes, "imad": lanes}
     return asked | {pipe: WARP}
 
@@ -114,7 +123,7 @@ def loads(instructions: Iterable[SassInstruction], times: float = 1) -> dict[str
     """What executing these instructions so many times asks of each pipe."""
     total: dict[str, float] = defaultdict(float)
     for instruction in instructions:
-        for pipe, amount in work(instruction.opcode, instruction.is_filler).items():
+        for pipe, amount in work(instruction.opcode, instruction.is_filler, reads_a(instruction.text)).items():
             total[pipe] += amount * times
     return dict(total)
 

@@ -30,8 +30,8 @@ PIPE_MEANINGS = {
     "fma": "FP32, and integer multiplication",
     "imad": "integer multiplication alone",
     "alu": "integers, logic, comparisons, conversions",
-    "lsu": "load/store data path, shuffles",
-    "shared": "banks of L1 and shared memory, copies included",
+    "lsu": "load/store data path, shuffles, wgmma's operands",
+    "shared": "banks of L1 and shared memory, without what TMA moves",
     "issue": "issue slots",
 }
 

@@ -13,17 +13,15 @@ A tile that TMA brings is waited for at its mbarrier, and asked for when all war
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from flashladder.common.sass.instruction import NO_BARRIER, SassInstruction
 from flashladder.common.sass.occupancy import SUB_CORES
-from flashladder.common.sass.opcodes import access_width, mma
+from flashladder.common.sass.opcodes import access_width, mma, operand_bytes, reads_a
 from flashladder.common.sass.pipes import WARP, Rate, work
 
 PASSES = 4  # of every warp through the loop, on average; the first fills pipes and copies, and is not counted
@@ -43,7 +41,6 @@ SHARED_RATE = 128  # bytes a clock of shared memory, for the operands of product
 MOST_WRITTEN = 0.5  # of that, by copies
 TMA_LATENCY = 500  # cycles from the end of a copy by TMA until a warp that waits for it goes on
 LAUNCH = 700  # cycles from the end of a CTA until the next one in its place issues
-WARPGROUP_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Step:
             control.write_barrier,
             pending,
             is_product and any(operand.startswith("gsb") for operand in operands),
-            is_product and operands[1].startswith("gdesc"),
+            reads_a(instruction.text),
         )
 
     @property
@@ -343,6 +340,8 @@ def _cost(step: Step, rates: Mapping[str, Rate], conflict_factor: float, beside_
         repeated = pipes["lsu"] * (conflict_factor - 1)
         pipes["lsu"] += repeated
     product = pipes.pop("wgmma", 0.0)
+    if product:
+        pipes.clear()  # its way to shared memory is `operands`
     return _Cost(
         kind="product" if product else _kind(step),
         stall=step.stall,
@@ -353,7 +352,7 @@ def _cost(step: Step, rates: Mapping[str, Rate], conflict_factor: float, beside_
         pending=step.pending,
         copied=access_width(step.opcode) * WARP * 4 * SUB_CORES if step.base == "LDGSTS" else 0,
         product=product,
-        operands=_operand_bytes(step.opcode, step.from_shared) / SHARED_RATE,
+        operands=operand_bytes(step.opcode, step.from_shared) / SHARED_RATE,
         beside=beside,
         commits=step.commits,
         ring=step.ring,
@@ -371,13 +370,3 @@ def _kind(step: Step) -> str:
 def _is_warpgroup(opcode: str) -> bool:
     operation = mma(opcode)
     return bool(operation and operation.is_warpgroup)
-
-
-@cache
-def _operand_bytes(opcode: str, from_shared: bool) -> int:
-    """What a warpgroup product reads of shared memory: B, which its four warps share, and A where it is there."""
-    if not _is_warpgroup(opcode):
-        return 0
-    n, k = map(int, re.findall(r"x(\d+)", opcode)[:2])
-    element = 2 if opcode.startswith("H") else 1
-    return (n + (WARPGROUP_ROWS if from_shared else 0)) * k * element

@@ -118,6 +118,16 @@ def test_lanes_that_take_no_part_are_not_counted():
     assert (line.requests, line.units, line.bytes) == (2 + 2, 4 + 1 + 8, (40 + 64) * 4)
 
 
+def test_atomics_are_counted_where_a_lane_takes_part():
+    """One sector for a lane alone; the second warp has none, and asks for nothing."""
+    code = """
+        .reg .pred p; setp.eq.u32 p, tid, 3; mov.u64 at, table; @p atom.global.inc.u32 y, [at], 99;
+    """
+    report = run_counted(code, grid=5, declarations=".global .align 16 .b8 table[32];")
+    line = traffic(report.global_memory, "atom.global.inc.u32")
+    assert (line.requests, line.units, line.ideal, line.bytes) == (5, 5, 5, 5 * 4)
+
+
 def test_executed_instructions():
     """A loop of (CTA + 1) rounds in 3 CTAs of 2 warps, of which one warp leaves at once."""
     code = """

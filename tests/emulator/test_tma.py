@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import tensor_map
+from flashladder.common.emulator.counters import TMA
 from flashladder.common.emulator.errors import DeadlockError, EmulatorError, MemoryAccessError
 
 
@@ -37,11 +38,25 @@ def test_loaded_tiles(drawn, lazy):
     out = run.memory.add("out", np.zeros(length, np.uint8))
     dump = DUMP.replace("%0", str(length))
     code = coordinates(first) + expect(tensor.box_bytes()) + load(len(dims)) + wait() + dump
-    run(code, [tensor.map], [out], lazy_copies=lazy, race=False)
+    report = run(code, [tensor.map], [out], lazy_copies=lazy, race=False)
+    check_traffic(report, tensor, first)
     found, source = run.memory.read("out"), tensor.view(tensor.raw)
     for offset, place in zip(tensor.offsets(), tensor.indices(first), strict=True):
         expected = source[place] if place else np.zeros((), tensor.dtype)
         assert found[offset : offset + tensor.dtype.itemsize].tobytes() == expected.tobytes()
+
+
+def check_traffic(report, tensor, first):
+    """Shared memory holds the whole box, global memory what lies inside of the tensor, in sectors of 32 bytes."""
+    (shared,), (moved,) = (
+        [line for line in lines if line.mover == TMA] for lines in (report.shared, report.global_memory)
+    )
+    size, box_bytes = tensor.dtype.itemsize, tensor.box_bytes()
+    inside = [place for place in tensor.indices(first) if place]
+    assert (shared.requests, shared.units, shared.bytes) == (1, -(-box_bytes // 128), box_bytes)
+    assert (moved.requests, moved.bytes) == (1, size * len(inside))
+    assert moved.ideal <= moved.units <= len(inside)
+    assert report.wavefronts_of(TMA) == shared.units
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,7 +74,7 @@ def test_stored_tiles(drawn, lazy):
         if place:
             target[place] = shared[offset : offset + tensor.dtype.itemsize].view(tensor.dtype)[0]
     code = IOTA.replace("%0", str(length)) + coordinates(first) + store(len(dims)) + COMMIT + DRAINED
-    run(code, [tensor.map], lazy_copies=lazy)
+    check_traffic(run(code, [tensor.map], lazy_copies=lazy), tensor, first)
     assert (run.memory.read("tensor") == expected).all()
 
 

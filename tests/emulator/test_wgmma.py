@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from warpgroups import (
     COMMIT,
     FENCE,
+    LAYOUTS,
     ROWS,
     SIZES,
     THREADS,
@@ -25,6 +26,8 @@ from warpgroups import (
     run_warpgroup,
 )
 
+from flashladder.common.emulator.counters import LANES, WGMMA, shared_wavefronts
+from flashladder.common.emulator.descriptors import chunk_addresses
 from flashladder.common.emulator.errors import (
     ConvergenceError,
     DeadlockError,
@@ -41,14 +44,38 @@ def test_one_product_of_shared_memory(program, lazy):
     outputs, report = program.run(lazy_copies=lazy)
     assert (matrix_of(outputs, program.n, program.result) == program.expected).all()
     assert report.mma_flops == 2 * ROWS * program.n * program.depth
+    assert traffic_of_products(report) == (4, (ROWS + program.n) * 32)
+
+
+def traffic_of_products(report):
+    """Warps that asked for products, and the bytes that these read of shared memory: without bank conflicts."""
+    (line,) = (line for line in report.shared if line.mover == WGMMA)
+    assert line.bytes == 128 * line.units == 128 * line.ideal == 4 * line.words
+    assert report.wavefronts_of(WGMMA) == line.units
+    assert report.shared_wavefronts == report.wavefronts_of(LANES) + line.units
+    return line.requests, line.bytes
+
+
+@given(
+    layout=st.sampled_from(LAYOUTS), extent=st.sampled_from([64, 128]), shift=st.integers(0, 7), seed=st.integers(0, 9)
+)
+def test_eight_rows_of_a_chunk_lie_in_different_banks(layout, extent, shift, seed):
+    """In every canonical layout: so a product's operands come without bank conflicts."""
+    swizzle, transposed = layout
+    matrix = Operand(np.random.default_rng(seed), "bf16", extent, swizzle, transposed, WINDOW + 128 * shift)
+    rows, chunks = (16, extent // 8) if transposed else (extent, 2)
+    addresses = chunk_addresses(matrix.descriptor, rows, chunks, transposed)
+    for eight in addresses.T.reshape(-1, 8):
+        assert shared_wavefronts(eight.tolist(), range(8), 16) == (1, 1, 32)
 
 
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("type", SIZES)
 def test_a_in_registers(type, lazy):
     program = product_of_registers(type)
-    outputs, _ = program.run(lazy_copies=lazy)
+    outputs, report = program.run(lazy_copies=lazy)
     assert (matrix_of(outputs, program.n) == program.expected).all()
+    assert traffic_of_products(report) == (4, program.n * 32)
 
 
 # -- several products
