@@ -3,6 +3,7 @@
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import fake_cuda
@@ -102,6 +103,40 @@ def test_what_is_new_is_made_ready_in_python(short):
         for first in (True, False):
             attention(q, q, q, **options)
             assert (short.pop() is None) == first
+
+
+def test_kinds_in_turns(driver, short, monkeypatch):
+    """C++ remembers the last one; each call launches its own kernel all the same, also by an equal name."""
+    wide = bf16(1, 64, 4, 128)
+    calls = [
+        partial(attention, Q, K, K, version="24"),
+        partial(attention, Q, K, K, version="34"),
+        partial(attention, Q, K, K, version="34", causal=True),
+        partial(attention, Q, Q, Q, version="34"),
+        partial(attention, Q[:, :, :2], K, K, version="34"),
+        partial(attention, Q.half(), K.half(), K.half(), version="34"),
+        partial(attention, wide, wide, wide, version="34"),
+        partial(attention, Q, K, K, version="34", return_lse=True),
+        partial(attention, Q, K, K, version="".join("34")),
+    ]
+    kernels = [launched_function(driver, call, monkeypatch) for call in calls]
+    assert len(set(kernels)) == 5, "one for any numbers of heads and keys, with a log-sum-exp and without"
+    for place in (0, 1, 2, 1, 3, 4, 1, 5, 0, 6, 8, 7, 1, 1):
+        short.clear()
+        assert launched_function(driver, calls[place], monkeypatch) == kernels[place]
+        assert short[0] is not None
+    monkeypatch.setattr(op, "_ready", {})
+    calls[1]()
+    assert short.pop() is None, "what was ready elsewhere is not ready here"
+
+
+def launched_function(driver, call, monkeypatch):
+    """The driver's handle of the kernel that a call launches."""
+    launched, usual = [], type(driver).cuLaunchKernel
+    noted = lambda function, *rest: launched.append(function) or usual(driver, function, *rest)  # noqa: E731
+    monkeypatch.setattr(driver, "cuLaunchKernel", noted)
+    call()
+    return launched.pop()
 
 
 class Sub(torch.Tensor):

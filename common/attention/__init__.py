@@ -47,8 +47,8 @@ def attention(
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, or that want a
     gradient, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
-    is_open = type(window) is tuple and window == general.OPEN
-    if is_open and alibi_slopes is None and isinstance(softcap, (float, int)) and not softcap:
+    is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
+    if is_open and alibi_slopes is None and type(softcap) in (float, int) and not softcap:
         done = op.shortly(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done

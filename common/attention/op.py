@@ -33,10 +33,15 @@ QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
 watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
-_ready: dict[tuple[object, ...], Ready] = {}  # by what the choice of a kernel may depend on; of lengths it is free
+# By what the choice of a kernel may depend on; of lengths it is free. It only grows: quick.cpp relies on that.
+_ready: dict[tuple[object, ...], Ready] = {}
 
-_dispatch_modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
-_is_tracing, _is_profiling = torch._C._is_tracing, torch.autograd._profiler_enabled
+_onlookers = (  # each gives something where torch looks at what is called
+    torch._C._len_torch_dispatch_stack,
+    torch._C._functorch.peek_interpreter_stack,  # transforms
+    torch._C._is_tracing,
+    torch.autograd._profiler_enabled,
+)
 
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
 _OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
@@ -70,9 +75,9 @@ def shortly(
 ) -> Any:
     """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
     extension = quick.extension
-    if not extension or watch or watched() or gradients.may_be_wanted(q, k, v, out):
+    if not extension or watch or torch.compiler.is_compiling() or gradients.may_be_wanted(q, k, v, out):
         return None
-    return extension.straight(_ready, q, k, v, out, causal, softmax_scale, version, lse)
+    return extension.straight(_onlookers, _ready, q, k, v, out, causal, softmax_scale, version, lse)
 
 
 def forward(
@@ -102,13 +107,7 @@ def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def watched() -> bool:
     """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
-    return (
-        torch.compiler.is_compiling()
-        or _dispatch_modes() > 0
-        or _transform() is not None
-        or _is_tracing()
-        or _is_profiling()
-    )
+    return torch.compiler.is_compiling() or any(looks() for looks in _onlookers)
 
 
 def _straight(

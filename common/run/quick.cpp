@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace {
 constexpr int64_t left_to_python = -1;  // else the driver's status
@@ -63,7 +64,7 @@ using Owned = std::unique_ptr<PyObject, Released>;
 // Of torch, and of quick.py: set once.
 const DLPackExchangeAPI *exchange;
 PyTypeObject *tensor_type;
-PyObject *torch_c, *new_o, *new_lse;
+PyObject *torch_c, *new_o, *new_lse;  // torch_c: what torch._C holds, by name
 PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
 
 // A tensor as DLPack tells of it. Its memory is the tensor's, as long as that lives.
@@ -180,6 +181,13 @@ void *address(PyObject *memory) {
     return is_viewed(memory, view) ? view.begin() : nullptr;
 }
 
+// What a function of torch._C returns, without an argument or with one; null, perhaps with an error.
+PyObject *asked(PyObject *name, PyObject *argument = nullptr) {
+    PyObject *function = PyDict_GetItemWithError(torch_c, name);
+    if (!function) return nullptr;
+    return argument ? PyObject_CallOneArg(function, argument) : PyObject_CallNoArgs(function);
+}
+
 // Python looks at what is left to it, and comes upon an error again, unless it is an interrupt.
 PyObject *left(PyObject *answer) {
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
@@ -190,7 +198,7 @@ PyObject *left(PyObject *answer) {
 // What counts tiles on a stream. What is captured, or new to the stream, is lent by Python.
 PyObject *counter(const Plan &plan, PyObject *q, PyObject *stream) {
     if (plan.counter == Py_None) return Py_NewRef(Py_None);
-    const Owned capturing(PyObject_CallMethodNoArgs(torch_c, capturing_name));
+    const Owned capturing(asked(capturing_name));
     PyObject *kept = capturing.get() == Py_False ? PyDict_GetItemWithError(plan.counters, stream) : nullptr;
     if (kept) return Py_NewRef(kept);
     return PyErr_Occurred() ? nullptr : PyObject_CallFunctionObjArgs(plan.counter, q, stream, nullptr);
@@ -199,7 +207,7 @@ PyObject *counter(const Plan &plan, PyObject *q, PyObject *stream) {
 // Whether it launched, on torch's current stream; else with a Python error, perhaps. The device is current.
 bool is_launched(const Plan &plan, const View (&views)[4], PyObject *q, PyObject *lse, double softmax_scale) {
     const Owned index(PyLong_FromLong(plan.device_index));
-    const Owned stream(index ? PyObject_CallMethodOneArg(torch_c, stream_name, index.get()) : nullptr);
+    const Owned stream(index ? asked(stream_name, index.get()) : nullptr);
     if (!stream) return false;
     const Owned lent(counter(plan, q, stream.get()));
     if (!lent) return false;
@@ -219,26 +227,66 @@ PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return is_launched(*plan, views, given[1], given[5], scale) ? Py_NewRef(Py_True) : left(Py_False);
 }
 
-// What stands ready for tensors of a kind, as op.py has it; null, perhaps with an error, where nothing does.
-const Plan *find(PyObject *ready, PyObject *q, const View &view, PyObject *causal, PyObject *version, PyObject *lse) {
-    if (view.ndim != 4) return nullptr;
+// The kind of tensors that was found last: calls that come often are of one. What stands ready stays so.
+struct Kind {
+    PyObject *ready, *version, *causal, *lse;
+    DLDataType dtype;
+    DLDevice device;
+    int64_t num_heads, head_dim;
+
+    bool operator==(const Kind &other) const {
+        return ready == other.ready && version == other.version && causal == other.causal && lse == other.lse &&
+               dtype.code == other.dtype.code && dtype.bits == other.dtype.bits && dtype.lanes == other.dtype.lanes &&
+               device.device_type == other.device.device_type && device.device_id == other.device.device_id &&
+               num_heads == other.num_heads && head_dim == other.head_dim;
+    }
+};
+Kind last;  // which keeps its objects
+const Plan *plan_of_last;
+
+const Plan *look_up(const Kind &kind, PyObject *q) {
     const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
-    const Owned num_heads(PyLong_FromLongLong(view.shape[2])), head_dim(PyLong_FromLongLong(view.shape[3]));
+    const Owned num_heads(PyLong_FromLongLong(kind.num_heads)), head_dim(PyLong_FromLongLong(kind.head_dim));
     if (!dtype || !device || !num_heads || !head_dim) return nullptr;
-    const Owned kind(PyTuple_Pack(7, version, dtype.get(), device.get(), num_heads.get(), head_dim.get(), causal, lse));
-    PyObject *found = kind ? PyDict_GetItemWithError(ready, kind.get()) : nullptr;
+    const Owned key(PyTuple_Pack(7, kind.version, dtype.get(), device.get(), num_heads.get(), head_dim.get(),
+                                 kind.causal, kind.lse));
+    PyObject *found = key ? PyDict_GetItemWithError(kind.ready, key.get()) : nullptr;
     const Owned plan(found ? PyObject_GetAttr(found, plan_name) : nullptr);
     return plan ? static_cast<const Plan *>(PyLong_AsVoidPtr(plan.get())) : nullptr;
 }
 
+// What stands ready for tensors of a kind, as op.py has it; null, perhaps with an error, where nothing does.
+const Plan *find(PyObject *ready, PyObject *q, const View &view, PyObject *causal, PyObject *version, PyObject *lse) {
+    if (view.ndim != 4) return nullptr;
+    const Kind kind{ready, version, causal, lse, view.dtype, view.device, view.shape[2], view.shape[3]};
+    if (plan_of_last && kind == last) return plan_of_last;
+    const Plan *plan = look_up(kind, q);
+    if (!plan) return nullptr;
+    for (PyObject *held : {ready, version}) Py_INCREF(held);  // causal and lse are True or False
+    const Kind before = std::exchange(last, kind);
+    plan_of_last = plan;
+    for (PyObject *held : {before.ready, before.version}) Py_XDECREF(held);
+    return plan;
+}
+
 bool is_current(const Plan &plan) {
-    const Owned current(PyObject_CallMethodNoArgs(torch_c, current_device_name));
+    const Owned current(asked(current_device_name));
     return current && PyLong_AsLong(current.get()) == plan.device_index;
 }
 
+// Whether one of the functions says so; or with an error.
+bool is_anyone(PyObject *onlookers) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(onlookers); ++i) {
+        const Owned answer(PyObject_CallNoArgs(PyTuple_GET_ITEM(onlookers, i)));
+        if (!answer || PyObject_IsTrue(answer.get())) return true;
+    }
+    return false;
+}
+
 // O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. O is None, or is to be written.
-PyObject *straight(PyObject *ready, PyObject *const tensors[4], PyObject *causal, PyObject *softmax_scale,
+PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors[4], PyObject *causal, PyObject *softmax_scale,
                    PyObject *version, PyObject *with_lse) {
+    if (is_anyone(onlookers)) return nullptr;
     View views[4];
     const int num_given = tensors[3] == Py_None ? 3 : 4;
     for (int i = 0; i < num_given; ++i)  // exactly torch's: subclasses may want to see an operator
@@ -258,10 +306,12 @@ PyObject *straight(PyObject *ready, PyObject *const tensors[4], PyObject *causal
     return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
 }
 
-// straight(ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not done
+// straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not
+// done, also where an onlooker, of a tuple of functions, says so
 PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (count != 9) return PyErr_Format(PyExc_TypeError, "straight takes 9 arguments, not %zd", count);
-    PyObject *done = straight(given[0], given + 1, given[5], given[6], given[7], given[8]);
+    if (count != 10) return PyErr_Format(PyExc_TypeError, "straight takes 10 arguments, not %zd", count);
+    if (!PyTuple_Check(given[0])) return PyErr_Format(PyExc_TypeError, "onlookers are a tuple");
+    PyObject *done = straight(given[0], given[1], given + 2, given[6], given[7], given[8], given[9]);
     return done ? done : left(Py_None);
 }
 
@@ -270,6 +320,7 @@ PyObject *set_up(PyObject *, PyObject *given) {
     PyObject *capsule;
     if (!PyArg_ParseTuple(given, "OOOOO", &capsule, &tensor_type, &torch_c, &new_o, &new_lse)) return nullptr;
     Py_INCREF(given);  // which keeps all of them
+    torch_c = PyModule_GetDict(torch_c);
     dtype_name = PyUnicode_InternFromString("dtype");
     device_name = PyUnicode_InternFromString("device");
     plan_name = PyUnicode_InternFromString("plan_at");
