@@ -31,7 +31,7 @@ PIPE_MEANINGS = {
     "imad": "integer multiplication alone",
     "alu": "integers, logic, comparisons, conversions",
     "lsu": "load/store data path, shuffles, wgmma's operands",
-    "shared": "banks of L1 and shared memory, without what TMA moves",
+    "shared": "banks of L1 and shared memory, of all but TMA",
     "issue": "issue slots",
 }
 
