@@ -43,7 +43,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "31_persistent": (71, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "32_q_in_registers": (72, "Its fragments of Q are those of the Ampere rungs, which no rung from 25 on had used."),
-    "33_rare_rescale": (108, "Where P may be larger than 1, sums go by blocks, tell of equal keys, and keep what rounding loses."),
+    "33_rare_rescale": (
+        108,
+        "Where P may be larger than 1, sums go by blocks, tell of equal keys, and keep what rounding loses.",
+    ),
     "34_any_attention": (172, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
     "37_no_maxima": (124, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
 }
