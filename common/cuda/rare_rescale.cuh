@@ -38,7 +38,7 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
         float sum[rows / 16][2];
         follow_maxima(s);
         exponentiate(s, sum);
-        if (!all_at_most(raised ? INFINITY : ones<cols>, sum)) bring_down(s, sum);
+        if (any_above(raised ? INFINITY : ones<cols>, sum)) bring_down(s, sum);
         add(sum);
     }
 
@@ -79,10 +79,11 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
         if (raised) this->each_row([&](int b, int h) { raise_to(b, h, fmaxf(this->m[b][h], highest[b][h])); });
     }
 
-    __device__ bool all_at_most(float limit, const float (&sum)[rows / 16][2]) {
-        bool within = true;
-        this->each_row([&](int b, int h) { within &= sum[b][h] <= limit; });
-        return __all_sync(0xffffffff, within);
+    // A sum that is NaN is above nothing: its row is lost, and must not move the others of its warp.
+    __device__ bool any_above(float limit, const float (&sum)[rows / 16][2]) {
+        bool above = false;
+        this->each_row([&](int b, int h) { above |= sum[b][h] > limit; });
+        return __any_sync(0xffffffff, above);
     }
 
     // Raises m by the block's largest P of each row, and brings down what was computed with the old m.

@@ -30,8 +30,8 @@ struct TrustingSoftmax : RarelyRescaled<rows> {
         this->raised = false;
         if (looks || look) this->follow_maxima(s);
         this->exponentiate(s, sum);
-        if (!this->all_at_most(this->raised ? INFINITY : this->template ones<cols>, sum)) {
-            if (this->all_at_most(lost, sum)) {
+        if (this->any_above(this->raised ? INFINITY : this->template ones<cols>, sum)) {
+            if (!this->any_above(lost, sum)) {
                 this->bring_down(s, sum);
             } else {
                 looks = true;
