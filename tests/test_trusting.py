@@ -10,7 +10,7 @@ import torch
 
 from flashladder.common import catalog
 from flashladder.common.build.compile import build_one
-from flashladder.common.problem import DTYPES, Problem, make_inputs
+from flashladder.common.problem import DTYPES
 from flashladder.common.run.execute import on_emulator
 from flashladder.tests.designed import drawn_by, missed_of_each
 
@@ -95,15 +95,19 @@ def test_maxima_are_followed_beyond_the_slack(one_key):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_reaches_its_own_rows_alone(value):
-    """A row of Q of NaN or infinities is NaN. Its warp never trusts m, which rounds its other rows otherwise."""
-    problem = Problem(seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=128)
-    version = catalog.find("no_maxima")
-    artifact = build_one(version, version.config_for(problem), "sm_90a")
-    clean, tensors = make_inputs(problem), make_inputs(problem)
+@pytest.mark.parametrize("rung", ["33", "36", "37", "38"])
+def test_what_is_no_number_reaches_its_own_rows_alone(rung, value):
+    """A row of Q of NaN or infinities is NaN. The rows beside it are what they are without it, however they rise."""
+    designs = [rising(height, one_key=False) for height in (6, 20, 200, 1500)]
+    shape = {"seqlen_q": 128, "seqlen_k": 5 * BLOCK, "head_dim": 64 if rung == "38" else 128}
+    problem, clean = drawn_by(designs, **shape)
+    _, tensors = drawn_by(designs, **shape)
     tensors.q[:, 5] = value
+    version = catalog.find(rung)
+    artifact = build_one(version, version.config_for(problem), "sm_90a")
     for each in (clean, tensors):
         on_emulator(artifact, problem, each)
     others = [row for row in range(problem.seqlen_q) if row != 5]
     assert tensors.o[:, 5].isnan().all()
     torch.testing.assert_close(tensors.o[:, others], clean.o[:, others], rtol=0.01, atol=0.002)
+    torch.testing.assert_close(tensors.lse[..., others], clean.lse[..., others])
