@@ -1,12 +1,16 @@
 """Trials of an idea: what is compiled, emulated, compared and timed, in which words, and what is kept of it."""
 
+import shutil
+import subprocess
 from dataclasses import replace
+from datetime import datetime, timezone
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from flashladder.common import console
+from flashladder.common.build import sources
 from flashladder.common.catalog import find
 from flashladder.common.config import load_gpu
 from flashladder.common.errors import ConfigError, DeviceError, EmulatorError, VerificationError
@@ -16,6 +20,7 @@ from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem import Problem
 from flashladder.common.report import evidence, markers
+from flashladder.common.results import records
 from flashladder.common.run.target import Target
 from flashladder.tests import ideas
 from flashladder.tuner.pair import PairTimer
@@ -183,6 +188,62 @@ def test_a_header_changed_beside_the_kernel_is_compared_with_the_parents(rung):
     (rung.directory / header.name).write_text("// another one\n" + header.read_text())
     text = tried.patch(rung, find("02"))
     assert "--- cuda/softmax.cuh\n+++ 00_my_idea/softmax.cuh\n@@ -1,3 +1,4 @@\n+// another one\n" in text
+
+
+def test_ideas_of_one_second_have_names_and_patches_of_their_own(rung, monkeypatch):
+    now = datetime(2026, 11, 22, tzinfo=timezone.utc)
+    monkeypatch.setattr(records, "now", lambda: now)
+    other = scaffold.make("other", "02", private=True)
+    ideas.save(rung, "longer")
+    ideas.save(other, "racing")
+    trial = hold(idea_of(rung), None)
+    tried.record(trial)
+    tried.record(replace(trial, idea=replace(trial.idea, version=other, parent=rung)), is_dropped=True)
+    first, second = tried.log_of(rung).read()[0].itertuples()
+    assert first.run != second.run
+    kept = [(rung.directory / row.patch).read_text() for row in (first, second)]
+    assert kept == [tried.patch(rung, find("02")), tried.patch(other, rung)]
+
+
+def test_a_rung_that_changes_nothing_has_no_patch(rung):
+    assert tried.patch(rung, find("02")) == "", "title and idea are no change"
+    tried.record(hold(idea_of(rung), None))
+    (row,) = tried.log_of(rung).read()[0].itertuples()
+    assert (row.change, row.verdict) == ("nothing", "same code")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A git checkout of rungs 01 and 02, whose header softmax.cuh is not as it was committed."""
+    root = tmp_path / "checkout"
+    for rung in map(find, ("01", "02")):
+        shutil.copytree(rung.directory, root / "versions" / rung.directory.name)
+    shutil.copytree(CUDA_HEADERS, root / "common" / "cuda")
+    for command in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a")):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    for module in (tried, sources):
+        monkeypatch.setattr(module, "CUDA_HEADERS", root / "common" / "cuda")
+    monkeypatch.setattr(tried, "ROOT", root)
+    header = root / "common" / "cuda" / "softmax.cuh"
+    header.write_text(f"// not committed\n{header.read_text()}")
+    return root / "versions"
+
+
+def test_a_patch_leaves_out_what_else_is_not_committed(rung, checkout):
+    ideas.save(rung, "longer")
+    first, second = find("01", checkout), find("02", checkout)
+    text = tried.patch(rung, second)
+    assert "+        __syncthreads();\n" in text
+    assert "not committed" not in text + tried.patch(second, first)
+    assert tried.patch(second, second) == ""
+
+
+def test_a_rung_that_is_not_committed_has_its_changes_of_headers_in_its_patch(checkout):
+    first, second = find("01", checkout), find("02", checkout)
+    second.kernel.write_text(f"{second.kernel.read_text()}// new\n")
+    text = tried.patch(second, first)
+    assert "+// new\n" in text
+    assert "\n+// not committed\n" in text
 
 
 def test_what_was_tried_is_made_again_of_its_patch(rung, tmp_path):

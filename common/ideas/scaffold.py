@@ -125,12 +125,16 @@ def _apply(patch: Path, changes: Mapping[str, str], directory: Path) -> None:
 def _declaration(directory: Path, origin: Version, title: str, idea: str) -> str:
     """The version.yaml in a new rung's folder, so far its parent's, under another title."""
     text = (directory / schema.FILE).read_text()
-    keys = "|".join(REPLACED)
-    rest = re.sub(rf"^(?:{keys}):.*\n(?:[ \t]+.*\n)*", "", text, flags=re.MULTILINE)
     return (
         f"title: {title}\nidea: {idea}\nparent: {origin.name}  # what it is compared with\n"
-        f"{DRAFT}  # delete this line when README.md is written: from then on the tests read it\n{rest.lstrip()}"
+        f"{DRAFT}  # delete this line when README.md is written: from then on the tests read it\n{inherited(text)}"
     )
+
+
+def inherited(declared: str) -> str:
+    """What a new rung takes of its parent's version.yaml."""
+    keys = "|".join(REPLACED)
+    return re.sub(rf"^(?:{keys}):.*\n(?:[ \t]+.*\n)*", "", declared, flags=re.MULTILINE).lstrip()
 
 
 def _words(origin: Version) -> dict[str, str]:

@@ -1,21 +1,22 @@
 """What was tried on a rung: a row for each verdict in tried.csv beside it, its patch in tried/, a table on its page.
 
-A patch is what the rung changes against its parent: kernel.cu, the headers of its own, and what differs in common/cuda
-from the commit that the row names. `scaffold.make` makes a rung of one again.
+A patch is what the rung changes against its parent: kernel.cu, version.yaml but for what every rung calls itself, and
+the headers of its own. `scaffold.make` makes a rung of one again.
 """
 
 from __future__ import annotations
 
 import difflib
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashladder.common.build.sources import Sources
 from flashladder.common.catalog import Version, schema
-from flashladder.common.config import spell
-from flashladder.common.ideas import verdict
-from flashladder.common.ideas.trial import Built, Trial
+from flashladder.common.config import KernelConfig, spell
+from flashladder.common.ideas import scaffold, verdict
+from flashladder.common.ideas.trial import Trial
 from flashladder.common.paths import CUDA_HEADERS, ROOT
 from flashladder.common.report import evidence, markers
 from flashladder.common.results import records
@@ -129,33 +130,59 @@ def table(version: Version) -> str:
 def patch(version: Version, parent: Version) -> str:
     """What makes the rung of its parent, as a unified diff; empty where nothing does.
 
-    A header of its own is compared with the parent's of the same name.
+    A header of its own is compared with the parent's of the same name. Work on a rung of the checkout that is not
+    committed yet brings what it changed in common/cuda.
     """
-    pairs = [(each.kernel, each.directory / schema.FILE) for each in (parent, version)]
     theirs, ours = ({path.name: path for path in _headers(each)} for each in (parent, version))
     own = [(theirs.get(name), path) for name, path in ours.items() if path != theirs.get(name)]
-    return "".join([*(_diff(*pair) for pair in [*zip(*pairs, strict=True), *own]), _uncommitted()])
+    shared = [path for path in ours.values() if path in theirs.values()]
+    files = [(parent.kernel, version.kernel), *own]
+    return "".join([*(_diff(*pair) for pair in files), _of_declaration(version, parent), _uncommitted(version, shared)])
 
 
 def _headers(version: Version) -> list[Path]:
     return [path for path in Sources().closure(version.kernel) if path != version.kernel.resolve()]
 
 
-def _diff(before: Path | None, after: Path) -> str:
-    old, new = (path.read_text(errors="replace").splitlines(keepends=True) if path else [] for path in (before, after))
+def _diff(before: Path | None, after: Path, text: str | None = None) -> str:
+    """How a file differs from another, or a text in its place does."""
+    old, new = (_text(path) if path else "" for path in (before, after))
     left, right = (f"{path.parent.name}/{path.name}" if path else "/dev/null" for path in (before, after))
-    lines = difflib.unified_diff(old, new, left, right)
+    pair = (each.splitlines(keepends=True) for each in (old, new if text is None else text))
+    lines = difflib.unified_diff(*pair, left, right)
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def _uncommitted() -> str:
-    """How common/cuda differs from the commit, in a checkout."""
-    command = ["git", "-C", str(ROOT), "diff", "HEAD", "--", str(CUDA_HEADERS)]
+def _of_declaration(version: Version, parent: Version) -> str:
+    """How version.yaml differs, under the parent's title, idea and parent."""
+    before, after = (each.directory / schema.FILE for each in (parent, version))
+    theirs, ours = (scaffold.inherited(_text(path)) for path in (before, after))
+    return (
+        _diff(before, after, _text(before).replace(theirs, ours)) if theirs in _text(before) else _diff(before, after)
+    )
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+def _uncommitted(version: Version, headers: Iterable[Path]) -> str:
+    """How headers in common/cuda differ from the commit, where the rung does too, and is the checkout's."""
+    edited = [str(path) for path in headers if path.is_relative_to(CUDA_HEADERS)]
+    own = (str(version.kernel), str(version.directory / schema.FILE))
+    if version.home or not edited or not _git("status", "--porcelain", "--", *own):
+        return ""
+    return _git("diff", "HEAD", "--", *edited)
+
+
+def _git(*arguments: str) -> str:
+    """What git says of the checkout; nothing where there is none."""
+    command = ["git", "-C", str(ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
-def _change(text: str, built: Built) -> str:
+def _change(text: str, ours: KernelConfig, parents: KernelConfig) -> str:
     """'+2 -1: the first line that is new', of a patch; the declaration's lines are left out.
 
     Where there are no others: the values of the configuration that differ.
@@ -166,9 +193,11 @@ def _change(text: str, built: Built) -> str:
     first = next(filter(None, [*plus, *minus]), "")
     if first:
         return f"+{len(plus)} -{len(minus)}: {first}"
-    parents = built.parent.config.as_dict()
-    differing = {name: value for name, value in built.ours.config.as_dict().items() if value != parents.get(name)}
-    return ", ".join(f"{name}={spell(value)}" for name, value in differing.items()) or "configuration"
+    before = parents.as_dict()
+    differing = {name: value for name, value in ours.as_dict().items() if value != before.get(name)}
+    return ", ".join(f"{name}={spell(value)}" for name, value in differing.items()) or (
+        schema.FILE if text else "nothing"
+    )
 
 
 def _row(trial: Trial, run: str, note: str, text: str, file: str) -> Row:
@@ -180,7 +209,7 @@ def _row(trial: Trial, run: str, note: str, text: str, file: str) -> Row:
         "run": run,
         "version": idea.version.name,
         "parent": idea.parent.name,
-        "change": _change(text, built),
+        "change": _change(text, built.ours.config, built.parent.config),
         "patch": file,
         "note": note,
         "problem": idea.problem.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -102,6 +103,7 @@ _PROBLEM = {
     "lse": bool,  # whether it is asked for; empty in older rows, which all did
 }
 _CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
+_RUNS_OF: Counter[str] = Counter()  # runs of this process by second
 _RESOURCES = {
     "registers": int,
     "spill_store_bytes": int,
@@ -228,8 +230,10 @@ def samples(run: str, folder: Path | None = None) -> Log:
 
 
 def new_run() -> str:
-    """A name for a run of a tool, by which its rows and its samples are found again."""
-    return f"{now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    """A name for a run of a tool, by which its rows and its samples are found again; no two of a process share one."""
+    name = f"{now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    _RUNS_OF[name] += 1
+    return name if _RUNS_OF[name] == 1 else f"{name}-{_RUNS_OF[name]}"
 
 
 def now() -> datetime:
