@@ -49,10 +49,11 @@ def idea_of(rung, **values):
     return compare(rung, find(ideas.PARENT), PROBLEM, PLACE, values)
 
 
-def made_up(timing=None, before=None, after=None, same=False, work=1):
+def made_up(timing=None, before=None, after=None, same=False, work=1, isa="ampere"):
     """A trial as far as words need it."""
     figures = {verdict.LOOP: 100, verdict.CYCLES: 1000, verdict.SPILLS: 0}
-    idea = SimpleNamespace(against="24", problem=SimpleNamespace(name="seqlen_q=4096"))
+    rungs = {"version": SimpleNamespace(instruction_set=isa), "parent": SimpleNamespace(instruction_set="ampere")}
+    idea = SimpleNamespace(against="24", problem=SimpleNamespace(name="seqlen_q=4096"), **rungs)
     parent = SimpleNamespace(figures=lambda: figures | (before or {}), loop_flops=100)
     ours = SimpleNamespace(figures=lambda: figures | (after or {}), loop_flops=100 * work)
     return SimpleNamespace(idea=idea, parent=parent, ours=ours, timing=timing, is_same_code=same)
@@ -89,6 +90,10 @@ def made_up(timing=None, before=None, after=None, same=False, work=1):
         ),
         (made_up(after={verdict.SPILLS: 48}), "it spills 48 bytes more than 24, which costs time"),
         (made_up(), "the main loop is as long as that of 24 (no figure changed). A GPU decides"),
+        (
+            made_up(after={verdict.CYCLES: 700}, isa="hopper"),
+            "its products are other instructions than those of 24, so",
+        ),
     ],
 )
 def test_the_verdict_is_a_sentence(trial, words):

@@ -81,7 +81,9 @@ def _predicted(trial: Trial) -> str:
     work = _work(trial)
     change = after[CYCLES] / before[CYCLES] / work - 1 if before[CYCLES] else 0.0
     of = f"{parent}, for as much work" if work != 1 else parent
-    if after[SPILLS] > before[SPILLS]:
+    if trial.idea.version.instruction_set != trial.idea.parent.instruction_set:
+        guess = f"its products are other instructions than those of {parent}, so the lengths of the loops say nothing"
+    elif after[SPILLS] > before[SPILLS]:
         guess = f"it spills {after[SPILLS] - before[SPILLS]:,} bytes more than {parent}, which costs time"
     elif abs(change) < TELLING:
         guess = f"the main loop is as long as that of {of}"
