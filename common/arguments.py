@@ -114,6 +114,17 @@ def _positive(text: str) -> int:
     return number
 
 
+def above_zero(text: str) -> float:
+    """The type of an option that is a time."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
 def config_values(tokens: Sequence[str]) -> dict[str, Value]:
     """The values of --config: separate words, or one word with commas."""
     return parse_values(",".join(tokens))

@@ -108,6 +108,14 @@ def test_a_budget_that_is_spent_leaves_time_for_some_kernels(run, simulated):
     assert "winner" in out
 
 
+@pytest.mark.parametrize("option", ["--budget-seconds", "--minutes"])
+@pytest.mark.parametrize("value", ["-5", "0", "nan", "soon"])
+def test_a_budget_that_is_no_time_is_refused(run, capsys, option, value):
+    with pytest.raises(SystemExit, match="2"):
+        run("02", "--gpu", "h100", option, value)
+    assert f"argument {option}: {value} is not a number above 0" in capsys.readouterr().err
+
+
 def test_what_a_budget_affords_to_compile(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     assert search.affordable(360, 24) == 80

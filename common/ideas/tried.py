@@ -146,10 +146,10 @@ def _headers(version: Version) -> list[Path]:
 
 def _diff(before: Path | None, after: Path, text: str | None = None) -> str:
     """How a file differs from another, or a text in its place does."""
-    old, new = (_text(path) if path else "" for path in (before, after))
+    old = _text(before) if before else ""
+    new = _text(after) if text is None else text
     left, right = (f"{path.parent.name}/{path.name}" if path else "/dev/null" for path in (before, after))
-    pair = (each.splitlines(keepends=True) for each in (old, new if text is None else text))
-    lines = difflib.unified_diff(*pair, left, right)
+    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), left, right)
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
+from flashladder.common.arguments import above_zero
 from flashladder.common.config import gpu_names
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.errors import ConfigError, DeviceError, ResultsError, UnsupportedProblemError
@@ -65,7 +66,7 @@ def parser() -> Parser:
     made.add_argument("--gpu", metavar="NAME", help=f"without a GPU: what to rank for ({described}; default: h100)")
     made.add_argument(
         "--budget-seconds",
-        type=float,
+        type=above_zero,
         metavar="S",
         help=f"of tuning, all together (default: {SECONDS:.0f}; without a GPU, 60 a kind)",
     )

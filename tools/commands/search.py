@@ -66,10 +66,10 @@ def parser() -> Parser:
     )
     budget = made.add_argument_group("budget of each rung")
     budget.add_argument("--trials", type=_count, metavar="N", help="kernels to measure, earlier searches' among them")
-    budget.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="of measuring")
+    budget.add_argument("--minutes", type=options.above_zero, default=math.inf, metavar="M", help="of measuring")
     budget.add_argument(
         "--budget-seconds",
-        type=float,
+        type=options.above_zero,
         default=math.inf,
         metavar="S",
         help="for all rungs together, in equal shares (default: no limit; without a GPU, 60 a rung)",

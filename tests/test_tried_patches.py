@@ -1,0 +1,54 @@
+"""The repository's patches of what was tried: each is in a log, and makes its rung again."""
+
+import subprocess
+
+import pytest
+
+from flashladder.common.build.sources import Sources
+from flashladder.common.catalog import find, own, schema
+from flashladder.common.errors import ConfigError
+from flashladder.common.ideas import scaffold, tried
+from flashladder.common.paths import ROOT, VERSIONS
+from flashladder.common.results.log import Log
+
+LOGS = sorted(VERSIONS.glob("[0-9]*/tried.csv"))
+
+
+def rows(log):
+    return Log(log, tried.SCHEMA).read()[0]
+
+
+KEPT = [
+    pytest.param(row, log.parent / row.patch, id=f"{log.parent.name[:2]}-{row.run}")
+    for log in LOGS
+    for row in rows(log).drop_duplicates("patch").itertuples()
+    if row.patch
+]
+
+
+def has_changed(parent, commit):
+    """Whether a rung's files are no longer those of a commit."""
+    files = [*Sources().closure(parent.kernel), parent.directory / schema.FILE]
+    command = ["git", "-C", str(ROOT), "diff", "--quiet", commit.rstrip("+"), "--", *map(str, files)]
+    return subprocess.run(command, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(("row", "patch"), KEPT)
+def test_a_kept_patch_fits_its_rung_or_that_of_its_commit(row, patch, tmp_path, monkeypatch):
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path))
+    misfit = ""
+    try:
+        made = scaffold.make("again", row.parent, private=True, patch=patch)
+    except ConfigError as error:
+        misfit = str(error)
+    else:
+        assert tried.patch(made, find(row.parent)), "it changes something"
+    assert not misfit or has_changed(find(row.parent), row.commit), misfit
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.parent.name[:2])
+def test_every_trial_has_a_run_and_every_patch_a_row(log):
+    folder = log.parent / "tried"
+    files = {f"tried/{path.name}" for path in folder.iterdir()} if folder.exists() else set()
+    assert {*rows(log)["patch"]} - {""} == files
+    assert rows(log)["run"].is_unique
