@@ -21,10 +21,9 @@ from flashladder.common.run.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
-TILES_OF_A_HEAD = dict.fromkeys(
-    ("34", "35", "36", "37"), 2
-)  # their CTAs draw tiles from a queue of two slots, which has to come round
-WITHOUT_ROWS = dict.fromkeys(("35", "36", "37"), 64)  # a warpgroup past the end gives back what it does not need
+# Their CTAs draw tiles from a queue of two slots, which has to come round.
+TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2)
+WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38"), 64)  # a warpgroup past the end gives back what it does not need
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
