@@ -17,10 +17,9 @@ SMALL = ["--seqlens", "64,128", "--tokens", "128", "--heads", "1", "--rounds", "
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
+def tool(monkeypatch, tmp_path, capsys):
     """Calls the tool as a person does; gives its exit code, output and errors."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
-    fake_gpu.install(monkeypatch)
     console.console.export_text()  # forgets what other tests printed
 
     def call(*arguments):
@@ -29,6 +28,13 @@ def run(monkeypatch, tmp_path, capsys):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def run(tool, monkeypatch):
+    """The tool on the stand-in."""
+    fake_gpu.install(monkeypatch)
+    return tool
 
 
 def test_rungs_beside_the_official_kernel(run, tmp_path):
@@ -117,9 +123,9 @@ def test_rounds_are_at_least_one(capsys):
     assert "--rounds: 0 is below 1" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_named(run):
+def test_a_file_that_cannot_be_written_is_named(tool):
     arguments = ("py_fa2", "--device", "cpu", "--seqlens", "16", "--tokens", "16", "--heads", "1", "--rounds", "1")
-    code, _, err = run(*arguments, "--out", "/nowhere/table.txt")
+    code, _, err = tool(*arguments, "--out", "/nowhere/table.txt")
     assert code == console.EXIT_ERROR
     assert "No such file or directory: '/nowhere/table.txt'" in err
 
@@ -141,16 +147,17 @@ def test_without_the_log_sum_exp(run):
     assert frame["passed"].all()
 
 
-def test_references_on_the_cpu(run):
+def test_references_on_the_cpu(tool):
+    """By a true clock, so that a busy machine's pauses are among the times: all spot checks are taken."""
     small = ["--device", "cpu", "--seqlens", "64", "--tokens", "64", "--heads", "1", "--rounds", "3"]
-    code, out, err = run("c", "c@accumulate=fp64", *small, "--baselines", "math,sdpa", "--log", "references")
+    code, out, err = tool("c", "c@accumulate=fp64", *small, "--baselines", "math,sdpa", "--log", "references")
     assert code == 0, err
     assert "c@accumulate=fp64" in out
     frame, _ = records.bench("references").read()
     assert list(frame["version"]) == ["math", "sdpa", "c", "c"]
     assert set(frame["baseline"]) == {"math"}
     assert frame["passed"].all()
-    assert "no baseline fa2; there are sdpa, math" in run("c", *small, "--baselines", "fa2")[2]
+    assert "no baseline fa2; there are sdpa, math" in tool("c", *small, "--baselines", "fa2")[2]
 
 
 def test_rungs_do_not_run_on_the_cpu():

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from flashladder.common.build.toolchain import find_ninja
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 
-LOCK = "lock"  # of a temporary folder: held by whoever builds in it, as long as they live
+LOCK = "lock"  # of a temporary folder: held by whoever builds in it, as long as they live; compilers too
 STALE_SECONDS = 24 * 3600  # age at which a temporary folder without a lock is swept away
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -44,6 +45,7 @@ def temporary_folder() -> Iterator[Path]:
         ) from None
     with made as name, Path(name, f"{LOCK}.new").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.set_inheritable(lock.fileno(), True)
         Path(lock.name).rename(Path(name, LOCK))  # a lock that is there is held
         yield Path(name)
 
@@ -100,10 +102,10 @@ def run_ninja(folder: Path, ended: Callable[[str], None] | None = None) -> str:
     command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
     # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
     environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     lines = []
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
-    ) as ninja:
+    # close_fds: compilers hold the folder's lock, and may outlive who is killed.
+    with subprocess.Popen(command, env=environment, text=True, close_fds=False, **pipes) as ninja:
         assert ninja.stdout is not None
         for line in ninja.stdout:
             lines.append(line)
