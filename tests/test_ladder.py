@@ -332,3 +332,10 @@ def test_two_rungs_on_a_real_gpu(monkeypatch, tmp_path):
     assert 3 < step["step_low"] < step["step"] < step["step_high"] < 8
     own = frame[frame["kind"] == "own"].set_index("version")["ratio"]
     assert 0.05 < own["01_base"] < 0.5 < own["02_swizzling"] < 1.1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
+def test_a_budget_that_is_no_time_is_refused(capsys, value):
+    with pytest.raises(SystemExit, match="2"):
+        ladder.parser().parse_args(["--budget", value])
+    assert f"argument --budget: {value} is not a number above 0" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_a_budget_that_is_spent_leaves_time_for_some_kernels(run, simulated):
     assert "winner" in out
 
 
-@pytest.mark.parametrize("option", ["--budget-seconds", "--minutes"])
+@pytest.mark.parametrize("option", ["--budget-seconds", "--minutes", "--patience"])
 @pytest.mark.parametrize("value", ["-5", "0", "nan", "soon"])
 def test_a_budget_that_is_no_time_is_refused(run, capsys, option, value):
     with pytest.raises(SystemExit, match="2"):

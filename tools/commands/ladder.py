@@ -49,7 +49,9 @@ def parser() -> Parser:
     made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
     made.add_argument("--fixed", default=FIXED_CONFIG, metavar="CONFIG", help=f"default: {FIXED_CONFIG}")
     made.add_argument("--untuned", action="store_true", help="own: the rung's default, not what was tuned for the GPU")
-    made.add_argument("--budget", type=float, default=300, metavar="SECONDS", help="for all timing (default: 300)")
+    made.add_argument(
+        "--budget", type=options.above_zero, default=300, metavar="SECONDS", help="for all timing (default: 300)"
+    )
     options.add_rounds(made, "rounds of each shape, instead of a budget")
     made.add_argument("--beside", default=BESIDE, metavar="NAMES", help=f"official and reference kernels: {BESIDE}")
     made.add_argument("--again", action="store_true", help="a run of its own, whatever is there already")

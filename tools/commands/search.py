@@ -86,7 +86,9 @@ def parser() -> Parser:
     study.add_argument("--study", metavar="NAME", help="default: named after rung, GPU and problems")
     study.add_argument("--storage", metavar="URL", help="any of Optuna's (default: SQLite, results/tuning/studies.db)")
     study.add_argument("--workers", default=AUTO, metavar="N", help="that measure, one a GPU (default: all GPUs)")
-    study.add_argument("--patience", type=float, default=60, metavar="S", help="until a kernel counts as hung")
+    study.add_argument(
+        "--patience", type=options.above_zero, default=60, metavar="S", help="until a kernel counts as hung"
+    )
     return made
 
 
