@@ -88,7 +88,7 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
     // A whole block, in place.
     template <int cols>
     __device__ void add(Accumulator<rows, cols> &s) {
-        this->exponentiate(s);
+        this->exponentiate(s, this->l);
     }
 
     // To be called after the P V of block j. If a sum has grown large, it moves the anchors of the warp's rows, and tells
