@@ -36,7 +36,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "23_general": (225, "Masks, any lengths, any strides and a schedule come in one step."),
     "24_woven_general": (
         360,
-        "It weaves what rungs 20 to 22 weave, on top of the general kernel, and takes what models ask for: "
+        "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
         "packed sequences, sliding windows, softcaps, ALiBi.",
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
