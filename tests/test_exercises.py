@@ -80,7 +80,7 @@ def test_what_is_right_on_easy_inputs_alone_is_not_solved(tmp_path):
     never = "template <int rows> struct Never : OnlineSoftmax<rows> { using OnlineSoftmax<rows>::exponentiate; };\n"
     first = "using namespace config;\n"
     changes = [(first, first + never), ("OnlineSoftmax<warp_rows> softmax{", "Never<warp_rows> softmax{")]
-    kernel = changed(exercise, tmp_path, *changes, ("softmax.update(s, o);", "softmax.exponentiate(s);"))
+    kernel = changed(exercise, tmp_path, *changes, ("softmax.update(s, o);", "softmax.exponentiate(s, softmax.l);"))
     found = exercises.grade(exercise, kernel)
     assert found.reached
     assert found.faults

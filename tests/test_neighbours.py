@@ -5,7 +5,7 @@ import dataclasses
 import re
 
 import pytest
-from tiny_ladder import make_rung
+from tiny_ladder import VERSION_YAML, make_rung
 
 from flashladder.common import catalog, console
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
@@ -82,6 +82,26 @@ def test_what_comes_from_a_header_that_was_there_is_used_but_not_whole(tmp_path)
     step = neighbours.step(lower, upper)
     assert (step.added, step.headers, [each.name for each in step.definitions]) == (1, {}, ["Unused"])
     assert (step.whole, step.used) == (1, 4)
+
+
+def test_what_a_lower_rung_used_is_not_new(pair, tmp_path):
+    _, helped = pair
+    without = make_rung(tmp_path, "02_without", kernel=LOWER)
+    again = make_rung(tmp_path, "03_again", kernel=UPPER, helper=HELPER)
+    assert [rung.number for rung in neighbours.lower(again)] == ["00", "01", "02"]
+    (step,) = neighbours.steps([again])
+    assert (step.below, step.added, step.definitions) == (without, 4, ())
+    assert {each.name for each in neighbours.step(without, again).definitions} == {"base", "twice", "one"}
+    assert {each.name for each in neighbours.step(without, again, [helped]).definitions} == set()
+
+
+def test_what_is_lower_than_a_parent_in_another_ladder_is_lower(pair, tmp_path):
+    yaml = VERSION_YAML.replace("title: Tiny", "title: Tiny\nparent: 01_upper")
+    further = make_rung(tmp_path, "further/00_first", kernel=UPPER, helper=HELPER, yaml=yaml)
+    second = make_rung(tmp_path, "further/01_second", kernel=UPPER, helper=HELPER)
+    assert {rung.name for rung in neighbours.lower(further)} == {"00_lower", "01_upper"}
+    assert {rung.name for rung in neighbours.lower(second)} == {"00_lower", "01_upper", "further/00_first"}
+    assert [step.below.name for step in neighbours.steps([further, second])] == ["01_upper", "further/00_first"]
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.stem)

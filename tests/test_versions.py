@@ -109,32 +109,3 @@ def test_a_shape_that_a_rung_does_not_take_names_one_that_does(version):
         version.check(problem, version.config_for(problem))
     assert re.search(rf"{version.name} takes seqlen_. in multiples of .*, not 129", str(refusal.value))
     assert re.search(r"nearest rung that takes the problem is \d\d_\w+", str(refusal.value))
-
-
-def lines_of(*versions):
-    return [line for version in versions for line in version.kernel.read_text().splitlines() if line.strip()]
-
-
-LARGER = {
-    "24_woven_general": 85,
-    "26_tma": 45,
-    "27_producer_warp": 40,
-    "31_persistent": 50,
-}  # lines, where a unit of the GPU or a loop is new; 24 has what models ask for
-
-
-def test_neighbours_differ_by_little():
-    """A rung is the one below, or its parent, with one idea: most of its lines are there already.
-
-    Those for any attention have many cases, 24 also those of models, and bring together what lower rungs have. A new
-    instruction set makes a new kernel.
-    """
-    finished = catalog.finished()
-    for i, above in enumerate(finished[2:], start=2):
-        below = above.below() or finished[i - 1]
-        if below.instruction_set != above.instruction_set:
-            continue
-        is_general = above.name.endswith(("general", "any_attention"))
-        known = set(lines_of(*(finished[1:i] if is_general else [below])))
-        added = sum(line not in known for line in lines_of(above))
-        assert added <= LARGER.get(above.name, 80 if is_general else 30), f"{above.name} adds {added} lines"

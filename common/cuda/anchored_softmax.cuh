@@ -35,10 +35,6 @@ struct Pass {
     int number;
 };
 
-struct AsItIs {
-    __device__ float operator()(float x) const { return x; }
-};
-
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum: an anchor. Where T is wide, blocks after the
 // first may be taken without a look at their scores. After such a block, `settle` looks at the sums, and moves the
 // anchor of a row whose sum has grown large. If a row has jumped so far that it left the range, it is lost. What came
@@ -69,26 +65,10 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
         if (all || this->w == INFINITY) this->w = 0.0f;
     }
 
-    // Turns one part of a chunk of S into an operand of P V: number `part` of `parts`. Chunk `chunk` has the 16 columns
-    // from 16 * chunk on. score(x) is what an element of S counts.
-    template <int cols, class Score = AsItIs>
-    __device__ void add_part(const Accumulator<rows, cols> &s, HeldA<rows, cols> &p, int chunk, int part, int parts,
-                             Score score = {}) {
-        constexpr int pairs = rows / 4;  // of a lane's elements in a chunk
-#pragma unroll
-        for (int pair = part * pairs / parts; pair < (part + 1) * pairs / parts; ++pair) {
-            const int b = pair / 4, i = pair % 4, h = i % 2;
-            const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
-            const float left = exp2_approx(score(block[2 * h]) * this->unit - this->m[b][h]);
-            const float right = exp2_approx(score(block[2 * h + 1]) * this->unit - this->m[b][h]);
-            this->l[b][h] += left + right;
-            p.block[chunk][b][i] = pack<T>(left, right);
-        }
-    }
-    // A whole block, in place.
+    // Turns a block of scores S into P with the m that it has.
     template <int cols>
     __device__ void add(Accumulator<rows, cols> &s) {
-        this->exponentiate(s);
+        this->exponentiate(s, this->l);
     }
 
     // To be called after the P V of block j. If a sum has grown large, it moves the anchors of the warp's rows, and tells

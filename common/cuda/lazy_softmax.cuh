@@ -19,10 +19,12 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     float w;                       // of one row: the lanes that share some rows keep the w of one each
     Accumulator<rows, 8> block_w;  // of the current block; all columns are alike
 
+    // A hidden score is -inf. Until a row has been shown another score, its m is the lowest finite number, so that hidden
+    // scores weigh 0. (With an infinity for m, their difference would be NaN.)
     template <int head_dim>
     __device__ void clear(Accumulator<rows, head_dim> &o) {
         this->each_row([&](int b, int h) {
-            this->m[b][h] = -FLT_MAX;  // no infinity: the difference of two is NaN
+            this->m[b][h] = -FLT_MAX;
             this->l[b][h] = older_l[b][h] = 0.0f;
         });
         w = 0.0f;
@@ -48,7 +50,7 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
         if (step == cols / 16 - 1) w += own([&](int b, int h) { return block_w.block[b][0][2 * h]; });
     }
 
-    // O /= w, with one reciprocal per row. A row that has seen no key becomes 0, whatever is in V.
+    // O /= w, with one reciprocal per row. A row that has seen no key becomes 0, whatever is in V, and its log-sum-exp -inf.
     template <int head_dim>
     __device__ void finish(Accumulator<rows, head_dim> &o) {
         this->each_row([&](int b, int h) {
@@ -80,12 +82,7 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     // Sets m of one row to `highest`, and brings what was summed before down to it.
     template <int head_dim>
     __device__ void raise(float highest, Accumulator<rows, head_dim> &o, int b, int h) {
-        rescale_row(o, b, h, exp2_approx(this->m[b][h] - highest));
-        this->m[b][h] = highest;
-    }
-    template <int head_dim>
-    __device__ void rescale_row(Accumulator<rows, head_dim> &o, int b, int h, float factor) {
-        this->l[b][h] *= factor;
+        const float factor = OnlineSoftmax<rows>::raise(highest, b, h);
         older_l[b][h] *= factor;
         if (keeps(b, h)) w *= factor;
         this->scale_row(o, b, h, factor);
@@ -110,6 +107,6 @@ struct LazySoftmax : WeighedSoftmax<T, rows> {
         });
         if (__any_sync(0xffffffff, passed))
             this->each_row([&](int b, int h) { this->raise(fmaxf(this->m[b][h], quad_max(highest[b][h])), o, b, h); });
-        this->exponentiate(s);
+        this->exponentiate(s, this->l);
     }
 };

@@ -30,7 +30,9 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
             this->m[b][h] = fmaxf(quad_max(this->lane_max(s, b, h)) * this->unit, -FLT_MAX);
             this->l[b][h] = missed[b][h] = 0.0f;
         });
-        exponentiate(s);
+        float sum[rows / 16][2];
+        exponentiate(s, sum);
+        add(sum);
     }
 
     template <int cols>
@@ -99,32 +101,15 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
 
     // Sets m of a row, and brings l down to it; O is yet to follow.
     __device__ void raise_to(int b, int h, float m) {
-        this->factor[b][h] = exp2_approx(this->m[b][h] - m);
-        this->m[b][h] = m;
-        this->l[b][h] *= this->factor[b][h];
+        this->factor[b][h] = this->raise(m, b, h);
         missed[b][h] *= this->factor[b][h];
     }
 
-    template <int cols>
-    __device__ void exponentiate(Accumulator<rows, cols> &s) {
-        float sum[rows / 16][2];
-        exponentiate(s, sum);
-        add(sum);
-    }
-
-    // The same, but for l: gives the block's own sums.
+    // Turns S into P, and gives the block's own sums.
     template <int cols>
     __device__ void exponentiate(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) {
         this->each_row([&](int b, int h) { sum[b][h] = 0.0f; });
-#pragma unroll
-        for (int n = 0; n < cols / 8; ++n)
-#pragma unroll
-            for (int b = 0; b < rows / 16; ++b)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    s.block[b][n][i] = exp2_approx(s.block[b][n][i] * this->unit - this->m[b][i / 2]);
-                    sum[b][i / 2] += s.block[b][n][i];
-                }
+        DeferredSoftmax<rows>::exponentiate(s, sum);
     }
 
     // Adds a block's sums to l, and keeps what rounding loses (Kahan, 1965).

@@ -49,7 +49,7 @@ struct OnlineSoftmax {
         each_row([&](int b, int h) {
             raise(fmaxf(m[b][h], quad_max(lane_max(s, b, h)) * unit), o, b, h);
         });
-        exponentiate(s);
+        exponentiate(s, l);
     }
 
     // The first block of scores: nothing was summed before, so there is nothing to bring down.
@@ -59,7 +59,7 @@ struct OnlineSoftmax {
             m[b][h] = quad_max(lane_max(s, b, h)) * unit;
             l[b][h] = 0.0f;
         });
-        exponentiate(s);
+        exponentiate(s, l);
     }
 
     // O /= l.
@@ -80,11 +80,12 @@ struct OnlineSoftmax {
         });
     }
 
-    // Writes the log-sum-exp of the warp's rows, in natural logarithms.
-    __device__ void store_lse(float *lse) const {
+    // Writes the log-sum-exp of the warp's rows before row `end`, in natural logarithms.
+    __device__ void store_lse(float *lse, int end = rows) const {
         if (lane_index() % 4 != 0) return;
         each_row([&](int b, int h) {
-            lse[b * 16 + h * 8 + accumulator_row()] = (m[b][h] + __log2f(l[b][h])) * ln_2;
+            const int row = b * 16 + h * 8 + accumulator_row();
+            if (row < end) lse[row] = (m[b][h] + __log2f(l[b][h])) * ln_2;
         });
     }
 
@@ -118,18 +119,21 @@ struct OnlineSoftmax {
         each_element<cols>(c, b, h, [&](float &x) { x *= factor; });
     }
 
-    // Sets m of one row to `highest`, and brings what was summed before down to it.
+    // Sets m of one row to `highest`, and brings l down to it. Returns the factor by which O is yet to be brought down.
+    __device__ float raise(float highest, int b, int h) {
+        const float factor = exp2_approx(m[b][h] - highest);
+        m[b][h] = highest;
+        l[b][h] *= factor;
+        return factor;
+    }
     template <int head_dim>
     __device__ void raise(float highest, Accumulator<rows, head_dim> &o, int b, int h) {
-        const float rescale = exp2_approx(m[b][h] - highest);
-        m[b][h] = highest;
-        l[b][h] *= rescale;
-        scale_row(o, b, h, rescale);
+        scale_row(o, b, h, raise(highest, b, h));
     }
 
-    // Column by column, the order in which P V will want its operands.
+    // Turns S into P, and adds a lane's P to `sum`. Column by column, the order in which P V will want its operands.
     template <int cols>
-    __device__ void exponentiate(Accumulator<rows, cols> &s) {
+    __device__ void exponentiate(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) const {
 #pragma unroll
         for (int n = 0; n < cols / 8; ++n)
 #pragma unroll
@@ -137,7 +141,7 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     s.block[b][n][i] = exp2_approx(s.block[b][n][i] * unit - m[b][i / 2]);
-                    l[b][i / 2] += s.block[b][n][i];
+                    sum[b][i / 2] += s.block[b][n][i];
                 }
     }
 };

@@ -90,7 +90,7 @@ def _watch(name: str, causal: bool) -> tuple[_Journal, list[tuple[int, int]]]:
     q, k, v = (torch.zeros(rows * BLOCK, BLOCK) for rows in (TILES_Q, TILES_K, TILES_K))
     # Aligned to the top left here: a square picture of a mask is easier to read.
     mask, journal = _Watch(causal, 0), _Journal()
-    forward(q, k, v, tiling.Plan(1.0, mask, BLOCK, BLOCK), journal)
+    forward(q, k, v, tiling.Tiling(1.0, mask, BLOCK, BLOCK), journal)
     return journal, mask.visits
 
 

@@ -75,7 +75,7 @@ class AttentionMask:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Tiling:
     """What a tiled algorithm needs to know beside its matrices."""
 
     softmax_scale: float
@@ -87,14 +87,14 @@ class Plan:
 class Forward(Protocol):
     """q (..., seqlen_q, head_dim), k and v (..., seqlen_k, head_dim) -> o like q, lse (..., seqlen_q)."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, hbm: Hbm) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, hbm: Hbm) -> tuple[Tensor, Tensor]: ...
 
 
 class Backward(Protocol):
     """The gradients of q, k and v, from that of o."""
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor, plan: Plan, hbm: Hbm
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor, tiling: Tiling, hbm: Hbm
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -115,7 +115,7 @@ def attention(
     q (batch, seqlen_q, heads, head_dim), k and v (batch, seqlen_k, heads_k, head_dim). lse carries no gradient.
     """
     heads_k = k.shape[2]
-    plan = Plan(
+    tiling = Tiling(
         softmax_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         mask=AttentionMask(causal, k.shape[1] - q.shape[1]),
         block_m=block_m,
@@ -124,7 +124,7 @@ def attention(
     grouped_q = q.transpose(1, 2).unflatten(1, (heads_k, -1))
     shared = (*grouped_q.shape[:3], *k.shape[1::2])  # a head of K and V serves all heads of Q in its group
     grouped_k, grouped_v = (tensor.transpose(1, 2)[:, :, None].expand(shared) for tensor in (k, v))
-    o, lse = _Attention.apply(grouped_q, grouped_k, grouped_v, algorithm, plan, hbm or Hbm())
+    o, lse = _Attention.apply(grouped_q, grouped_k, grouped_v, algorithm, tiling, hbm or Hbm())
     return o.flatten(1, 2).transpose(1, 2), lse.flatten(1, 2)
 
 
@@ -132,17 +132,17 @@ class _Attention(torch.autograd.Function):
     """Keeps q, k, v, o and lse for the backward pass. It keeps neither S nor P."""
 
     @staticmethod
-    def forward(ctx, q, k, v, algorithm, plan, hbm):  # type: ignore[no-untyped-def]
-        o, lse = algorithm[0](q, k, v, plan, hbm)
+    def forward(ctx, q, k, v, algorithm, tiling, hbm):  # type: ignore[no-untyped-def]
+        o, lse = algorithm[0](q, k, v, tiling, hbm)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.mark_non_differentiable(lse)
-        ctx.rest = algorithm[1], plan, hbm
+        ctx.rest = algorithm[1], tiling, hbm
         return o, lse
 
     @staticmethod
     def backward(ctx, grad_o, _):  # type: ignore[no-untyped-def]
-        backward, plan, hbm = ctx.rest
-        return *backward(*ctx.saved_tensors, grad_o, plan, hbm), None, None, None
+        backward, tiling, hbm = ctx.rest
+        return *backward(*ctx.saved_tensors, grad_o, tiling, hbm), None, None, None
 
 
 def prepare(algorithm: tuple[Forward, Backward], problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepared:

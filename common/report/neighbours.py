@@ -1,9 +1,13 @@
 """How far a rung's code is from that of the rung below, in lines: of its kernel, and of the headers that it brings.
 
-Comments, blank lines and indentation do not count. Headers are counted in two ways. `whole`: each header that the rung
-below does not include, all of it. `used`: each definition of a header (a struct, a function, a constant) that the
-kernel uses and the one below does not, whatever header it is in. A definition is used if its name stands in the kernel
-or in another definition that is used. Names are compared as words, and definitions of one name are taken together.
+Comments, blank lines and indentation do not count. The kernel is compared with that of the rung below. Headers are
+compared with those of all lower rungs: who has climbed to a rung has read what any of these used. Lower are the rungs
+that stand before it in its ladder, its parent, and what is lower than its parent.
+
+Headers are counted in two ways. `whole`: each header that no lower rung includes, all of it. `used`: each definition
+of a header (a struct, a function, a constant) that the kernel uses and no lower rung does, whatever header it is in. A
+definition is used if its name stands in the kernel or in another definition that is used. Names are compared as words,
+and definitions of one name are taken together.
 """
 
 from __future__ import annotations
@@ -24,31 +28,26 @@ from flashladder.common.console import table
 
 LIMIT = 40  # lines that a step may have
 LARGER = {  # the steps that are larger: how many lines they may have, and why
-    "01_base": (596, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
+    "01_base": (600, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "08_fewer_address_ops": (52, "Its copier and its reader keep their addresses, and stand beside those that do not."),
-    "17_lazy_rescale": (91, "A softmax that rescales seldom needs a second sum, of P as rounded."),
-    "18_anchored_softmax": (151, "A softmax without maxima must find out when it has lost a row, and begin again."),
+    "17_lazy_rescale": (86, "A softmax that rescales seldom needs a second sum, of P as rounded."),
+    "18_anchored_softmax": (134, "A softmax without maxima must find out when it has lost a row, and begin again."),
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
-    "23_general": (287, "Masks, any lengths, any strides and a schedule come in one step."),
+    "23_general": (225, "Masks, any lengths, any strides and a schedule come in one step."),
     "24_woven_general": (
-        408,
-        "It weaves what rungs 20 to 22 weave, on top of the general kernel, and takes what models ask for: "
+        360,
+        "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
         "packed sequences, sliding windows, softcaps, ALiBi.",
     ),
-    "26_tma": (156, "A launch that declares tensor maps has a header of its own, and mbarriers come with TMA."),
+    "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
     "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),
-    "30_softmax_under_products": (
-        46,
-        "Its softmax meets O later than the scores, and stands beside the one that does not.",
-    ),
-    "31_persistent": (71, "A CTA that goes on to the next tile must not wait until the last one is stored."),
-    "32_q_in_registers": (72, "Its fragments of Q are those of the Ampere rungs, which no rung from 25 on had used."),
+    "31_persistent": (70, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "33_rare_rescale": (
-        108,
+        94,
         "Where P may be larger than 1, sums go by blocks, tell of equal keys, and keep what rounding loses.",
     ),
-    "34_any_attention": (172, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
-    "37_no_maxima": (124, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
+    "34_any_attention": (110, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
+    "37_no_maxima": (63, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -77,12 +76,12 @@ class Definition:
 class Step:
     """From one rung to the next."""
 
-    lower: Version
+    below: Version
     upper: Version
     added: int  # lines of the kernel
     removed: int
-    headers: dict[str, int]  # newly included, with their lines
-    definitions: tuple[Definition, ...]  # newly used
+    headers: dict[str, int]  # that no lower rung includes, with their lines
+    definitions: tuple[Definition, ...]  # that no lower rung uses
 
     @property
     def whole(self) -> int:
@@ -97,7 +96,7 @@ class Step:
     @property
     def limit(self) -> int | None:
         """How many lines it may have by either count; None from one instruction set to the next."""
-        if self.lower.instruction_set != self.upper.instruction_set:
+        if self.below.instruction_set != self.upper.instruction_set:
             return None
         return LARGER[self.upper.name][0] if self.upper.name in LARGER else LIMIT
 
@@ -111,27 +110,41 @@ def steps(versions: Iterable[Version]) -> list[Step]:
     """The steps that lead to these rungs, from their parents or the rungs below; the lowest of a ladder has none."""
     found = []
     for version in versions:
-        ladder = version.its_ladder()
-        place = ladder.index(version)
-        if lower := version.below() if version.parent else ladder[place - 1] if place else None:
-            found.append(step(lower, version))
+        before = _before(version)
+        if below := version.below() if version.parent else before[-1] if before else None:
+            found.append(step(below, version, lower(version)))
     return found
 
 
-def step(lower: Version, upper: Version) -> Step:
-    """What a rung adds to the one below. Where they share a kernel, nothing."""
-    before, after = code(lower.kernel), code(upper.kernel)
+def step(below: Version, upper: Version, lower: Iterable[Version] = ()) -> Step:
+    """What a rung adds: to the kernel of the one below, and to the headers of all that are `lower`."""
+    before, after = code(below.kernel), code(upper.kernel)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     same = sum(block.size for block in matcher.get_matching_blocks())
-    known, used = headers(lower), set(used_definitions(lower))
+    climbed = [below, *lower]
+    known = {path for each in climbed for path in headers(each.kernel)}
+    used = {definition for each in climbed for definition in used_definitions(each.kernel)}
     return Step(
-        lower,
+        below,
         upper,
         added=len(after) - same,
         removed=len(before) - same,
-        headers={path.name: len(code(path)) for path in headers(upper) if path not in known},
-        definitions=tuple(each for each in used_definitions(upper) if each not in used),
+        headers={path.name: len(code(path)) for path in headers(upper.kernel) if path not in known},
+        definitions=tuple(each for each in used_definitions(upper.kernel) if each not in used),
     )
+
+
+def lower(version: Version) -> list[Version]:
+    """The rungs that are lower: those before it in its ladder, its parent, and what is lower than these."""
+    found: dict[str, Version] = {}
+    waiting = [version]
+    while waiting:
+        rung = waiting.pop()
+        parent = rung.below() if rung.parent else None
+        new = [each for each in (*_before(rung), parent) if each and each.name not in found]
+        found |= {each.name: each for each in new}
+        waiting += new
+    return list(found.values())
 
 
 def overview(found: Sequence[Step]) -> Table:
@@ -157,7 +170,7 @@ def row(each: Step) -> dict[str, str | int]:
     """A step as a row of a CSV file."""
     return {
         "rung": each.upper.name,
-        "below": each.lower.name,
+        "below": each.below.name,
         "title": each.upper.title,
         "added": each.added,
         "removed": each.removed,
@@ -175,10 +188,10 @@ def code(path: Path) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, text.splitlines())))
 
 
-def headers(version: Version) -> tuple[Path, ...]:
-    """The headers that its kernel includes, directly or not."""
-    kernel = version.kernel.resolve()
-    return tuple(path for path in Sources().closure(kernel) if path != kernel)
+@cache
+def headers(kernel: Path) -> tuple[Path, ...]:
+    """The headers that a kernel includes, directly or not."""
+    return tuple(path for path in Sources().closure(kernel) if path != kernel.resolve())
 
 
 @cache
@@ -187,18 +200,25 @@ def definitions(header: Path) -> tuple[Definition, ...]:
     return tuple(Definition(header.name, _name("\n".join(lines)), lines) for lines in _chunks(code(header)))
 
 
-def used_definitions(version: Version) -> list[Definition]:
-    """The definitions of headers that a rung's kernel uses, by header."""
-    every = [each for header in headers(version) for each in definitions(header)]
+@cache
+def used_definitions(kernel: Path) -> tuple[Definition, ...]:
+    """The definitions of headers that a kernel uses, by header."""
+    every = [each for header in headers(kernel) for each in definitions(header)]
     by_name: dict[str, list[Definition]] = {}
     for each in every:
         by_name.setdefault(each.name, []).append(each)
-    waiting, used = _words(code(version.kernel)), set()
+    waiting, used = _words(code(kernel)), set()
     while waiting:
         for each in by_name.pop(waiting.pop(), []):
             used.add(each)
             waiting |= _words(each.lines)
-    return [each for each in every if each in used]
+    return tuple(each for each in every if each in used)
+
+
+def _before(version: Version) -> list[Version]:
+    """The rungs that stand before it in its ladder."""
+    ladder = version.its_ladder()
+    return ladder[: ladder.index(version)]
 
 
 def _words(lines: Iterable[str]) -> set[str]:

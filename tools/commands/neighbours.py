@@ -4,8 +4,8 @@ python tools/neighbours.py          every step of the ladder
 python tools/neighbours.py 17 18    two steps, and which definitions of headers they newly use
 python tools/neighbours.py --check  fails where a step is larger than it may be (common/report/neighbours.py)
 
-whole: lines added to the kernel, and all lines of the headers newly included
-used: lines added to the kernel, and the definitions of headers newly used
+whole: lines added to the kernel, and all lines of the headers that no lower rung includes
+used: lines added to the kernel, and the definitions of headers that no lower rung uses
 """
 
 from __future__ import annotations

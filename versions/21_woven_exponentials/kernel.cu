@@ -1,11 +1,11 @@
 // Rung 20 with the exponentials woven in too: those of one chunk of P between the mmas that the chunk before it enters.
-#include "anchored_softmax.cuh"
 #include "block.cuh"
 #include "config.cuh"
 #include "load.cuh"
 #include "stage.cuh"
 #include "store.cuh"
 #include "woven.cuh"
+#include "woven_softmax.cuh"
 
 #include <type_traits>
 
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     TileRing<v_stages, tile_bytes> v_tiles;
 
     Accumulator<warp_rows, head_dim> o;
-    AnchoredSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
+    WovenSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
 
     constexpr int chunks = block_n / 16, per_chunk = v_operand.per_step;  // chunks of 16 keys; blocks of V that one enters
     constexpr int early = k_operand.per_step - 1;  // so many blocks of K are left when the first chunk of S is finished

@@ -1,9 +1,9 @@
 // Rung 19 for any attention: a causal mask, any lengths and strides, grouped heads. Blocks of keys that some row does not
 // see whole come first, with masks and maxima; the loop over all others knows neither.
+#include "anchored_softmax.cuh"
 #include "config.cuh"
 #include "gemm.cuh"
 #include "mask.cuh"
-#include "masked_softmax.cuh"
 #include "panels.cuh"
 #include "schedule.cuh"
 #include "store.cuh"
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     v_operand.reader.start(shared_v);
 
     Accumulator<warp_rows, head_dim> o;
-    MaskedSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
+    AnchoredSoftmax<dtype, warp_rows> softmax{params.softmax_scale * log2_e};
 
     int to_other_stage = stage_bytes;
 

@@ -1,17 +1,18 @@
 // Rung 23 with the loop of rung 22 for the blocks that every row sees whole. The others come first, in parts of a few
 // keys. A warp leaves out the parts that it sees nothing of, and the registers have room for what a mask needs.
-#include "config.cuh"
 #include "alibi.cuh"
 #include "bounds.cuh"
+#include "config.cuh"
 #include "gemm.cuh"
 #include "launch.cuh"
 #include "mask.cuh"
-#include "masked_softmax.cuh"
 #include "packed.cuh"
+#include "panel_stage.cuh"
 #include "panels.cuh"
 #include "schedule.cuh"
 #include "store.cuh"
 #include "woven.cuh"
+#include "woven_softmax.cuh"
 
 #include <type_traits>
 
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     Accumulator<warp_rows, head_dim> o;
     const Scores<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.unit};
-    MaskedSoftmax<dtype, warp_rows> softmax{score.unit};
+    WovenSoftmax<dtype, warp_rows> softmax{score.unit};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);

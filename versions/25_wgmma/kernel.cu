@@ -15,7 +15,12 @@ constexpr int num_threads = warpgroup_threads;
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 
-FLASHLADDER_LAUNCH(num_threads, (QTile::size + 2 * KVTile::size) * sizeof(dtype), block_m, block_n);
+struct Shared {
+    dtype q[QTile::size];
+    dtype k[KVTile::size];
+    dtype v[KVTile::size];
+};
+FLASHLADDER_LAUNCH(num_threads, sizeof(Shared), block_m, block_n);
 
 // Copies of all threads have landed, and products may read them.
 __device__ inline void wait_for_copies() {
@@ -26,18 +31,16 @@ __device__ inline void wait_for_copies() {
 
 extern "C" __global__ void __launch_bounds__(num_threads)
     attention_forward(const __grid_constant__ AttentionParams params) {
-    extern __shared__ __align__(1024) char shared[];
-    dtype *shared_q = reinterpret_cast<dtype *>(shared);
-    dtype *shared_k = shared_q + QTile::size;
-    dtype *shared_v = shared_k + KVTile::size;
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     const QueryBlock<dtype, block_m> block{params};
     const int warp_row = warp_index() * 16;
 
-    copy_tile<QTile, 4>(shared_q, block.q(), params.q_stride.row);
+    copy_tile<QTile, 4>(shared.q, block.q(), params.q_stride.row);
     TileCopier<KVTile, 4, dtype> k_copier, v_copier;
-    k_copier.start(shared_k, block.k(), params.k_stride.row);
-    v_copier.start(shared_v, block.v(), params.v_stride.row);
+    k_copier.start(shared.k, block.k(), params.k_stride.row);
+    v_copier.start(shared.v, block.v(), params.v_stride.row);
     const int last = params.seqlen_k / block_n - 1;
     k_copier.copy(last);
     cp_async_commit();
@@ -45,9 +48,9 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     ByRows<QTile> q_operand;
     ByRows<KVTile> k_operand;
     ByColumns<KVTile> v_operand;
-    q_operand.start(shared_q);
-    k_operand.start(shared_k);
-    v_operand.start(shared_v);
+    q_operand.start(shared.q);
+    k_operand.start(shared.k);
+    v_operand.start(shared.v);
 
     Accumulator<16, head_dim> o;  // of this warp
     OnlineSoftmax<16> softmax{params.softmax_scale * log2_e};
@@ -83,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     if (params.lse != nullptr) softmax.store_lse(block.lse() + warp_row);
 
     // The last barrier came after all products that read Q. O takes its place.
-    store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
+    store_to_shared_hoisted<QTile>(shared.q, warp_row, o);
     __syncwarp();
-    store_rows<QTile, 16, StoreNoAllocate>(block.o(), params.o_stride.row, shared_q, warp_row);
+    store_rows<QTile, 16, StoreNoAllocate>(block.o(), params.o_stride.row, shared.q, warp_row);
 }

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from flashladder.common.references import tiling
-from flashladder.common.references.tiling import Hbm, Plan, precision, tiles
+from flashladder.common.references.tiling import Hbm, Tiling, precision, tiles
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, hbm: Hbm) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, hbm: Hbm) -> tuple[Tensor, Tensor]:
     """Algorithm 1. o like q; lse = m + log(l), one number a row.
 
     O_i, m and l live in SRAM until all keys have passed, and only then is O_i divided by l. m starts at the lowest
@@ -28,17 +28,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, hbm: Hbm) -> tuple[Tens
     o = q.new_empty(q.shape)
     lse = torch.empty(q.shape[:-1], dtype=precision(q), device=q.device)
 
-    for rows in tiles(q.shape[-2], plan.block_m):
+    for rows in tiles(q.shape[-2], tiling.block_m):
         Q_i = hbm.load("Q", q[..., rows, :])
         O_i = torch.zeros_like(Q_i)
         l = torch.zeros_like(Q_i[..., 0])  # noqa: E741
         m = torch.full_like(l, torch.finfo(l.dtype).min)
-        for keys in tiles(k.shape[-2], plan.block_n):
-            if plan.mask.hides(rows, keys):
+        for keys in tiles(k.shape[-2], tiling.block_n):
+            if tiling.mask.hides(rows, keys):
                 break
             K_j, V_j = hbm.load("K", k[..., keys, :]), hbm.load("V", v[..., keys, :])
 
-            S_ij = plan.mask.apply(plan.softmax_scale * Q_i @ K_j.mT, rows, keys)
+            S_ij = tiling.mask.apply(tiling.softmax_scale * Q_i @ K_j.mT, rows, keys)
             m_new = torch.maximum(m, S_ij.amax(-1))
             P_ij = torch.exp(S_ij - m_new[..., None])
             rescale = torch.exp(m - m_new)  # what was summed before the maximum grew is worth this much now
@@ -52,7 +52,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, hbm: Hbm) -> tuple[Tens
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor, plan: Plan, hbm: Hbm
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor, tiling: Tiling, hbm: Hbm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Algorithm 2: dQ, dK and dV. P is computed again, tile by tile: P_ij = exp(S_ij - lse_i).
 
@@ -64,24 +64,24 @@ def backward(
     dq = torch.zeros(q.shape, dtype=precision(q), device=q.device)
     dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
 
-    for keys in tiles(k.shape[-2], plan.block_n):
+    for keys in tiles(k.shape[-2], tiling.block_n):
         K_j, V_j = hbm.load("K", k[..., keys, :]), hbm.load("V", v[..., keys, :])
         dK_j, dV_j = torch.zeros_like(K_j), torch.zeros_like(V_j)
-        for rows in tiles(q.shape[-2], plan.block_m):
-            if plan.mask.hides(rows, keys):
+        for rows in tiles(q.shape[-2], tiling.block_m):
+            if tiling.mask.hides(rows, keys):
                 continue
             Q_i, dO_i, dQ_i = (
                 hbm.load(name, tensor[..., rows, :]) for name, tensor in (("Q", q), ("dO", grad_o), ("dQ", dq))
             )
             lse_i, D_i = hbm.load("lse", lse[..., rows]), hbm.load("D", D[..., rows])
 
-            S_ij = plan.mask.apply(plan.softmax_scale * Q_i @ K_j.mT, rows, keys)
+            S_ij = tiling.mask.apply(tiling.softmax_scale * Q_i @ K_j.mT, rows, keys)
             P_ij = torch.exp(S_ij - lse_i.masked_fill(lse_i == -math.inf, 0)[..., None])
             dV_j += P_ij.mT @ dO_i
             dP_ij = dO_i @ V_j.mT
             dS_ij = P_ij * (dP_ij - D_i[..., None])
-            dK_j += plan.softmax_scale * dS_ij.mT @ Q_i
-            hbm.store("dQ", dq[..., rows, :], dQ_i + plan.softmax_scale * dS_ij @ K_j)
+            dK_j += tiling.softmax_scale * dS_ij.mT @ Q_i
+            hbm.store("dQ", dq[..., rows, :], dQ_i + tiling.softmax_scale * dS_ij @ K_j)
         hbm.store("dK", dk[..., keys, :], dK_j)
         hbm.store("dV", dv[..., keys, :], dV_j)
     return dq.to(q.dtype), dk, dv
