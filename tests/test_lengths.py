@@ -281,12 +281,15 @@ def test_packed_sequences_are_as_long_as_the_longest(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_gpu_crosses_the_boundary(monkeypatch):
+@pytest.mark.parametrize(("version", "field", "values"), [("24", "blocks_ahead", (2, 3)), ("38", "q_stages", (2, 1))])
+def test_a_gpu_crosses_the_boundary(version, field, values, monkeypatch):
     """Answers are right on both sides, by kernels of their own, and a graph replays what a first call was not of."""
-    here = target.resolve("gpu", None).gpu.name
-    for length, blocks_ahead in (("short", 2), ("long", 3)):
+    here, rung = target.resolve("gpu", None), catalog.find(version)
+    if not rung.runs_on(here.arch):
+        pytest.skip(f"{rung.name} has no instructions for this GPU")
+    for length, value in zip(tuned.LENGTHS, values, strict=True):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
-        tuned.save(here, "24_woven_general", kind, {"blocks_ahead": blocks_ahead}, {})
+        tuned.save(here.gpu.name, rung.name, kind, {field: value}, {})
     monkeypatch.setattr(op, "_ready", {})
     quick.load()
     assert quick.extension, quick.missing
@@ -296,16 +299,16 @@ def test_a_gpu_crosses_the_boundary(monkeypatch):
         tensors = make_inputs(problem, "cuda")
         for way in (extension, None):
             monkeypatch.setattr(quick, "extension", way)
-            out[way] = attention(tensors.q, tensors.k, tensors.v, causal=True, version="24")
+            out[way] = attention(tensors.q, tensors.k, tensors.v, causal=True, version=version)
         assert torch.equal(out[extension], out[None])
         expected = expect(problem, tensors)
         assert (out[None] - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
     assert len({ready.artifact.code for ready in op._ready.values()}) == 2
     monkeypatch.setattr(op, "_ready", {})
-    attention(tensors.q, tensors.k[:, :50], tensors.v[:, :50], causal=True, version="24")
+    attention(tensors.q, tensors.k[:, :50], tensors.v[:, :50], causal=True, version=version)
     o, graph = torch.empty_like(tensors.q), torch.cuda.CUDAGraph()
     tensors = make_inputs(dataclasses.replace(problem, seqlen_k=LONG_FROM), "cuda")
     with torch.cuda.graph(graph):
-        attention(tensors.q, tensors.k, tensors.v, causal=True, version="24", out=o)
+        attention(tensors.q, tensors.k, tensors.v, causal=True, version=version, out=o)
     graph.replay()
-    assert torch.equal(o, attention(tensors.q, tensors.k, tensors.v, causal=True, version="24"))
+    assert torch.equal(o, attention(tensors.q, tensors.k, tensors.v, causal=True, version=version))
