@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_without_a_gpu_it_is_predicted_and_says_so(tmp_path, monkeypatch, capsys
     said = capsys.readouterr()
     assert "mine.py: 5 calls, 1 problems" in said.out
     assert "PREDICTED by the cost model, nothing was measured" in said.out
-    assert re.search(r"dtype=bf16,head_dim=64,causal=false +100.0% +\d+\.\d", said.out)
+    assert re.search(r"dtype=bf16,head_dim=64,causal=false,length=short +100.0% +\d+\.\d", said.out)
     assert "no winner is exported" in said.err
     assert [each.name for each in (tmp_path / "out").iterdir()] == [export.PROBLEMS]
 
@@ -218,7 +219,7 @@ def on_a_gpu(monkeypatch, tmp_path):
     def found(jobs, workers, seconds):
         for each in jobs:
             values = {**each.space.declared(each.space.default), **WINNER}
-            for kind in dict.fromkeys(map(tuned.kind_of, each.space.problems)):
+            for kind in tuned.kinds_found_with(each.space.problems):
                 tuned.save("h100", each.space.version.name, kind, values, {"ratio": "1.1"}, each.home)
         return 0
 
@@ -290,6 +291,15 @@ def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path,
     assert {winner.version for winner in tuned.winners("h100", tmp_path / "out")} == set(rungs.values())
 
 
+def test_short_keys_and_long_ones_have_a_search_each(on_a_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
+    long = replace(PLAIN, seqlen_q=4096, seqlen_k=4096)
+    Demand(("mine.py",), {PLAIN: 10, WINDOW: 1, long: 3}, {}).save(file := tmp_path / "p.json")
+    assert tool("--problems", file, "--export", tmp_path / "out", "--version", "24") == 0
+    kinds = {winner.kind for winner in tuned.winners("h100", tmp_path / "out")}
+    assert kinds == {f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS}
+
+
 def test_a_regression_is_told(exported, on_a_gpu, capsys):
     on_a_gpu["winner"] = 60.0
     assert tool("--check", "--export", exported) == console.EXIT_ERROR
@@ -345,7 +355,7 @@ def test_a_program_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(op, "_ready", {})
     q = torch.randn(1, 300, 2, 128, device="cuda").bfloat16()
     o = attention(q, q, q, causal=True)
-    (ready,) = op._ready.values()
+    (ready,) = set(op._ready.values())
     assert ready.artifact.directory.parent == out / "kernels"
     heads = q.float().transpose(1, 2)
     exact = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2)

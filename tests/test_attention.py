@@ -61,7 +61,7 @@ def test_no_log_sum_exp_is_summed_that_is_not_returned(device, monkeypatch):
     _, inputs = qkv(Problem(seqlen_q=48, head_dim=64), device)
     attention(*inputs, version="24")
     _, lse = attention(*inputs, return_lse=True, version="24")
-    assert [ready.artifact.config.lse for ready in op._ready.values()] == [False, True]
+    assert [ready.artifact.config.lse for ready in dict.fromkeys(op._ready.values())] == [False, True]
     assert lse.isfinite().all()
 
 

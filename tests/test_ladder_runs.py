@@ -4,10 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flashladder.common.report import ladder_tables
 from flashladder.common.results import ladder_runs, ladders
 from flashladder.common.results.log import Log
 from flashladder.common.results.records import LADDER
 from flashladder.common.results.slowdowns import completed, remarks
+from flashladder.common.run.tuned import LONG_FROM
 from flashladder.tests import made_up
 
 CARD, OTHER_CARD = "0a0a0a0a0a0a", "0b0b0b0b0b0b"
@@ -144,6 +146,20 @@ def test_own_is_never_below_fixed():
     assert line(ladder, "16")["step"] == pytest.approx(1.06 / 0.95, rel=1e-3)
     found = ladders.summary({"h100": ladder}).pivot(index="version", columns="kind", values="ratio")
     assert (found["own"] >= found["fixed"]).all()
+
+
+def test_a_configuration_of_its_own_for_long_keys_is_told():
+    rows = run()
+    for row in rows:
+        if row["version"].startswith("07") and row["kind"] == "own":
+            is_long = row["seqlen_k"] >= LONG_FROM
+            chosen = {"chosen_by": "tuner", "config": "block_m=128,block_n=32"} if is_long else {"chosen_by": "default"}
+            row |= chosen
+    assert len({row["config"] for row in rows if row["version"].startswith("07")}) > 1
+    lines = ladders.summary({"h100": shown(rows)}).query("kind == 'own'")
+    said = {row.version[:2]: ladder_tables.configuration(row) for row in lines.itertuples()}
+    assert said["07"] == "128x32 for long keys, tuned by length"
+    assert "length" not in said["16"]
 
 
 def test_the_field_stands_beside_the_ladder_without_steps():

@@ -171,6 +171,15 @@ def test_11_against_10_the_epilogue_alone_changes():
     assert compared.left.counts["LOP3"] - compared.right.counts["LOP3"] > 30
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_38_with_one_place_for_q_is_37(causal):
+    """So its page says that rung 37's figures are its own."""
+    one, lower = code("38", head_dim=64, causal=causal, q_stages=1), code("37", head_dim=64, causal=causal)
+    assert [*map(normalised, one.instructions)] == [*map(normalised, lower.instructions)]
+    assert one.figures() == lower.figures()
+    assert one.artifact.launch == lower.artifact.launch
+
+
 def test_bounds_of_the_main_loop():
     found = {bound.pipe: bound.cycles for bound in code("09").loop_bounds(load_gpu("h100"))}
     assert found["tensor"] == pytest.approx(4 * 128 * 64 * 128 / (4096 * 2 / 3))  # FLOP by FLOP a clock

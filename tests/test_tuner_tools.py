@@ -30,7 +30,9 @@ from flashladder.tuner.storage import default_url
 from flashladder.tuner.worker import Worker
 
 SMALL = ["--seqlens", "256", "--tokens", "256", "--heads", "1"]
-STUDY = "02_swizzling-h100-bf16-d128-full"
+STUDY = "02_swizzling-h100-bf16-d128-full-short"
+LONG_STUDY = STUDY.removesuffix("-short")
+MASK = "dtype=bf16,head_dim=128,causal=false"
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +61,7 @@ def run(monkeypatch, capsys):
     monkeypatch.setattr(Space, "of", small)
 
     def call(*arguments):
-        code = console.run(search.main, search.parser(), [*arguments, *SMALL])
+        code = console.run(search.main, search.parser(), [*SMALL, *arguments])
         captured = capsys.readouterr()
         return code, " ".join(captured.out.split()), " ".join(captured.err.split())
 
@@ -82,6 +84,27 @@ def test_a_rung_is_tuned(run, simulated):
     frame, _ = trial_log.read(trial_log.path_of(STUDY)).read()
     assert len(frame) == 2
     assert frame["predicted_us"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("seqlens", "study", "kind"),
+    [
+        ("1024", STUDY, "dtype=bf16,head_dim=128,causal=false,length=short"),
+        ("2048,4096", LONG_STUDY, "dtype=bf16,head_dim=128,causal=false,length=long"),
+        ("1024,2048", LONG_STUDY, "dtype=bf16,head_dim=128,causal=false"),
+    ],
+)
+def test_a_winner_is_for_the_lengths_of_its_problems(run, simulated, seqlens, study, kind):
+    tuned.save("h100", "02_swizzling", f"{MASK},length=short", {"block_n": 32}, {})
+    tuned.save("h100", "04_interleaved_loads", f"{MASK},length=short", {"block_n": 32}, {})
+    code, out, err = run("02", "--gpu", "h100", "--seqlens", seqlens, "--tokens", "4096")
+    assert code == 0, err
+    assert f"h100.yaml: {kind} " in out
+    assert trial_log.path_of(study).exists()
+    (found,) = (each for each in tuned.winners("h100") if "study" in each.evidence)
+    assert (found.version, found.kind) == ("02_swizzling", kind)
+    goes_first = f"for {MASK},length=short its own winner goes before this one"
+    assert err.count(goes_first) == (kind == MASK)
 
 
 def test_several_rungs_in_one_go(run, simulated):
@@ -150,7 +173,7 @@ def test_without_a_gpu_it_ranks_and_says_that_it_predicts(run, arguments, monkey
     assert " nothing " in out, "the default is among them"
     assert "q_fragments=2 " in out, "the others are told from it"
     assert "The same command goes on" not in out
-    path = results_dir() / "predicted" / "02_swizzling-a100-bf16-d128-full.csv"
+    path = results_dir() / "predicted" / "02_swizzling-a100-bf16-d128-full-short.csv"
     assert path.read_text().count(",predicted,all 4 configurations\n") == 2
     assert tuned.every() == [], "a prediction is no winner"
 

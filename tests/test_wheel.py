@@ -72,7 +72,8 @@ def test_attention_needs_no_compiler(installed, gpu, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"flashladder of {installed}" in done.stdout
     kernels, launches = map(int, re.findall(r"(\d+) (?:kernels|launches)", done.stdout))
-    assert kernels == (16 if gpu == "a100" else 8)  # Hopper's rung has no kernel of its own without the log-sum-exp
+    least = 16 if gpu == "a100" else 8  # Hopper's rung has no kernel of its own without the log-sum-exp
+    assert least <= kernels <= 2 * least, "one for short keys, and one for long ones where winners differ"
     assert launches > kernels
     assert "refused without a compiler: no usable nvcc" in done.stdout
     assert not (tmp_path / "cache").exists()

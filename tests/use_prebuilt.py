@@ -19,8 +19,8 @@ begin = time.perf_counter()
 for dtype, head_dim, causal, return_lse in itertools.product(
     (torch.bfloat16, torch.float16), (64, 128), (False, True), (False, True)
 ):
-    q, k = (torch.zeros(1, seqlen, 4, head_dim, dtype=dtype) for seqlen in (5, 300))
-    for keys in (k, k[:, :299], k[:, :, :1]):
+    q, k, long = (torch.zeros(1, seqlen, 4, head_dim, dtype=dtype) for seqlen in (5, 300, 3000))
+    for keys in (k, k[:, :299], k[:, :, :1], long):
         attention(q, keys, keys, causal=causal, return_lse=return_lse)
     if begin:
         print(f"first call: {time.perf_counter() - begin:.2f} s")

@@ -78,7 +78,9 @@ class Job:
 
     @property
     def study(self) -> str:
-        """The study's name: '16_static_stride-h100-bf16-d128-full', and what the space was narrowed to."""
+        """The study's name: '16_static_stride-h100-bf16-d128-full', '-short' where all keys are, and to what the space
+        was narrowed.
+        """
         if self.settings.study:
             return self.settings.study
         narrowed = [f"{name}={'+'.join(map(spell, values))}" for name, values in self.space.only.items()]
@@ -181,9 +183,8 @@ class Job:
             **{name: final.get(name) for name in ("device", "driver", "torch", "toolkit", "commit", "time")},
             "study": self.study,
         }
-        kinds = dict.fromkeys(map(tuned.kind_of, self.space.problems))
-        for kind in kinds:
-            version = self.space.version
+        version = self.space.version
+        for kind in tuned.kinds_found_with(self.space.problems):
             tuned.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, self.home)
 
 
@@ -217,7 +218,8 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
 def _kind(space: Space) -> str:
     masks = {problem.causal for problem in space.problems}
     mask = "both" if len(masks) == 2 else "causal" if True in masks else "full"
-    return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}"
+    short = "-short" if all(problem.seqlen_k < tuned.LONG_FROM for problem in space.problems) else ""
+    return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}{short}"
 
 
 def _source_digest(space: Space) -> str:

@@ -47,8 +47,17 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
         )
     places = [str(trial_log.path_of(ledger.name, ledger.folder)), f"study {ledger.name} in {job.storage}"]
     if record:
-        places.insert(0, str(tuned.path_of(job.gpu.name, job.home)))
+        places.insert(0, f"{tuned.path_of(job.gpu.name, job.home)}: {'; '.join(_kinds(job))}")
     console.print("[dim]" + "\n".join(places), soft_wrap=True)
+
+
+def _kinds(job: Job) -> list[str]:
+    """The kinds that a winner is for. What goes before it is told."""
+    kinds = tuned.kinds_found_with(job.space.problems)
+    for winner in tuned.winners(job.gpu.name, job.home):
+        if winner.version == job.space.version.name and any(winner.kind.startswith(f"{kind},") for kind in kinds):
+            warn(f"for {winner.kind} its own winner goes before this one: delete it there, or search its lengths anew")
+    return kinds
 
 
 def interrupted(job: Job, ledger: Ledger) -> None:

@@ -82,9 +82,10 @@ def load_guard(folder: Path) -> Guard:
 def kernels(
     folder: Path, version: str, arch: str, gpu: GpuDescription, problems: Iterable[Problem]
 ) -> list[BuildRequest]:
-    """What `attention` launches for the problems with the winners of a folder, with the log-sum-exp and without."""
+    """What `attention` makes ready for the problems with a folder's winners, with the log-sum-exp and without."""
     winners = tuned.winners(gpu.name, folder)
-    asked = [replace(problem, lse=lse) for problem in problems for lse in (False, True)]
+    of_each_length = [each for problem in problems for each in tuned.of_each_length(problem)]
+    asked = [replace(problem, lse=lse) for problem in of_each_length for lse in (False, True)]
     made = []
     for each in asked:
         rung = ahead.chosen(version, each, arch)

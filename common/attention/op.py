@@ -28,12 +28,15 @@ from flashladder.common.run import ahead, overlap, quick, target
 from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
+from flashladder.common.run.target import Target
+from flashladder.common.run.tuned import LONG_FROM, of_each_length
 
 QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
 watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
-# By what the choice of a kernel may depend on; of lengths it is free. It only grows: quick.cpp relies on that.
+# By what the choice of a kernel may depend on; of lengths that is whether keys are long, which comes last.
+# It only grows: quick.cpp relies on that.
 _ready: dict[tuple[object, ...], Ready] = {}
 
 _onlookers = (  # each gives something where torch looks at what is called
@@ -120,10 +123,12 @@ def _straight(
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    shape = q.shape
+    shape, keys = q.shape, k.shape
     if len(shape) != 4:
         raise misshapen("q", q)
-    kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse
+    if len(keys) != 4:
+        raise misshapen("k", k)
+    kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse, keys[1] >= LONG_FROM
     ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse), q, version)
     o = quick.new_o(q) if out is None else out
     sums = quick.new_lse(q) if lse else None
@@ -213,6 +218,7 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
         kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi
+    kind += (problem.seqlen_k >= LONG_FROM,)
     return _ready.get(kind) or _prepare(kind, problem, q, version)
 
 
@@ -222,7 +228,10 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
-    """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must."""
+    """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must.
+
+    With it what runs for keys of the other class of lengths: generation may come to them.
+    """
     gpu = is_gpu(q)
     with _preparing:
         if kind in _ready:  # another thread has been here
@@ -236,15 +245,26 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
             )
         with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
             place = target.resolve("gpu" if gpu else "emulator", None)
-            name, _, fields = version.partition("@")
-            rung, values = ahead.chosen(name, problem, place.arch, not gpu), parse_values(fields)
-            tuned_for = None if values else place.gpu.name
-            config = Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
-            artifact = (gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
-            place.check(artifact)
-            call = Call(rung, artifact, q.device) if gpu and _is_plain(problem) else None
-        _ready[kind] = Ready(rung, artifact, call)
+            asked = {each.seqlen_k >= LONG_FROM: _configured(version, each, place) for each in of_each_length(problem)}
+            device = q.device if gpu and _is_plain(problem) else None
+            made = {each: _made(*each, place, device) for each in dict.fromkeys(asked.values())}
+        _ready.update({(*kind[:-1], is_long): made[each] for is_long, each in asked.items()})
         return _ready[kind]
+
+
+def _configured(version: str, problem: Problem, place: Target) -> tuple[Version, KernelConfig]:
+    """The rung that a version means for a problem, as tuned for the GPU, or as the version says."""
+    name, _, fields = version.partition("@")
+    rung, values = ahead.chosen(name, problem, place.arch, not place.on_gpu), parse_values(fields)
+    tuned_for = None if values else place.gpu.name
+    return rung, Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
+
+
+def _made(rung: Version, config: KernelConfig, place: Target, device: torch.device | None) -> Ready:
+    """The rung, built; with the short way to it on a device."""
+    artifact = (place.on_gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
+    place.check(artifact)
+    return Ready(rung, artifact, Call(rung, artifact, device) if device else None)
 
 
 def is_gpu(tensor: torch.Tensor) -> bool:

@@ -56,6 +56,8 @@ def tile(config: str) -> str:
 
 def configuration(row: Any) -> str:
     """Which configuration a line's figures are of, and who chose it."""
+    if row.chosen_by == ladders.BY_LENGTH:
+        return f"{tile(row.config)} for long keys, tuned by length"
     chosen = {"tuner": "tuned", "default": "default", FIXED: "the fixed one, faster than its own"}
     return f"{tile(row.config)}, {chosen[row.chosen_by]}"
 

@@ -27,6 +27,7 @@ _LATEST = (
     *("config", "registers", "spill_store_bytes", "spill_load_bytes"),
     *("run", "time", "commit", "driver", "torch"),
 )
+BY_LENGTH = "by length"  # who chose a configuration: the tuner, one for each class of lengths
 EMPTY = pd.DataFrame(columns=["gpu", "dtype", "version", "kind"])  # of nothing that was measured
 
 
@@ -89,12 +90,18 @@ def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
                 known = None if kind == FIELD else _rung(version)
                 title = known.title if known else beside.get(version, version)
                 line |= {"title": title, **means(rows, limits)}
-                line |= {"chosen_by": rows["chosen_by"].iloc[-1] or "default"}
+                line |= {"chosen_by": _chosen_by(rows)}
                 lines.append(line | _step(_below(known, found), rows) | _again(line, rows, ladder.again))
                 if kind != FIELD:
                     found[version] = rows
     order = ["gpu", "dtype", "version"]  # names of the field begin with a letter, so they follow the rungs
     return pd.DataFrame(lines).sort_values(order, kind="stable").reset_index(drop=True) if lines else EMPTY
+
+
+def _chosen_by(rows: pd.DataFrame) -> str:
+    """Who chose the configuration, or BY_LENGTH."""
+    several = rows.groupby("run")["config"].nunique().max() > 1
+    return BY_LENGTH if several else rows["chosen_by"].iloc[-1] or "default"
 
 
 def _rung(name: str) -> Version | None:

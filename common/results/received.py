@@ -157,7 +157,7 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         yield f"it has {len(problems)} problems, {len(ours)} times and {len(theirs)} of the baseline"
         return
     for problem, time_us in zip(problems, ours, strict=True):
-        if tuned.kind_of(problem) != winner.kind:
+        if winner.kind not in tuned.kinds_for(problem)[:2]:  # of its class of lengths, or of any
             yield f"it was found with {problem.name}, which is of another kind"
         yield from _of_speed(problem, time_us, gpu)
     yield from _of_ratio(ratio, low, high)

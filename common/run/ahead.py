@@ -3,7 +3,7 @@
     FLASHLADDER_ARCHS="8.0;9.0a" pip install .
 
 Of each arch, for every GPU of configs/gpus that has it, as tuned for it: bf16 and fp16, head_dim 64 and 128, with and
-without a causal mask, with and without the log-sum-exp. Needs no torch.
+without a causal mask, with and without the log-sum-exp, for short keys and long ones. Needs no torch.
 """
 
 from __future__ import annotations
@@ -75,16 +75,18 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
             f"configs/gpus describes no GPU with {arch}; of those described the architectures are {known}"
         )
     no_yes = (False, True)
-    for gpu, dtype, head_dim, causal, lse in itertools.product(gpus, DTYPES, HEAD_DIMS, no_yes, no_yes):
-        asked = _problem(dtype, head_dim, causal, lse)
+    lengths = tuned.LENGTHS.values()
+    kinds = itertools.product(DTYPES, HEAD_DIMS, no_yes, no_yes, lengths)
+    for gpu, kind in itertools.product(gpus, kinds):
+        asked = _problem(*kind)
         rung = fastest(asked, arch)
         config = tuned.config(rung, gpu.name, asked) or rung.config_for(asked, gpu)
         yield BuildRequest(rung, config, arch, lines=False)
 
 
-def _problem(dtype: str, head_dim: int, causal: bool, lse: bool) -> Problem:
+def _problem(dtype: str, head_dim: int, causal: bool, lse: bool, seqlen_k: int) -> Problem:
     """What of a problem decides a configuration: a Problem itself needs torch, which builds of a package lack."""
-    sizes = {"num_heads": 1, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": 1}
+    sizes = {"num_heads": 1, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": seqlen_k}
     asked = {"operation": "forward", "layout": "bshd", "outputs": ("o", "lse") if lse else ("o",)}
     without = {"packed": False, "window": False, "softcap": 0.0, "alibi": False}
     kind = {"dtype": dtype, "head_dim": head_dim, "causal": causal, "lse": lse}

@@ -65,6 +65,7 @@ using Owned = std::unique_ptr<PyObject, Released>;
 const DLPackExchangeAPI *exchange;
 PyTypeObject *tensor_type;
 PyObject *torch_c, *new_o, *new_lse;  // torch_c: what torch._C holds, by name
+long long long_from;                  // keys: as tuned.py has it
 PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
 
 // A tensor as DLPack tells of it. Its memory is the tensor's, as long as that lives.
@@ -229,15 +230,16 @@ PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
 
 // The kind of tensors that was found last: calls that come often are of one. What stands ready stays so.
 struct Kind {
-    PyObject *ready, *version, *causal, *lse;
+    PyObject *ready, *version, *causal, *lse, *is_long;
     DLDataType dtype;
     DLDevice device;
     int64_t num_heads, head_dim;
 
     bool operator==(const Kind &other) const {
         return ready == other.ready && version == other.version && causal == other.causal && lse == other.lse &&
-               dtype.code == other.dtype.code && dtype.bits == other.dtype.bits && dtype.lanes == other.dtype.lanes &&
-               device.device_type == other.device.device_type && device.device_id == other.device.device_id &&
+               is_long == other.is_long && dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
+               dtype.lanes == other.dtype.lanes && device.device_type == other.device.device_type &&
+               device.device_id == other.device.device_id &&
                num_heads == other.num_heads && head_dim == other.head_dim;
     }
 };
@@ -248,21 +250,23 @@ const Plan *look_up(const Kind &kind, PyObject *q) {
     const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
     const Owned num_heads(PyLong_FromLongLong(kind.num_heads)), head_dim(PyLong_FromLongLong(kind.head_dim));
     if (!dtype || !device || !num_heads || !head_dim) return nullptr;
-    const Owned key(PyTuple_Pack(7, kind.version, dtype.get(), device.get(), num_heads.get(), head_dim.get(),
-                                 kind.causal, kind.lse));
+    const Owned key(PyTuple_Pack(8, kind.version, dtype.get(), device.get(), num_heads.get(), head_dim.get(),
+                                 kind.causal, kind.lse, kind.is_long));
     PyObject *found = key ? PyDict_GetItemWithError(kind.ready, key.get()) : nullptr;
     const Owned plan(found ? PyObject_GetAttr(found, plan_name) : nullptr);
     return plan ? static_cast<const Plan *>(PyLong_AsVoidPtr(plan.get())) : nullptr;
 }
 
 // What stands ready for tensors of a kind, as op.py has it; null, perhaps with an error, where nothing does.
-const Plan *find(PyObject *ready, PyObject *q, const View &view, PyObject *causal, PyObject *version, PyObject *lse) {
-    if (view.ndim != 4) return nullptr;
-    const Kind kind{ready, version, causal, lse, view.dtype, view.device, view.shape[2], view.shape[3]};
+const Plan *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
+                 PyObject *lse) {
+    if (view.ndim != 4 || of_k.ndim != 4) return nullptr;
+    PyObject *is_long = of_k.shape[1] >= long_from ? Py_True : Py_False;
+    const Kind kind{ready, version, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
     if (plan_of_last && kind == last) return plan_of_last;
     const Plan *plan = look_up(kind, q);
     if (!plan) return nullptr;
-    for (PyObject *held : {ready, version}) Py_INCREF(held);  // causal and lse are True or False
+    for (PyObject *held : {ready, version}) Py_INCREF(held);  // the others are True or False
     const Kind before = std::exchange(last, kind);
     plan_of_last = plan;
     for (PyObject *held : {before.ready, before.version}) Py_XDECREF(held);
@@ -294,7 +298,7 @@ PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors
     const bool is_scale = softmax_scale == Py_None || PyFloat_Check(softmax_scale) || PyLong_Check(softmax_scale);
     if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !is_scale) return nullptr;
     PyObject *q = tensors[0];
-    const Plan *plan = find(ready, q, views[0], causal, version, with_lse);
+    const Plan *plan = find(ready, q, views[0], views[1], causal, version, with_lse);
     if (!plan || !is_current(*plan)) return nullptr;
 
     const double scale = softmax_scale == Py_None ? std::pow(views[0].shape[3], -0.5) : PyFloat_AsDouble(softmax_scale);
@@ -315,10 +319,12 @@ PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return done ? done : left(Py_None);
 }
 
-// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, new_o, new_lse): what it needs of torch and of quick.py
+// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, new_o, new_lse, long_from): what it needs of torch and of
+// quick.py
 PyObject *set_up(PyObject *, PyObject *given) {
     PyObject *capsule;
-    if (!PyArg_ParseTuple(given, "OOOOO", &capsule, &tensor_type, &torch_c, &new_o, &new_lse)) return nullptr;
+    if (!PyArg_ParseTuple(given, "OOOOOL", &capsule, &tensor_type, &torch_c, &new_o, &new_lse, &long_from))
+        return nullptr;
     Py_INCREF(given);  // which keeps all of them
     torch_c = PyModule_GetDict(torch_c);
     dtype_name = PyUnicode_InternFromString("dtype");

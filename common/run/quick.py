@@ -21,6 +21,7 @@ from flashladder.common.build.declaration import DEFAULT_GRID
 from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.problem import SCALES
 from flashladder.common.run.launch import ALIGNMENT, MAX_ROW_STRIDE, mapped
+from flashladder.common.run.tuned import LONG_FROM
 
 if TYPE_CHECKING:
     from flashladder.common.run.calls import Counters
@@ -158,5 +159,5 @@ def made() -> ModuleType:
     loader = ExtensionFileLoader("quick", str(library.build_extension(SOURCE)))
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
-    module.set_up(getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, new_o, new_lse)
+    module.set_up(getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, new_o, new_lse, LONG_FROM)
     return module

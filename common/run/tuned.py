@@ -1,7 +1,8 @@
 """The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
 Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. A winner belongs to a
-rung, a dtype, a head_dim and a mask. The figures that it won with stand beside it.
+rung, a dtype, a head_dim, a mask and, unless it won among all lengths, a class of lengths. The figures that it won
+with stand beside it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flashladder.common.catalog import own
-from flashladder.common.config import KernelConfig, Value, gpu_names, load_gpu, parse_values
+from flashladder.common.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
 FOLDER = CONFIGS / "tuned"
+# Keys, from which on they are long: where rungs 37 and 38 are level at head_dim 64 under a mask (versions/38_next_q).
+LONG_FROM = 2048
+LENGTHS = {"short": LONG_FROM // 2, "long": LONG_FROM}  # the classes: keys for an example, of whole blocks in any rung
+_LENGTH = ",length="  # before a kind's class
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,40 @@ class Winner:
 
     gpu: str
     version: str  # the rung's name
-    kind: str  # as `kind_of` spells it
+    kind: str  # as one of `kinds_for` spells it
     values: dict[str, Value]
     evidence: dict[str, Any]
 
 
 def kind_of(problem: Problem) -> str:
-    """The problems that share a winner, with the log-sum-exp or without: 'dtype=bf16,head_dim=128,causal=false'."""
+    """The problems that share a winner, with the log-sum-exp or without.
+
+    'dtype=bf16,head_dim=128,causal=false,length=long': packed sequences are as long as the longest.
+    """
+    return f"{_any_length(problem)}{_LENGTH}{'long' if problem.seqlen_k >= LONG_FROM else 'short'}"
+
+
+def kinds_for(problem: Problem) -> list[str]:
+    """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class."""
+    own, any_length = kind_of(problem), _any_length(problem)
+    return list(dict.fromkeys([own, any_length, *(f"{any_length}{_LENGTH}{length}" for length in LENGTHS)]))
+
+
+def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
+    """The kinds of a winner that was found with problems: with both classes of lengths, it is for any length."""
+    found: dict[str, set[str]] = {}
+    for problem in problems:
+        found.setdefault(_any_length(problem), set()).add(kind_of(problem))
+    return [kind for any_length, kinds in found.items() for kind in (kinds if len(kinds) == 1 else [any_length])]
+
+
+def of_each_length(problem: Problem) -> list[Problem]:
+    """The problem, and one like it of the other class of lengths; so are the kernels for both found beforehand."""
+    others = (replace(problem, seqlen_k=keys, seqlens_q=(), seqlens_k=()) for keys in LENGTHS.values())
+    return [problem, *(other for other in others if kind_of(other) != kind_of(problem))]
+
+
+def _any_length(problem: Problem) -> str:
     return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
 
 
@@ -50,13 +82,17 @@ def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
     Those that a program adopted go first: see common/adoption.
     """
     homes = [adopted, version.home] if (adopted := adopted_dir()) else [version.home]
-    return choose(version, problem, [winner for home in homes for winner in winners(gpu, home)])
+    return next(filter(None, (choose(version, problem, winners(gpu, home)) for home in homes)), None)
 
 
 def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> KernelConfig | None:
-    """The first winner of the rung that takes the problem, and that the rung still has; None where there is none."""
-    for winner in among:
-        if (winner.version, winner.kind) == (version.name, kind_of(problem)):
+    """Of a rung's winners, one of each kind, the best that takes the problem, and that the rung still has.
+
+    None where there is none.
+    """
+    of_rung = {winner.kind: winner for winner in among if winner.version == version.name}
+    for kind in kinds_for(problem):
+        if winner := of_rung.get(kind):
             with suppress(ConfigError, UnsupportedProblemError):
                 found = version.config_for(problem, **winner.values)
                 version.check(problem, found)
@@ -136,6 +172,8 @@ def _parsed(text: str) -> Any:
 
 def _winner(path: Path, version: str, kind: str, entry: Any) -> Winner:
     try:
+        if (length := kind.partition(_LENGTH)[2]) and length not in LENGTHS:
+            raise ConfigError(f"length={length} is not one of {listing(LENGTHS)}")
         evidence = dict(entry)
         return Winner(path.stem, version, kind, parse_values(evidence.pop("config")), evidence)
     except (TypeError, ValueError, KeyError, ConfigError) as error:

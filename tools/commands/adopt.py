@@ -8,10 +8,10 @@ python tools/adopt.py --check                                  has anything beco
 
 `python` is the one that runs this command, unless it is a path. The program runs once, as it is but for torch.compile,
 which is off. What is noted are its calls of torch's scaled_dot_product_attention and of this project's functions, in
-its own process. Winners of the rung that attention() launches are found for each type, head_dim and mask, with its
-heaviest problems. Then each problem is timed as torch computes it, with the rung's default and with the winner. The
-export is a folder: FLASHLADDER_ADOPTED=adopted makes `attention` use its winners and kernels. --check measures again,
-and ends with 2 where something is slower than it was.
+its own process. Winners of the rung that attention() launches are found for each type, head_dim and mask, for short
+keys and for long ones, with the heaviest problems of each. Then each problem is timed as torch computes it, with the
+rung's default and with the winner. The export is a folder: FLASHLADDER_ADOPTED=adopted makes `attention` use its
+winners and kernels. --check measures again, and ends with 2 where something is slower than it was.
 
 Where there is no GPU, configurations are ranked by the cost model, and nothing is exported but the problems.
 """

@@ -12,6 +12,9 @@ checked, and timed beside official FlashAttention-2, in processes that are repla
 wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
 measured again, together, and the winner goes to configs/tuned/GPU.yaml, where run_version.py finds it.
 
+A winner is for short keys, fewer than 2,048, or for long ones, as the problems are; or for any length, where they are
+of both. What runs takes the winner for its own length; without one that for any length, and then that for the other.
+
 Where there is no GPU, configurations are compiled, and ranked by the cost model: for 60 seconds a rung, unless
 --budget-seconds or --exhaustive says otherwise. A ranking of a part of a space is marked as partial.
 

@@ -1,4 +1,4 @@
-// Rung 37, but the next tile's Q comes while this one's is still read, where Q stays in shared memory.
+// Rung 37, but the next tile's Q may come while this one's is still read, where Q stays in shared memory.
 #include "config.cuh"
 #include "launch.cuh"
 #include "mask.cuh"
@@ -14,7 +14,6 @@ using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
 using Share = Registers<num_consumers, 1>;
-constexpr int q_stages = q_in_registers ? 1 : 2;  // otherwise it is read until its tile ends
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
@@ -123,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             Accumulator<16, block_n> s;
             std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
             shared.q.wait(q_at);
-            // One address for the whole warpgroup, which the compiler knows: it stays in uniform registers.
-            q.start(shared.q.tiles[q_at.stage], q_in_registers ? warp_row : group_row);
+            // Of two places, one address for the whole warpgroup, which the compiler knows: it stays in uniform registers.
+            q.start(shared.q.tiles[q_stages == 1 ? 0 : q_at.stage], q_stages == 1 ? warp_row : group_row);
             shared.k.wait(k_at);
             start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
             wait_for(s);
@@ -140,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     multiply_alone(s, q, k_tile);
                 } else {
                     StreamedQ streamed;
-                    streamed.start(shared.q.tiles[q_at.stage], warp_row);
+                    streamed.start(shared.q.tiles[q_stages == 1 ? 0 : q_at.stage], warp_row);
                     multiply_alone(s, streamed, k_tile);
                 }
             };
