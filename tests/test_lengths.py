@@ -312,3 +312,26 @@ def test_a_gpu_crosses_the_boundary(version, field, values, monkeypatch):
         attention(tensors.q, tensors.k, tensors.v, causal=True, version=version, out=o)
     graph.replay()
     assert torch.equal(o, attention(tensors.q, tensors.k, tensors.v, causal=True, version=version))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"38_next_q:\n  5: {config: block_m=128}\n", "is damaged: it should map rungs to their winners"),
+        (b"38:\n  kind: {config: block_m=128}\n", "is damaged: it should map rungs to their winners"),
+        (b"02_swizzling:\n  kind: {config: 5}\n", "the winner of 02_swizzling is damaged: config is 5, and should be"),
+        (b"02_swizzling:\n  kind: {config: {block_m: 128}}\n", "is damaged: config is {'block_m': 128}, and should be"),
+        (b"\xff\xfe\x00", "is damaged: .* can't decode"),
+    ],
+)
+def test_a_damaged_file_is_named(folder, content, message):
+    folder.mkdir()
+    (folder / "h100.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        tuned.winners("h100")
+
+
+def test_a_file_that_is_a_folder_is_named(folder):
+    (folder / "h100.yaml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        tuned.winners("h100")

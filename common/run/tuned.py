@@ -157,11 +157,17 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         content = _parsed(path.read_text())
     except FileNotFoundError:
         return {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is damaged: {error}. Mend it, or delete it and tune again") from None
-    if not isinstance(content, dict) or not all(isinstance(kinds, dict) for kinds in content.values()):
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not _is_by_name(content) or not all(map(_is_by_name, content.values())):
         raise ConfigError(f"{path} is damaged: it should map rungs to their winners. Mend it, or delete it")
     return dict(content)
+
+
+def _is_by_name(content: Any) -> bool:
+    return isinstance(content, dict) and all(isinstance(name, str) for name in content)
 
 
 @lru_cache(maxsize=8)
@@ -175,6 +181,8 @@ def _winner(path: Path, version: str, kind: str, entry: Any) -> Winner:
         if (length := kind.partition(_LENGTH)[2]) and length not in LENGTHS:
             raise ConfigError(f"length={length} is not one of {listing(LENGTHS)}")
         evidence = dict(entry)
-        return Winner(path.stem, version, kind, parse_values(evidence.pop("config")), evidence)
+        if not isinstance(config := evidence.pop("config"), str):
+            raise ConfigError(f"config is {config!r}, and should be such as block_m=128,block_n=64")
+        return Winner(path.stem, version, kind, parse_values(config), evidence)
     except (TypeError, ValueError, KeyError, ConfigError) as error:
         raise ConfigError(f"{path}: the winner of {version} is damaged: {error}") from None
