@@ -218,7 +218,7 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
 def _kind(space: Space) -> str:
     masks = {problem.causal for problem in space.problems}
     mask = "both" if len(masks) == 2 else "causal" if True in masks else "full"
-    short = "-short" if all(problem.seqlen_k < tuned.LONG_FROM for problem in space.problems) else ""
+    short = "-short" if not any(map(tuned.is_long, space.problems)) else ""
     return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}{short}"
 
 

@@ -29,7 +29,7 @@ from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_emulator, on_gpu
 from flashladder.common.run.launch import check
 from flashladder.common.run.target import Target
-from flashladder.common.run.tuned import LONG_FROM, of_each_length
+from flashladder.common.run.tuned import LONG_FROM, is_long, of_each_length
 
 QUIET = "FLASHLADDER_QUIET"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -218,7 +218,7 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
         kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi
-    kind += (problem.seqlen_k >= LONG_FROM,)
+    kind += (is_long(problem),)
     return _ready.get(kind) or _prepare(kind, problem, q, version)
 
 
@@ -245,10 +245,10 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
             )
         with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
             place = target.resolve("gpu" if gpu else "emulator", None)
-            asked = {each.seqlen_k >= LONG_FROM: _configured(version, each, place) for each in of_each_length(problem)}
+            asked = {is_long(each): _configured(version, each, place) for each in of_each_length(problem)}
             device = q.device if gpu and _is_plain(problem) else None
             made = {each: _made(*each, place, device) for each in dict.fromkeys(asked.values())}
-        _ready.update({(*kind[:-1], is_long): made[each] for is_long, each in asked.items()})
+        _ready.update({(*kind[:-1], length): made[each] for length, each in asked.items()})
         return _ready[kind]
 
 

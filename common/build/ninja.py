@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from flashladder.common.build.toolchain import find_ninja
 from flashladder.common.errors import BuildError
@@ -102,10 +101,16 @@ def run_ninja(folder: Path, ended: Callable[[str], None] | None = None) -> str:
     command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
     # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
     environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     lines = []
-    # close_fds: compilers hold the folder's lock, and may outlive who is killed.
-    with subprocess.Popen(command, env=environment, text=True, close_fds=False, **pipes) as ninja:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        close_fds=False,  # compilers hold the folder's lock, and may outlive who is killed
+    ) as ninja:
         assert ninja.stdout is not None
         for line in ninja.stdout:
             lines.append(line)

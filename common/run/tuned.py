@@ -44,12 +44,17 @@ class Winner:
     evidence: dict[str, Any]
 
 
+def is_long(problem: Problem) -> bool:
+    """Whether its keys are of the class of the long ones; packed sequences are as long as the longest."""
+    return problem.seqlen_k >= LONG_FROM
+
+
 def kind_of(problem: Problem) -> str:
     """The problems that share a winner, with the log-sum-exp or without.
 
-    'dtype=bf16,head_dim=128,causal=false,length=long': packed sequences are as long as the longest.
+    'dtype=bf16,head_dim=128,causal=false,length=long'
     """
-    return f"{_any_length(problem)}{_LENGTH}{'long' if problem.seqlen_k >= LONG_FROM else 'short'}"
+    return f"{_any_length(problem)}{_LENGTH}{'long' if is_long(problem) else 'short'}"
 
 
 def kinds_for(problem: Problem) -> list[str]:
@@ -69,7 +74,7 @@ def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
 def of_each_length(problem: Problem) -> list[Problem]:
     """The problem, and one like it of the other class of lengths; so are the kernels for both found beforehand."""
     others = (replace(problem, seqlen_k=keys, seqlens_q=(), seqlens_k=()) for keys in LENGTHS.values())
-    return [problem, *(other for other in others if kind_of(other) != kind_of(problem))]
+    return [problem, *(other for other in others if is_long(other) != is_long(problem))]
 
 
 def _any_length(problem: Problem) -> str:
