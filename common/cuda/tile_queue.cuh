@@ -34,10 +34,10 @@ struct TileOrder {
         const int head = any_head % params.num_heads;
         return {block * block_m, head, head / (params.num_heads / params.num_heads_k), any_head / params.num_heads};
     }
-    __device__ float *lse(const Tile &tile) const {
-        const long long first_row_of_head = (static_cast<long long>(tile.batch) * params.num_heads + tile.head) * params.seqlen_q;
-        return params.lse + first_row_of_head + tile.first_row;
+    __device__ float *lse(int head, int batch) const {
+        return params.lse + (static_cast<long long>(batch) * params.num_heads + head) * params.seqlen_q;
     }
+    __device__ float *lse(const Tile &tile) const { return lse(tile.head, tile.batch) + tile.first_row; }
 };
 
 // What the producer draws goes through shared memory to the consumers.

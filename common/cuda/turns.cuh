@@ -1,0 +1,64 @@
+// Tiles of a persistent grid, each a CTA's turn: the producer draws them ahead, and tells the consumers where they are.
+#pragma once
+#include "tile_queue.cuh"
+
+// One place is read while the next turn comes to the other one.
+struct TurnQueue {
+    static constexpr int none = -1;  // instead of a first row, when all tiles are drawn
+    int4 turn[2];                    // first row, head, head of K and V, batch
+    Mbarrier full[2], empty[2];
+
+    __device__ void init(int reading_warps) {
+        for (int place = 0; place < 2; ++place) {
+            full[place].init(1);
+            empty[place].init(reading_warps);
+        }
+    }
+};
+
+// The producer's end; the counter is TileDrawer's. Where a tile is takes several divisions, of which consumers do none.
+template <class Order>
+struct TurnDrawer {
+    TurnQueue &queue;
+    unsigned *counter;
+    const Order &order;
+    int drawn = 0;
+
+    __device__ int4 draw() {
+        const int number = drawn == 0 ? blockIdx.x : gridDim.x + atomicInc(counter, order.count - 1);
+        int4 turn{TurnQueue::none, 0, 0, 0};
+        if (number < order.count) {
+            const auto tile = order.tile(number);
+            turn = {tile.first_row, tile.head, tile.head_k, tile.batch};
+        }
+        const int place = drawn % 2;
+        queue.empty[place].wait(drawn / 2 % 2 ^ 1);
+        queue.turn[place] = turn;
+        queue.full[place].arrive();
+        ++drawn;
+        return turn;
+    }
+};
+
+// A consumer's. The compiler is to know that what it reads is the same in a warp, as TMA wants the place of a tile.
+struct TurnReader {
+    TurnQueue &queue;
+    int taken = 0;
+
+    // The tile's first row, or `none`.
+    __device__ int begin() {
+        queue.full[taken % 2].wait(taken / 2 % 2);
+        return same(queue.turn[taken % 2].x);
+    }
+    // The rest, read only now: in between it needs no registers.
+    __device__ int4 end() {
+        const int4 turn = queue.turn[taken % 2];
+        __syncwarp();  // all lanes have read it
+        queue.empty[taken % 2].arrive_as_warp();
+        ++taken;
+        return {same(turn.x), same(turn.y), turn.z, same(turn.w)};
+    }
+
+  private:
+    __device__ static int same(int x) { return __shfl_sync(0xffffffff, x, 0); }
+};
