@@ -43,6 +43,15 @@ class Winner:
     values: dict[str, Value]
     evidence: dict[str, Any]
 
+    @property
+    def speed(self) -> float:
+        """Times the baseline's, as its evidence has it ('1.0123 [1.0101, 1.0145]'); 0 where it says nothing."""
+        try:
+            return float(str(self.evidence.get("ratio", "0")).split()[0])
+        except (ValueError, IndexError):
+            text = self.evidence["ratio"]
+            raise ConfigError(f"{self.version}'s winner on {self.gpu} is damaged: ratio is {text!r}") from None
+
 
 def is_long(problem: Problem) -> bool:
     """Whether its keys are of the class of the long ones; packed sequences are as long as the longest."""
@@ -81,12 +90,12 @@ def _any_length(problem: Problem) -> str:
     return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
 
 
-def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
+def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = None) -> KernelConfig | None:
     """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem.
 
-    Those that a program adopted go first: see common/adoption.
+    Those that a program adopted go first, whose folder may be given: see common/adoption.
     """
-    homes = [adopted, version.home] if (adopted := adopted_dir()) else [version.home]
+    homes = _homes(version.home, adopted)
     return next(filter(None, (choose(version, problem, winners(gpu, home)) for home in homes)), None)
 
 
@@ -97,11 +106,37 @@ def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> Kerne
     """
     of_rung = {winner.kind: winner for winner in among if winner.version == version.name}
     for kind in kinds_for(problem):
-        if winner := of_rung.get(kind):
-            with suppress(ConfigError, UnsupportedProblemError):
-                found = version.config_for(problem, **winner.values)
-                version.check(problem, found)
-                return found
+        if (winner := of_rung.get(kind)) and (found := _taken(version, winner, problem)):
+            return found
+    return None
+
+
+def _taken(version: Version, winner: Winner, problem: Problem) -> KernelConfig | None:
+    """A winner's configuration, where the rung still has it and it takes the problem."""
+    with suppress(ConfigError, UnsupportedProblemError):
+        found = version.config_for(problem, **winner.values)
+        version.check(problem, found)
+        return found
+    return None
+
+
+def _homes(home: Path | None, adopted: Path | None) -> list[Path | None]:
+    """Whose winners count, the first before the others: those that a program adopted, then a ladder's."""
+    return [first, home] if (first := adopted or adopted_dir()) else [home]
+
+
+def quickest(rungs: Iterable[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
+    """Of rungs, the one whose winner for the problem measured best on the GPU, the first of equals.
+
+    Only winners of one kind are compared, the nearest to the problem that any rung has. None where no rung has one.
+    """
+    able = list(rungs)
+    for home in _homes(None, adopted):
+        standing = {(winner.kind, winner.version): winner for winner in winners(gpu, home)}
+        for kind in kinds_for(problem):
+            found = [(rung, winner) for rung in able if (winner := standing.get((kind, rung.name)))]
+            if right := [each for each in found if _taken(*each, problem)]:
+                return max(right, key=lambda each: each[1].speed)[0]
     return None
 
 
