@@ -8,7 +8,9 @@ from flashladder.common.problem import LAYOUTS, Problem
 
 GENERALS = [catalog.find("general"), catalog.find("woven_general")]
 GENERAL = GENERALS[-1]
-HOPPERS = [catalog.find(name) for name in ("any_attention", "own_rows", "wide_heads", "no_maxima", "next_q")]
+HOPPERS = [
+    catalog.find(name) for name in ("any_attention", "own_rows", "wide_heads", "no_maxima", "next_q", "shorter_turn")
+]
 HEAD_DIMS = GENERAL.supports.head_dim
 DECIDED = ("head_dim", "dtype", "causal", "lse")  # fields of the configuration that a problem decides
 APART = ("packed", "window", "softcap", "alibi")  # such that have tests of their own

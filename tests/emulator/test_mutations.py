@@ -22,8 +22,10 @@ from flashladder.common.run.execute import on_emulator
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
-TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2)
-WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38"), 64)  # a warpgroup past the end gives back what it does not need
+TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4}
+WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39"), 64)  # a warpgroup past the end only gives back
+# When rung 39 draws a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
+MASKED_BLOCKS = {"39": 4}
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
@@ -66,7 +68,8 @@ class Rung:
     def __init__(self, version, overrides):
         is_hopper = version.instruction_set == "hopper"
         self.arch = "sm_90a" if is_hopper else "sm_80"
-        self.blocks = 11 if is_hopper else 4  # nvcc unrolls producers' loops four times: twice round, some left over
+        # nvcc unrolls producers' loops four times: twice round, some left over
+        self.blocks = MASKED_BLOCKS.get(version.number, 11 if is_hopper else 4)
         default = version.config(**overrides)
         self.block_n = max(default.block_n, 64)
         self.problem = Problem(
@@ -76,7 +79,10 @@ class Rung:
             seqlen_k=self.blocks * self.block_n,
             head_dim=default.head_dim,
             dtype=default.dtype,
+            causal=version.number in MASKED_BLOCKS,
         )
+        last_tile = (self.problem.seqlen_q - 1) // default.block_m * default.block_m
+        self.jumping_from = last_tile if self.problem.causal else 0  # a row: under a mask the last tile sees all blocks
         self.artifact = build_one(version, version.config_for(self.problem, **overrides), self.arch)
         self.warp_rows = default.block_m * 32 // self.artifact.launch.num_threads
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
@@ -93,7 +99,8 @@ class Rung:
             first_key = jump["block"] * self.block_n
             tensors.k[:, first_key : first_key + self.block_n, head, 0] = jump["nats"] / self.problem.softmax_scale
             for warp in jump["warps"]:
-                tensors.q[:, warp * self.warp_rows : (warp + 1) * self.warp_rows, head, 0] = 1
+                first_row = self.jumping_from + warp * self.warp_rows
+                tensors.q[:, first_row : first_row + self.warp_rows, head, 0] = 1
         return tensors
 
     def run(self, program, lagging=()):
