@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flashladder.common.catalog import own
+from flashladder.common.catalog import find, own
 from flashladder.common.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
@@ -103,6 +103,13 @@ def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> Kerne
                 version.check(problem, found)
                 return found
     return None
+
+
+def standing(winner: Winner) -> KernelConfig:
+    """Its configuration, of its kind: what fits depends on the head_dim. ConfigError where its rung has it no more."""
+    version = find(winner.version)
+    kind = parse_values(winner.kind.partition(_LENGTH)[0])
+    return version.config(**{name: value for name, value in kind.items() if name in version.choices} | winner.values)
 
 
 def path_of(gpu: str, home: Path | None = None) -> Path:
