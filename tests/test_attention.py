@@ -212,11 +212,8 @@ def test_the_fastest_rung_that_the_gpu_has_is_taken():
     assert ahead.fastest(problem, "sm_90a", "h100", emulated=True).name == "24_woven_general"
     assert ahead.fastest(problem, "sm_80", "a100").name == "24_woven_general"
     wide, wider = (dataclasses.replace(problem, head_dim=head_dim) for head_dim in (192, 256))
-    assert (
-        ahead.fastest(wide, "sm_90a", "h100", emulated=True).name
-        == ahead.fastest(wider, "sm_90a", "h100").name
-        == "36_wide_heads"
-    )
+    assert ahead.fastest(wide, "sm_90a", "h100", emulated=True).name == "36_wide_heads"
+    assert ahead.fastest(wider, "sm_90a", "h100").name == "36_wide_heads"
     assert ahead.fastest(dataclasses.replace(problem, softcap=30.0), "sm_90a", "h100").name == "24_woven_general"
     with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 192"):
         ahead.fastest(wide, "sm_80", "a100").config_for(wide)

@@ -144,6 +144,16 @@ def test_a_winner_that_was_found_with_another_class_is_named(folder):
         assert any("which is of another kind" in fault for fault in faults) == is_wrong
 
 
+@pytest.mark.parametrize(("head_dim", "stands"), [(64, True), (128, False)])
+def test_a_winner_stands_where_it_fits_its_head_dim(folder, head_dim, stands):
+    kind = f"dtype=bf16,head_dim={head_dim},causal=false,length=long"
+    tuned.save("h200", "38_next_q", kind, {"block_m": 192, "block_n": 128, "num_stages": 3, "q_stages": 2}, {})
+    (winner,) = tuned.winners("h200")
+    evidence = dict.fromkeys(received._WINNER, "x")
+    faults = list(received._of_winner(dataclasses.replace(winner, evidence=evidence), None))
+    assert any("shared memory" in fault for fault in faults) != stands
+
+
 def test_a_wheel_has_the_kernels_of_both(monkeypatch):
     usual = ahead.requests("9.0a")
     kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS]
@@ -152,78 +162,6 @@ def test_a_wheel_has_the_kernels_of_both(monkeypatch):
     made = ahead.requests("9.0a")
     assert [each.config.q_stages for each in made if each not in usual] == [1]
     assert set(usual) < set(made)
-
-
-NEXT_Q, SHORTER_TURN = (catalog.find(name) for name in ("next_q", "shorter_turn"))
-
-
-def measured(rung, kind, ratio, home=None):
-    if home:
-        home.mkdir(exist_ok=True)
-    tuned.save("h200", rung.name, kind, {"num_stages": 2}, {"ratio": ratio} if ratio else {}, home)
-
-
-def launched(problem, gpu="h200"):
-    return ahead.fastest(problem, "sm_90a", gpu)
-
-
-@pytest.mark.parametrize("ratios", [("1.9000 [1.8, 2.0]", "2.1 [2.0, 2.2]"), ("2.1 [2.0, 2.2]", "1.9"), ("2", "2.0")])
-@pytest.mark.parametrize("kind", [SHORT, ANY])
-def test_the_rung_whose_winner_is_faster_is_launched(kind, ratios):
-    for rung, ratio in zip((SHORTER_TURN, NEXT_Q), ratios, strict=True):
-        measured(rung, kind, ratio)
-    faster = (
-        SHORTER_TURN if float(ratios[0].split()[0]) > float(ratios[1].split()[0]) else NEXT_Q
-    )  # of equals the first
-    assert launched(PROBLEMS[SHORT]) is faster
-    assert launched(PROBLEMS[SHORT], "h100") is NEXT_Q, "winners of another GPU say nothing"
-    assert ahead.fastest(PROBLEMS[SHORT], "sm_90a", "h200", emulated=True).name == "24_woven_general"
-
-
-def test_rungs_are_compared_by_winners_of_one_kind():
-    measured(NEXT_Q, ANY, "9.0")
-    measured(SHORTER_TURN, SHORT, "1.0")
-    assert launched(PROBLEMS[SHORT]) is SHORTER_TURN, "it was tuned for these lengths"
-    assert launched(PROBLEMS[LONG]) is NEXT_Q
-    measured(NEXT_Q, LONG, None)
-    assert launched(PROBLEMS[LONG]) is NEXT_Q, "a winner that does not say how fast it is counts where it is alone"
-
-
-def test_a_winner_of_a_slower_rung_says_nothing():
-    tuned.save("h200", "24_woven_general", SHORT, {}, {"ratio": "9.0"})
-    assert launched(PROBLEMS[SHORT]) is NEXT_Q
-
-
-def test_a_winner_that_the_rung_no_longer_has_does_not_count():
-    measured(NEXT_Q, SHORT, "1.0")
-    tuned.save("h200", SHORTER_TURN.name, SHORT, {"block_m": 256}, {"ratio": "2.0"})
-    assert launched(PROBLEMS[SHORT]) is NEXT_Q
-
-
-def test_what_a_program_adopted_goes_first(monkeypatch, tmp_path):
-    measured(SHORTER_TURN, SHORT, "2.0")
-    measured(NEXT_Q, SHORT, "1.0", tmp_path / "mine")
-    assert launched(PROBLEMS[SHORT]) is SHORTER_TURN
-    monkeypatch.setattr(tuned, "adopted_dir", lambda: tmp_path / "mine")
-    assert launched(PROBLEMS[SHORT]) is NEXT_Q
-
-
-def test_an_export_has_what_is_launched_with_it(monkeypatch, tmp_path):
-    """The winners of its folder go first, then those that are published, and then defaults."""
-    measured(SHORTER_TURN, LONG, "2.0")
-    measured(NEXT_Q, SHORT, "1.0", tmp_path / "mine")
-    made = export.kernels(tmp_path / "mine", ahead.DEFAULT, "sm_90a", load_gpu("h200"), [PROBLEMS[SHORT]])
-    monkeypatch.setattr(tuned, "adopted_dir", lambda: tmp_path / "mine")
-    for problem in PROBLEMS.values():
-        rung = launched(problem)
-        config = tuned.config(rung, "h200", problem) or rung.config_for(problem, load_gpu("h200"))
-        assert (rung.name, config.name) in {(each.version.name, each.config.name) for each in made}
-
-
-def test_a_ratio_that_is_no_number_is_named():
-    measured(NEXT_Q, SHORT, "fast")
-    with pytest.raises(ConfigError, match=r"38_next_q's winner on h200 is damaged: ratio is 'fast'"):
-        launched(PROBLEMS[SHORT])
 
 
 def test_an_export_has_the_kernels_of_both(tmp_path):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashladder.common import catalog
 from flashladder.common.adoption.demand import Demand, read_json, write_json
 from flashladder.common.adoption.gains import Gain
 from flashladder.common.build import prebuilt
@@ -98,7 +97,7 @@ def faults(folder: Path, guard: Guard, demand: Demand, gpu: GpuDescription) -> l
     wrong = []
     for winner in tuned.winners(guard.gpu, folder):
         try:
-            catalog.find(winner.version).config(**winner.values)
+            tuned.standing(winner)
         except ConfigError as error:
             wrong.append(f"the winner of {winner.version} for {winner.kind} does not stand any more: {error}")
     wanted = kernels(folder, guard.version, guard.arch, gpu, demand.calls)

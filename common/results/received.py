@@ -146,17 +146,16 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         return
     yield from _of_place(evidence, gpu)
     try:
+        tuned.standing(winner)
+    except FlashLadderError as error:
+        yield str(error)
+    try:
         problems = [problem_named(str(name)) for name in evidence["problems"]]
         ours, theirs = ([float(time) for time in evidence[name]] for name in ("times_us", "baseline_us"))
         ratio, low, high = _interval(evidence.get("ratio"))
     except (TypeError, ValueError, UnsupportedProblemError) as error:
         yield f"its evidence cannot be read: {error}"
         return
-    try:
-        for problem in problems:
-            catalog.find(winner.version).config_for(problem, **winner.values)
-    except FlashLadderError as error:
-        yield str(error)
     if not len(problems) == len(ours) == len(theirs):
         yield f"it has {len(problems)} problems, {len(ours)} times and {len(theirs)} of the baseline"
         return

@@ -88,7 +88,7 @@ def main(arguments: argparse.Namespace) -> int:
     place = target.resolve("auto", arguments.gpu)
     demand = Demand.load(arguments.problems) if arguments.problems else _recorded(arguments.program)
     demand.save(folder / export.PROBLEMS)
-    choose = partial(chosen, arguments.version, arch=place.arch, gpu=place.gpu.name)
+    choose = partial(chosen, arguments.version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
     wanted = demand.only(lambda problem: _refusal(choose(problem), problem))
     alike = wanted.alike(place.gpu)
     _show(wanted, alike, place)
