@@ -286,9 +286,27 @@ def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path,
     assert tool("--problems", file, "--export", tmp_path / "out") == 0
     guard = export.load_guard(tmp_path / "out")
     rungs = {gain.problem: gain.rung for gain in guard.gains}
-    assert rungs == {problem: ahead.fastest(problem, H100.arch).name for problem in (PLAIN, WINDOW)}
+    assert rungs == {problem: ahead.fastest(problem, H100.arch, H100.name).name for problem in (PLAIN, WINDOW)}
     assert len(set(rungs.values())) == 2
     assert {winner.version for winner in tuned.winners("h100", tmp_path / "out")} == set(rungs.values())
+
+
+def test_a_problem_stays_with_the_rung_that_it_was_tuned_for(on_a_gpu, tmp_path, monkeypatch):
+    """Also where it is checked or adopted again after another rung was found faster."""
+    monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
+    monkeypatch.setattr(prebuilt, "missing", lambda folder, requests: [])
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    out, first, second = tmp_path / "out", *(catalog.find(name) for name in ahead.RIVALS)
+    Demand(("mine.py",), {PLAIN: 10}, {}).save(file := tmp_path / "p.json")
+    assert tool("--problems", file, "--export", out) == 0
+    tuned.save("h100", second.name, tuned.kind_of(PLAIN), {}, {"ratio": "9.0"})
+    assert tool("--check", "--export", out) == 0
+    assert tool("--problems", file, "--export", out) == 0
+    assert [gain.rung for gain in export.load_guard(out).gains] == [first.name]
+    assert {winner.version for winner in tuned.winners("h100", out)} == {first.name}
+    assert ahead.fastest(PLAIN, H100.arch, "h100") == second
+    monkeypatch.setenv("FLASHLADDER_ADOPTED", str(out))
+    assert ahead.fastest(PLAIN, H100.arch, "h100") == first
 
 
 def test_short_keys_and_long_ones_have_a_search_each(on_a_gpu, tmp_path, monkeypatch):

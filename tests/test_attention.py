@@ -208,14 +208,15 @@ def test_the_default_takes_what_models_have():
 
 def test_the_fastest_rung_that_the_gpu_has_is_taken():
     problem = Problem(num_heads=4, num_heads_k=2, seqlen_q=100, causal=True)
-    assert ahead.fastest(problem, "sm_90a").name == "38_next_q"
-    assert ahead.fastest(problem, "sm_90a", emulated=True).name == "24_woven_general"
-    assert ahead.fastest(problem, "sm_80").name == "24_woven_general"
+    assert ahead.fastest(problem, "sm_90a", "h100").name == "38_next_q"
+    assert ahead.fastest(problem, "sm_90a", "h100", emulated=True).name == "24_woven_general"
+    assert ahead.fastest(problem, "sm_80", "a100").name == "24_woven_general"
     wide, wider = (dataclasses.replace(problem, head_dim=head_dim) for head_dim in (192, 256))
-    assert ahead.fastest(wide, "sm_90a", emulated=True).name == ahead.fastest(wider, "sm_90a").name == "36_wide_heads"
-    assert ahead.fastest(dataclasses.replace(problem, softcap=30.0), "sm_90a").name == "24_woven_general"
+    assert ahead.fastest(wide, "sm_90a", "h100", emulated=True).name == "36_wide_heads"
+    assert ahead.fastest(wider, "sm_90a", "h100").name == "36_wide_heads"
+    assert ahead.fastest(dataclasses.replace(problem, softcap=30.0), "sm_90a", "h100").name == "24_woven_general"
     with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 192"):
-        ahead.fastest(wide, "sm_80").config_for(wide)
+        ahead.fastest(wide, "sm_80", "a100").config_for(wide)
 
 
 def test_heads_without_columns_are_refused():

@@ -144,6 +144,16 @@ def test_a_winner_that_was_found_with_another_class_is_named(folder):
         assert any("which is of another kind" in fault for fault in faults) == is_wrong
 
 
+@pytest.mark.parametrize(("head_dim", "stands"), [(64, True), (128, False)])
+def test_a_winner_stands_where_it_fits_its_head_dim(folder, head_dim, stands):
+    kind = f"dtype=bf16,head_dim={head_dim},causal=false,length=long"
+    tuned.save("h200", "38_next_q", kind, {"block_m": 192, "block_n": 128, "num_stages": 3, "q_stages": 2}, {})
+    (winner,) = tuned.winners("h200")
+    evidence = dict.fromkeys(received._WINNER, "x")
+    faults = list(received._of_winner(dataclasses.replace(winner, evidence=evidence), None))
+    assert any("shared memory" in fault for fault in faults) != stands
+
+
 def test_a_wheel_has_the_kernels_of_both(monkeypatch):
     usual = ahead.requests("9.0a")
     kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS]
@@ -175,7 +185,7 @@ def driver(request, monkeypatch, tiny):
     monkeypatch.setattr(quick, "extension", quick.made() if request.param == "C++" else None)
     monkeypatch.setattr(op, "_ready", {})
     monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
-    monkeypatch.setattr(ahead, "chosen", lambda *_: tiny)
+    monkeypatch.setattr(ahead, "chosen", lambda *_, **__: tiny)
     return made
 
 

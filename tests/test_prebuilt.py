@@ -116,7 +116,7 @@ def test_attention_looks_here_first(monkeypatch):
     monkeypatch.setattr(op, "_ready", {})
     monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     kind = Problem(num_heads=2, head_dim=64, dtype="fp16", causal=True, lse=False)
-    rung = ahead.fastest(kind, "sm_80")
+    rung = ahead.fastest(kind, "sm_80", "a100")
     asked = [request for request in ahead.requests("8.0") if request.config.header() == _default(rung, kind).header()]
     assert len(asked) == 1, "it is among what is built into a wheel"
     artifact = build_one(rung, asked[0].config, ARCH)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashladder.common import catalog
 from flashladder.common.adoption.demand import Demand, read_json, write_json
 from flashladder.common.adoption.gains import Gain
 from flashladder.common.build import prebuilt
@@ -83,13 +82,12 @@ def kernels(
     folder: Path, version: str, arch: str, gpu: GpuDescription, problems: Iterable[Problem]
 ) -> list[BuildRequest]:
     """What `attention` makes ready for the problems with a folder's winners, with the log-sum-exp and without."""
-    winners = tuned.winners(gpu.name, folder)
     of_each_length = [each for problem in problems for each in tuned.of_each_length(problem)]
     asked = [replace(problem, lse=lse) for problem in of_each_length for lse in (False, True)]
     made = []
     for each in asked:
-        rung = ahead.chosen(version, each, arch)
-        config = tuned.choose(rung, each, winners) or rung.config_for(each, gpu)
+        rung = ahead.chosen(version, each, arch, gpu.name, adopted=folder)
+        config = tuned.config(rung, gpu.name, each, folder) or rung.config_for(each, gpu)
         made.append(BuildRequest(rung, config, arch, lines=False))
     return list(dict.fromkeys(made))
 
@@ -99,7 +97,7 @@ def faults(folder: Path, guard: Guard, demand: Demand, gpu: GpuDescription) -> l
     wrong = []
     for winner in tuned.winners(guard.gpu, folder):
         try:
-            catalog.find(winner.version).config(**winner.values)
+            tuned.standing(winner)
         except ConfigError as error:
             wrong.append(f"the winner of {winner.version} for {winner.kind} does not stand any more: {error}")
     wanted = kernels(folder, guard.version, guard.arch, gpu, demand.calls)

@@ -255,7 +255,7 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
 def _configured(version: str, problem: Problem, place: Target) -> tuple[Version, KernelConfig]:
     """The rung that a version means for a problem, as tuned for the GPU, or as the version says."""
     name, _, fields = version.partition("@")
-    rung, values = ahead.chosen(name, problem, place.arch, not place.on_gpu), parse_values(fields)
+    rung, values = ahead.chosen(name, problem, place.arch, place.gpu.name, not place.on_gpu), parse_values(fields)
     tuned_for = None if values else place.gpu.name
     return rung, Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
 

@@ -1,5 +1,6 @@
 // A trusting softmax whose end needs little of O: sums and log-sum-exp come while the last P V still sums into it.
 #pragma once
+#include "ptx_store.cuh"
 #include "trusting_softmax.cuh"
 
 template <int rows>

@@ -46,13 +46,6 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&block)[4], uint32_t shared) 
                  : "memory");
 }
 
-// The other way round: four 8 x 8 blocks to shared memory. sm_90.
-__device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&block)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(block[0]),
-                 "r"(block[1]), "r"(block[2]), "r"(block[3])
-                 : "memory");
-}
-
 // C += A B for A 16 x 16, B 16 x 8 and C 16 x 8, 16-bit inputs and fp32 sums.
 template <class T>
 __device__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
@@ -122,13 +115,6 @@ __device__ inline uint4 load_shared_16(uint32_t shared) {
 __device__ inline void store_global_16(void *global, uint4 value) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
-                 : "memory");
-}
-
-// Stores a float if it is `wanted`, without a branch.
-__device__ inline void store_global_4_if(bool wanted, float *global, float value) {
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %2, 0;\n@wanted st.global.f32 [%0], %1;\n}" ::"l"(global),
-                 "f"(value), "r"(static_cast<int>(wanted))
                  : "memory");
 }
 

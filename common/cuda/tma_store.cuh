@@ -9,17 +9,8 @@ __device__ inline void wait_for_stores() {
     __syncwarp();
 }
 
-// Has TMA store a warp's 16 rows of O, which lie from `first_row` on in the tile and from `row` on in the head. The map has
-// boxes of 16 rows. One lane calls it.
-template <class Tile, class T>
-__device__ inline void store_panels(const T *tile, int first_row, const TensorMapBytes &map, int row, int head, int batch) {
-#pragma unroll
-    for (int panel = 0; panel < Tile::panels; ++panel)
-        tma_store(map, tile + Tile::step(first_row, panel * 64), panel * 64, row, head, batch);
-    tma_store_commit();
-}
-
-// Writes these rows to shared memory, and starts storing them.
+// Starts storing a warp's 16 rows of O, which lie from `first_row` on in the tile and from `row` on in the head. The map
+// has boxes of 16 rows.
 template <class Tile, class T, int head_dim>
 __device__ inline void start_store(T *tile, int first_row, const Accumulator<16, head_dim> &o, const TensorMapBytes &map,
                                    int row, int head, int batch) {
@@ -27,5 +18,9 @@ __device__ inline void start_store(T *tile, int first_row, const Accumulator<16,
     store_to_shared_hoisted<Tile>(tile, first_row, o);
     fence_proxy_async();  // TMA sees what each lane wrote
     __syncwarp();
-    if (lane_index() == 0) store_panels<Tile>(tile, first_row, map, row, head, batch);
+    if (lane_index() != 0) return;
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel)
+        tma_store(map, tile + Tile::step(first_row, panel * 64), panel * 64, row, head, batch);
+    tma_store_commit();
 }

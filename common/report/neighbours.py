@@ -41,14 +41,14 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
     "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),
-    "31_persistent": (73, "A CTA that goes on to the next tile must not wait until the last one is stored."),
+    "31_persistent": (70, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "33_rare_rescale": (
         94,
         "Where P may be larger than 1, sums go by blocks, tell of equal keys, and keep what rounding loses.",
     ),
     "34_any_attention": (110, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
     "37_no_maxima": (63, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
-    "39_shorter_turn": (154, "The producer says where a tile is, sums come early, and O has a store of its own."),
+    "39_shorter_turn": (171, "The producer says where a tile is, sums come early, and O has a store of its own."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -145,7 +145,10 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         yield f"it lacks {', '.join(lacking)}, which the tuner writes"
         return
     yield from _of_place(evidence, gpu)
-    yield from _of_config(winner.version, ",".join(f"{name}={value}" for name, value in _spelled(winner).items()))
+    try:
+        tuned.standing(winner)
+    except FlashLadderError as error:
+        yield str(error)
     try:
         problems = [problem_named(str(name)) for name in evidence["problems"]]
         ours, theirs = ([float(time) for time in evidence[name]] for name in ("times_us", "baseline_us"))
@@ -166,10 +169,6 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         yield f"ratio={ratio:.3f}, but its times give {given:.3f}"
     if (to_default := evidence.get("to_default")) and _interval(to_default)[2] < 1:
         yield f"it is slower than the rung's default: {to_default}"
-
-
-def _spelled(winner: Winner) -> dict[str, object]:
-    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in winner.values.items()}
 
 
 def _of_place(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]:

@@ -27,26 +27,34 @@ from flashladder.common.run import tuned
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
 
-# Rungs that take any mask and any lengths, the fastest first.
-GENERAL = ("next_q", "own_rows", "wide_heads", "woven_general")
+# Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
+# A winner of another rung does not go before them: it was never measured against theirs.
+RIVALS = ("next_q", "shorter_turn")
+GENERAL = (*RIVALS, "own_rows", "wide_heads", "woven_general")  # they take any mask and any lengths; the fastest first
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
 
 
-def fastest(problem: Problem, arch: str, emulated: bool = False) -> Version:
-    """Of the general rungs: the emulator's time is that of their instructions, so that it takes the oldest one first.
+def fastest(problem: Problem, arch: str, gpu: str, emulated: bool = False, adopted: Path | None = None) -> Version:
+    """Of the general rungs: the first one that is able, or the rival whose winner on the GPU is (tuned.quickest).
 
-    The oldest one too where none takes the problem; it then says why.
+    The emulator's time is that of their instructions, so that it takes the oldest one first. The oldest one too where
+    none takes the problem; it then says why.
     """
     rungs = [catalog.find(name) for name in GENERAL]
     able = [rung for rung in rungs if rung.runs_on(arch) and rung.takes(problem)] or rungs[-1:]
-    return able[-1 if emulated else 0]
+    if emulated:
+        return able[-1]
+    rivals = [rung for rung in rungs[: len(RIVALS)] if rung in able]
+    return tuned.quickest(rivals, gpu, problem, adopted) or able[0]
 
 
-def chosen(version: str, problem: Problem, arch: str, emulated: bool = False) -> Version:
-    """The rung that `attention(version=...)` launches for a problem."""
-    return fastest(problem, arch, emulated) if version == DEFAULT else catalog.find(version)
+def chosen(
+    version: str, problem: Problem, arch: str, gpu: str, emulated: bool = False, adopted: Path | None = None
+) -> Version:
+    """The rung that `attention(version=...)` launches for a problem, with what is adopted in a folder."""
+    return fastest(problem, arch, gpu, emulated, adopted) if version == DEFAULT else catalog.find(version)
 
 
 def requests(archs: str) -> list[BuildRequest]:
@@ -79,7 +87,7 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
     kinds = itertools.product(DTYPES, HEAD_DIMS, no_yes, no_yes, lengths)
     for gpu, kind in itertools.product(gpus, kinds):
         asked = _problem(*kind)
-        rung = fastest(asked, arch)
+        rung = fastest(asked, arch, gpu.name)
         config = tuned.config(rung, gpu.name, asked) or rung.config_for(asked, gpu)
         yield BuildRequest(rung, config, arch, lines=False)
 

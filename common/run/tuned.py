@@ -8,7 +8,8 @@ with stand beside it.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flashladder.common.catalog import own
+from flashladder.common.catalog import find, own
 from flashladder.common.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
@@ -81,13 +82,44 @@ def _any_length(problem: Problem) -> str:
     return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
 
 
-def config(version: Version, gpu: str, problem: Problem) -> KernelConfig | None:
+def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = None) -> KernelConfig | None:
     """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem.
 
-    Those that a program adopted go first: see common/adoption.
+    Those that a program adopted go first, whose folder is the program's own by default: see common/adoption.
     """
-    homes = [adopted, version.home] if (adopted := adopted_dir()) else [version.home]
+    homes = _homes(version.home, adopted)
     return next(filter(None, (choose(version, problem, winners(gpu, home)) for home in homes)), None)
+
+
+def quickest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
+    """Of a ladder's rungs the one whose winner has the highest ratio, the first of equals; None where none has one.
+
+    Only winners of one kind are compared: the first kind that any of them has. What was adopted goes first here too, so
+    that a problem stays with the rung that was tuned for it.
+    """
+    for home in _homes(None, adopted):
+        among = {(winner.kind, winner.version): winner for winner in winners(gpu, home)}
+        for kind in kinds_for(problem):
+            of_kind = [(rung, among[kind, rung.name]) for rung in rungs if (kind, rung.name) in among]
+            if able := [(rung, winner) for rung, winner in of_kind if _as_won(rung, problem, winner)]:
+                return max(able, key=lambda each: _ratio(each[1], home))[0]
+    return None
+
+
+def _homes(home: Path | None, adopted: Path | None) -> list[Path | None]:
+    """The folders whose winners count, the first one first: what a program adopted, then the ladder's."""
+    return [first, home] if (first := adopted or adopted_dir()) else [home]
+
+
+def _ratio(winner: Winner, home: Path | None) -> float:
+    """How fast it won, as '1.0123 [1.0101, 1.0145]' begins; 0 where it does not say. ConfigError for what is none."""
+    if (text := winner.evidence.get("ratio")) is None:
+        return 0.0
+    with suppress(ValueError, IndexError):
+        if 0 < (value := float(str(text).split()[0])) < math.inf:
+            return value
+    path = path_of(winner.gpu, home)
+    raise ConfigError(f"{path}: the winner of {winner.version} for {winner.kind} is damaged: its ratio is {text!r}")
 
 
 def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> KernelConfig | None:
@@ -97,12 +129,25 @@ def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> Kerne
     """
     of_rung = {winner.kind: winner for winner in among if winner.version == version.name}
     for kind in kinds_for(problem):
-        if winner := of_rung.get(kind):
-            with suppress(ConfigError, UnsupportedProblemError):
-                found = version.config_for(problem, **winner.values)
-                version.check(problem, found)
-                return found
+        if (winner := of_rung.get(kind)) and (found := _as_won(version, problem, winner)):
+            return found
     return None
+
+
+def _as_won(version: Version, problem: Problem, winner: Winner) -> KernelConfig | None:
+    """A winner's configuration for the problem; None where the rung has it no more, or it does not take that."""
+    with suppress(ConfigError, UnsupportedProblemError):
+        found = version.config_for(problem, **winner.values)
+        version.check(problem, found)
+        return found
+    return None
+
+
+def standing(winner: Winner) -> KernelConfig:
+    """Its configuration, of its kind: what fits depends on the head_dim. ConfigError where its rung has it no more."""
+    version = find(winner.version)
+    kind = parse_values(winner.kind.partition(_LENGTH)[0])
+    return version.config(**{name: value for name, value in kind.items() if name in version.choices} | winner.values)
 
 
 def path_of(gpu: str, home: Path | None = None) -> Path:

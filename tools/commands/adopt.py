@@ -88,7 +88,7 @@ def main(arguments: argparse.Namespace) -> int:
     place = target.resolve("auto", arguments.gpu)
     demand = Demand.load(arguments.problems) if arguments.problems else _recorded(arguments.program)
     demand.save(folder / export.PROBLEMS)
-    choose = partial(chosen, arguments.version, arch=place.arch)
+    choose = partial(chosen, arguments.version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
     wanted = demand.only(lambda problem: _refusal(choose(problem), problem))
     alike = wanted.alike(place.gpu)
     _show(wanted, alike, place)
@@ -218,7 +218,7 @@ def _adopt(
     from flashladder.tools.commands import search
     from flashladder.tuner import job
 
-    choose = partial(chosen, version, arch=place.arch)
+    choose = partial(chosen, version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
     code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE), seconds)
     measured, left_out = gains.measure(alike[:TIMED], choose, place, folder, TimingSettings("hot"))
     for reason in dict.fromkeys(left_out):
@@ -241,7 +241,7 @@ def _check(folder: Path) -> int:
     from flashladder.common.run import target
 
     guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
-    choose = partial(chosen, guard.version, arch=guard.arch)
+    choose = partial(chosen, guard.version, arch=guard.arch, gpu=guard.gpu, adopted=folder)
     demand = demand.only(lambda problem: _refusal(choose(problem), problem))
     place = target.resolve("auto", guard.gpu if guard.gpu in gpu_names() else None)
     wrong = export.faults(folder, guard, demand, place.gpu)

@@ -51,11 +51,11 @@ def main(arguments: argparse.Namespace) -> int:
     import torch
 
     from flashladder.common.problem import Tensors, make_inputs
-    from flashladder.common.run import ahead, gpu, quick
+    from flashladder.common.run import ahead, gpu, quick, target
 
-    gpu.require_gpu()
+    place = target.resolve("gpu", None)
     problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
-    usual = [ahead.fastest(problem, gpu.device_arch()), catalog.find(ahead.GENERAL[-1])]
+    usual = [ahead.fastest(problem, place.arch, place.gpu.name), catalog.find(ahead.GENERAL[-1])]
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors, first = make_inputs(problem, "cuda"), {}
     wanting = Tensors({name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()})

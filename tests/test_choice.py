@@ -1,0 +1,222 @@
+"""Which rung attention() launches: between rivals, the one whose winner measured best for the problem on the GPU."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import fake_cuda
+import pytest
+import torch
+from tiny_ladder import make_rung
+
+from flashladder.common import catalog
+from flashladder.common.adoption import export
+from flashladder.common.attention import attention, op
+from flashladder.common.config import load_gpu
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem import Problem
+from flashladder.common.run import ahead, quick, tuned
+from flashladder.common.run.tuned import LONG_FROM
+
+FIRST, SECOND = (catalog.find(name) for name in ahead.RIVALS)
+BOTH = (FIRST, SECOND)
+ANY = "dtype=bf16,head_dim=128,causal=false"
+SHORT, LONG = f"{ANY},length=short", f"{ANY},length=long"
+PROBLEMS = {SHORT: Problem(seqlen_q=4096, seqlen_k=1024), LONG: Problem(seqlen_q=64, seqlen_k=4096)}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """No winners, but those that a test saves."""
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    return tmp_path / "tuned"
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """The folder of what a program adopted."""
+    (tmp_path / "mine").mkdir()
+    return tmp_path / "mine"
+
+
+def save(rung, kind, ratio, home=None, gpu="h200", **values):
+    tuned.save(gpu, rung.name, kind, values, {"ratio": ratio} if ratio else {}, home)
+
+
+def taken(kind, gpu="h200", **options):
+    return ahead.fastest(PROBLEMS[kind], "sm_90a", gpu, **options)
+
+
+def test_without_winners_it_is_the_first():
+    assert taken(SHORT) == taken(LONG) == FIRST
+
+
+@pytest.mark.parametrize("kind", [SHORT, ANY, LONG])
+@pytest.mark.parametrize(
+    ("ratios", "best"),
+    [
+        (("1.9000 [1.8990, 1.9010]", "2.1000 [2.0990, 2.1010]"), SECOND),
+        (("10.0000 [9.9, 10.1]", "9.0000 [8.9, 9.1]"), FIRST),  # as numbers, not as words
+        (("2.0000 [1.9, 2.1]", "2.0 [1.8, 2.2]"), FIRST),
+        ((None, "0.5"), SECOND),
+        ((None, None), FIRST),
+    ],
+)
+def test_the_higher_ratio_then_the_first(kind, ratios, best):
+    for rung, ratio in reversed(list(zip(BOTH, ratios, strict=True))):
+        save(rung, kind, ratio)
+    assert taken(SHORT) == taken(LONG) == best
+
+
+def test_another_gpus_winners_say_nothing():
+    save(SECOND, SHORT, "2.0")
+    assert taken(SHORT) == SECOND
+    assert taken(SHORT, "h100") == taken(SHORT, "a-gpu-that-nobody-described") == FIRST
+
+
+def test_the_emulator_and_other_architectures_take_the_oldest():
+    save(SECOND, SHORT, "2.0")
+    assert taken(SHORT, emulated=True).name == "24_woven_general"
+    assert ahead.fastest(PROBLEMS[SHORT], "sm_80", "h200").name == "24_woven_general"
+
+
+def test_a_winner_for_one_class_only():
+    """It is for the other class too, as its configuration is, until that has a winner of its own."""
+    save(SECOND, SHORT, "1.5")
+    assert taken(SHORT) == taken(LONG) == SECOND
+    save(FIRST, LONG, "1.2")
+    assert (taken(SHORT), taken(LONG)) == (SECOND, FIRST)
+
+
+def test_only_winners_of_one_kind_are_compared():
+    save(FIRST, ANY, "9.0")
+    save(SECOND, SHORT, "1.0")
+    assert (taken(SHORT), taken(LONG)) == (SECOND, FIRST)
+
+
+@pytest.mark.parametrize("name", [name for name in ahead.GENERAL if name not in ahead.RIVALS])
+def test_a_winner_of_a_rung_that_is_no_rival_says_nothing(name):
+    """As rung 24's on an H200, which was found before there were rungs for Hopper."""
+    save(catalog.find(name), SHORT, "9.0")
+    assert taken(SHORT) == FIRST
+
+
+def test_a_rival_that_does_not_take_the_problem_is_not_taken():
+    save(SECOND, SHORT, "2.0")
+    soft = dataclasses.replace(PROBLEMS[SHORT], softcap=30.0)
+    assert ahead.fastest(soft, "sm_90a", "h200").name == "24_woven_general"
+
+
+def test_one_that_the_rung_has_no_more_does_not_count():
+    save(SECOND, SHORT, "2.0", block_n=999 * 16)
+    assert taken(SHORT) == FIRST
+    save(FIRST, SHORT, "1.0")
+    assert taken(SHORT) == FIRST
+    save(SECOND, ANY, "3.0")
+    assert taken(SHORT) == FIRST, "of the nearest kind that stands"
+
+
+@pytest.mark.parametrize("ratio", ["fast", " ", "[1.0, 1.1]", "nan", "inf", "-1.0", "0"])
+def test_a_damaged_ratio_is_named(folder, ratio):
+    save(FIRST, SHORT, ratio)
+    with pytest.raises(ConfigError, match=rf"{folder}/h200.yaml: the winner of {FIRST.name} for .* its ratio is '"):
+        taken(SHORT)
+
+
+def test_a_problem_stays_with_the_rung_that_was_adopted_for_it(monkeypatch, mine):
+    save(FIRST, SHORT, "1.0", mine)
+    save(SECOND, SHORT, "2.0")
+    save(SECOND, LONG, "2.0")
+    assert taken(SHORT) == SECOND
+    assert taken(SHORT, adopted=mine) == FIRST
+    monkeypatch.setenv("FLASHLADDER_ADOPTED", str(mine))
+    assert taken(SHORT) == taken(LONG) == FIRST, "as its configuration is: whatever its length"
+    other = dataclasses.replace(PROBLEMS[SHORT], head_dim=64)
+    save(SECOND, tuned.kind_of(other), "2.0")
+    assert ahead.fastest(other, "sm_90a", "h200") == SECOND, "what it did not ask for"
+
+
+def test_an_adopted_winner_that_stands_no_more_gives_way(monkeypatch, mine):
+    save(FIRST, SHORT, "9.0", mine, block_n=999 * 16)
+    save(SECOND, SHORT, "2.0")
+    monkeypatch.setenv("FLASHLADDER_ADOPTED", str(mine))
+    assert taken(SHORT) == SECOND
+
+
+@pytest.mark.parametrize("adopted", [{}, {SHORT: FIRST}, {LONG: SECOND}, {SHORT: SECOND, LONG: FIRST}])
+def test_an_export_has_what_is_launched_with_it(monkeypatch, mine, adopted):
+    """Its own winners, then those of this repository, then defaults."""
+    save(SECOND, LONG, "2.0", q_stages=1)
+    for kind, rung in adopted.items():
+        save(rung, kind, "1.0", mine)
+    gpu = load_gpu("h200")
+    made = export.kernels(mine, ahead.DEFAULT, "sm_90a", gpu, [PROBLEMS[SHORT]])
+    monkeypatch.setenv("FLASHLADDER_ADOPTED", str(mine))
+    place = SimpleNamespace(arch="sm_90a", gpu=gpu, on_gpu=True)
+    for problem in PROBLEMS.values():
+        for lse in (False, True):
+            asked = dataclasses.replace(problem, lse=lse)
+            assert op._configured(ahead.DEFAULT, asked, place) in [(each.version, each.config) for each in made]
+
+
+def test_a_wheel_has_both_rungs():
+    kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS]
+    for rung, kind in zip(BOTH, kinds, strict=True):
+        save(rung, kind, "1.0")
+    asked = {"bf16": {FIRST.name, SECOND.name}, "fp16": {FIRST.name}}
+    for dtype, names in asked.items():
+        made = [each for each in ahead.requests("9.0a") if each.config.dtype == dtype and each.config.head_dim == 64]
+        assert {each.version.name for each in made if each.config.causal} == names
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Two rungs, by their names."""
+    ladder = tmp_path_factory.mktemp("ladder")
+    return {name: make_rung(ladder, name) for name in ("07_tiny", "08_other")}
+
+
+@pytest.fixture(params=["Python", "C++"])
+def driver(request, monkeypatch, tiny):
+    """CPU tensors are taken for ones on a GPU, whose rivals are two tiny rungs; with both ways of a call."""
+    made = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(quick, "extension", quick.made() if request.param == "C++" else None)
+    monkeypatch.setattr(op, "_ready", {})
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    monkeypatch.setattr(ahead, "catalog", SimpleNamespace(find=tiny.__getitem__))
+    monkeypatch.setattr(ahead, "RIVALS", tuple(tiny))
+    monkeypatch.setattr(ahead, "GENERAL", tuple(tiny))
+    return made
+
+
+def attend(seqlen_k):
+    q, k = (torch.zeros(1, seqlen, 2, 64, dtype=torch.bfloat16) for seqlen in (256, seqlen_k))
+    return attention(q, k, k, return_lse=True)
+
+
+@pytest.mark.parametrize("first", [LONG_FROM - 3, LONG_FROM + 3])
+def test_a_rung_for_short_keys_and_another_for_long_ones(driver, tiny, monkeypatch, first):
+    """Both stand ready from the first call on, whichever that is of."""
+    for (name, block_m), length in zip({"08_other": 128, "07_tiny": 64}.items(), tuned.LENGTHS, strict=True):
+        kind = f"dtype=bf16,head_dim=64,causal=false,length={length}"
+        save(tiny[name], kind, "1.0", gpu="h100", block_m=block_m)
+    attend(first)
+    assert {kind[-1]: ready.rung.name for kind, ready in op._ready.items()} == {False: "08_other", True: "07_tiny"}
+    assert all(ready.artifact.version == ready.rung.name for ready in op._ready.values())
+    for name in ("ahead", "target", "build_one", "Call", "on_gpu", "Problem"):
+        monkeypatch.setattr(op, name, None)  # not even asked
+    driver.launches.clear()
+    lengths = [*range(LONG_FROM - 3, LONG_FROM + 3), 1, 5 * LONG_FROM, 1]
+    for seqlen_k in lengths:
+        attend(seqlen_k)
+    rows = [256 // launch.shape[0] for launch in driver.launches]
+    assert rows == [64 if seqlen_k >= LONG_FROM else 128 for seqlen_k in lengths]
+    assert driver.loads == 2
+
+
+def test_two_rungs_of_one_configuration_are_two(driver, tiny):
+    kinds = [f"dtype=bf16,head_dim=64,causal=false,length={length}" for length in tuned.LENGTHS]
+    for rung, kind in zip(tiny.values(), kinds, strict=True):
+        save(rung, kind, "1.0", gpu="h100")
+    attend(1)
+    assert [ready.rung.name for _, ready in sorted(op._ready.items(), key=lambda each: each[0][-1])] == list(tiny)
+    assert driver.loads == 2
