@@ -378,3 +378,14 @@ def test_a_program_on_a_gpu(tmp_path, monkeypatch):
     heads = q.float().transpose(1, 2)
     exact = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2)
     torch.testing.assert_close(o.float(), exact, rtol=0, atol=0.03)
+
+
+def test_what_is_timed_is_what_is_launched(monkeypatch, tmp_path):
+    """Also where the export has no winner for a problem, but the repository has."""
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    (tmp_path / "mine").mkdir()
+    rung, timed = catalog.find("next_q"), []
+    tuned.save("h100", rung.name, tuned.kind_of(PLAIN), {"num_stages": 2, "q_stages": 1}, {})
+    monkeypatch.setattr(gains, "assemble", lambda entrants, *_: (timed.extend(entrants), ({}, []))[1])
+    gains.measure([SimpleNamespace(problem=PLAIN)], lambda _: rung, SimpleNamespace(gpu=H100), tmp_path / "mine", None)
+    assert timed[-1].values == tuned.config(rung, "h100", PLAIN, tmp_path / "mine").as_dict()

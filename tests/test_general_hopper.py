@@ -7,19 +7,22 @@ import pytest
 import torch
 from general_problems import FA_LENGTHS, HOPPERS, draw, id_of, kinds
 
+from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.problem import Problem, expect, make_inputs, verify
+from flashladder.common.run import tuned
 from flashladder.common.run.execute import on_emulator
 
 ARCH = "sm_90a"
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in HOPPERS for kind in kinds(rung)]
+WINNERS = [each for each in tuned.every() if catalog.find(each.version) in HOPPERS]
 EACH = pytest.mark.parametrize("rung", HOPPERS, ids=lambda rung: rung.number)
 
 
-def emulated(rung, problem, tensors=None):
+def emulated(rung, problem, tensors=None, **values):
     """Requires a right output without a race."""
     tensors = tensors or make_inputs(problem)
-    config = rung.config_for(problem)
+    config = rung.config_for(problem, **values)
     rung.check(problem, config)
     on_emulator(build_one(rung, config, ARCH), problem, tensors)
     verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{problem.name} with {config}")
@@ -31,6 +34,16 @@ def test_random_problems(rung, kind):
     rng = random.Random(id_of(kind))
     for _ in range(3):
         emulated(rung, draw(rng, longest=300, **kind))
+
+
+@pytest.mark.parametrize("winner", WINNERS, ids=lambda each: f"{each.version[:2]}-{each.kind}")
+def test_random_problems_of_winners(winner):
+    """What attention launches, which need not be a rung's default."""
+    rung, config = catalog.find(winner.version), tuned.standing(winner)
+    kind = {name: getattr(config, name) for name in ("dtype", "head_dim", "causal")}
+    rng = random.Random(winner.kind)
+    for _ in range(3):
+        emulated(rung, draw(rng, longest=300, **kind), **winner.values)
 
 
 @pytest.mark.parametrize("lengths", FA_LENGTHS[:8], ids=str)

@@ -86,7 +86,7 @@ def measure(
     gains, left_out = [], []
     for each in alike:
         rung = choose(each.problem)
-        config = tuned.choose(rung, each.problem, tuned.winners(place.gpu.name, winners))
+        config = tuned.config(rung, place.gpu.name, each.problem, winners)
         entrants = [Entrant(DEFAULT, rung, {})]
         if config is not None:
             entrants.append(Entrant(WINNER, rung, config.as_dict()))
