@@ -1,6 +1,7 @@
 """Which rung attention() launches: between rivals, the one whose winner measured best for the problem on the GPU."""
 
 import dataclasses
+import statistics
 from types import SimpleNamespace
 
 import fake_cuda
@@ -91,6 +92,44 @@ def test_only_winners_of_one_kind_are_compared():
     save(FIRST, ANY, "9.0")
     save(SECOND, SHORT, "1.0")
     assert (taken(SHORT), taken(LONG)) == (SECOND, FIRST)
+
+
+def timed(*times_us):
+    """Evidence of problems of 512, 1,024, ... keys, whose baseline takes 100 us each."""
+    names = [f"seqlen_k={512 << i}" for i, time in enumerate(times_us) if time]
+    times = [time for time in times_us if time]
+    ratio = 100 / statistics.geometric_mean(times)
+    return {"ratio": f"{ratio:.4f}", "problems": names, "times_us": times, "baseline_us": [100.0] * len(times)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "best"),
+    [
+        (timed(None, 40), timed(80, 39), SECOND),  # tuned again with the length at which both are fast
+        (timed(None, 40), timed(80, 41), FIRST),
+        (timed(50, 40), timed(49, 39), SECOND),
+        (timed(None, 40), timed(80), FIRST),  # nothing in common: by their ratios
+        (timed(None, 90), timed(80), SECOND),
+    ],
+)
+def test_winners_are_compared_by_problems_that_they_share(first, second, best):
+    for rung, evidence in zip(BOTH, (first, second), strict=True):
+        tuned.save("h200", rung.name, SHORT, {}, evidence)
+    assert taken(SHORT) == best
+
+
+@pytest.mark.parametrize("times", [[40.0], ["fast", 40.0], [0, 40.0], [-1.0, 40.0], 5])
+def test_damaged_times_are_named(times):
+    tuned.save("h200", FIRST.name, SHORT, {}, timed(50, 40) | {"times_us": times})
+    with pytest.raises(ConfigError, match=rf"the winner of {FIRST.name} for .* is damaged"):
+        taken(SHORT)
+
+
+@pytest.mark.parametrize("problems", [5, None, "seqlen_k=512", [[1]]])
+def test_problems_that_are_none_are_no_problem(problems):
+    for rung, times in zip(BOTH, ((50, 40), (49, 39)), strict=True):
+        tuned.save("h200", rung.name, SHORT, {}, timed(*times) | ({"problems": problems} if rung == FIRST else {}))
+    assert taken(SHORT) == SECOND, "by their ratios"
 
 
 @pytest.mark.parametrize("name", [name for name in ahead.GENERAL if name not in ahead.RIVALS])

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -94,15 +95,17 @@ def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = 
 def quickest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
     """Of a ladder's rungs the one whose winner has the highest ratio, the first of equals; None where none has one.
 
-    Only winners of one kind are compared: the first kind that any of them has. What was adopted goes first here too, so
-    that a problem stays with the rung that was tuned for it.
+    Only winners of one kind are compared, the first kind that any of them has, and by the problems that all of them
+    were found with, if there are any. What was adopted goes first here too, so that a problem stays with the rung that
+    was tuned for it.
     """
     for home in _homes(None, adopted):
         among = {(winner.kind, winner.version): winner for winner in winners(gpu, home)}
         for kind in kinds_for(problem):
             of_kind = [(rung, among[kind, rung.name]) for rung in rungs if (kind, rung.name) in among]
             if able := [(rung, winner) for rung, winner in of_kind if _as_won(rung, problem, winner)]:
-                return max(able, key=lambda each: _ratio(each[1], home))[0]
+                common = set.intersection(*(set(_problems(winner)) for _, winner in able))
+                return max(able, key=lambda each: _ratio(each[1], home, common))[0]
     return None
 
 
@@ -111,12 +114,26 @@ def _homes(home: Path | None, adopted: Path | None) -> list[Path | None]:
     return [first, home] if (first := adopted or adopted_dir()) else [home]
 
 
-def _ratio(winner: Winner, home: Path | None) -> float:
-    """How fast it won, as '1.0123 [1.0101, 1.0145]' begins; 0 where it does not say. ConfigError for what is none."""
-    if (text := winner.evidence.get("ratio")) is None:
+def _problems(winner: Winner) -> list[str]:
+    """The problems that it was found with, by their names, as far as its evidence says."""
+    names = winner.evidence.get("problems")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _ratio(winner: Winner, home: Path | None, problems: Collection[str]) -> float:
+    """How fast it won: over some of its problems, or as '1.0123 [1.0101, 1.0145]' begins. 0 where it does not say.
+
+    ConfigError for what is no ratio.
+    """
+    evidence = winner.evidence
+    if (text := evidence.get("ratio")) is None:
         return 0.0
-    with suppress(ValueError, IndexError):
-        if 0 < (value := float(str(text).split()[0])) < math.inf:
+    with suppress(ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
+        value = float(str(text).split()[0])
+        if problems:
+            of_each = zip(_problems(winner), evidence["baseline_us"], evidence["times_us"], strict=True)
+            value = math.exp(fmean(math.log(theirs / ours) for name, theirs, ours in of_each if name in problems))
+        if 0 < value < math.inf:
             return value
     path = path_of(winner.gpu, home)
     raise ConfigError(f"{path}: the winner of {winner.version} for {winner.kind} is damaged: its ratio is {text!r}")
