@@ -84,12 +84,7 @@ def kernels(
     """What `attention` makes ready for the problems with a folder's winners, with the log-sum-exp and without."""
     of_each_length = [each for problem in problems for each in tuned.of_each_length(problem)]
     asked = [replace(problem, lse=lse) for problem in of_each_length for lse in (False, True)]
-    made = []
-    for each in asked:
-        rung = ahead.chosen(version, each, arch, gpu.name, adopted=folder)
-        config = tuned.config(rung, gpu.name, each, folder) or rung.config_for(each, gpu)
-        made.append(BuildRequest(rung, config, arch, lines=False))
-    return list(dict.fromkeys(made))
+    return list(dict.fromkeys(ahead.request(version, each, arch, gpu, folder) for each in asked))
 
 
 def faults(folder: Path, guard: Guard, demand: Demand, gpu: GpuDescription) -> list[str]:

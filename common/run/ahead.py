@@ -20,7 +20,7 @@ from flashladder.common import catalog
 from flashladder.common.build.compile import BuildRequest
 from flashladder.common.build.prebuilt import compile_into
 from flashladder.common.catalog import Version
-from flashladder.common.config import gpu_names, listing, load_gpu
+from flashladder.common.config import GpuDescription, gpu_names, listing, load_gpu
 from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.run import tuned
 
@@ -57,6 +57,15 @@ def chosen(
     return fastest(problem, arch, gpu, emulated, adopted) if version == DEFAULT else catalog.find(version)
 
 
+def request(
+    version: str, problem: Problem, arch: str, gpu: GpuDescription, adopted: Path | None = None
+) -> BuildRequest:
+    """What `attention(version=...)` launches for a problem, to be built; with what is adopted in a folder."""
+    rung = chosen(version, problem, arch, gpu.name, adopted=adopted)
+    config = tuned.config(rung, gpu.name, problem, adopted) or rung.config_for(problem, gpu)
+    return BuildRequest(rung, config, arch, lines=False)
+
+
 def requests(archs: str) -> list[BuildRequest]:
     """What to build for "8.0;9.0a"; ConfigError for what is no architecture."""
     words = [word for word in re.split(r"[;,\s]+", archs) if word]
@@ -86,10 +95,7 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
     lengths = tuned.LENGTHS.values()
     kinds = itertools.product(DTYPES, HEAD_DIMS, no_yes, no_yes, lengths)
     for gpu, kind in itertools.product(gpus, kinds):
-        asked = _problem(*kind)
-        rung = fastest(asked, arch, gpu.name)
-        config = tuned.config(rung, gpu.name, asked) or rung.config_for(asked, gpu)
-        yield BuildRequest(rung, config, arch, lines=False)
+        yield request(DEFAULT, _problem(*kind), arch, gpu)
 
 
 def _problem(dtype: str, head_dim: int, causal: bool, lse: bool, seqlen_k: int) -> Problem:
