@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from flashladder.common import tensor_map
+from flashladder.common.attention import op
 from flashladder.common.config import load_gpu
 from flashladder.common.run import gpu, quick, target
 
@@ -136,3 +137,10 @@ def install(monkeypatch, gpu_name="h100"):
     here = target.Target(on_gpu=True, arch=described.arch, gpu=described)
     monkeypatch.setattr(target, "resolve", lambda *_: here)
     return made
+
+
+def for_attention(monkeypatch, gpu_name="h100"):
+    """The same, with nothing ready yet and CPU tensors taken for ones on the GPU by `attention`; gives the driver."""
+    monkeypatch.setattr(op, "_ready", {})
+    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    return install(monkeypatch, gpu_name)

@@ -232,11 +232,9 @@ def test_nothing_else_is_in_the_package():
 @pytest.fixture(params=["Python", "C++"])
 def driver(request, monkeypatch):
     """CPU tensors are taken for ones on a GPU, whose launches are noted; with both ways of a call."""
-    made = fake_cuda.install(monkeypatch)
+    made = fake_cuda.for_attention(monkeypatch)
     if request.param == "C++":
         monkeypatch.setattr(quick, "extension", quick.made())
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     return made
 
 

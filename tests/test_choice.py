@@ -217,10 +217,8 @@ def tiny(tmp_path_factory):
 @pytest.fixture(params=["Python", "C++"])
 def driver(request, monkeypatch, tiny):
     """CPU tensors are taken for ones on a GPU, whose rivals are two tiny rungs; with both ways of a call."""
-    made = fake_cuda.install(monkeypatch)
+    made = fake_cuda.for_attention(monkeypatch)
     monkeypatch.setattr(quick, "extension", quick.made() if request.param == "C++" else None)
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     monkeypatch.setattr(ahead, "catalog", SimpleNamespace(find=tiny.__getitem__))
     monkeypatch.setattr(ahead, "RIVALS", tuple(tiny))
     monkeypatch.setattr(ahead, "GENERAL", tuple(tiny))

@@ -181,10 +181,8 @@ def tiny(tmp_path_factory):
 @pytest.fixture(params=["Python", "C++"])
 def driver(request, monkeypatch, tiny):
     """CPU tensors are taken for ones on a GPU, on which attention launches a tiny rung; with both ways of a call."""
-    made = fake_cuda.install(monkeypatch)
+    made = fake_cuda.for_attention(monkeypatch)
     monkeypatch.setattr(quick, "extension", quick.made() if request.param == "C++" else None)
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     monkeypatch.setattr(ahead, "chosen", lambda *_, **__: tiny)
     return made
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashladder.common import console, problem
-from flashladder.common.attention import gradients, op
+from flashladder.common.attention import gradients
 from flashladder.common.errors import DeviceError
 from flashladder.common.run import gpu, quick
 from flashladder.tools.commands import overhead
@@ -20,9 +20,7 @@ def in_order(calls):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    fake_cuda.install(monkeypatch)
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    fake_cuda.for_attention(monkeypatch)
     drawn = problem.make_inputs
     monkeypatch.setattr(problem, "make_inputs", lambda asked, device: drawn(asked))
     monkeypatch.setattr(quick, "load", lambda: None)

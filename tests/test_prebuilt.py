@@ -112,9 +112,7 @@ def test_what_is_foreign_is_named_and_not_used(rung, capsys):
 
 
 def test_attention_looks_here_first(monkeypatch):
-    fake_cuda.install(monkeypatch, "a100")
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    fake_cuda.for_attention(monkeypatch, "a100")
     kind = Problem(num_heads=2, head_dim=64, dtype="fp16", causal=True, lse=False)
     rung = ahead.fastest(kind, "sm_80", "a100")
     asked = [request for request in ahead.requests("8.0") if request.config.header() == _default(rung, kind).header()]

@@ -26,9 +26,7 @@ VERSIONS = ("24", "34")  # plain; a persistent grid, with a counter and tensor m
 @pytest.fixture
 def driver(monkeypatch):
     """CPU tensors are taken for ones on a GPU, whose launches are noted."""
-    made = fake_cuda.install(monkeypatch)
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    made = fake_cuda.for_attention(monkeypatch)
     made.parts["attention_forward"] = (fake_cuda.PARAMS_BYTES,)
     return made
 

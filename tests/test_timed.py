@@ -47,9 +47,7 @@ def test_the_emulator_has_no_time_to_tell():
 
 def test_only_the_kernel_lies_between_the_events(monkeypatch):
     """A run before makes it ready; then the stream is held, and the launch queued behind."""
-    driver, order = fake_cuda.install(monkeypatch), []
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    driver, order = fake_cuda.for_attention(monkeypatch), []
     driver.on_launch = lambda: order.append("launch")
 
     class Event:
