@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from flashladder.common import tensor_map
 from flashladder.common.build import library
 from flashladder.common.build.artifact import Artifact, RungKernel
-from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
+from flashladder.common.build.declaration import LaunchInfo, TensorMapInfo, Workspace
 from flashladder.common.catalog import Supports
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError, DeviceError
@@ -28,7 +28,7 @@ from flashladder.common.run import gpu, quick
 from flashladder.common.run.calls import Call
 from flashladder.common.run.execute import on_gpu
 
-MAPS = tuple(TensorMap(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
+MAPS = tuple(TensorMapInfo(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
 PLAIN = LaunchInfo(128, 49152, 64, 64, params_bytes=160)
 HOPPER = LaunchInfo(384, 200000, 128, 64, params_bytes=160, ctas_per_sm=1, tensor_maps=MAPS)
 AFTER = LaunchInfo(32, 0, 1, 1, params_bytes=160, grid=("seqlen_q", "num_heads_k", "1"))

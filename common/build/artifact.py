@@ -17,7 +17,7 @@ from typing import Any
 
 from flashladder.common.build import declaration
 from flashladder.common.build.cubin import code_digest
-from flashladder.common.build.declaration import LaunchInfo, TensorMap, Workspace
+from flashladder.common.build.declaration import LaunchInfo, TensorMapInfo, Workspace
 from flashladder.common.catalog import Version
 from flashladder.common.config import KernelConfig, listing
 from flashladder.common.errors import BuildError
@@ -168,7 +168,7 @@ def load(directory: Path, cached: bool, files: Collection[str] = FILES) -> Artif
 
 
 def _launch(facts: dict[str, Any]) -> LaunchInfo:
-    tensor_maps = tuple(TensorMap(**fields) for fields in facts.pop("tensor_maps"))
+    tensor_maps = tuple(TensorMapInfo(**fields) for fields in facts.pop("tensor_maps"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("grid", "cluster")}
     return LaunchInfo(**facts, **lists, tensor_maps=tensor_maps)
 

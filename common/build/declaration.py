@@ -50,7 +50,7 @@ class WorkspaceRecord(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class TensorMap:
+class TensorMapInfo:
     """A tensor that a kernel moves by TMA: its box, and the bytes of a swizzled row (0: none)."""
 
     tensor: str
@@ -71,7 +71,7 @@ class LaunchInfo:
     grid: tuple[str, ...] = DEFAULT_GRID  # tiles along x, y, z: expressions (common/rules.py)
     ctas_per_sm: int = 0  # of a persistent grid; 0: a CTA for each tile
     cluster: tuple[int, ...] = (1, 1, 1)
-    tensor_maps: tuple[TensorMap, ...] = ()
+    tensor_maps: tuple[TensorMapInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _launch(record: Any) -> LaunchInfo:
         ctas_per_sm=record.ctas_per_sm,
         cluster=tuple(max(1, count) for count in record.cluster),
         tensor_maps=tuple(
-            TensorMap(each.tensor.decode(), each.rows, each.columns, each.swizzle_bytes)
+            TensorMapInfo(each.tensor.decode(), each.rows, each.columns, each.swizzle_bytes)
             for each in record.tensor_maps
             if each.rows
         ),
