@@ -12,7 +12,7 @@ from flashladder.common.problem import Problem
 from flashladder.common.sass import throughput
 from flashladder.common.sass.instruction import NO_BARRIER
 from flashladder.common.sass.subcore import LAUNCH, PRODUCT_LATENCY, TMA_LATENCY, Ring, Step, cycles, tile_cycles
-from flashladder.common.sass.tile import COLD, Tile, _with_rings
+from flashladder.common.sass.tile import COLD, TileWork, _with_rings
 
 H200 = load_gpu("h200")
 RATES = throughput(H200)
@@ -115,7 +115,7 @@ def tiles():
     problem = Problem(batch=4, num_heads=16, seqlen_q=4096)
     rungs = [catalog.find(number) for number in ("16", "25", "26", "29", "30", "33", "36")]
     built = build([BuildRequest(rung, rung.config_for(problem, H200), H200.arch) for rung in rungs])
-    return {rung.name[:2]: Tile.of(sass.read(artifact)) for rung, artifact in zip(rungs, built, strict=True)}
+    return {rung.name[:2]: TileWork.of(sass.read(artifact)) for rung, artifact in zip(rungs, built, strict=True)}
 
 
 def rings_of(steps):
@@ -154,7 +154,7 @@ def test_a_place_that_is_never_given_back_is_not_waited_for(tiles):
 
 def test_a_tile_survives_json(tiles):
     values = json.loads(json.dumps(dataclasses.asdict(tiles["33"])))
-    assert Tile.of_values(values) == tiles["33"]
+    assert TileWork.of_values(values) == tiles["33"]
 
 
 def test_a_longer_tile_follows_from_two_short_ones(tiles):
@@ -175,7 +175,7 @@ def test_what_a_warp_multiplies_by_itself_beside_warpgroup_products_is_left_out(
     (artifact,) = build([BuildRequest(rung, rung.config_for(problem, H200), H200.arch)])
     code = sass.read(artifact)
     assert any(instruction.base == "HMMA" for instruction in code.loop)
-    tile = Tile.of(code)
+    tile = TileWork.of(code)
     assert not any(step.base in ("HMMA", "LDSM") for step in tile.loop)
     assert (tile.warps, tile.blocks) == (8, pytest.approx(1))
     assert rings_of(tile.loop) == "+K +V -K -V"

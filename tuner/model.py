@@ -30,7 +30,7 @@ from flashladder.common.paths import ROOT, cache_dir
 from flashladder.common.sass.occupancy import SUB_CORES
 from flashladder.common.sass.pipes import WARP
 from flashladder.common.sass.subcore import Step, cycles
-from flashladder.common.sass.tile import Tile, TileCycles
+from flashladder.common.sass.tile import TileCycles, TileWork
 
 if TYPE_CHECKING:
     from flashladder.common.problem import Problem
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flashladder.tuner.space import Space
 
 FEW = 8  # workloads, about half a second each, that are not worth the start of processes
-SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a Tile has its own
+SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a TileWork has its own
 WARPGROUP_CLOCK = 0.89  # of the highest clock, what warpgroup products leave of it at the power limit: H200, README.md
 LOOP_CODE = ("common/sass/*.py", "tuner/model.py")  # that makes a MainLoop of a cubin
 PRICE_CODE = (*LOOP_CODE, "common/emulator/*.py", "common/profile/agreement.py")  # and a time of a MainLoop
@@ -52,7 +52,7 @@ class MainLoop:
     steps: tuple[Step, ...]
     warps: int  # of a CTA that go through it
     blocks: float  # of K and V that a CTA does in one pass
-    tile: Tile | None = None  # of a kernel with warpgroup products
+    tile: TileWork | None = None  # of a kernel with warpgroup products
 
     @classmethod
     def of(cls, artifact: Artifact) -> MainLoop:
@@ -62,7 +62,7 @@ class MainLoop:
             return cls.of_values(json.loads(place.read_text()))
         code = sass.read(artifact)
         blocks = code.loop_blocks or _blocks_by_ffma(code) or 1.0
-        loop = cls(tuple(map(Step.of, code.usual_loop)), max(1, round(code.loop_warps)), blocks, Tile.of(code))
+        loop = cls(tuple(map(Step.of, code.usual_loop)), max(1, round(code.loop_warps)), blocks, TileWork.of(code))
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(dataclasses.asdict(loop)))
@@ -73,7 +73,7 @@ class MainLoop:
     def of_values(cls, values: Mapping[str, Any]) -> MainLoop:
         """The loop that dataclasses.asdict made into plain values."""
         steps, tile = tuple(Step(**step) for step in values["steps"]), values["tile"]
-        return cls(**{**values, "steps": steps, "tile": tile and Tile.of_values(tile)})
+        return cls(**{**values, "steps": steps, "tile": tile and TileWork.of_values(tile)})
 
 
 def _blocks_by_ffma(code: sass.Code) -> float:

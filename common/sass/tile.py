@@ -40,8 +40,8 @@ class TileCycles:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A tile as the cost model knows it."""
+class TileWork:
+    """What is done for a tile, as the cost model knows it."""
 
     before: Steps
     loop: Steps
@@ -54,7 +54,7 @@ class Tile:
     places: int  # for tiles of K, and as many for V
 
     @classmethod
-    def of(cls, code: Code) -> Tile | None:
+    def of(cls, code: Code) -> TileWork | None:
         """The tile of a kernel; None where its main loop has no warpgroup products."""
         tour = code.graph.tour()
         if tour is None or not any((operation := mma(i.opcode)) and operation.is_warpgroup for i in tour.loop):
@@ -75,7 +75,7 @@ class Tile:
         )
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> Tile:
+    def of_values(cls, values: Mapping[str, Any]) -> TileWork:
         """The tile that dataclasses.asdict made into plain values."""
         steps = {name: tuple(Step(**step) for step in values[name]) for name in ("before", "loop", "after")}
         return cls(**{**values, **steps})
