@@ -12,7 +12,7 @@ from flashladder.common.build.artifact import Artifact, RungKernel
 from flashladder.common.build.declaration import (
     LaunchInfo,
     LaunchRecord,
-    TensorMap,
+    TensorMapInfo,
     TensorMapRecord,
     Workspace,
     WorkspaceRecord,
@@ -21,7 +21,7 @@ from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem import Problem, Tensors
-from flashladder.common.run.launch import AttentionParams, TensorStride, pack, steps, workspace_bytes
+from flashladder.common.run.launch import AttentionParams, TensorStride, launches, pack, workspace_bytes
 
 ARTIFACT = Artifact(
     version="07_tiny",
@@ -50,8 +50,8 @@ def grid(problem=PROBLEM, num_sms=132, params=bytes(160), **declared):
     """Of a kernel that declares these things."""
     launch = dataclasses.replace(ARTIFACT.launch, **declared)
     kernel = dataclasses.replace(ARTIFACT.main, launch=launch)
-    (step,) = steps(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, params, num_sms)
-    return step.grid
+    (found,) = launches(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, params, num_sms)
+    return found.grid
 
 
 def test_the_mirror_has_the_layout_of_the_header(tmp_path):
@@ -134,13 +134,13 @@ def test_a_tensor_map_has_the_strides_of_its_tensor():
     """Fastest first, in bytes; where a dimension has one element only, torch's stride means nothing to TMA."""
     problem = dataclasses.replace(PROBLEM, batch=1)
     given = Tensors({name: tensor[:1] for name, tensor in tensors().items()})
-    maps = TensorMap("q", 128, 64, 128), TensorMap("k", 64, 64, 128)
+    maps = TensorMapInfo("q", 128, 64, 128), TensorMapInfo("k", 64, 64, 128)
     kernel = dataclasses.replace(ARTIFACT.main, launch=dataclasses.replace(ARTIFACT.launch, tensor_maps=maps))
-    (step,) = steps(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, pack(problem, given), num_sms=1)
-    assert [mapped.address for mapped in step.tensor_maps] == [given.q.data_ptr(), given.k.data_ptr()]
-    assert [mapped.dims for mapped in step.tensor_maps] == [(128, 100, 4, 1), (128, 70, 2, 1)]
-    assert [mapped.strides for mapped in step.tensor_maps] == [(1024, 256, 16), (512, 256, 16)]
-    assert [mapped.box for mapped in step.tensor_maps] == [(64, 128, 1, 1), (64, 64, 1, 1)]
+    (launch,) = launches(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, pack(problem, given), num_sms=1)
+    assert [mapped.address for mapped in launch.tensor_maps] == [given.q.data_ptr(), given.k.data_ptr()]
+    assert [mapped.dims for mapped in launch.tensor_maps] == [(128, 100, 4, 1), (128, 70, 2, 1)]
+    assert [mapped.strides for mapped in launch.tensor_maps] == [(1024, 256, 16), (512, 256, 16)]
+    assert [mapped.box for mapped in launch.tensor_maps] == [(64, 128, 1, 1), (64, 64, 1, 1)]
 
 
 def test_a_grid_takes_no_more_blocks_than_cuda():

@@ -46,10 +46,11 @@ kernel = gpu.load(artifact)
 assert gpu.load(SimpleNamespace(**vars(artifact))) is kernel  # as from the cache, a second time
 memory = [SimpleNamespace(data_ptr=lambda at=at: at, numel=lambda: 64) for at in (0xA00, 0xB00)]
 memory = memory[: len(artifact.workspaces)]
-steps = [
-    launch.Step(entry, (2, 3, 4), declared.num_threads, declared.shared_bytes) for entry, declared in entries.items()
+launches = [
+    launch.KernelLaunch(entry, (2, 3, 4), declared.num_threads, declared.shared_bytes)
+    for entry, declared in entries.items()
 ]
-start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), steps, memory)
-kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), steps, memory)
+start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), launches, memory)
+kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), launches, memory)
 start()
 print("occupancy", kernel.occupancy())

@@ -104,7 +104,7 @@ class Learnt:
 
 
 @dataclass(frozen=True)
-class Step:
+class WordAccess:
     """An access as words, each with its row, its lane and its stamp."""
 
     order: Order
@@ -183,7 +183,7 @@ class GlobalRaces:
         record = Record(index, warp.index, warp.chunk.cta_ids, clock, kind, does)
         self._records.append(record)
         stamps = len(self._records) << _RECORD | rows << _ROW | lanes
-        self._compare(self._table(tensor), Step(warp.chunk.order, record, rows, lanes, words, stamps), tensor)
+        self._compare(self._table(tensor), WordAccess(warp.chunk.order, record, rows, lanes, words, stamps), tensor)
 
     def _table(self, tensor: "Tensor") -> Table:
         if tensor.base not in self._tables:
@@ -195,56 +195,56 @@ class GlobalRaces:
                 table.written[:] = _EARLIER_GRID
         return self._tables[tensor.base]
 
-    def _compare(self, table: Table, step: "Step", tensor: "Tensor") -> None:
+    def _compare(self, table: Table, access: WordAccess, tensor: "Tensor") -> None:
         """With what is remembered of the words, and remembers this access."""
-        kind, words = step.record.strength, step.words
+        kind, words = access.record.strength, access.words
         earlier = [table.written, table.strong, *(table.read if kind.writes else ())]
         for stamps in (state[words] for state in earlier):
             if stamps.any():
-                self._check(tensor, step, stamps, np.arange(len(words)))
+                self._check(tensor, access, stamps, np.arange(len(words)))
         if not (kind.is_strong or kind.writes):
-            table.note_reads(words, step.stamps, step.record.ctas[step.rows])
+            table.note_reads(words, access.stamps, access.record.ctas[access.rows])
             return
         own = table.strong if kind.is_strong else table.written
         if kind.is_strong:
-            self._synchronise(table, step)
+            self._synchronise(table, access)
         else:
             table.read[:, words] = 0
-        own[words] = step.stamps
-        if kind.writes and not np.array_equal(kept := own[words], step.stamps):
-            self._check(tensor, step, kept, np.arange(len(words)))
+        own[words] = access.stamps
+        if kind.writes and not np.array_equal(kept := own[words], access.stamps):
+            self._check(tensor, access, kept, np.arange(len(words)))
 
-    def _synchronise(self, table: Table, step: "Step") -> None:
+    def _synchronise(self, table: Table, access: WordAccess) -> None:
         """What strong accesses of single threads learn and publish, one after the other."""
-        kind, order = step.record.strength, step.order
+        kind, order = access.record.strength, access.order
         if not kind.is_wide:
-            for word in table.messages.keys() & set(step.words.tolist() if kind.writes else ()):
+            for word in table.messages.keys() & set(access.words.tolist() if kind.writes else ()):
                 del table.messages[word]
             return
-        publishes = kind.writes and (kind.releases or order.has_published(step.record.warp))
+        publishes = kind.writes and (kind.releases or order.has_published(access.record.warp))
         if not publishes and not table.messages:
             return
-        for at in np.nonzero(np.diff(step.rows * 32 + step.lanes, prepend=-1))[0].tolist():
-            word, row, lane = int(step.words[at]), int(step.rows[at]), int(step.lanes[at])
-            found, cta = table.messages.get(word), int(step.record.ctas[row])
+        for at in np.nonzero(np.diff(access.rows * 32 + access.lanes, prepend=-1))[0].tolist():
+            word, row, lane = int(access.words[at]), int(access.rows[at]), int(access.lanes[at])
+            found, cta = table.messages.get(word), int(access.record.ctas[row])
             if kind.reads and found:
-                learnt = Learnt(np.array([32 * step.record.warp + lane]), step.epoch(row), found)
+                learnt = Learnt(np.array([32 * access.record.warp + lane]), access.epoch(row), found)
                 self._learn(self._learnt if kind.acquires else self._seen, cta, learnt)
             if not kind.writes:
                 continue
-            own = self._published(step, row, lane, ORDERED if kind.releases else PUBLISHED) if publishes else {}
-            merged = _merged(found, own) if found and step.record.does == "updates it" else own
+            own = self._published(access, row, lane, ORDERED if kind.releases else PUBLISHED) if publishes else {}
+            merged = _merged(found, own) if found and access.record.does == "updates it" else own
             if merged:
                 table.messages[word] = merged
             else:
                 table.messages.pop(word, None)
         if publishes:
-            order.tick(step.record.warp, None)  # what comes after is not published
+            order.tick(access.record.warp, None)  # what comes after is not published
 
-    def _published(self, step: "Step", row: int, lane: int, plane: int) -> Message:
+    def _published(self, access: WordAccess, row: int, lane: int, plane: int) -> Message:
         """What a thread tells with a write: of its own CTA, and of others, what it has learnt."""
-        cta = int(step.record.ctas[row])
-        vector = step.order.vector(step.record.warp, step.order_row(row), lane, plane)
+        cta = int(access.record.ctas[row])
+        vector = access.order.vector(access.record.warp, access.order_row(row), lane, plane)
         message: Message = {}
         if vector.any():
             message[cta] = vector
@@ -288,40 +288,40 @@ class GlobalRaces:
         ):
             known.append(learnt)
 
-    def known_of(self, step: "Step", row: int, lane: int, cta: int) -> np.ndarray | None:
+    def known_of(self, access: WordAccess, row: int, lane: int, cta: int) -> np.ndarray | None:
         """The last epochs of another CTA's threads that a thread is ordered after, (threads)."""
-        own = int(step.record.ctas[row])
+        own = int(access.record.ctas[row])
         if not (learnt := self._learnt.get(own)):
             return None
-        vector, found = step.order.vector(step.record.warp, step.order_row(row), lane, ORDERED), None
+        vector, found = access.order.vector(access.record.warp, access.order_row(row), lane, ORDERED), None
         for each in learnt:
             if cta in each.message and each.is_known(vector):
                 found = each.message[cta] if found is None else np.maximum(found, each.message[cta])
         return found
 
-    def _check(self, tensor: "Tensor", step: Step, stamps: np.ndarray, places: np.ndarray) -> None:
+    def _check(self, tensor: "Tensor", access: WordAccess, stamps: np.ndarray, places: np.ndarray) -> None:
         """Raises unless the accesses that left these stamps, each at a place of this access, are ordered before it, or
         may be beside it."""
         for number in np.unique(stamps >> _RECORD).tolist():
-            earlier = self.record(number) if number else step.record
-            is_written = earlier.strength.writes or step.record.strength.writes
-            if not number or not is_written or (earlier.strength.is_wide and step.record.strength.is_wide):
+            earlier = self.record(number) if number else access.record
+            is_written = earlier.strength.writes or access.record.strength.writes
+            if not number or not is_written or (earlier.strength.is_wide and access.record.strength.is_wide):
                 continue
             at = np.nonzero(stamps >> _RECORD == number)[0]
             theirs = stamps[at] >> _ROW & _ROWS
-            is_other = earlier.ctas[theirs] != step.record.ctas[step.rows[places[at]]]
+            is_other = earlier.ctas[theirs] != access.record.ctas[access.rows[places[at]]]
             at, theirs = at[is_other], theirs[is_other]
             if not len(at):
                 continue
             threads, epochs = 32 * earlier.warp + (stamps[at] & 31), earlier.epoch(theirs)
-            pairs = np.stack([earlier.ctas[theirs], step.rows[places[at]], step.lanes[places[at]]])
+            pairs = np.stack([earlier.ctas[theirs], access.rows[places[at]], access.lanes[places[at]]])
             for pair in np.unique(pairs, axis=1).T:
                 these = np.nonzero((pairs == pair[:, None]).all(axis=0))[0]
-                known = self.known_of(step, int(pair[1]), int(pair[2]), int(pair[0]))
+                known = self.known_of(access, int(pair[1]), int(pair[2]), int(pair[0]))
                 late = np.ones(len(these), bool) if known is None else epochs[these] > known[threads[these]]
                 if late.any():
                     found = at[these[int(np.argmax(late))]]
-                    raise self.race(tensor, step, int(places[found]), int(stamps[found]))
+                    raise self.race(tensor, access, int(places[found]), int(stamps[found]))
 
     def record(self, number: int) -> Record:
         """By its number in stamps."""
@@ -329,12 +329,12 @@ class GlobalRaces:
 
     # -- reports
 
-    def race(self, tensor: "Tensor", step: Step, at: int, stamp: int) -> RaceError:
+    def race(self, tensor: "Tensor", access: WordAccess, at: int, stamp: int) -> RaceError:
         """Two accesses that are in no order."""
-        word = int(step.words[at])
-        earlier, kind = self.record(stamp >> _RECORD), step.record.strength
-        row, lane = int(step.rows[at]), int(step.lanes[at])
-        before, now = int(earlier.ctas[stamp >> _ROW & _ROWS]), int(step.record.ctas[row])
+        word = int(access.words[at])
+        earlier, kind = self.record(stamp >> _RECORD), access.record.strength
+        row, lane = int(access.rows[at]), int(access.lanes[at])
+        before, now = int(earlier.ctas[stamp >> _ROW & _ROWS]), int(access.record.ctas[row])
         if before == _PRIOR:
             reason, mend = "an earlier grid may still write it", "griddepcontrol.wait before, then a barrier"
         elif kind.is_strong and earlier.strength.is_strong:
@@ -351,8 +351,8 @@ class GlobalRaces:
         who = "" if before == _PRIOR else f"{who}, {described[earlier.index].described()}\n"
         return RaceError(
             f"race on global memory: {self._machine.memory.describe(tensor.base + word * self._granule)}: {reason}\n"
-            f"  CTA {self._name(now)}, warp {step.record.warp}, lane {lane} {step.record.does},"
-            f" {described[step.record.index].described()}\n"
+            f"  CTA {self._name(now)}, warp {access.record.warp}, lane {lane} {access.record.does},"
+            f" {described[access.record.index].described()}\n"
             f"{who}  mend: {mend}"
         )
 

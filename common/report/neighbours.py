@@ -74,7 +74,7 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class Step:
+class LadderStep:
     """From one rung to the next."""
 
     below: Version
@@ -107,7 +107,7 @@ class Step:
         return self.limit is not None and max(self.whole, self.used) > self.limit
 
 
-def steps(versions: Iterable[Version]) -> list[Step]:
+def steps(versions: Iterable[Version]) -> list[LadderStep]:
     """The steps that lead to these rungs, from their parents or the rungs below; the lowest of a ladder has none."""
     found = []
     for version in versions:
@@ -117,7 +117,7 @@ def steps(versions: Iterable[Version]) -> list[Step]:
     return found
 
 
-def step(below: Version, upper: Version, lower: Iterable[Version] = ()) -> Step:
+def step(below: Version, upper: Version, lower: Iterable[Version] = ()) -> LadderStep:
     """What a rung adds: to the kernel of the one below, and to the headers of all that are `lower`."""
     before, after = code(below.kernel), code(upper.kernel)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
@@ -125,7 +125,7 @@ def step(below: Version, upper: Version, lower: Iterable[Version] = ()) -> Step:
     climbed = [below, *lower]
     known = {path for each in climbed for path in headers(each.kernel)}
     used = {definition for each in climbed for definition in used_definitions(each.kernel)}
-    return Step(
+    return LadderStep(
         below,
         upper,
         added=len(after) - same,
@@ -148,7 +148,7 @@ def lower(version: Version) -> list[Version]:
     return list(found.values())
 
 
-def overview(found: Sequence[Step]) -> Table:
+def overview(found: Sequence[LadderStep]) -> Table:
     """A line for each step."""
     figures = ("added", "removed", "whole", "used")
     made = table("Steps in lines of code", "rung", "technique", *figures, "headers", right=figures, wrap=("headers",))
@@ -159,7 +159,7 @@ def overview(found: Sequence[Step]) -> Table:
     return made
 
 
-def details(each: Step) -> Table:
+def details(each: LadderStep) -> Table:
     """The definitions that a step newly uses."""
     made = table(f"{each.upper.name} newly uses", "definition", "header", "lines", right=("lines",))
     for definition in each.definitions:
@@ -167,7 +167,7 @@ def details(each: Step) -> Table:
     return made
 
 
-def row(each: Step) -> dict[str, str | int]:
+def row(each: LadderStep) -> dict[str, str | int]:
     """A step as a row of a CSV file."""
     return {
         "rung": each.upper.name,

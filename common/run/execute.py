@@ -15,7 +15,7 @@ from flashladder.common.build.artifact import Artifact, PtxModule
 from flashladder.common.console import warn
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.problem import Problem, Tensors, make_inputs
-from flashladder.common.run.launch import Step, pack, steps, workspace_bytes
+from flashladder.common.run.launch import KernelLaunch, launches, pack, workspace_bytes
 
 if TYPE_CHECKING:
     from flashladder.common.emulator import Report
@@ -41,7 +41,7 @@ def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
             )
             for workspace in artifact.workspaces
         ]
-        return kernel.prepare(params, steps(artifact, problem, params, gpu.num_sms()), lent)
+        return kernel.prepare(params, launches(artifact, problem, params, gpu.num_sms()), lent)
 
 
 def on_emulator(
@@ -83,22 +83,21 @@ def on_emulator(
         for workspace in module.workspaces
     ]
     pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
-    launches = steps(module, problem, params, num_sms)
     reports = [
         emulator.run(
-            program := emulator.compile_ptx(ptx, step.entry),
-            _arguments(params, pointers, step),
-            step.grid,
-            step.num_threads,
-            step.shared_bytes,
+            program := emulator.compile_ptx(ptx, launch.entry),
+            _arguments(params, pointers, launch),
+            launch.grid,
+            launch.num_threads,
+            launch.shared_bytes,
             memory,
             race=race,
             lagging=lagging,
             chunk=CHUNK,
-            max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(step.grid)),
+            max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(launch.grid)),
             progress=progress,
         )
-        for step in launches
+        for launch in launches(module, problem, params, num_sms)
     ]
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
@@ -111,9 +110,9 @@ def on_emulator(
     return emulator.total(reports)
 
 
-def _arguments(params: bytes, pointers: bytes, step: Step) -> bytes:
+def _arguments(params: bytes, pointers: bytes, launch: KernelLaunch) -> bytes:
     """What a kernel is launched with, as it lies in its parameters: each at a multiple of its alignment."""
-    maps = b"".join(tensor_map.encode(*dataclasses.astuple(each)) for each in step.tensor_maps)
+    maps = b"".join(tensor_map.encode(*dataclasses.astuple(each)) for each in launch.tensor_maps)
     packed = params + pointers
     return packed + bytes(-len(packed) % MAP_ALIGNMENT) + maps if maps else packed
 

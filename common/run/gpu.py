@@ -19,7 +19,7 @@ import torch
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
-from flashladder.common.run.launch import Step
+from flashladder.common.run.launch import KernelLaunch
 from flashladder.common.tensor_map import TensorMap
 
 Launch = Callable[[], None]
@@ -90,7 +90,9 @@ class LoadedKernel:
         self._kernels = {kernel.entry: self._found(kernel.entry) for kernel in artifact.kernels}
         self._functions: dict[tuple[int, str], Any] = {}
 
-    def prepare(self, params: bytes, steps: Sequence[Step], workspaces: Sequence[torch.Tensor] = ()) -> Launch:
+    def prepare(
+        self, params: bytes, launches: Sequence[KernelLaunch], workspaces: Sequence[torch.Tensor] = ()
+    ) -> Launch:
         """A callable that launches the kernels on torch's current stream of the device that is current now.
 
         Everything is packed here, so that a launch costs the host a few microseconds; it can be captured in a CUDA
@@ -99,10 +101,12 @@ class LoadedKernel:
         device = torch.cuda.current_device()
         torch.cuda.set_device(device)  # makes its context current in this thread, which the driver's calls need
         pointers = struct.pack(f"{len(workspaces)}Q", *(memory.data_ptr() for memory in workspaces))
-        arguments = [_Arguments(params, pointers, b"".join(map(self.tensor_map, step.tensor_maps))) for step in steps]
-        launches = [
-            ((self.function(device, step.entry), *step.grid, step.num_threads, 1, 1, step.shared_bytes), each.where)
-            for step, each in zip(steps, arguments, strict=True)
+        arguments = [
+            _Arguments(params, pointers, b"".join(map(self.tensor_map, each.tensor_maps))) for each in launches
+        ]
+        packed = [
+            ((self.function(device, each.entry), *each.grid, each.num_threads, 1, 1, each.shared_bytes), given.where)
+            for each, given in zip(launches, arguments, strict=True)
         ]
         driver, current_device = self.driver, torch.cuda.current_device
         current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
@@ -112,7 +116,7 @@ class LoadedKernel:
                 with torch.cuda.device(device):
                     return launch()
             stream = current_stream(device)
-            for shape, where in launches:
+            for shape, where in packed:
                 (status,) = driver.cuLaunchKernel(*shape, stream, where, 0)
                 if status:
                     self.checked("launch", (status,))

@@ -20,8 +20,8 @@ from flashladder.common.tensor_map import TensorMap
 if TYPE_CHECKING:
     import torch
 
-    from flashladder.common.build import LaunchInfo, PtxModule, declaration
-    from flashladder.common.build.declaration import Workspace
+    from flashladder.common.build import LaunchInfo, PtxModule
+    from flashladder.common.build.declaration import TensorMapInfo, Workspace
     from flashladder.common.problem import Problem, Tensors
 
 ELEMENT_BYTES = 2
@@ -39,7 +39,7 @@ class TensorStride(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Step:
+class KernelLaunch:
     """One launch of a kernel."""
 
     entry: str
@@ -120,17 +120,22 @@ def _strided(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     return tuple(name for name, shape in shapes.items() if len(shape) == 4)
 
 
-def steps(module: PtxModule, problem: Problem, params: bytes, num_sms: int) -> list[Step]:
+def launches(module: PtxModule, problem: Problem, params: bytes, num_sms: int) -> list[KernelLaunch]:
     """The launches of a run, in order.
 
     Raises BuildError where a kernel was compiled against other parameters or declares what cannot be run yet,
     UnsupportedProblemError where a grid is larger than CUDA allows.
     """
     return [
-        Step(kernel.entry, _grid(module, kernel.entry, kernel.launch, problem, params, num_sms),
-             kernel.launch.num_threads, kernel.launch.shared_bytes, _mapped(kernel.launch, problem, params))
+        KernelLaunch(
+            kernel.entry,
+            _grid(module, kernel.entry, kernel.launch, problem, params, num_sms),
+            kernel.launch.num_threads,
+            kernel.launch.shared_bytes,
+            _mapped(kernel.launch, problem, params),
+        )
         for kernel in module.kernels
-    ]  # fmt: skip
+    ]
 
 
 def workspace_bytes(module: PtxModule, problem: Problem, workspace: Workspace) -> int:
@@ -198,7 +203,7 @@ def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[Tensor
 
 
 def mapped(
-    declared: declaration.TensorMap, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+    declared: TensorMapInfo, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
 ) -> TensorMap:
     """A tensor as TMA is to know it, given its shape and, in elements, the strides of batch, rows and heads.
 

@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
     return _check(steps) if arguments.check else 0
 
 
-def _check(steps: list[neighbours.Step]) -> int:
+def _check(steps: list[neighbours.LadderStep]) -> int:
     too_large = [step for step in steps if step.is_too_large]
     for step in too_large:
         console.print(f"{step.upper.name} has {max(step.whole, step.used)} lines; it may have {step.limit}")
