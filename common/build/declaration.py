@@ -85,20 +85,20 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Declared:
+class PtxDeclaration:
     """The kernels of a rung in the order in which they run, and their workspaces in that of the pointers."""
 
     launches: dict[str, LaunchInfo]  # by entry
     workspaces: tuple[Workspace, ...]
 
 
-def read(ptx: str) -> Declared:
+def read(ptx: str) -> PtxDeclaration:
     """What the PTX declares. BuildError where it declares no kernel."""
     launches = {name: _record(words, LaunchRecord) for name, words in _constants(ptx, "launch")}
     workspaces = {name: _record(words, WorkspaceRecord) for name, words in _constants(ptx, "workspace")}
     if not launches:
         raise BuildError("the kernel declares no launch; put FLASHLADDER_LAUNCH(...) of params.cuh into it")
-    return Declared(
+    return PtxDeclaration(
         {name: _launch(launches[name]) for name in sorted(launches, key=lambda name: launches[name].order)},
         tuple(
             Workspace(name, record.element_bytes, record.count.decode(), bool(record.zeroed))

@@ -24,7 +24,7 @@ from flashladder.common.sass.diff import source_diff
 FILE = "exercise.yaml"
 
 
-class Declaration(Declared):
+class ExerciseDeclaration(Declared):
     """What an exercise.yaml says."""
 
     task: StrictStr  # Markdown
@@ -77,7 +77,7 @@ def _load(version: Version) -> Exercise:
     """Reads an exercise.yaml; ConfigError names the file and what is wrong with it."""
     path = version.directory / FILE
     try:
-        declared = read(path, Declaration)
+        declared = read(path, ExerciseDeclaration)
         ladder = version.its_ladder()
         lower = [other for other in ladder[: ladder.index(version)] if other.kernel != version.kernel]
         if not lower:
