@@ -16,7 +16,7 @@ from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.pictures import device as device_module
 from flashladder.common.pictures import gallery, layouts, loops, roles
-from flashladder.common.pictures.device import COLS, ROWS, WARPS, device
+from flashladder.common.pictures.device import COLS, ROWS, WARPS, device_headers
 from flashladder.common.sass import read
 from flashladder.common.timeline import events
 from flashladder.tools.commands import picture
@@ -52,20 +52,20 @@ def test_every_picture_of_a_readme_is_there():
 
 def test_layouts_are_permutations():
     for layout in ("RowMajor", "Swizzled", "SwizzledPanels"):
-        assert sorted(device().lists[layout]) == list(range(ROWS * COLS))
-    for copies in (device().copies("by_warps"), device().copies("by_cta")):
+        assert sorted(device_headers().lists[layout]) == list(range(ROWS * COLS))
+    for copies in (device_headers().copies("by_warps"), device_headers().copies("by_cta")):
         assert sorted((row, col) for _, row, col, _ in copies) == [
             (row, col) for row in range(ROWS) for col in range(0, COLS, 8)
         ]
-        assert all(place == device().offset("Swizzled", row, col) for _, row, col, place in copies)
+        assert all(place == device_headers().offset("Swizzled", row, col) for _, row, col, place in copies)
         assert {thread for thread, *_ in copies} == set(range(32 * WARPS))
 
 
 def test_what_the_pictures_say():
-    assert "8 wavefronts" in layouts.banks(device(), "RowMajor")
-    assert ": 1 wavefront," in layouts.banks(device(), "Swizzled")
-    assert "neighbours: no moves" in layouts.ldmatrix_lanes(device())
-    assert "row % 8 of thread 0: 0: one swizzle" in layouts.copy_map(device())
+    assert "8 wavefronts" in layouts.banks(device_headers(), "RowMajor")
+    assert ": 1 wavefront," in layouts.banks(device_headers(), "Swizzled")
+    assert "neighbours: no moves" in layouts.ldmatrix_lanes(device_headers())
+    assert "row % 8 of thread 0: 0: one swizzle" in layouts.copy_map(device_headers())
 
 
 def test_a_changed_layout_is_another_picture(monkeypatch, tmp_path):
@@ -75,11 +75,11 @@ def test_a_changed_layout_is_another_picture(monkeypatch, tmp_path):
         text = header.read_text().replace("row % 8 * 8)", "row % 4 * 8)")
         (headers / header.name).write_text(text)
     monkeypatch.setattr(device_module, "CUDA_HEADERS", headers)
-    changed = device_module.device.__wrapped__()
+    changed = device_module.device_headers.__wrapped__()
     assert "2 wavefronts" in layouts.banks(changed, "Swizzled")
     (headers / "layout.cuh").write_text("#error gone\n")
     with pytest.raises(BuildError, match=r"(?s)do not compile for the host:.*gone"):
-        device_module.device.__wrapped__()
+        device_module.device_headers.__wrapped__()
 
 
 def test_orders_of_the_loops():

@@ -113,7 +113,7 @@ int main() {
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceHeaders:
     """What the headers say of a tile of ROWS x COLS 16-bit elements and a CTA of WARPS warps."""
 
     lists: dict[str, Any]
@@ -132,7 +132,7 @@ class Device:
 
 
 @cache
-def device() -> Device:
+def device_headers() -> DeviceHeaders:
     """Compiles and runs the headers as they are now. Raises BuildError, ToolchainError."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -148,7 +148,7 @@ def device() -> Device:
         if compiled.returncode:
             raise BuildError(f"the device headers do not compile for the host:\n{compiled.stderr}")
         run = subprocess.run([folder / "program"], capture_output=True, text=True, check=True)
-    return Device(json.loads(run.stdout))
+    return DeviceHeaders(json.loads(run.stdout))
 
 
 def _minimal() -> Path:

@@ -14,7 +14,7 @@ from flashladder.common.build import BuildRequest, build
 from flashladder.common.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.paths import ROOT, VERSIONS
 from flashladder.common.pictures import layouts, loops, roles, timelines
-from flashladder.common.pictures.device import Device, device
+from flashladder.common.pictures.device import DeviceHeaders, device_headers
 from flashladder.common.report import evidence
 from flashladder.common.sass import read
 from flashladder.common.sass.diff import comparable_configs
@@ -50,7 +50,7 @@ class Picture:
 
 def drawn_layouts() -> list[Picture]:
     """Pictures of layouts, loop orders and roles: no compiler of CUDA has a part in them."""
-    of_device: dict[str, Callable[[Device], str]] = {
+    of_headers: dict[str, Callable[[DeviceHeaders], str]] = {
         "00_minimal/lanes.svg": layouts.quad_columns,
         "01_base/accumulator.svg": layouts.accumulator,
         "01_base/banks.svg": partial(layouts.banks, layout="RowMajor"),
@@ -66,7 +66,7 @@ def drawn_layouts() -> list[Picture]:
         "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
         "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
     }
-    drawn: dict[str, Callable[[], str]] = {path: partial(_of_device, draw) for path, draw in of_device.items()}
+    drawn: dict[str, Callable[[], str]] = {path: partial(_of_headers, draw) for path, draw in of_headers.items()}
     return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
 
 
@@ -105,5 +105,5 @@ def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:
     return loops.machine_loop(before, after, evidence.compiler())
 
 
-def _of_device(draw: Callable[[Device], str]) -> str:
-    return draw(device())
+def _of_headers(draw: Callable[[DeviceHeaders], str]) -> str:
+    return draw(device_headers())

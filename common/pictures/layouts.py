@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flashladder.common.pictures.device import COLS, ROWS, WARPS, Device
+from flashladder.common.pictures.device import COLS, ROWS, WARPS, DeviceHeaders
 from flashladder.common.pictures.svg import BAD, CELL, COLOURS, GOOD, INK, MUTED, Svg
 
 CHUNK = 8  # 16-bit elements of 16 bytes: what a lane copies, and a row of ldmatrix
@@ -13,7 +13,7 @@ GROUPS = BANKS // CHUNK  # of four banks, 16 bytes each
 QUAD = 4
 
 
-def banks(device: Device, layout: str) -> str:
+def banks(headers: DeviceHeaders, layout: str) -> str:
     """Where the 16-byte chunks of 8 rows lie, and what reading one column of them costs."""
     read = 2  # the column of chunks that an ldmatrix reads
     chunks = COLS // CHUNK
@@ -30,7 +30,7 @@ def banks(device: Device, layout: str) -> str:
     for row in range(8):
         svg.text(left - 8, top + row * CELL + 15, f"row {row}", 11, MUTED, "end")
         for chunk in range(chunks):
-            offset = device.offset(layout, row, chunk * CHUNK)
+            offset = headers.offset(layout, row, chunk * CHUNK)
             x, y = left + offset % COLS // CHUNK * CELL, top + offset // COLS * CELL
             svg.cell(x, y, chunk, COLOURS[chunk % GROUPS])
             if chunk == read:
@@ -47,30 +47,30 @@ def banks(device: Device, layout: str) -> str:
     return str(svg)
 
 
-def panels(device: Device) -> str:
+def panels(headers: DeviceHeaders) -> str:
     """The order in memory of the halves of a row, in one piece and in panels."""
     svg = Svg("A tile in one piece and in panels")
     for part, layout in enumerate(("Swizzled", "SwizzledPanels")):
         left, top = 84 + part * 330, 78
         svg.heading(left, 28, layout)
-        step = device.offset(layout, 0, 64) - device.offset(layout, 0, 0)
-        below = device.offset(layout, 8, 0) - device.offset(layout, 0, 0)
+        step = headers.offset(layout, 0, 64) - headers.offset(layout, 0, 0)
+        below = headers.offset(layout, 8, 0) - headers.offset(layout, 0, 0)
         svg.text(left, 46, f"64 columns on: {2 * step:,} bytes; 8 rows on: {2 * below:,}", 11, MUTED)
         svg.text(left, 62, "number: where a row's 128 bytes lie, in lines of 128", 11, MUTED)
         for row in range(8):
             if part == 0:
                 svg.text(left - 8, top + row * CELL + 15, f"row {row}", 11, MUTED, "end")
             for half in range(COLS // BANKS):
-                line = min(device.offset(layout, row, col) for col in range(half * BANKS, (half + 1) * BANKS)) // BANKS
+                line = min(headers.offset(layout, row, col) for col in range(half * BANKS, (half + 1) * BANKS)) // BANKS
                 x, y = left + half * 5 * CELL, top + row * CELL
                 svg.rect(x, y, 5 * CELL, CELL, COLOURS[half])
                 svg.text(x + 2.5 * CELL, y + 15, line, 11, anchor="middle")
     return str(svg)
 
 
-def quad_columns(device: Device) -> str:
+def quad_columns(headers: DeviceHeaders) -> str:
     """Which of four lanes holds which columns of a row."""
-    columns = device.lists["minimal.column"]
+    columns = headers.lists["minimal.column"]
     owner = {column: i // (COLS // QUAD) for i, column in enumerate(columns)}
     svg = Svg("The columns of a row, dealt to four lanes")
     svg.heading(16, 28, f"{COLS} columns of one row of q and o, dealt to the four lanes of a quad")
@@ -85,14 +85,14 @@ def quad_columns(device: Device) -> str:
     return str(svg)
 
 
-def accumulator(device: Device) -> str:
+def accumulator(headers: DeviceHeaders) -> str:
     """Which lane of a warp holds which numbers of a 16 x 8 product."""
     svg = Svg("An mma accumulator in the lanes of a warp")
     svg.heading(16, 28, "C of mma.m16n8k16: 16 x 8 floats, four to a lane")
     svg.text(16, 46, "the number is the lane; each row is in the four lanes of one quad", fill=MUTED)
     left, top = 76, 62
     for lane in range(32):
-        row, col = device.lane("accumulator_row", lane), device.lane("accumulator_col", lane)
+        row, col = headers.lane("accumulator_row", lane), headers.lane("accumulator_col", lane)
         for i in range(4):
             x, y = left + (col + i % 2) * CELL, top + (row + i // 2 * 8) * CELL
             svg.cell(x, y, lane, COLOURS[lane % QUAD])
@@ -103,7 +103,7 @@ def accumulator(device: Device) -> str:
     return str(svg)
 
 
-def ldmatrix_lanes(device: Device) -> str:
+def ldmatrix_lanes(headers: DeviceHeaders) -> str:
     """Which lanes point at the rows of the four 8 x 8 blocks, and which register each block arrives in."""
     svg = Svg("The order of the four blocks of an ldmatrix.x4")
     for part, order in enumerate(("ByColumn", "ByRow")):
@@ -115,18 +115,18 @@ def ldmatrix_lanes(device: Device) -> str:
             svg.text(left + (half + 0.5) * 5 * CELL, top - 8, f"k half {half}", 11, MUTED, "middle")
         for row_half in range(2):
             for col_half in range(2):
-                register = device.lists[f"{order}.block"][2 * row_half + col_half]
+                register = headers.lists[f"{order}.block"][2 * row_half + col_half]
                 lanes = [
                     lane
                     for lane in range(32)
-                    if device.lane(f"{order}.row", lane) // 8 == row_half
-                    and device.lane(f"{order}.col", lane) // 8 == col_half
+                    if headers.lane(f"{order}.row", lane) // 8 == row_half
+                    and headers.lane(f"{order}.col", lane) // 8 == col_half
                 ]
                 x, y = left + col_half * 5 * CELL, top + row_half * 4 * CELL
                 svg.rect(x, y, 5 * CELL, 4 * CELL, COLOURS[register])
                 svg.text(x + 2.5 * CELL, y + 40, f"r{register}", 16, anchor="middle", bold=True)
                 svg.text(x + 2.5 * CELL, y + 60, f"lanes {lanes[0]} to {lanes[-1]}", 11, anchor="middle")
-        pairs = [tuple(device.lists[f"{order}.block"][2 * n + half] for half in range(2)) for n in range(2)]
+        pairs = [tuple(headers.lists[f"{order}.block"][2 * n + half] for half in range(2)) for n in range(2)]
         together = all(low + 1 == high and low % 2 == 0 for low, high in pairs)
         words = ", ".join(f"(r{low}, r{high})" for low, high in pairs)
         verdict = "neighbours: no moves" if together else "not neighbours: moves"
@@ -135,13 +135,13 @@ def ldmatrix_lanes(device: Device) -> str:
     return str(svg)
 
 
-def copy_map(device: Device) -> str:
+def copy_map(headers: DeviceHeaders) -> str:
     """Which warp copies which rows of a tile, and which 16-byte pieces are thread 0's."""
     svg = Svg("Which warp copies which rows")
     titles = {"by_warps": "a band of rows each", "by_cta": "rows dealt in turn"}
     for part, (name, words) in enumerate(titles.items()):
         left, top, size = 70 + part * 260, 86, 11
-        copies = device.copies(name)
+        copies = headers.copies(name)
         own = [copy for copy in copies if copy[0] == 0]
         patterns = sorted({row % 8 for _, row, _, _ in own})
         svg.heading(left, 28, f"{words}: {name}")
