@@ -91,23 +91,23 @@ def test_orders_of_the_loops():
 
 @pytest.mark.parametrize("way", roles.WAYS.values(), ids=lambda way: way.title)
 def test_in_the_sketch_of_roles_all_is_done_once_and_in_order(way):
-    spans = roles.timeline(way)
+    bars = roles.timeline(way)
     blocks, tiles = way.blocks * way.tiles, way.tiles
     expected = {"copy of Q, K or V": tiles + 2 * blocks, "epilogue": tiles * way.consumers}
     expected |= dict.fromkeys(("Q K^T", "softmax", "P V"), blocks * way.consumers)
-    assert Counter(span.kind for span in spans) == expected
-    for row in {span.row for span in spans}:
-        of_row = sorted((span.begin, span.end) for span in spans if span.row == row)
+    assert Counter(bar.kind for bar in bars) == expected
+    for row in {bar.row for bar in bars}:
+        of_row = sorted((bar.begin, bar.end) for bar in bars if bar.row == row)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(of_row)), "one thing at a time"
     for c in range(way.consumers):
-        kinds = [(span.begin, span.kind) for span in spans if str(c) in (span.words, span.row[-1])]
+        kinds = [(bar.begin, bar.kind) for bar in bars if str(c) in (bar.words, bar.row[-1])]
         of_kind = {kind: sorted(begin for begin, each in kinds if each == kind) for kind in expected}
         for first, second in itertools.pairwise(("Q K^T", "softmax", "P V")):
             assert all(a < b for a, b in zip(of_kind[first], of_kind[second], strict=True)), (first, second)
 
 
 def test_in_the_sketch_of_roles_each_rung_ends_sooner_than_the_one_below():
-    ends = {name: max(span.end for span in roles.timeline(way)) for name, way in roles.WAYS.items()}
+    ends = {name: max(bar.end for bar in roles.timeline(way)) for name, way in roles.WAYS.items()}
     assert ends["30"] < ends["29"]
     assert ends["31, two tiles"] < ends["30, two tiles"]
 

@@ -37,7 +37,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Span:
+class Bar:
     """What a row does from one time to another."""
 
     row: str
@@ -60,7 +60,7 @@ class Act:
     events: tuple[str, ...] = ()
 
 
-Steps = Iterator[Act]
+Acts = Iterator[Act]
 
 WAYS = {
     "29": Way("29: one product after the other, the softmax between them", is_overlapped=False),
@@ -89,26 +89,26 @@ def sketch(*names: str) -> str:
 
 def _draw(svg: Svg, way: Way, y: float) -> float:
     svg.text(16, y, way.title, 12, bold=True)
-    spans = timeline(way)
+    bars = timeline(way)
     for row in (_COPIES, _CORES, *map(_name, range(way.consumers))):
         svg.text(16, y + 21, row, 11, MUTED)
-        svg.rect(104, y + 8, max(span.end for span in spans) * UNIT, HEIGHT, "#f3f4f6", "none")
-        for span in spans:
-            if span.row == row:
-                left, width = 104 + span.begin * UNIT, (span.end - span.begin) * UNIT
-                svg.rect(left, y + 8, width, HEIGHT, _KINDS[span.kind])
-                svg.text(left + width / 2, y + 21, span.words, 10, anchor="middle")
+        svg.rect(104, y + 8, max(bar.end for bar in bars) * UNIT, HEIGHT, "#f3f4f6", "none")
+        for bar in bars:
+            if bar.row == row:
+                left, width = 104 + bar.begin * UNIT, (bar.end - bar.begin) * UNIT
+                svg.rect(left, y + 8, width, HEIGHT, _KINDS[bar.kind])
+                svg.text(left + width / 2, y + 21, bar.words, 10, anchor="middle")
         y += HEIGHT + 4
     return y + 34
 
 
-def timeline(way: Way) -> list[Span]:
+def timeline(way: Way) -> list[Bar]:
     """What each row does, in the order of time; the earliest role that can go on does so first."""
     roles = {"producer": _producer(way), **{_name(c): _consumer(way, c) for c in range(way.consumers)}}
     waiting: dict[str, Act] = {name: next(steps) for name, steps in roles.items()}
     clock = dict.fromkeys([*roles, _COPIES, _CORES], 0)
     happened: dict[str, int] = {}
-    spans: list[Span] = []
+    bars: list[Bar] = []
     while waiting:
         ready = [name for name, act in waiting.items() if all(event in happened for event in act.events)]
         starts = {name: max([clock[name], *(happened[event] for event in waiting[name].events)]) for name in ready}
@@ -119,7 +119,7 @@ def timeline(way: Way) -> list[Span]:
         begin = max(begin, clock[row])
         if act.kind:
             clock[row] = begin + act.length
-            spans.append(Span(row, begin, clock[row], act.kind, act.words))
+            bars.append(Bar(row, begin, clock[row], act.kind, act.words))
         elif act.length:
             clock[name] += act.length
         if act.event:
@@ -128,7 +128,7 @@ def timeline(way: Way) -> list[Span]:
             waiting[name] = following
         else:
             del waiting[name]
-    return spans
+    return bars
 
 
 def _name(consumer: int) -> str:
@@ -139,11 +139,11 @@ def _until(*events: str) -> Act:
     return Act(events=events)
 
 
-def _producer(way: Way) -> Steps:
+def _producer(way: Way) -> Acts:
     """Fills Q, and the rings of K and V, as far as they are empty; block by block, with K one block ahead."""
     filled = {"q": 0, "k": 0, "v": 0}
 
-    def fill(name: str) -> Steps:
+    def fill(name: str) -> Acts:
         number, stages = filled[name], 1 if name == "q" else STAGES
         if number >= stages:
             yield _until(*(f"{name}{number - stages} read by {c}" for c in range(way.consumers)))
@@ -162,14 +162,14 @@ def _producer(way: Way) -> Steps:
             yield from fill("v")
 
 
-def _consumer(way: Way, c: int) -> Steps:
+def _consumer(way: Way, c: int) -> Acts:
     """Its products and softmaxes, tile after tile."""
 
-    def product(kind: str, tile: str) -> Steps:
+    def product(kind: str, tile: str) -> Acts:
         yield _until(tile)
         yield Act(kind, PRODUCT, _CORES, f"{tile} used by {c}", str(c))
 
-    def done(tile: str) -> Steps:
+    def done(tile: str) -> Acts:
         yield Act(events=(f"{tile} used by {c}",), event=f"{tile} read by {c}")
 
     for tile in range(way.tiles):
