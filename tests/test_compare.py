@@ -91,10 +91,10 @@ def test_a_kernel_in_several_configurations_is_several(results):
     both = {"config": "block_m=64,num_warps=4"}, {"config": "block_m=128,num_warps=4", "ratio": 1.12}
     log("one", *both)
     log("other", *({"run": "theirs", **row} for row in reversed(both)))
-    lines = comparison.compare(comparison.load("mine", results), comparison.load("theirs", results))
-    assert [line.configs for line in lines] == [(row["config"],) * 2 for row in both]
-    assert [line.ratios[0][0] for line in lines] == pytest.approx([1.1, 1.12])
-    assert all(line.ratios[0] == line.ratios[1] for line in lines)
+    compared = comparison.compare(comparison.load("mine", results), comparison.load("theirs", results))
+    assert [each.configs for each in compared] == [(row["config"],) * 2 for row in both]
+    assert [each.ratios[0][0] for each in compared] == pytest.approx([1.1, 1.12])
+    assert all(each.ratios[0] == each.ratios[1] for each in compared)
 
 
 def test_only_shapes_that_both_have_count(run):

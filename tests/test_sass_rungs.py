@@ -226,16 +226,16 @@ def test_source_diff_names_the_rungs():
 
 def test_alignment_forgives_renamed_registers_alone():
     compared = pair("10", "11")
-    lines = list(align(compared.left.loop, compared.right.loop))
-    assert [line.left for line in lines if line.left] == list(compared.left.loop)
-    assert [line.right for line in lines if line.right] == list(compared.right.loop)
-    same = [line for line in lines if line.is_same]
+    aligned = list(align(compared.left.loop, compared.right.loop))
+    assert [each.left for each in aligned if each.left] == list(compared.left.loop)
+    assert [each.right for each in aligned if each.right] == list(compared.right.loop)
+    same = [each for each in aligned if each.is_same]
     assert len(same) > 0.8 * len(compared.left.loop)
-    assert all(normalised(line.left) == normalised(line.right) for line in same)
-    assert any(line.left.text != line.right.text for line in same)
-    beside = [line for line in lines if line.left and line.right and not line.is_same]
+    assert all(normalised(each.left) == normalised(each.right) for each in same)
+    assert any(each.left.text != each.right.text for each in same)
+    beside = [each for each in aligned if each.left and each.right and not each.is_same]
     assert beside  # what came instead stands beside what it replaced
-    assert all(normalised(line.left) != normalised(line.right) for line in beside)
+    assert all(normalised(each.left) != normalised(each.right) for each in beside)
 
 
 def test_changed_counts_are_the_greatest_first():

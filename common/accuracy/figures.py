@@ -61,7 +61,7 @@ def _scale(axes: Axes, column: str, half_ulp: float) -> None:
 
 def _draw(axes: Axes, column: str, judged: pd.DataFrame, families: list[str]) -> None:
     """A kernel's points, in its own place between the families' lines."""
-    versions = list(dict.fromkeys(line.version for line in view.lines(judged)))
+    versions = list(dict.fromkeys(kernel.version for kernel in view.kernels(judged)))
     for (version, verdict), rows in judged.groupby(["version", "verdict"]):
         shift = SPREAD * (versions.index(version) / max(1, len(versions) - 1) - 0.5)
         y = [families.index(name) + shift for name in rows["family"]]

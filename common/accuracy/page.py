@@ -68,5 +68,5 @@ def _shown(page: Path, rows: pd.DataFrame) -> str:
 def _table(rows: pd.DataFrame) -> list[str]:
     rule = ["---:" if column in view.FIGURES else "---" for column in view.COLUMNS]
     lines = [["kernel", *view.COLUMNS], ["---", *rule]]
-    lines += [[view.title(line.version), *line.cells()] for line in view.lines(rows)]
+    lines += [[view.title(kernel.version), *kernel.cells()] for kernel in view.kernels(rows)]
     return [f"| {' | '.join(cells)} |" for cells in lines]

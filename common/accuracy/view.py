@@ -56,7 +56,7 @@ def _names(strains: pd.DataFrame) -> pd.Series[str]:
 
 
 @dataclass(frozen=True)
-class Line:
+class KernelAccuracy:
     """One kernel and dtype: how many bars it meets, and where it does worst."""
 
     version: str
@@ -85,8 +85,8 @@ class Line:
         ]
 
 
-def lines(rows: pd.DataFrame) -> Iterator[Line]:
-    """A line for each kernel and dtype of `latest`: official kernels first, then rungs."""
+def kernels(rows: pd.DataFrame) -> Iterator[KernelAccuracy]:
+    """Each kernel and dtype of `latest`: official kernels first, then rungs."""
     order = sorted(rows["version"].unique(), key=lambda name: (_is_rung(name), name))
     for version in order:
         for dtype, group in rows[rows["version"] == version].groupby("dtype"):
@@ -94,7 +94,7 @@ def lines(rows: pd.DataFrame) -> Iterator[Line]:
             if judged.empty:
                 continue
             key = "rms_error" if judged["verdict"].iloc[0] == YARDSTICK else "strain"
-            yield Line(
+            yield KernelAccuracy(
                 version=str(version),
                 dtype=str(dtype),
                 judged=len(judged),

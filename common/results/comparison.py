@@ -54,7 +54,7 @@ class LoggedRun:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedKernel:
     """A kernel in both runs: its configurations, whether its machine code is the same, and its own ratios.
 
     A ratio has its mean and its 95 % interval, over the shapes that both runs timed it at.
@@ -140,19 +140,19 @@ def _runs(file: Path, columns: Set[str] = _BENCHMARK) -> list[str]:
         return []
 
 
-def compare(first: LoggedRun, second: LoggedRun) -> list[Line]:
-    """A line for each kernel that both timed at a shape, in the order of the first."""
+def compare(first: LoggedRun, second: LoggedRun) -> list[ComparedKernel]:
+    """Each kernel that both timed at a shape, in the order of the first."""
     keys = [*KERNEL, *PROBLEM]
     if any(run.rows.duplicated(keys).any() for run in (first, second)):  # a kernel in several configurations
         keys.append("config")
     columns = [*keys, *({"config"} - {*keys}), "code", "ratio", "ratio_low", "ratio_high"]
     both = first.rows[columns].merge(second.rows[columns], on=keys, suffixes=("", " of second"))
-    lines = []
+    compared = []
     for _, rows in both.groupby([name for name in keys if name not in PROBLEM], sort=False):
         own = rows[[*keys, *columns[len(keys) :]]]
         other = rows[keys].assign(**{name: rows[f"{name} of second"] for name in columns[len(keys) :]})
-        lines.append(
-            Line(
+        compared.append(
+            ComparedKernel(
                 {name: rows[name].iloc[0] for name in KERNEL},
                 len(rows),
                 (_configs(own), _configs(other)),
@@ -160,7 +160,7 @@ def compare(first: LoggedRun, second: LoggedRun) -> list[Line]:
                 (mean_ratio(own), mean_ratio(other)),
             )
         )
-    return lines
+    return compared
 
 
 def kernels_of(run: LoggedRun) -> set[str]:

@@ -21,8 +21,8 @@ _LABEL = re.compile(r"`\([^)]*\)")
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a side-by-side listing; None where one side has nothing left to put beside the other."""
+class InstructionPair:
+    """Two instructions side by side in a listing; None where one side has nothing left to put beside the other."""
 
     left: SassInstruction | None
     right: SassInstruction | None
@@ -71,12 +71,12 @@ def normalised(instruction: SassInstruction) -> str:
     return _LABEL.sub("label", _REGISTER.sub(r"\1", instruction.text.replace(".reuse", "")))
 
 
-def align(left: Sequence[SassInstruction], right: Sequence[SassInstruction]) -> Iterator[Line]:
+def align(left: Sequence[SassInstruction], right: Sequence[SassInstruction]) -> Iterator[InstructionPair]:
     """Both listings from top to bottom, what is the same on one line, and what came instead beside what it replaced."""
     matcher = difflib.SequenceMatcher(None, [*map(normalised, left)], [*map(normalised, right)], autojunk=False)
     for tag, left_start, left_end, right_start, right_end in matcher.get_opcodes():
         both = zip_longest(left[left_start:left_end], right[right_start:right_end])
-        yield from (Line(*sides, is_same=tag == "equal") for sides in both)
+        yield from (InstructionPair(*sides, is_same=tag == "equal") for sides in both)
 
 
 def changed(before: Counter[str], after: Counter[str]) -> list[tuple[str, int, int]]:

@@ -182,29 +182,29 @@ def side_by_side(
     aligned = list(diff.align(left, right))
     shown = _near_changes(aligned, context)
     skipped = 0
-    for number, line in enumerate(aligned):
+    for number, pair in enumerate(aligned):
         if number not in shown:
             skipped += 1
             continue
         if skipped:
             made.add_row(Text(f"... {skipped} equal", "dim"), "", "")
             skipped = 0
-        made.add_row(*_row(line))
+        made.add_row(*_row(pair))
     if skipped:
         made.add_row(Text(f"... {skipped} equal", "dim"), "", "")
     return made
 
 
-def _near_changes(aligned: Sequence[diff.Line], context: int) -> set[int]:
-    changes = [number for number, line in enumerate(aligned) if not line.is_same]
+def _near_changes(aligned: Sequence[diff.InstructionPair], context: int) -> set[int]:
+    changes = [number for number, pair in enumerate(aligned) if not pair.is_same]
     return {near for number in changes for near in range(number - context, number + context + 1)}
 
 
-def _row(line: diff.Line) -> tuple[Text, Text, Text]:
-    if line.is_same:
-        return _styled(line.left, "dim"), Text(""), _styled(line.right, "dim")
-    mark = "-" if line.right is None else "+" if line.left is None else "|"
-    return _styled(line.left, "red"), Text(mark, "green" if mark == "+" else "red"), _styled(line.right, "green")
+def _row(pair: diff.InstructionPair) -> tuple[Text, Text, Text]:
+    if pair.is_same:
+        return _styled(pair.left, "dim"), Text(""), _styled(pair.right, "dim")
+    mark = "-" if pair.right is None else "+" if pair.left is None else "|"
+    return _styled(pair.left, "red"), Text(mark, "green" if mark == "+" else "red"), _styled(pair.right, "green")
 
 
 def _styled(instruction: SassInstruction | None, style: str | None = None, width: int = 0) -> Text:

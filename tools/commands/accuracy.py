@@ -166,7 +166,7 @@ def _show(found: pd.DataFrame) -> int:
     from flashladder.common.accuracy import view
 
     rows = view.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
-    lines = [(view.short(line.version), *line.cells()) for line in view.lines(rows)]
+    lines = [(view.short(kernel.version), *kernel.cells()) for kernel in view.kernels(rows)]
     columns = dict(zip(("kernel", *view.COLUMNS), zip(*lines, strict=True), strict=True))
     known = {name: cells for name, cells in columns.items() if any(cells)}  # times are a GPU's, tiles the emulator's
     made = table("The worst family of each kernel", *known, right=view.FIGURES, wrap=(view.TWICE,))

@@ -21,7 +21,7 @@ from flashladder.common.paths import results_dir, typed
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from flashladder.common.results.comparison import Line, LoggedRun
+    from flashladder.common.results.comparison import ComparedKernel, LoggedRun
 
 
 def parser() -> Parser:
@@ -41,13 +41,13 @@ def main(arguments: argparse.Namespace) -> int:
     for damage in dict.fromkeys(damage for run in runs for damage in run.damaged):
         warn(f"{damage}; the line is left where it is, and out of the comparison")
     console.print(_circumstances(first, second))
-    lines = comparison.compare(first, second)
+    compared = comparison.compare(first, second)
     for run, other in ((first, second), (second, first)):
         if alone := comparison.kernels_of(run) - comparison.kernels_of(other):
             console.print(f"only in {run.name}: {', '.join(sorted(alone))}", soft_wrap=True)
-    if not lines:
+    if not compared:
         raise ConfigError(f"{first.name} and {second.name} timed no kernel at the same shape")
-    console.print(_ratios(lines, first, second))
+    console.print(_ratios(compared, first, second))
     console.print(
         "Ratios are each run's own, its baseline's time / the kernel's in the same rounds. Two runs are not divided by "
         f"each other; `{typed('tools/bench.py', 'bench')} A B` times two kernels in one."
@@ -79,13 +79,13 @@ def _circumstances(first: LoggedRun, second: LoggedRun) -> Table:
     return made
 
 
-def _ratios(lines: Sequence[Line], first: LoggedRun, second: LoggedRun) -> Table:
+def _ratios(compared: Sequence[ComparedKernel], first: LoggedRun, second: LoggedRun) -> Table:
     """The ratios of both, kernel by kernel."""
     figures = (first.name, second.name)
     made = table("Ratios", "kernel", "shapes", *figures, "", right=("shapes", *figures), wrap=("kernel", ""))
-    for line in lines:
-        one, other = line.differing_fields
-        remarks = ["" if line.is_same_code else "other code", f"{one} | {other}" if one or other else ""]
-        intervals = [f"{value:.3f} ({low:.3f}-{high:.3f})" for value, low, high in line.ratios]
-        made.add_row(line.title, str(line.shapes), *intervals, "; ".join(filter(None, remarks)))
+    for each in compared:
+        one, other = each.differing_fields
+        remarks = ["" if each.is_same_code else "other code", f"{one} | {other}" if one or other else ""]
+        intervals = [f"{value:.3f} ({low:.3f}-{high:.3f})" for value, low, high in each.ratios]
+        made.add_row(each.title, str(each.shapes), *intervals, "; ".join(filter(None, remarks)))
     return made
