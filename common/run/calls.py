@@ -67,7 +67,7 @@ class Call:
         self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
 
     def _planned(self, device: torch.device) -> quick.Plan | None:
-        counters = [each for each in self._workspaces if isinstance(each, Counters)]
+        counters = [each for each in self._workspaces if isinstance(each, ZeroedMemory)]
         if len(counters) > 1 or len(counters) < len(self._workspaces):
             return None
         return quick.plan(
@@ -227,7 +227,7 @@ def _lender(kernel: gpu.LoadedKernel, workspace: Workspace) -> Callable[[torch.T
     count, make = count_of(workspace), torch.zeros if workspace.zeroed else torch.empty
     elements = by_sizes(count, artifact, artifact.launch)
     if workspace.zeroed and count.names.isdisjoint(SIZES):
-        return Counters(sized(workspace, elements(*NO_SIZES)), kernel)
+        return ZeroedMemory(sized(workspace, elements(*NO_SIZES)), kernel)
 
     def lend(q: torch.Tensor, stream: int, sizes: Sizes) -> torch.Tensor:
         return make(sized(workspace, elements(*sizes)), dtype=torch.uint8, device=q.device)
@@ -235,7 +235,7 @@ def _lender(kernel: gpu.LoadedKernel, workspace: Workspace) -> Callable[[torch.T
     return lend
 
 
-class Counters:
+class ZeroedMemory:
     """Memory that kernels find zero and leave zero, so that the host need not clear it.
 
     Runs of one stream follow each other, and share it. A graph may run beside any stream: what is captured has its own.

@@ -24,7 +24,7 @@ from flashladder.common.run.launch import ALIGNMENT, MAX_ROW_STRIDE, mapped
 from flashladder.common.run.tuned import LONG_FROM
 
 if TYPE_CHECKING:
-    from flashladder.common.run.calls import Counters
+    from flashladder.common.run.calls import ZeroedMemory
     from flashladder.common.run.gpu import LoadedKernel
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -75,7 +75,7 @@ def plan(
     kernel: LoadedKernel,
     device: torch.device,
     most_ctas: int,
-    counters: Counters | None,
+    counters: ZeroedMemory | None,
     **limits: int,
 ) -> Plan | None:
     """What the extension is to know of a kernel on a device; None where it takes the way of Python.
