@@ -84,13 +84,13 @@ class Tiling:
     block_n: int  # B_c: rows of a tile of K and V
 
 
-class Forward(Protocol):
+class TiledForward(Protocol):
     """q (..., seqlen_q, head_dim), k and v (..., seqlen_k, head_dim) -> o like q, lse (..., seqlen_q)."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, hbm: Hbm) -> tuple[Tensor, Tensor]: ...
 
 
-class Backward(Protocol):
+class TiledBackward(Protocol):
     """The gradients of q, k and v, from that of o."""
 
     def __call__(
@@ -99,7 +99,7 @@ class Backward(Protocol):
 
 
 def attention(
-    algorithm: tuple[Forward, Backward],
+    algorithm: tuple[TiledForward, TiledBackward],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -145,7 +145,9 @@ class _Attention(torch.autograd.Function):
         return *backward(*ctx.saved_tensors, grad_o, tiling, hbm), None, None, None
 
 
-def prepare(algorithm: tuple[Forward, Backward], problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepared:
+def prepare(
+    algorithm: tuple[TiledForward, TiledBackward], problem: Problem, config: KernelConfig, tensors: Tensors
+) -> Prepared:
     """The forward pass on these tensors, with the traffic of its latest run."""
     latest = Hbm()
 
