@@ -230,28 +230,28 @@ def test_an_operation_without_hard_families_has_flat_inputs_alone(monkeypatch):
 def test_new_inputs_have_the_answer_that_is_expected(hold):
     """Also in groups, under a mask and in other layouts: signs of columns change, scores do not."""
     for options in ({"causal": True, "num_heads_k": 1}, {"layout": "padded"}, {"layout": "qkv", "dtype": "fp16"}):
-        ring = contest.Ring(Problem(num_heads=2, seqlen_q=40, head_dim=64, **options), "cpu")
-        compute, stage = honest(ring.problem, ring.tensors), ring.stage
-        before = {name: getattr(ring.tensors, name).clone() for name in "qkv"}
+        instance = contest.ProblemInstance(Problem(num_heads=2, seqlen_q=40, head_dim=64, **options), "cpu")
+        compute, stage = honest(instance.problem, instance.tensors), instance.stage
+        before = {name: getattr(instance.tensors, name).clone() for name in "qkv"}
         for _ in range(3):
             stage.draw()
             stage.new()
-            assert all(not torch.equal(getattr(ring.tensors, name), tensor) for name, tensor in before.items())
+            assert all(not torch.equal(getattr(instance.tensors, name), tensor) for name, tensor in before.items())
             compute()
             stage.keep()
             assert stage.fault() is None
         stage.seen()
-        assert all(torch.equal(getattr(ring.tensors, name), tensor) for name, tensor in before.items())
+        assert all(torch.equal(getattr(instance.tensors, name), tensor) for name, tensor in before.items())
 
 
 def test_a_write_outside_in_a_timed_call_is_found():
-    ring = contest.Ring(PROBLEM, "cpu")
-    stage = ring.stage
+    instance = contest.ProblemInstance(PROBLEM, "cpu")
+    stage = instance.stage
     stage.draw()
     stage.new()
-    honest(PROBLEM, ring.tensors)()
+    honest(PROBLEM, instance.tensors)()
     stage.keep()
-    ring.tensors.o.as_strided((1,), (1,), ring.tensors.o.storage_offset() - 1).fill_(0)
+    instance.tensors.o.as_strided((1,), (1,), instance.tensors.o.storage_offset() - 1).fill_(0)
     assert "overwritten" in stage.fault()
 
 
@@ -358,7 +358,7 @@ def test_another_clock_than_the_baselines_is_said():
 
 def test_spot_checks_come_at_any_time(monkeypatch):
     """Eight a contender, at rounds that it cannot know, and of a slow one two."""
-    ring = contest.Ring(PROBLEM, "cpu")
+    instance = contest.ProblemInstance(PROBLEM, "cpu")
 
     class Timer:
         def __init__(self, us):
@@ -375,7 +375,7 @@ def test_spot_checks_come_at_any_time(monkeypatch):
         places = set()
         for seed in range(3):
             timer, taken = Timer(us), []
-            checks = spot.SpotChecks("ours", honest(PROBLEM, ring.tensors), ring.stage, seed)
+            checks = spot.SpotChecks("ours", honest(PROBLEM, instance.tensors), instance.stage, seed)
             with contextlib.suppress(VerificationError):
                 for number in range(20):
                     before = len(checks._new_us)

@@ -81,17 +81,17 @@ def test_a_kernel_that_cheats(tmp_path, cheat, mode):
 
 
 @pytest.fixture
-def ring():
-    return contest.Ring(PROBLEM, "cuda")
+def instance():
+    return contest.ProblemInstance(PROBLEM, "cuda")
 
 
 @pytest.fixture
-def field(ring):
+def field(instance):
     """Official FlashAttention-2 beside rung 02, whose launch is another."""
-    ours = ring.ours("ours", build_one(RUNG, RUNG.config_for(PROBLEM), gpu.device_arch()), timed=True)
+    ours = instance.ours("ours", build_one(RUNG, RUNG.config_for(PROBLEM), gpu.device_arch()), timed=True)
 
     def make(launch=lambda compute: compute):
-        return [ring.official(baselines.find("fa2")), replace(ours, launch=launch(ours.launch))]
+        return [instance.official(baselines.find("fa2")), replace(ours, launch=launch(ours.launch))]
 
     return make
 
@@ -113,7 +113,7 @@ def test_work_left_on_another_stream(field, waits):
         measure(field(elsewhere), TimingSettings("hot", 8))
 
 
-def test_inputs_kept_in_a_persisting_window_of_l2(ring, field):
+def test_inputs_kept_in_a_persisting_window_of_l2(instance, field):
     """As karpathy/llm.c's pull request 851 does: the window outlives the flush of cold launches."""
     from cuda.bindings import driver
 
@@ -123,7 +123,7 @@ def test_inputs_kept_in_a_persisting_window_of_l2(ring, field):
         pytest.skip("this GPU sets no part of L2 aside")
     value = driver.CUstreamAttrValue()
     window = value.accessPolicyWindow
-    window.base_ptr, window.num_bytes, window.hitRatio = ring.tensors.k.data_ptr(), min(most, 16 * 2**20), 1.0
+    window.base_ptr, window.num_bytes, window.hitRatio = instance.tensors.k.data_ptr(), min(most, 16 * 2**20), 1.0
     window.hitProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
     window.missProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
     value.accessPolicyWindow = window

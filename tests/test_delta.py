@@ -12,7 +12,7 @@ from flashladder.common.build import build_one
 from flashladder.common.catalog import catalogue
 from flashladder.common.errors import BuildError, ConfigError, EmulatorError, UnsupportedProblemError
 from flashladder.common.measure import baselines
-from flashladder.common.measure.contest import Ring
+from flashladder.common.measure.contest import ProblemInstance
 from flashladder.common.operations import OPERATIONS
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.results import records
@@ -181,12 +181,12 @@ def test_a_wrong_output_is_found(root):
 def test_a_timed_call_gets_new_inputs(root):
     """With the answer that is expected of them."""
     task = problem()
-    ring = Ring(task, "cpu")
-    seen, stage = {name: ring.tensors.by_name[name].clone() for name in ("o", "dout")}, ring.stage
+    instance = ProblemInstance(task, "cpu")
+    seen, stage = {name: instance.tensors.by_name[name].clone() for name in ("o", "dout")}, instance.stage
     stage.draw()
     stage.new()
-    assert not any(torch.equal(ring.tensors.by_name[name], tensor) for name, tensor in seen.items())
-    ring.tensors.delta.copy_(expect(task, ring.tensors).exact["delta"])
+    assert not any(torch.equal(instance.tensors.by_name[name], tensor) for name, tensor in seen.items())
+    instance.tensors.delta.copy_(expect(task, instance.tensors).exact["delta"])
     stage.keep()
     assert stage.fault() is None
 

@@ -53,8 +53,8 @@ def hard_problems(problem: Problem) -> list[Problem]:
     return [flat, *(replace(usual, family=name) for name in HARD if name in problem.asked.families)]
 
 
-class Ring:
-    """A problem's tensors, with its exact answer; `ulps` of the largest output are allowed on top."""
+class ProblemInstance:
+    """A problem with its tensors and its exact answer; `ulps` of the largest output are allowed on top."""
 
     def __init__(self, problem: Problem, device: str, ulps: int = 0) -> None:
         self.problem = problem
@@ -112,7 +112,7 @@ class Arena:
         self.problem = problem
         self._device = device
         self.absent = {b.name: reason for b in baselines if (reason := b.missing() or b.refusal(problem))}
-        self._ring = Ring(problem, device)
+        self._instance = ProblemInstance(problem, device)
         self._theirs: list[Contender] = []
         for baseline in baselines:
             if baseline.name not in self.absent:
@@ -121,7 +121,7 @@ class Arena:
     def _bind(self, baseline: Baseline) -> None:
         """Lets it take part, unless it fails at its first launch: what a package was built with is known to no one."""
         try:
-            contender = self._ring.official(baseline)
+            contender = self._instance.official(baseline)
             contender.launch()
         except DeviceError:
             raise
@@ -134,7 +134,7 @@ class Arena:
     def hold(self, kernels: Mapping[str, Artifact | Configured], settings: TimingSettings | None) -> Contest:
         """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""
         timed = settings is not None
-        ours = [self._ring.ours(name, kernel, timed=timed) for name, kernel in kernels.items()]
+        ours = [self._instance.ours(name, kernel, timed=timed) for name, kernel in kernels.items()]
         checks = {kernel.name: kernel.check() for kernel in ours}
         if timed:
             checks = {name: self._on_hard_inputs(name, kernels[name], check) for name, check in checks.items()}
@@ -151,16 +151,16 @@ class Arena:
         if not check.passed:
             return check
         faults = [
-            f"{fault}, with other inputs: {ring.problem.name}"
-            for ring in self._hard_rings
-            for fault in ring.ours(name, kernel, timed=False).check().faults
+            f"{fault}, with other inputs: {instance.problem.name}"
+            for instance in self._hard_instances
+            for fault in instance.ours(name, kernel, timed=False).check().faults
         ]
         return replace(check, faults=tuple(faults))
 
     @cached_property
-    def _hard_rings(self) -> list[Ring]:
+    def _hard_instances(self) -> list[ProblemInstance]:
         """Where few keys count, 16-bit torch may be exact, which no kernel need be."""
-        return [Ring(problem, self._device, ulps=1) for problem in hard_problems(self.problem)]
+        return [ProblemInstance(problem, self._device, ulps=1) for problem in hard_problems(self.problem)]
 
 
 def hold(

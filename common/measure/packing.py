@@ -13,7 +13,7 @@ from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import Baseline, Output, Run
-from flashladder.common.measure.contest import Ring
+from flashladder.common.measure.contest import ProblemInstance
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.timing import Measurement, TimingSettings, measure
 from flashladder.common.problem import Problem, Tensors
@@ -62,7 +62,7 @@ def contest(problem: Problem, rung: Version, place: Target, settings: TimingSett
 
     DeviceError without a GPU, VerificationError for an output that is wrong.
     """
-    packed, all_padded = Ring(problem, "cuda"), Ring(padded(problem), "cuda")
+    packed, all_padded = ProblemInstance(problem, "cuda"), ProblemInstance(padded(problem), "cuda")
     ours = [
         packed.ours("packed", _artifact(rung, problem, place), timed=True),
         all_padded.ours("padded", _artifact(rung, all_padded.problem, place), timed=True),

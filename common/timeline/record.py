@@ -6,7 +6,7 @@ import numpy as np
 
 from flashladder.common.build import BuildRequest
 from flashladder.common.errors import DeviceError
-from flashladder.common.measure.contest import Ring
+from flashladder.common.measure.contest import ProblemInstance
 from flashladder.common.measure.timing import TimingSettings, measure
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
@@ -27,9 +27,9 @@ def record(request: BuildRequest, problem: Problem) -> Timeline:
     """
     gpu.require_gpu()
     with stamped(request) as kernel:
-        ring = Ring(problem, "cuda")
-        plain = ring.ours("without stamps", kernel.plain, timed=False)
-        with_stamps = ring.ours("with stamps", kernel.artifact, timed=False)
+        instance = ProblemInstance(problem, "cuda")
+        plain = instance.ours("without stamps", kernel.plain, timed=False)
+        with_stamps = instance.ours("with stamps", kernel.artifact, timed=False)
         loaded = gpu.load(kernel.artifact)
         with_stamps.check().require("the kernel with time stamps")
         for _ in range(WARM_UP):
