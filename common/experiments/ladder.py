@@ -136,7 +136,7 @@ def _key(label: str, kernel: Artifact | Configured) -> Key:
 
 
 @dataclass(frozen=True)
-class Bench:
+class LadderTimer:
     """Times the shapes of one run."""
 
     log: Log

@@ -83,11 +83,11 @@ def main(arguments: argparse.Namespace) -> int:
         warn(reason)
     run, missing = _run(log, field, arguments.again)
     settings = TimingSettings(rounds=arguments.rounds, budget_s=arguments.budget / max(1, len(field)))
-    bench = ladder.Bench(log, run, official, settings, gpu, folder)
+    timer = ladder.LadderTimer(log, run, official, settings, gpu, folder)
     results = []
     for number, (problem, kernels) in enumerate(missing.items(), start=1):
         console.print(f"{number} of {len(missing)}: {problem.name}, {len(kernels)} kernels", soft_wrap=True)
-        results.append(bench.measure(problem, kernels))
+        results.append(timer.measure(problem, kernels))
         for remark in results[-1].remarks:
             warn(remark)
     for absent in dict.fromkeys(f"{name}: {reason}" for result in results for name, reason in result.absent.items()):
