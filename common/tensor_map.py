@@ -32,7 +32,7 @@ L2_PROMOTIONS = (0, 64, 128, 256)  # bytes, likewise
 
 
 @dataclass(frozen=True)
-class _Field:
+class _BitField:
     """Bits `first`, `first` + 1, ... of the map, which hold a number less `bias`, shifted right by `shift`."""
 
     first: int
@@ -49,21 +49,23 @@ class _Field:
         return ((bits >> self.first & (1 << self.width) - 1) << self.shift) + self.bias
 
 
-_ADDRESS = _Field(0, 64)
-_RANK = _Field(68, 3, bias=1)
-_DTYPE = _Field(71, 4)
-_SWIZZLE = _Field(77, 2)
-_L2_PROMOTION = _Field(81, 2)
-_STRIDES = tuple((_Field(96 + 32 * n, 32, shift=4), _Field(224 + 4 * n, 4, shift=36)) for n in range(MAX_RANK - 1))
-_DIMS = tuple(_Field(256 + 32 * n, 32, bias=1) for n in range(MAX_RANK))
-_BOX = tuple(_Field(440 + 8 * n, 8, bias=1) for n in range(MAX_RANK))
-_BOX_BYTES = _Field(512, 32)
-_SHARED_ALIGNMENT = _Field(576, 32)  # after so many bytes the swizzle's pattern repeats
+_ADDRESS = _BitField(0, 64)
+_RANK = _BitField(68, 3, bias=1)
+_DTYPE = _BitField(71, 4)
+_SWIZZLE = _BitField(77, 2)
+_L2_PROMOTION = _BitField(81, 2)
+_STRIDES = tuple(
+    (_BitField(96 + 32 * n, 32, shift=4), _BitField(224 + 4 * n, 4, shift=36)) for n in range(MAX_RANK - 1)
+)
+_DIMS = tuple(_BitField(256 + 32 * n, 32, bias=1) for n in range(MAX_RANK))
+_BOX = tuple(_BitField(440 + 8 * n, 8, bias=1) for n in range(MAX_RANK))
+_BOX_BYTES = _BitField(512, 32)
+_SHARED_ALIGNMENT = _BitField(576, 32)  # after so many bytes the swizzle's pattern repeats
 # Where a map holds what differs from tensor to tensor, for a writer of words of 32 bits: the address, in two; strides
 # below 2^36 in units of 16 bytes, that of dimension 1 first; dimensions less one, from dimension 0 on.
 ADDRESS_AT, STRIDES_AT, DIMS_AT = (field.first // 8 for field in (_ADDRESS, _STRIDES[0][0], _DIMS[0]))
 # What must be zero in a map of this kind: interleaving, NaN fill, tf32, element strides.
-_OTHERS = (_Field(75, 2), _Field(79, 2), _Field(416, 3 * MAX_RANK))
+_OTHERS = (_BitField(75, 2), _BitField(79, 2), _BitField(416, 3 * MAX_RANK))
 
 
 @dataclass(frozen=True)

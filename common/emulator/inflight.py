@@ -111,7 +111,7 @@ def check_products(blocks: list[PtxBlock]) -> None:
     products = {i.index: i for block in blocks for i in block.instructions if is_product(i)}
     if not products:
         return
-    check = _Check(products, {i.index: i for block in blocks for i in block.instructions})
+    check = _InFlightCheck(products, {i.index: i for block in blocks for i in block.instructions})
     steps = [[step for i in block.instructions if (step := check.relevant(i))] for block in blocks]
     entry: dict[int, _State] = {0: _State()}
     todo = [0]
@@ -132,7 +132,7 @@ def check_products(blocks: list[PtxBlock]) -> None:
             check.advance(entry[index], instruction, touched)
 
 
-class _Check:
+class _InFlightCheck:
     def __init__(self, products: dict[int, Instruction], instructions: dict[int, Instruction]) -> None:
         self.products, self.instructions = products, instructions
         self.accumulators = {index: accumulators(product) for index, product in products.items()}

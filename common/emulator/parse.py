@@ -78,10 +78,10 @@ def parse(text: str, entry: str | None = None) -> PtxKernel:
     Raises:
         PtxSyntaxError: the text is not understood, or has no such entry.
     """
-    return _Parser(text).parse(entry)
+    return _PtxParser(text).parse(entry)
 
 
-class _Parser:
+class _PtxParser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.files: dict[str, str] = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M))
@@ -191,7 +191,7 @@ class _Parser:
 class _Body:
     """The statements between the braces of one entry."""
 
-    def __init__(self, parser: _Parser, kernel: PtxKernel) -> None:
+    def __init__(self, parser: _PtxParser, kernel: PtxKernel) -> None:
         self.parser, self.kernel = parser, kernel
         self.scope: _Scope | None = None
         self.num_scopes = 0

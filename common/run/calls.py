@@ -64,7 +64,7 @@ class Call:
             self._plan = self._planned(device)
         self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for quick.cpp
         quick.prepare()
-        self._spare: list[_Arguments] = []  # memory of calls that are over: a thread takes what no other has
+        self._spare: list[_ArgumentMemory] = []  # memory of calls that are over: a thread takes what no other has
 
     def _planned(self, device: torch.device) -> quick.Plan | None:
         counters = [each for each in self._workspaces if isinstance(each, ZeroedMemory)]
@@ -134,7 +134,7 @@ class Call:
         try:
             arguments = self._spare.pop()
         except IndexError:
-            arguments = _Arguments(len(self._workspaces), self._launches)
+            arguments = _ArgumentMemory(len(self._workspaces), self._launches)
         of_q, of_k, of_v, of_o = strides
         lse_pointer = 0 if lse is None else lse.data_ptr()
         steps = *of_q[:3], *of_k[:3], *of_v[:3], *of_o[:3]
@@ -185,7 +185,7 @@ class Call:
             and _is_apart_from_the_last(tensors, pointers, strides)
         )
 
-    def _run(self, arguments: _Arguments, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
+    def _run(self, arguments: _ArgumentMemory, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         lent = [lend(q, stream, sizes) for lend in self._workspaces]  # the allocator waits until the stream is done
         for place, memory in enumerate(lent):
@@ -197,7 +197,7 @@ class Call:
         if status:
             self._kernel.checked("launch", (status,))
 
-    def _status(self, arguments: _Arguments, shapes: Sequence[Shape], stream: int) -> int:
+    def _status(self, arguments: _ArgumentMemory, shapes: Sequence[Shape], stream: int) -> int:
         """What the driver says of the launches: 0, or the first error."""
         for shape, where in zip(shapes, arguments.where, strict=True):
             (status,) = self._kernel.driver.cuLaunchKernel(*shape, stream, where, 0)
@@ -280,7 +280,7 @@ class _Launch:
         return self._function, x, y, z, *self._cta
 
 
-class _Arguments:
+class _ArgumentMemory:
     """Memory for what kernels are launched with: the parameters, pointers to workspaces, and each kernel's maps."""
 
     def __init__(self, num_workspaces: int, launches: Sequence[_Launch]) -> None:

@@ -100,7 +100,7 @@ class Ring:
 
 
 @dataclass
-class _Warp:
+class _WarpState:
     """Where a warp is, and what it waits for; times are cycles."""
 
     at: int = 0  # step
@@ -118,7 +118,7 @@ class _Warp:
 class _Cta:
     """Its warps on this sub-core, and when the tiles that it asked for are there, by ring."""
 
-    warps: list[_Warp]
+    warps: list[_WarpState]
     arrivals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -215,7 +215,7 @@ class _SubCore:
         self._rings = rings
         self._copy_rate = copy_rate
         self._renews = renews
-        self._ctas = [_Cta([_Warp() for _ in range(warps_a_cta)]) for _ in range(ctas)]
+        self._ctas = [_Cta([_WarpState() for _ in range(warps_a_cta)]) for _ in range(ctas)]
         self._warps = [warp for cta in self._ctas for warp in cta.warps]
         self._cta_of = {id(warp): cta for cta in self._ctas for warp in cta.warps}
         self._free: dict[str, float] = defaultdict(float)
@@ -273,7 +273,7 @@ class _SubCore:
         self._written += size
         return self._copied
 
-    def _start(self, warp: _Warp) -> float:
+    def _start(self, warp: _WarpState) -> float:
         """When the warp could issue its next instruction."""
         cost = self._costs[warp.at]
         start = max(warp.ready, *(self._free[pipe] for pipe, _ in cost.pipes), 0.0)
@@ -288,7 +288,7 @@ class _SubCore:
             start = max(start, arrivals[number]) if number < len(arrivals) else math.inf
         return start
 
-    def _issue(self, warp: _Warp, cta: _Cta, cost: _Cost, now: float) -> None:
+    def _issue(self, warp: _WarpState, cta: _Cta, cost: _Cost, now: float) -> None:
         warp.ready = now + max(1, cost.stall)
         for pipe, busy in cost.pipes:
             self._free[pipe] = now + busy
@@ -311,7 +311,7 @@ class _SubCore:
             if warp.released[cost.ring] == min(other.released[cost.ring] for other in cta.warps):
                 self._ask(cta, cost.ring, now)
 
-    def _queue(self, warp: _Warp, cost: _Cost, now: float) -> None:
+    def _queue(self, warp: _WarpState, cost: _Cost, now: float) -> None:
         """A product queues for the tensor core. Its operands have what copies leave of shared memory's time."""
         begin = max(now, self._tensor_free)
         left = 1 - min(MOST_WRITTEN, self._written / SHARED_RATE / begin) if begin else 1.0
