@@ -1,4 +1,7 @@
-"""Where things are, and who knows whom: the map in common/__init__.py is held against the imports."""
+"""Where things are, who knows whom, and what they are called: one word is one class.
+
+The map in common/__init__.py is held against the imports.
+"""
 
 import ast
 import graphlib
@@ -34,6 +37,14 @@ def arrows(*tops: str) -> Iterator[tuple[Path, str]]:
         for path in sorted((ROOT / top).rglob("*.py")):
             for name in imports(ast.parse(path.read_text())):
                 yield path, name
+
+
+def classes(*tops: str) -> Iterator[tuple[str, str]]:
+    """Each class of these folders by its name, and the file it is in."""
+    for top in tops:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            found = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+            yield from ((node.name, str(path.relative_to(ROOT))) for node in found)
 
 
 def place(path: Path) -> str:
@@ -73,6 +84,14 @@ def test_no_circle_goes_through_the_modules_beside_the_rooms():
             graph.setdefault(place(path), set()).add(other)
     assert {"problem", "config", "operations"} <= graph.keys()
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_a_word_names_one_class():
+    files: dict[str, list[str]] = {}
+    for name, file in classes("common", "tuner", "tools"):
+        files.setdefault(name.lstrip("_"), []).append(file)  # a private class means no other thing by the word
+    assert len(files) > 100
+    assert not {name: where for name, where in files.items() if len(where) > 1}
 
 
 @pytest.mark.parametrize(
