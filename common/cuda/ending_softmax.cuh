@@ -3,8 +3,8 @@
 #include "ptx_store.cuh"
 #include "trusting_softmax.cuh"
 
-template <int rows>
-struct EndingSoftmax : TrustingSoftmax<rows> {
+template <int rows, class Base = DeferredSoftmax<rows>>
+struct EndingSoftmax : TrustingSoftmax<rows, Base> {
     float reciprocal[rows / 16][2];
     bool sees_none;  // some row of this warp
 
@@ -19,6 +19,13 @@ struct EndingSoftmax : TrustingSoftmax<rows> {
             none |= l == 0.0f;
         });
         sees_none = __any_sync(0xffffffff, none);
+    }
+
+    // Always true, as is_summed; it is told from l and 1 / l of each row.
+    __device__ bool has_ended() const {
+        bool ended = true;
+        this->each_row([&](int b, int h) { ended &= !(this->l[b][h] < 0.0f && reciprocal[b][h] < 0.0f); });
+        return ended;
     }
 
     // As store_lse, but no branch either.

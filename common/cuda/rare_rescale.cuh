@@ -10,8 +10,8 @@
 //
 // Equal scores above m would all be rounded to the same side as operands of P V, while l sums P before it is rounded. So
 // m is raised too if a lane's P are above 1 on average. Then the largest P are 1, which is not rounded.
-template <int rows>
-struct RarelyRescaled : DeferredSoftmax<rows> {
+template <int rows, class Base = DeferredSoftmax<rows>>
+struct RarelyRescaled : Base {
     static constexpr float slack = 8.0f;
     bool raised;                 // with the last block of scores
     float missed[rows / 16][2];  // what rounding has added to l too much: P above 1 are no whole multiples of it
@@ -46,7 +46,7 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
 
     template <int head_dim>
     __device__ void rescale(Accumulator<rows, head_dim> &o) const {
-        if (raised) DeferredSoftmax<rows>::rescale(o);
+        if (raised) Base::rescale(o);
     }
 
     // O /= l; of a row that sees no key, O = 0, whatever is in V.
@@ -109,7 +109,7 @@ struct RarelyRescaled : DeferredSoftmax<rows> {
     template <int cols>
     __device__ void exponentiate(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) {
         this->each_row([&](int b, int h) { sum[b][h] = 0.0f; });
-        DeferredSoftmax<rows>::exponentiate(s, sum);
+        Base::exponentiate(s, sum);
     }
 
     // Adds a block's sums to l, and keeps what rounding loses (Kahan, 1965).

@@ -6,20 +6,20 @@
 // at 2^16, and equal P above 1 are rounded alike (rare_rescale.cuh). If the sums of a block pass what they are where each P
 // is 1, P, O and l are brought down to a higher m, which P itself gives. If one passes `lost`, the scores are lost, and
 // `scores_again` computes them once more. A tile that has lost scores looks for each block's maxima from then on.
-template <int rows>
-struct TrustingSoftmax : RarelyRescaled<rows> {
+template <int rows, class Base = DeferredSoftmax<rows>>
+struct TrustingSoftmax : RarelyRescaled<rows, Base> {
     static constexpr float lost = 0x1p120f;  // what brings P down is at least 2^-126, the smallest that is not taken for 0
     bool looks;                              // for maxima, in this tile
 
     __device__ void clear() {
-        RarelyRescaled<rows>::clear();
+        RarelyRescaled<rows, Base>::clear();
         looks = false;
     }
 
     // Whether some row of the warp has not been shown a score that it sees, so that it has no m to trust.
     __device__ bool some_are_new() const {
         bool is_new = false;
-        DeferredSoftmax<rows>::each_row([&](int b, int h) { is_new |= this->m[b][h] == -FLT_MAX; });
+        Base::each_row([&](int b, int h) { is_new |= this->m[b][h] == -FLT_MAX; });
         return __any_sync(0xffffffff, is_new);
     }
 

@@ -46,17 +46,24 @@ struct TurnReader {
     int taken = 0;
 
     // The tile's first row, or `none`.
-    __device__ int begin() {
+    __device__ int begin() const {
         queue.full[taken % 2].wait(taken / 2 % 2);
         return same(queue.turn[taken % 2].x);
     }
-    // The rest, read only now: in between it needs no registers.
-    __device__ int4 end() {
+    // All of it, read again at the tile's end: in between it needs no registers.
+    __device__ int4 turn() const {
         const int4 turn = queue.turn[taken % 2];
-        __syncwarp();  // all lanes have read it
-        queue.empty[taken % 2].arrive_as_warp();
-        ++taken;
         return {same(turn.x), same(turn.y), turn.z, same(turn.w)};
+    }
+    // As `begin`, of the next tile.
+    __device__ int next() {
+        ++taken;
+        return begin();
+    }
+    // Gives back the place of the tile before, which all lanes have read.
+    __device__ void release(bool really) {
+        __syncwarp();
+        if (really) queue.empty[(taken - 1) % 2].arrive_as_warp();
     }
 
   private:

@@ -115,19 +115,19 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     TurnReader reader{shared.queue};
     int tile_row = reader.begin(), next_row;
     for (; tile_row != TurnQueue::none; tile_row = next_row) {
-        const int row = tile_row + warp_row;  // of this warp
         const int of_tile = mask.template blocks<block_n>(min(tile_row + block_m, params.seqlen_q)) - 1;
         const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         const int last = first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
         // What needs no O
-        int head, batch;
+        int row, head, batch;  // of this warp
         auto prepare_end = [&] {
-            const int4 turn = reader.end();
-            head = turn.y, batch = turn.w;
-            next_row = reader.begin();  // its wait ends a piece of code, so the rest stays behind the products' start
+            const int4 turn = reader.turn();
+            row = turn.x + warp_row, head = turn.y, batch = turn.w;
+            next_row = reader.next();  // its wait ends a piece of code, so the rest stays behind the products' start
             wait_for_own_stores();
             softmax.sum_up();
             softmax.store_lse_if(params.lse != nullptr, order.lse(head, batch) + row, params.seqlen_q - row);
+            reader.release(softmax.has_ended());  // so all this comes before the wait for O: ptxas would turn them round
         };
 #pragma unroll 1
         for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             wait_for(s);
             if constexpr (q_in_registers) shared.q.release(q_at);  // a load may come late, but a product has used what it brought
             shared.k.release(k_at);
-            mask.hide(s, row, last * block_n);
+            mask.hide(s, tile_row + warp_row, last * block_n);
             softmax.start(s);
             auto p = round_to_operand<dtype>(s);
 
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
                 auto hide = [&] {
-                    if constexpr (masked) mask.hide(s, row, j * block_n);
+                    if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 hide();
                 softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
