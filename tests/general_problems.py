@@ -9,7 +9,17 @@ from flashladder.common.problem import LAYOUTS, Problem
 GENERALS = [catalog.find("general"), catalog.find("woven_general")]
 GENERAL = GENERALS[-1]
 HOPPERS = [
-    catalog.find(name) for name in ("any_attention", "own_rows", "wide_heads", "no_maxima", "next_q", "shorter_turn")
+    catalog.find(name)
+    for name in (
+        "any_attention",
+        "own_rows",
+        "wide_heads",
+        "no_maxima",
+        "next_q",
+        "shorter_turn",
+        "row_by_row",
+        "half_block",
+    )
 ]
 HEAD_DIMS = GENERAL.supports.head_dim
 DECIDED = ("head_dim", "dtype", "causal", "lse")  # fields of the configuration that a problem decides

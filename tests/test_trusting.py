@@ -95,7 +95,7 @@ def test_maxima_are_followed_beyond_the_slack(one_key):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("rung", ["33", "36", "37", "38", "39"])
+@pytest.mark.parametrize("rung", ["33", "36", "37", "38", "39", "40", "41"])
 def test_what_is_no_number_reaches_its_own_rows_alone(rung, value):
     """A row of Q of NaN or infinities is NaN. The rows beside it are what they are without it, however they rise."""
     designs = [rising(height, one_key=False) for height in (6, 20, 200, 1500)]

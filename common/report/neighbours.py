@@ -48,7 +48,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "34_any_attention": (110, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
     "37_no_maxima": (63, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
-    "39_shorter_turn": (171, "The producer says where a tile is, sums come early, and O has a store of its own."),
+    "39_shorter_turn": (183, "The producer says where a tile is, sums come early, and O has a store of its own."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -22,10 +22,10 @@ from flashladder.common.run.execute import on_emulator
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
-TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4}
-WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39"), 64)  # a warpgroup past the end only gives back
-# When rung 39 draws a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
-MASKED_BLOCKS = {"39": 4}
+TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | dict.fromkeys(("39", "40", "41"), 4)
+WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", "41"), 64)  # a warpgroup past the end only gives back
+# When they draw a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
+MASKED_BLOCKS = dict.fromkeys(("39", "40", "41"), 4)
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
