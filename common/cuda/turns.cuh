@@ -60,9 +60,8 @@ struct TurnReader {
         ++taken;
         return begin();
     }
-    // Gives back the place of the tile before, which all lanes have read.
+    // Gives back the place of the tile before. A __syncwarp has been since `turn`, so all lanes have read it.
     __device__ void release(bool really) {
-        __syncwarp();
         if (really) queue.empty[(taken - 1) % 2].arrive_as_warp();
     }
 

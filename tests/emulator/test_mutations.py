@@ -2,6 +2,7 @@
 reports it, an output changes, or redundant.yaml says why nothing is lost. What it does not find with warps that run
 until they must wait, it is asked again with some that lag."""
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
@@ -22,10 +23,11 @@ from flashladder.common.run.execute import on_emulator
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
-TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | dict.fromkeys(("39", "40", "41"), 4)
-WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", "41"), 64)  # a warpgroup past the end only gives back
+TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4, "41": 5}
+WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40"), 64)  # a warpgroup past the end only gives back
 # When they draw a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
-MASKED_BLOCKS = dict.fromkeys(("39", "40", "41"), 4)
+# Those of rung 41 have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
+MASKED_KEYS = {"39": 256, "40": 256, "41": 448}
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
@@ -68,21 +70,23 @@ class Rung:
     def __init__(self, version, overrides):
         is_hopper = version.instruction_set == "hopper"
         self.arch = "sm_90a" if is_hopper else "sm_80"
-        # nvcc unrolls producers' loops four times: twice round, some left over
-        self.blocks = MASKED_BLOCKS.get(version.number, 11 if is_hopper else 4)
         default = version.config(**overrides)
         self.block_n = max(default.block_n, 64)
+        # nvcc unrolls producers' loops four times: twice round, some left over
+        keys = MASKED_KEYS.get(version.number, (11 if is_hopper else 4) * self.block_n)
         self.problem = Problem(
             num_heads=len(self.JUMPS),
             seqlen_q=max(default.block_m, 64) * TILES_OF_A_HEAD.get(version.number, 1)
             - WITHOUT_ROWS.get(version.number, 0),
-            seqlen_k=self.blocks * self.block_n,
+            seqlen_k=keys,
             head_dim=default.head_dim,
             dtype=default.dtype,
-            causal=version.number in MASKED_BLOCKS,
+            causal=version.number in MASKED_KEYS,
         )
         last_tile = (self.problem.seqlen_q - 1) // default.block_m * default.block_m
-        self.jumping_from = last_tile if self.problem.causal else 0  # a row: under a mask the last tile sees all blocks
+        # Under a mask the last tile sees all blocks; of rung 41 both of its warpgroups jump, as they begin differently.
+        first = last_tile if self.problem.causal else 0
+        self.jumping_from = [first, first + 64] if version.number == "41" else [first]
         self.artifact = build_one(version, version.config_for(self.problem, **overrides), self.arch)
         self.warp_rows = default.block_m * 32 // self.artifact.launch.num_threads
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
@@ -98,8 +102,8 @@ class Rung:
         for head, jump in enumerate(self.JUMPS):
             first_key = jump["block"] * self.block_n
             tensors.k[:, first_key : first_key + self.block_n, head, 0] = jump["nats"] / self.problem.softmax_scale
-            for warp in jump["warps"]:
-                first_row = self.jumping_from + warp * self.warp_rows
+            for first, warp in itertools.product(self.jumping_from, jump["warps"]):
+                first_row = first + warp * self.warp_rows
                 tensors.q[:, first_row : first_row + self.warp_rows, head, 0] = 1
         return tensors
 
