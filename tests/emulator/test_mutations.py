@@ -24,7 +24,7 @@ REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text(
 
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
 TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4, "41": 5}
-WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40"), 64)  # a warpgroup past the end only gives back
+WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", "41"), 64)  # a warpgroup past the end only gives back
 # When they draw a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
 # Those of rung 41 have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
 MASKED_KEYS = {"39": 256, "40": 256, "41": 448}
@@ -84,9 +84,10 @@ class Rung:
             causal=version.number in MASKED_KEYS,
         )
         last_tile = (self.problem.seqlen_q - 1) // default.block_m * default.block_m
-        # Under a mask the last tile sees all blocks; of rung 41 both of its warpgroups jump, as they begin differently.
+        # Under a mask the last tile sees all blocks. In rung 41 its rows begin with half a block, and those before them
+        # with a whole one.
         first = last_tile if self.problem.causal else 0
-        self.jumping_from = [first, first + 64] if version.number == "41" else [first]
+        self.jumping_from = [first, first - 64] if version.number == "41" else [first]
         self.artifact = build_one(version, version.config_for(self.problem, **overrides), self.arch)
         self.warp_rows = default.block_m * 32 // self.artifact.launch.num_threads
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
