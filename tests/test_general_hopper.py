@@ -1,7 +1,9 @@
 """The general Hopper rungs on the emulator, under the race detector: lengths, heads, masks, rows that see nothing."""
 
+import itertools
 import math
 import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from general_problems import FA_LENGTHS, HOPPERS, draw, id_of, kinds
 
 from flashladder.common import catalog
 from flashladder.common.build import build_one
+from flashladder.common.errors import ConfigError
 from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run import tuned
+from flashladder.common.run import ahead, tuned
 from flashladder.common.run.execute import on_emulator
 
 ARCH = "sm_90a"
@@ -44,6 +47,24 @@ def test_random_problems_of_winners(winner):
     rng = random.Random(winner.kind)
     for _ in range(3):
         emulated(rung, draw(rng, longest=300, **kind), **winner.values)
+
+
+def tiles():
+    """Every block_m and block_n of the rungs that attention launches, where some of their configurations have them."""
+    for rung in map(catalog.find, ahead.RIVALS):
+        fields = {name: rung.choices[name].values for name in ("block_m", "block_n", "q_in_registers")}
+        for head_dim, *values in itertools.product((64, 128), *fields.values()):
+            tile = {"head_dim": head_dim, **dict(zip(fields, values, strict=True))}
+            with suppress(ConfigError):
+                rung.config(**tile, num_stages=2, q_stages=1)
+                yield pytest.param(rung, tile, id="-".join(map(str, (rung.number, *tile.values()))))
+
+
+@pytest.mark.parametrize(("rung", "tile"), list(tiles()))
+def test_every_tile(rung, tile):
+    values = {name: value for name, value in tile.items() if name != "head_dim"}
+    problem = Problem(num_heads=2, seqlen_q=tile["block_m"] + 70, seqlen_k=200, head_dim=tile["head_dim"], causal=True)
+    emulated(rung, problem, **values, num_stages=2, q_stages=1)
 
 
 @pytest.mark.parametrize("lengths", FA_LENGTHS[:8], ids=str)

@@ -17,7 +17,7 @@ using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
 using Share = Registers<num_consumers, 1>;
-constexpr bool may_halve = causal && block_n > warpgroup_rows;  // a block as long as a group's rows is on the diagonal whole
+constexpr bool may_halve = causal && block_n > warpgroup_rows;  // a block of 64 keys is on the diagonal of 64 rows whole
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
@@ -196,9 +196,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                 else
                     p = widen<block_n>(p_first);
             };
-            using Half = std::integral_constant<int, block_n / 2>;
+            using Half = std::integral_constant<int, may_halve ? warpgroup_rows : block_n>;
             using Whole = std::integral_constant<int, block_n>;
-            if (may_halve && mask.keys(end_row - 1) - last * block_n <= block_n / 2)
+            if (may_halve && mask.keys(end_row - 1) - last * block_n <= warpgroup_rows)
                 begin(Half());
             else
                 begin(Whole());
