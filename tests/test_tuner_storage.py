@@ -61,10 +61,11 @@ def test_two_machines_share_a_study_on_postgresql(database, tmp_path, monkeypatc
     folders = [tmp_path / "one", tmp_path / "two"]
     searches = [_search(folder, database) for folder in folders]
     with_study = _job(folders[0], database).ledger()
-    _wait_until(lambda: len(with_study.trials()) > 10)
-    os.killpg(searches[1].pid, signal.SIGKILL)
-    searches[1].wait()
-    searches[1] = _search(folders[1], database)
+    _wait_until(lambda: len(with_study.trials()) > 10 and with_study.valid())
+    killed = _index_of(searches, with_study.valid()[0])  # it has measured, and another one is to go on
+    os.killpg(searches[killed].pid, signal.SIGKILL)
+    searches[killed].wait()
+    searches[killed] = _search(folders[killed], database)
     outputs = [search.communicate(timeout=120) for search in searches]
     assert [search.returncode for search in searches] == [0, 0], outputs
     valid = Counter(code_of(trial) for trial in with_study.valid())
@@ -81,6 +82,12 @@ def _search(folder, url):
     command = [sys.executable, "-m", "flashladder.tests.tuner_simulation", str(folder), "--storage", url]
     command += ["--workers", "2"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _index_of(searches, trial):
+    """Of the search that owns a trial: each has a process group of its own."""
+    group = os.getpgid(int(trial.user_attrs["owner"].split("/")[2]))
+    return [search.pid for search in searches].index(group)
 
 
 def _job(folder, url=None):
