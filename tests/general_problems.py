@@ -19,6 +19,8 @@ HOPPERS = [
         "shorter_turn",
         "row_by_row",
         "half_block",
+        "from_the_end",
+        "across_tiles",
     )
 ]
 HEAD_DIMS = GENERAL.supports.head_dim

@@ -14,7 +14,7 @@ from flashladder.common.build import build_one
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.run import ahead, tuned
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.run.execute import EMULATED_SMS, on_emulator
 
 ARCH = "sm_90a"
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in HOPPERS for kind in kinds(rung)]
@@ -22,12 +22,12 @@ WINNERS = [each for each in tuned.every() if catalog.find(each.version) in HOPPE
 EACH = pytest.mark.parametrize("rung", HOPPERS, ids=lambda rung: rung.number)
 
 
-def emulated(rung, problem, tensors=None, **values):
+def emulated(rung, problem, tensors=None, num_sms=EMULATED_SMS, **values):
     """Requires a right output without a race."""
     tensors = tensors or make_inputs(problem)
     config = rung.config_for(problem, **values)
     rung.check(problem, config)
-    on_emulator(build_one(rung, config, ARCH), problem, tensors)
+    on_emulator(build_one(rung, config, ARCH), problem, tensors, num_sms=num_sms)
     verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{problem.name} with {config}")
     return tensors
 
@@ -49,22 +49,34 @@ def test_random_problems_of_winners(winner):
         emulated(rung, draw(rng, longest=300, **kind), **winner.values)
 
 
-def tiles():
-    """Every block_m and block_n of the rungs that attention launches, where some of their configurations have them."""
-    for rung in map(catalog.find, ahead.RIVALS):
+def tiles(*names):
+    """Every block_m and block_n of some rungs, where some of their configurations have them, with the fewest places."""
+    for rung in map(catalog.find, names):
         fields = {name: rung.choices[name].values for name in ("block_m", "block_n", "q_in_registers")}
         for head_dim, *values in itertools.product((64, 128), *fields.values()):
-            tile = {"head_dim": head_dim, **dict(zip(fields, values, strict=True))}
-            with suppress(ConfigError):
-                rung.config(**tile, num_stages=2, q_stages=1)
-                yield pytest.param(rung, tile, id="-".join(map(str, (rung.number, *tile.values()))))
+            tile = {"head_dim": head_dim, **dict(zip(fields, values, strict=True)), "q_stages": 1}
+            for num_stages in rung.choices["num_stages"].values:
+                with suppress(ConfigError):
+                    rung.config(**tile, num_stages=num_stages)
+                    yield pytest.param(
+                        rung, tile | {"num_stages": num_stages}, id="-".join(map(str, (rung.number, *tile.values())))
+                    )
+                    break
 
 
-@pytest.mark.parametrize(("rung", "tile"), list(tiles()))
-def test_every_tile(rung, tile):
+@pytest.mark.parametrize(("rung", "tile"), list(tiles(*ahead.RIVALS)))
+def test_every_tile_that_attention_may_launch(rung, tile):
     values = {name: value for name, value in tile.items() if name != "head_dim"}
     problem = Problem(num_heads=2, seqlen_q=tile["block_m"] + 70, seqlen_k=200, head_dim=tile["head_dim"], causal=True)
-    emulated(rung, problem, **values, num_stages=2, q_stages=1)
+    emulated(rung, problem, **values)
+
+
+@pytest.mark.parametrize(("rung", "tile"), list(tiles("from_the_end", "across_tiles")))
+def test_whole_tiles_that_one_cta_computes_one_after_another(rung, tile):
+    """Each warpgroup of a tile sees another number of blocks, so that some are passed while the tile before ends."""
+    values = {name: value for name, value in tile.items() if name != "head_dim"}
+    problem = Problem(num_heads=3, seqlen_q=tile["block_m"], head_dim=tile["head_dim"], causal=True)
+    emulated(rung, problem, **values, num_sms=1)
 
 
 @pytest.mark.parametrize("lengths", FA_LENGTHS[:8], ids=str)

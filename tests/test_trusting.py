@@ -95,7 +95,7 @@ def test_maxima_are_followed_beyond_the_slack(one_key):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("rung", ["33", "36", "37", "38", "39", "40", "41"])
+@pytest.mark.parametrize("rung", ["33", "36", "37", "38", "39", "40", "41", "42", "43"])
 def test_what_is_no_number_reaches_its_own_rows_alone(rung, value):
     """A row of Q of NaN or infinities is NaN. The rows beside it are what they are without it, however they rise."""
     designs = [rising(height, one_key=False) for height in (6, 20, 200, 1500)]
@@ -111,3 +111,19 @@ def test_what_is_no_number_reaches_its_own_rows_alone(rung, value):
     assert tensors.o[:, 5].isnan().all()
     torch.testing.assert_close(tensors.o[:, others], clean.o[:, others], rtol=0.01, atol=0.002)
     torch.testing.assert_close(tensors.lse[..., others], clean.lse[..., others])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("rung", ["41", "43"])
+def test_a_tile_forgets_what_the_one_before_has_lost(rung, head_dim):
+    """A warp that has lost scores looks for maxima up to the tile's end. One CTA looks no more often than four do."""
+    designs = [rising(height, one_key=False) for height in (400, 0, 0, 0)]
+    problem, tensors = drawn_by(designs, seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=head_dim)
+    version = catalog.find(rung)
+    config = version.config_for(problem, block_m=128, block_n=BLOCK, q_in_registers=True, q_stages=1)
+    artifact = build_one(version, config, "sm_90a")
+    looks = [
+        on_emulator(artifact, problem, tensors, num_sms=num_sms, race=False).instructions["max.f32"]
+        for num_sms in (1, len(designs))
+    ]
+    assert looks[0] == looks[1]
