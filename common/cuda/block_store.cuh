@@ -20,13 +20,6 @@ __device__ inline void start_store_by_blocks(T *tile, int first_row, const Hoist
     const auto rounded = round_to_operand<T>(o);  // blocks as ldmatrix has them
 #pragma unroll
     for (int step = 0; step < head_dim / 16; ++step) stmatrix_x4(place.address(0, step * 16), rounded.block[step][0]);
-    fence_proxy_async();  // TMA sees what each lane wrote
-    __syncwarp();
-    if (lane_index() == 0) {
-#pragma unroll
-        for (int panel = 0; panel < Tile::panels; ++panel)
-            tma_store(map, tile + Tile::step(first_row, panel * 64), panel * 64, row, head, batch);
-        tma_store_commit();
-    }
+    start_storing<Tile>(tile, first_row, map, row, head, batch);
     __syncwarp();
 }

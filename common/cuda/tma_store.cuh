@@ -9,13 +9,10 @@ __device__ inline void wait_for_stores() {
     __syncwarp();
 }
 
-// Starts storing a warp's 16 rows of O, which lie from `first_row` on in the tile and from `row` on in the head. The map
-// has boxes of 16 rows.
-template <class Tile, class T, int head_dim>
-__device__ inline void start_store(T *tile, int first_row, const Accumulator<16, head_dim> &o, const TensorMapBytes &map,
-                                   int row, int head, int batch) {
-    wait_for_stores();
-    store_to_shared_hoisted<Tile>(tile, first_row, o);
+// Starts storing 16 rows that this warp has written, which lie from `first_row` on in the tile and from `row` on in the
+// head. The map has boxes of 16 rows.
+template <class Tile, class T>
+__device__ inline void start_storing(const T *tile, int first_row, const TensorMapBytes &map, int row, int head, int batch) {
     fence_proxy_async();  // TMA sees what each lane wrote
     __syncwarp();
     if (lane_index() != 0) return;
@@ -23,4 +20,13 @@ __device__ inline void start_store(T *tile, int first_row, const Accumulator<16,
     for (int panel = 0; panel < Tile::panels; ++panel)
         tma_store(map, tile + Tile::step(first_row, panel * 64), panel * 64, row, head, batch);
     tma_store_commit();
+}
+
+// Writes a warp's rows of O, and starts storing them.
+template <class Tile, class T, int head_dim>
+__device__ inline void start_store(T *tile, int first_row, const Accumulator<16, head_dim> &o, const TensorMapBytes &map,
+                                   int row, int head, int batch) {
+    wait_for_stores();
+    store_to_shared_hoisted<Tile>(tile, first_row, o);
+    start_storing<Tile>(tile, first_row, map, row, head, batch);
 }

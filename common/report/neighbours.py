@@ -41,7 +41,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
     "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),
-    "31_persistent": (70, "A CTA that goes on to the next tile must not wait until the last one is stored."),
+    "31_persistent": (74, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "33_rare_rescale": (
         94,
         "Where P may be larger than 1, sums go by blocks, tell of equal keys, and keep what rounding loses.",
