@@ -52,31 +52,28 @@ def test_random_problems_of_winners(winner):
 def tiles(*names):
     """Every block_m and block_n of some rungs, where some of their configurations have them, with the fewest places."""
     for rung in map(catalog.find, names):
-        fields = {name: rung.choices[name].values for name in ("block_m", "block_n", "q_in_registers")}
+        fields = {name: rung.choices[name].values for name in ("block_m", "block_n", "q_in_registers", "num_stages")}
+        seen = set()
         for head_dim, *values in itertools.product((64, 128), *fields.values()):
-            tile = {"head_dim": head_dim, **dict(zip(fields, values, strict=True)), "q_stages": 1}
-            for num_stages in rung.choices["num_stages"].values:
-                with suppress(ConfigError):
-                    rung.config(**tile, num_stages=num_stages)
-                    yield pytest.param(
-                        rung, tile | {"num_stages": num_stages}, id="-".join(map(str, (rung.number, *tile.values())))
-                    )
-                    break
+            tile, config = (head_dim, *values[:-1]), dict(zip(fields, values, strict=True), q_stages=1)
+            with suppress(ConfigError):
+                rung.config(head_dim=head_dim, **config)
+                if tile not in seen:
+                    yield pytest.param(rung, head_dim, config, id="-".join(map(str, (rung.number, *tile))))
+                seen.add(tile)
 
 
-@pytest.mark.parametrize(("rung", "tile"), list(tiles(*ahead.RIVALS)))
-def test_every_tile_that_attention_may_launch(rung, tile):
-    values = {name: value for name, value in tile.items() if name != "head_dim"}
-    problem = Problem(num_heads=2, seqlen_q=tile["block_m"] + 70, seqlen_k=200, head_dim=tile["head_dim"], causal=True)
-    emulated(rung, problem, **values)
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles(*ahead.RIVALS)))
+def test_every_tile_that_attention_may_launch(rung, head_dim, tile):
+    problem = Problem(num_heads=2, seqlen_q=tile["block_m"] + 70, seqlen_k=200, head_dim=head_dim, causal=True)
+    emulated(rung, problem, **tile)
 
 
-@pytest.mark.parametrize(("rung", "tile"), list(tiles("from_the_end", "across_tiles")))
-def test_whole_tiles_that_one_cta_computes_one_after_another(rung, tile):
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("from_the_end", "across_tiles")))
+def test_whole_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile):
     """Each warpgroup of a tile sees another number of blocks, so that some are passed while the tile before ends."""
-    values = {name: value for name, value in tile.items() if name != "head_dim"}
-    problem = Problem(num_heads=3, seqlen_q=tile["block_m"], head_dim=tile["head_dim"], causal=True)
-    emulated(rung, problem, **values, num_sms=1)
+    problem = Problem(num_heads=3, seqlen_q=tile["block_m"], head_dim=head_dim, causal=True)
+    emulated(rung, problem, **tile, num_sms=1)
 
 
 @pytest.mark.parametrize("lengths", FA_LENGTHS[:8], ids=str)

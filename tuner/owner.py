@@ -16,8 +16,20 @@ def me() -> str:
 
 def is_gone(owner: str) -> bool:
     """Whether the process ran on this machine and has ended. Of other machines nothing is known: False."""
-    machine, _, process = owner.rpartition("/")[0].rpartition("/")
-    return machine == _machine() and _start(int(process)) != owner.rpartition("/")[2]
+    machine, process, start = _parts(owner)
+    return machine == _machine() and _start(int(process)) != start
+
+
+def process_of(owner: str) -> int:
+    """Its number, which means something on its own machine."""
+    return int(_parts(owner)[1])
+
+
+def _parts(owner: str) -> tuple[str, str, str]:
+    """Machine, which has a / of its own, process and start."""
+    running, _, start = owner.rpartition("/")
+    machine, _, process = running.rpartition("/")
+    return machine, process, start
 
 
 def _machine() -> str:

@@ -23,14 +23,9 @@ struct CrossingSoftmax : EndingSoftmax<rows, Base> {
     // the compiler would see here, as it was added up from 0.
     __device__ bool has_begun() const { return __float_as_uint(this->l[0][0] + this->l[0][1]) != 0xffffffff; }
 
-    // O /= l; of a row that saw no key, O = 0, whatever is in V.
+    // As EndingSoftmax does, but l is not O's any more.
     template <int head_dim>
     __device__ void divide(Accumulator<rows, head_dim> &o) {
-        if (this->sees_none)
-            this->each_row([&](int b, int h) {
-                if (this->reciprocal[b][h] != 0.0f) return;
-                this->template each_element<head_dim>(o, b, h, [&](float &x) { x = 0.0f; });
-            });
-        this->each_row([&](int b, int h) { this->scale_row(o, b, h, this->reciprocal[b][h]); });
+        this->divide_unless(o, [&](int b, int h) { return this->reciprocal[b][h] == 0.0f; });
     }
 };

@@ -40,9 +40,15 @@ struct EndingSoftmax : TrustingSoftmax<rows, Base> {
     // O /= l; of a row that sees no key, O = 0, whatever is in V.
     template <int head_dim>
     __device__ void divide(Accumulator<rows, head_dim> &o) {
+        divide_unless(o, [&](int b, int h) { return this->l[b][h] == 0.0f; });
+    }
+
+  protected:
+    template <int head_dim, class SeesNone>
+    __device__ void divide_unless(Accumulator<rows, head_dim> &o, SeesNone row_sees_none) {
         if (sees_none)
             this->each_row([&](int b, int h) {
-                if (this->l[b][h] != 0.0f) return;
+                if (!row_sees_none(b, h)) return;
                 reciprocal[b][h] = 0.0f;
                 this->template each_element<head_dim>(o, b, h, [&](float &x) { x = 0.0f; });
             });

@@ -22,13 +22,14 @@ from flashladder.common.run.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
+HALVING = ("41", "42", "43")  # of a tile's first block upper rows take half
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
-TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4, "41": 5, "42": 5, "43": 5}
+TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4} | dict.fromkeys(HALVING, 5)
 # A warpgroup past the end, or above the first row, only gives back.
-WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", "41", "42", "43"), 64)
+WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", *HALVING), 64)
 # When they draw a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
 # Those from rung 41 on have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
-MASKED_KEYS = {"39": 256, "40": 256, "41": 448, "42": 448, "43": 448}
+MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448)
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
@@ -88,7 +89,7 @@ class Rung:
         # Under a mask the last tile sees all blocks. From rung 41 on its rows begin with half a block, and those before
         # them with a whole one.
         first = last_tile if self.problem.causal else 0
-        self.jumping_from = [first, first - 64] if version.number in ("41", "42", "43") else [first]
+        self.jumping_from = [first, first - 64] if version.number in HALVING else [first]
         self.artifact = build_one(version, version.config_for(self.problem, **overrides), self.arch)
         self.warp_rows = default.block_m * 32 // self.artifact.launch.num_threads
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)

@@ -153,15 +153,19 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         softmax.divide(o);
         start_store_by_blocks<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, batch);
     };
-    // S = Q K^T of a tile's first block
-    auto start_first = [&](auto &s) {
-        shared.q.wait(q_at);
-        q.start(shared.q.tiles[q_at.stage], q_in_registers ? warp_row : group_row);
+    // S = Q K^T of the next block
+    auto start_scores = [&](auto &s) {
         shared.k.wait(k_at);
         start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
     };
-    // O += P V of its last one
-    auto start_last = [&] {
+    // The same of a tile's first one
+    auto start_first = [&](auto &s) {
+        shared.q.wait(q_at);
+        q.start(shared.q.tiles[q_at.stage], q_in_registers ? warp_row : group_row);
+        start_scores(s);
+    };
+    // O += P V of the block before
+    auto start_output = [&] {
         shared.v.wait(v_at);
         start_sum<dtype>(o, p, v_tiles.after(v_at.stage));
     };
@@ -179,10 +183,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     // S = Q K^T of block j, then O += P V of the one before
     auto step = [&](int j, auto is_masked) {
         constexpr bool masked = decltype(is_masked)::value;
-        shared.k.wait(k_at);
-        start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
-        shared.v.wait(v_at);
-        start_sum<dtype>(o, p, v_tiles.after(v_at.stage));
+        start_scores(s);
+        start_output();
 
         // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
         wait_for<1>(s);
@@ -200,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     // The same from one tile to the next, of whose first block it takes as many keys as S has. Between them O is stored.
     auto cross = [&](auto &s) {
         start_first(s);
-        start_last();
+        start_output();
         prepare_end();
         wait_for<1>(s);
         if constexpr (q_in_registers) shared.q.release(q_at);  // a load may come late, but a product has used what it brought
@@ -217,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 #pragma unroll 1
     while (tile_row != TurnQueue::none) {
         look();
-#pragma unroll 1
+#pragma unroll 1  // K and V by turns: a ring need not hold all that is passed
         for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
         o.clear();
         softmax.clear();
@@ -257,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             }
             pass_unseen(shared.v, v_at);
         }
-        start_last();
+        start_output();
         prepare_end();
         wait_for(o, p);
         shared.v.release(v_at);
