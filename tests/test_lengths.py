@@ -158,7 +158,7 @@ def test_a_wheel_has_the_kernels_of_both(monkeypatch):
     usual = ahead.requests("9.0a")
     kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS]
     for kind, q_stages in zip(kinds, (2, 1), strict=True):
-        tuned.save("h200", "40_row_by_row", kind, {"q_stages": q_stages}, {})
+        tuned.save("h200", "42_from_the_end", kind, {"q_stages": q_stages}, {})
     made = ahead.requests("9.0a")
     assert [each.config.q_stages for each in made if each not in usual] == [1]
     assert set(usual) < set(made)
