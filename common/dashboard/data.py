@@ -38,6 +38,7 @@ class Results:
     runs: pd.DataFrame
     bench: pd.DataFrame
     references: pd.DataFrame
+    cells: dict[str, pd.DataFrame]  # by GPU: rungs beside the field, of each head_dim, mask and length
     tuning: dict[str, pd.DataFrame]  # by study
     sass: dict[str, pd.DataFrame]  # by GPU: opcode counts of the rungs
     experiments: dict[str, pd.DataFrame]  # by name, those with rows
@@ -58,6 +59,7 @@ class Results:
             runs=read(folder / "runs.csv", RUNS),
             bench=read(folder / "bench.csv", BENCH),
             references=completed(read(folder / "references.csv", BENCH)),
+            cells={gpu: completed(rows) for gpu, rows in read_all(folder, "cells_*.csv", BENCH, damaged).items()},
             tuning={path.stem: read(path, TUNING) for path in sorted(folder.glob("tuning/*.csv"))},
             sass=read_all(folder, "sass_*.csv", SASS, damaged),
             experiments={

@@ -14,7 +14,7 @@ import pandas as pd
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Implementation
-from flashladder.common.config import parse_values
+from flashladder.common.config import Value, parse_values, spell
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
 from flashladder.common.report import markers
@@ -53,7 +53,7 @@ def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
     alike = ["dtype", "head_dim", "causal"]
     for (_, *kind), group in mine.groupby(["device", *alike], sort=False):
         run = group.sort_values("time", kind="stable")["run"].iloc[-1]
-        found.append(_table(timed[(timed["run"] == run) & (timed[alike] == kind).all(axis=1)]))
+        found.append(table(timed[(timed["run"] == run) & (timed[alike] == kind).all(axis=1)], "references.csv"))
     return found
 
 
@@ -86,7 +86,8 @@ def _texts(rows: pd.DataFrame) -> dict[Path, str]:
     }
 
 
-def _table(rows: pd.DataFrame) -> MeasuredTable:
+def table(rows: pd.DataFrame, log: str) -> MeasuredTable:
+    """What a run measured of one kind of problems, and the log that has the rows."""
     last = rows.iloc[-1]
     on_gpu = isinstance(last["driver"], str) and bool(last["driver"])
     unit, factor = ("TFLOP/s", 1) if on_gpu else ("GFLOP/s", 1000)
@@ -99,7 +100,7 @@ def _table(rows: pd.DataFrame) -> MeasuredTable:
     mask = "causal" if last["causal"] else "full"
     official = _label(last["baseline"], "")
     title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
-    return MeasuredTable(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows))
+    return MeasuredTable(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows, log))
 
 
 def _cell(row: Any, factor: int) -> str:
@@ -123,18 +124,18 @@ def _label(version: str, config: str) -> str:
         changes = _changes(catalog.find_implementation(version), config)
     except ConfigError:  # what has another name or other fields by now, or whose row is damaged
         return f"{version} {config}".strip() or "unnamed"
-    changed = [f"{name}={value}" for name, value in changes.items()]
+    changed = [f"{name}={spell(value)}" for name, value in changes.items()]
     return ", ".join([f"rung {catalog.address_of(version)}" if version[0].isdigit() else version, *changed])
 
 
-def _changes(implementation: Implementation, config: str) -> dict[str, object]:
+def _changes(implementation: Implementation, config: str) -> dict[str, Value]:
     values = parse_values(config)
     decided = {name: values[name] for name in ("dtype", "head_dim", "causal", "lse", "row_stride") if name in values}
     default = implementation.config(**decided)
-    return {name: value for name, value in values.items() if getattr(default, name) != value}
+    return {name: value for name, value in values.items() if getattr(default, name, None) != value}
 
 
-def _source(rows: pd.DataFrame) -> str:
+def _source(rows: pd.DataFrame, log: str) -> str:
     """Where and when, and with what."""
     last = rows.iloc[-1]
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
@@ -146,4 +147,4 @@ def _source(rows: pd.DataFrame) -> str:
     marks = ", ".join(f"{name} {cell}" for name, cell in cells.items() if isinstance(cell, str) and cell)
     where = f"{last['device']} ({marks}), {shape}; {software}; {last['time'][:10]}."
     disturbed = remarks(rows, "GPU" if driver else "CPU")
-    return f"{where}{disturbed} Made by tools/dashboard.py from results/references.csv."
+    return f"{where}{disturbed} Made by tools/dashboard.py from results/{log}."

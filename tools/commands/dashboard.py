@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.dashboard import data, opcodes, page, readme, references
+    from flashladder.common.dashboard import cells, data, opcodes, page, readme, references
     from flashladder.common.results import ladders
 
     folder = results_dir()
@@ -41,10 +41,12 @@ def main(arguments: argparse.Namespace) -> int:
     summary = ladders.summary(results.ladders)
     is_own = folder == ROOT / "results"  # the project's READMEs tell of its own results, and of no others
     page_of = arguments.readme or (ROOT / "README.md" if is_own else None)
-    of_ladder = (page_of, folder, results.ladders, summary)
+    of_ladder, of_cells = (page_of, folder, results.ladders, summary), (page_of, folder, results.cells)
     if arguments.check:
-        return _check([*readme.stale(*of_ladder), *(references.stale(results.references) if is_own else [])])
-    for path in [*readme.write(*of_ladder), *(references.write(results.references) if is_own else [])]:
+        of_references = references.stale(results.references) if is_own else []
+        return _check([*readme.stale(*of_ladder), *cells.stale(*of_cells), *of_references])
+    of_references = references.write(results.references) if is_own else []
+    for path in [*readme.write(*of_ladder), *cells.write(*of_cells), *of_references]:
         console.print(f"[dim]{path}")
     if not is_own:
         console.print(f"[dim]the READMEs are left as they are: they tell of {ROOT / 'results'}", soft_wrap=True)

@@ -1,0 +1,132 @@
+"""The fastest rung beside the fastest official kernel, in the README and on results/cells.md, from made-up logs."""
+
+import pytest
+
+from flashladder.common import console
+from flashladder.common.dashboard import cells, data
+from flashladder.common.paths import ROOT
+from flashladder.common.results.log import Log
+from flashladder.common.results.records import BENCH
+from flashladder.tests import made_up
+from flashladder.tools.commands import dashboard
+
+EMPTY = "# Title\n\n<!-- cells:begin -->\n<!-- cells:end -->\n"
+
+
+def lines(run, ratios, **changes):
+    """Kernels at every length; by name the times of FlashAttention-2 over theirs."""
+    made = []
+    for name, ratio in ratios.items():
+        for seqlen in made_up.LENGTHS:
+            line = made_up.row("16", "own", seqlen, ratio=ratio, run=run, time=f"2026-01-0{run}")
+            config = {} if name[0].isdigit() else {"config": ""}
+            made.append({k: v for k, v in line.items() if k in BENCH.columns} | {"version": name} | config | changes)
+    return made
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """A log of three runs, and a README and a page with markers."""
+    results = tmp_path / "results"
+    results.mkdir()
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(results))
+    for path in (tmp_path / "README.md", results / cells.PAGE):
+        path.write_text(EMPTY)
+    made = Log(results / "cells_h100.csv", BENCH)
+    made.append(lines(1, {"fa2": 1.0, "fa3": 1.5, "16_static_stride": 3.0}))
+    made.append(lines(2, {"fa2": 1.0, "fa3": 2.0, "cudnn": 1.8, "16_static_stride": 1.9, "02_swizzling": 2.2}))
+    made.append(lines(3, {"fa2": 1.0, "cudnn": 1.6, "16_static_stride": 2.0}, dtype="fp16", causal=True))
+    return made
+
+
+def loaded(log):
+    return data.Results.load(log.path.parent).cells
+
+
+def test_the_latest_run_of_each_kind(log):
+    runs = list(cells.latest(loaded(log)["h100"]))
+    assert [set(rows["run"]) for rows in runs] == [{"2"}, {"3"}]
+
+
+def test_the_fastest_rung_beside_the_fastest_official_kernel(log):
+    first, second = map(cells.best, cells.latest(loaded(log)["h100"]))
+    assert {seqlen: cell.rung for seqlen, cell in first.items()} == dict.fromkeys(made_up.LENGTHS, "02")
+    assert [cell.ratio for cell in first.values()] == pytest.approx([1.1, 1.1])
+    assert {cell.rung for cell in second.values()} == {"16"}
+    assert [cell.ratio for cell in second.values()] == pytest.approx([1.25, 1.25])
+
+
+def test_a_length_without_an_official_kernel_is_left_out(log):
+    log.append(lines(4, {"02_swizzling": 2.0}))
+    frame = loaded(log)["h100"]
+    assert cells.best(frame[frame["run"] == "4"]) == {}
+    alone = frame[(frame["run"] == "2") & (frame["version"] == "fa3")]
+    assert cells.best(alone) == {}
+
+
+def test_rows_that_were_not_timed_are_no_run(log):
+    log.append(lines(5, {"16_static_stride": 1.0}, ratio=None, time_us=None))
+    assert {run for rows in cells.latest(loaded(log)["h100"]) for run in rows["run"]} == {"2", "3"}
+
+
+def test_the_tables(log, tmp_path):
+    readme, folder = tmp_path / "README.md", tmp_path / "results"
+    assert set(cells.stale(readme, folder, loaded(log))) == {readme, folder / cells.PAGE}
+    assert set(cells.write(readme, folder, loaded(log))) == {readme, folder / cells.PAGE}
+    assert cells.stale(readme, folder, loaded(log)) == cells.write(readme, folder, loaded(log)) == []
+    short = readme.read_text()
+    assert "| S | 512 | 4096 | mean |" in short
+    assert "| bf16, d128 | 1.10 (02) | 1.10 (02) | **1.10** |" in short
+    assert "| fp16, d128, causal | 1.25 (16) | 1.25 (16) | **1.25** |" in short
+    words = " ".join(short.split())
+    assert "16 heads and 16,384 tokens: the time of the fastest official kernel" in words
+    assert (
+        "bf16: FlashAttention-2 (torch), cuDNN (torch), FlashAttention-3; fp16: FlashAttention-2 (torch), cuDNN (torch)"
+        in words
+    )
+    page = (folder / cells.PAGE).read_text()
+    assert page.count("**bf16, d128, full: TFLOP/s") == page.count("**fp16, d128, causal: TFLOP/s") == 1
+    assert "| FlashAttention-3 | 600 (2.00) | 600 (2.00) | **2.000** |" in page
+    assert "Made by tools/dashboard.py from results/cells_h100.csv." in " ".join(page.split())
+
+
+def test_without_markers_or_rows_nothing_is_written(log, tmp_path):
+    readme, folder = tmp_path / "README.md", tmp_path / "results"
+    readme.write_text("# Title\n")
+    (folder / cells.PAGE).unlink()
+    assert cells.write(readme, folder, loaded(log)) == []
+    assert cells.write(None, folder, loaded(log)) == []
+    assert readme.read_text() == "# Title\n"
+    log.path.unlink()
+    readme.write_text(EMPTY)
+    assert cells.write(readme, folder, loaded(log)) == []
+
+
+def test_the_tool_says_what_is_out_of_date(log, tmp_path, capsys):
+    def call(*arguments):
+        options = ["--readme", str(tmp_path / "README.md"), *arguments]
+        return console.run(dashboard.main, dashboard.parser(), options), capsys.readouterr().out
+
+    (tmp_path / "README.md").write_text(EMPTY + "<!-- ladder:begin -->\n<!-- ladder:end -->\n")
+    code, out = call("--check")
+    assert code == dashboard.EXIT_STALE
+    assert "cells.md is out of date" in out.replace("\n", "")
+    assert call()[0] == 0
+    assert call("--check")[0] == 0
+
+
+def test_the_first_lines_of_the_readme_say_what_the_log_says():
+    """That rungs beat the official kernels in each of the 24 cells."""
+    of_bf16 = [
+        rows for rows in cells.latest(data.Results.load(ROOT / "results").cells["h200"]) if "bf16" in set(rows["dtype"])
+    ]
+    found = [
+        cell
+        for rows in of_bf16
+        for cell in cells.best(rows[rows["version"].str[:2].isin(["42", "43", "fa", "cu"])]).values()
+    ]
+    assert "in [each of 24 cells](#beside-official-kernels)" in (ROOT / "README.md").read_text()
+    assert len(found) == 24
+    assert {cell.rung for cell in found} == {"42", "43"}
+    assert min(cell.ratio for cell in found) > 1.03
+    assert all({"fa2", "fa3", "cudnn"} <= set(rows["version"]) for rows in of_bf16)
