@@ -9,7 +9,7 @@ QUICK := $(addprefix tests/test_,catalog.py config.py house.py problem.py comman
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 LONG := tests/emulator/test_mutations.py \
-	$(addprefix tests/test_,explain.py exercises.py new_version.py own_ladders.py watch.py general_hopper.py) \
+	$(addprefix tests/test_,explain.py exercises.py new_version.py own_ladders.py watch.py general_hopper.py window_hopper.py) \
 	$(addprefix tests/test_,packed_random.py wheel.py transformers.py ring_processes.py ladder.py tuner_kill.py tuner_storage.py) \
 	$(addprefix tests/test_,adopt.py diffusers.py forecast.py hopper_model.py)
 

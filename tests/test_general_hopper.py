@@ -18,7 +18,7 @@ from flashladder.common.run.execute import EMULATED_SMS, on_emulator
 
 ARCH = "sm_90a"
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in HOPPERS for kind in kinds(rung)]
-WINNERS = [each for each in tuned.every() if catalog.find(each.version) in HOPPERS]
+WINNERS = [each for each in tuned.every() if catalog.find(each.version) in map(catalog.find, ahead.RIVALS)]
 EACH = pytest.mark.parametrize("rung", HOPPERS, ids=lambda rung: rung.number)
 
 
@@ -39,11 +39,22 @@ def test_random_problems(rung, kind):
         emulated(rung, draw(rng, longest=300, **kind))
 
 
-@pytest.mark.parametrize("winner", WINNERS, ids=lambda each: f"{each.version[:2]}-{each.kind}")
+def kind_of(winner):
+    config = tuned.standing(winner)
+    return {name: getattr(config, name) for name in ("dtype", "head_dim", "causal")}
+
+
+def is_default(winner):
+    return tuned.standing(winner) == catalog.find(winner.version).config(**kind_of(winner))
+
+
+NOT_DEFAULT = [winner for winner in WINNERS if not is_default(winner)]
+
+
+@pytest.mark.parametrize("winner", NOT_DEFAULT, ids=lambda each: f"{each.version[:2]}-{each.kind}")
 def test_random_problems_of_winners(winner):
-    """What attention launches, which need not be a rung's default."""
-    rung, config = catalog.find(winner.version), tuned.standing(winner)
-    kind = {name: getattr(config, name) for name in ("dtype", "head_dim", "causal")}
+    """What attention launches where it is not a rung's default."""
+    rung, kind = catalog.find(winner.version), kind_of(winner)
     rng = random.Random(winner.kind)
     for _ in range(3):
         emulated(rung, draw(rng, longest=300, **kind), **winner.values)
