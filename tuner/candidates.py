@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashladder.common.build.artifact import Artifact
-from flashladder.common.build.compile import BuildRequest, Progress, build
+from flashladder.common.build.compile import BuildProgress, BuildRequest, build
 from flashladder.common.config import GpuDescription, KernelConfig
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.sass import occupancy
@@ -65,7 +65,7 @@ def compile_all(
     space: Space,
     gpu: GpuDescription,
     spills: int = SPILLS,
-    progress: Progress | None = None,
+    progress: BuildProgress | None = None,
     limit: int | None = None,
 ) -> Stock:
     """Compiles every configuration for the GPU's arch, or as many as `limit`, those near the space's seeds.

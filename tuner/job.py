@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashladder.common import catalog
-from flashladder.common.build.compile import NVCC_FLAGS, PTXAS_FLAGS, Progress
+from flashladder.common.build.compile import NVCC_FLAGS, PTXAS_FLAGS, BuildProgress
 from flashladder.common.build.sources import Sources
 from flashladder.common.build.toolchain import toolchain, version_text
 from flashladder.common.config import GpuDescription, spell
@@ -116,7 +116,7 @@ class Job:
             "baseline": f"{official.name} {official.version}",
         }
 
-    def rank(self, on_progress: Progress | None = None) -> Ranking:
+    def rank(self, on_progress: BuildProgress | None = None) -> Ranking:
         """Compile everything, or as much as the settings say, and rank it."""
         settings = self.settings
         stock = candidates.compile_all(self.space, self.gpu, settings.spills, on_progress, settings.compiled)

@@ -26,7 +26,7 @@ WIDE = 0.02  # a ratio's interval, as a part of it: something disturbed the roun
 AGAIN = 4  # times as many rounds for a trial that was disturbed
 LOG_SECONDS = 5.0  # between two writings of the log
 
-Progress = Callable[[int, int, str], None]  # trials done, of how many, and the best so far
+TrialProgress = Callable[[int, int, str], None]  # trials done, of how many, and the best so far
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StudyRunner:
         budget: Budget,
         *,
         rounds: int = ROUNDS,
-        progress: Progress | None = None,
+        progress: TrialProgress | None = None,
         warn: Callable[[str], None] = print,
     ) -> None:
         self._stock = stock

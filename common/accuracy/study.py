@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 YARDSTICK, MET, MISSED = "yardstick", "met", "missed"  # verdicts
 _BARS = {"mean": "mean_error", "rms": "rms_error", "max_ulps": "max_ulps", "lse": "lse_error"}
 
-Run = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]  # gives O and LSE
+Attend = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]  # gives O and LSE
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class _Subject:
     """Something that computes attention: what a row says of it, and how it is run on a batch's tensors."""
 
     row: Row
-    run: Run
+    run: Attend
 
 
 def rows(study: Study) -> Iterator[list[Row]]:

@@ -43,7 +43,7 @@ rule ptxas
 BATCH = 8  # configurations for each core that are compiled before they are put into place: all that a kill can lose
 _SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
 
-Progress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
+BuildProgress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def cached(version: Version, config: KernelConfig, arch: str) -> Artifact | None
 @overload
 def build(
     requests: Sequence[BuildRequest],
-    progress: Progress | None = None,
+    progress: BuildProgress | None = None,
     *,
     on_ptx: OnPtx | None = None,
     on_error: Literal["raise"] = "raise",
@@ -92,7 +92,7 @@ def build(
 @overload
 def build(
     requests: Sequence[BuildRequest],
-    progress: Progress | None = None,
+    progress: BuildProgress | None = None,
     *,
     on_ptx: OnPtx | None = None,
     on_error: Literal["return"],
@@ -101,7 +101,7 @@ def build(
 
 def build(
     requests: Sequence[BuildRequest],
-    progress: Progress | None = None,
+    progress: BuildProgress | None = None,
     *,
     on_ptx: OnPtx | None = None,
     on_error: Literal["raise", "return"] = "raise",
@@ -142,7 +142,7 @@ def build(
 class _Listener:
     """Tells how far the configurations are, of all batches together."""
 
-    progress: Progress | None
+    progress: BuildProgress | None
     on_ptx: OnPtx | None
     total: int
     done: int = 0

@@ -16,7 +16,7 @@ _CONSTANT = re.compile(r"\.align 4 \.(b8|u32|b32) (launch|workspace)_(\w+)(?:\[\
 
 _ALWAYS = ("num_threads", "shared_bytes", "block_m", "block_n", "params_bytes")
 
-Record = TypeVar("Record", bound=ctypes.Structure)
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 
 
 class TensorMapRecord(ctypes.Structure):
@@ -131,7 +131,7 @@ def _constants(ptx: str, role: str) -> list[tuple[str, bytes]]:
     ]
 
 
-def _record(content: bytes, kind: type[Record]) -> Record:
+def _record(content: bytes, kind: type[Struct]) -> Struct:
     if len(content) > ctypes.sizeof(kind):
         raise BuildError(
             f"the kernel's declaration has {len(content)} bytes, {kind.__name__} {ctypes.sizeof(kind)}: make "

@@ -27,7 +27,7 @@ _KIND = ["dtype", "head_dim", "causal"]
 Cells = Mapping[str, pd.DataFrame]
 
 
-class Cell(NamedTuple):
+class Best(NamedTuple):
     """Of one length: a rung's address, and the time of the fastest official kernel over the rung's."""
 
     rung: str
@@ -52,7 +52,7 @@ def latest(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield group[group["run"] == run]
 
 
-def best(rows: pd.DataFrame) -> dict[int, Cell]:
+def best(rows: pd.DataFrame) -> dict[int, Best]:
     """By length the fastest rung of a run; lengths at which no official kernel or no rung was timed are left out."""
     found = {}
     for seqlen, group in rows.groupby("seqlen_q"):
@@ -60,7 +60,7 @@ def best(rows: pd.DataFrame) -> dict[int, Cell]:
         if is_official.any() and not is_official.all():
             ours = group[~is_official].sort_values("time_us").iloc[0]
             ratio = float(group[is_official]["time_us"].min() / ours["time_us"])
-            found[int(str(seqlen))] = Cell(catalog.address_of(str(ours["version"])), ratio)
+            found[int(str(seqlen))] = Best(catalog.address_of(str(ours["version"])), ratio)
     return found
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RANK_BITS = 24  # an address is (rank + 1) << RANK_BITS | the address in the CTA
 MOST_CTAS = 16
-Shape = tuple[int, int, int]
+GridShape = tuple[int, int, int]
 
 
 def ranks_of(address: Array) -> Array:
@@ -33,7 +33,7 @@ def without_rank(address: Array) -> Array:
     return address & address.dtype.type((1 << RANK_BITS) - 1)
 
 
-def ordered_ctas(grid: Shape, cluster: Shape) -> np.ndarray:
+def ordered_ctas(grid: GridShape, cluster: GridShape) -> np.ndarray:
     """The CTAs of a grid (x fastest), those of a cluster beside each other by rank.
 
     Raises:
@@ -50,7 +50,7 @@ def ordered_ctas(grid: Shape, cluster: Shape) -> np.ndarray:
 class Cluster:
     """How the rows of a chunk form clusters of a shape."""
 
-    def __init__(self, shape: Shape, num_ctas: int) -> None:
+    def __init__(self, shape: GridShape, num_ctas: int) -> None:
         self.shape, self.size = shape, int(np.prod(shape))
         self.ranks = np.arange(num_ctas) % self.size
 

@@ -50,7 +50,7 @@ SCOPE = "the scope of the GPU for both: .gpu, or atomicAdd() for atomicAdd_block
 
 
 @dataclass(frozen=True)
-class Record:
+class Execution:
     """One execution of an instruction by a warp of the CTAs of a chunk: who, where, in which epochs (rows or 1)."""
 
     index: int
@@ -108,7 +108,7 @@ class WordAccess:
     """An access as words, each with its row, its lane and its stamp."""
 
     order: Order
-    record: Record
+    record: Execution
     rows: np.ndarray
     lanes: np.ndarray
     words: np.ndarray
@@ -133,8 +133,8 @@ class GlobalRaces:
         self._strengths = strengths(machine.program.blocks)
         self._tables: dict[int, Table] = {}
         writes = Strength(False, False, False, False, reads=False, writes=True)
-        prior_grid = Record(-1, 0, np.array([_PRIOR]), np.zeros(1, np.int64), writes, "may still write it")
-        self._records: list[Record] = [prior_grid]
+        prior_grid = Execution(-1, 0, np.array([_PRIOR]), np.zeros(1, np.int64), writes, "may still write it")
+        self._records: list[Execution] = [prior_grid]
         self._seen: dict[int, list[Learnt]] = {}  # by CTA: what strong reads found
         self._learnt: dict[int, list[Learnt]] = {}  # and what of it has been acquired
 
@@ -180,7 +180,7 @@ class GlobalRaces:
         rows, lanes = np.repeat(rows, each), np.repeat(lanes, each)
         kind = self._strengths[index]
         clock = warp.chunk.order.clock[:, warp.index].copy()
-        record = Record(index, warp.index, warp.chunk.cta_ids, clock, kind, does)
+        record = Execution(index, warp.index, warp.chunk.cta_ids, clock, kind, does)
         self._records.append(record)
         stamps = len(self._records) << _RECORD | rows << _ROW | lanes
         self._compare(self._table(tensor), WordAccess(warp.chunk.order, record, rows, lanes, words, stamps), tensor)
@@ -323,7 +323,7 @@ class GlobalRaces:
                     found = at[these[int(np.argmax(late))]]
                     raise self.race(tensor, access, int(places[found]), int(stamps[found]))
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Execution:
         """By its number in stamps."""
         return self._records[number - 1]
 

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from .cluster import Shape, ordered_ctas
+from .cluster import GridShape, ordered_ctas
 from .codegen import Program, compile_kernel
 from .counters import Counters, Report, summarise
 from .errors import EmulatorError
@@ -53,7 +53,7 @@ class Machine:
         if len(params) != sizes["param"]:
             raise EmulatorError(f"{program.kernel.name} takes {sizes['param']} bytes of parameters, not {len(params)}")
         x, y, z, *_ = (*program.kernel.directives.get("reqnctapercluster", ()), 1, 1, 1)
-        self.cluster: Shape = x, y, z
+        self.cluster: GridShape = x, y, z
         self.maps_addresses = any(i.opcode.startswith("mapa") for i in program.kernel.instructions)
         self.granule = smallest_shared_access(program.kernel)
         self.syncs_lanes = synchronises_lanes(program.kernel)

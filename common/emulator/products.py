@@ -42,7 +42,7 @@ class Form:
     negative: bool
 
     @property
-    def shape(self) -> "Shape":
+    def shape(self) -> "ProductShape":
         """What says where A and B lie, besides their descriptors."""
         return self.columns, self.transposed
 
@@ -62,7 +62,7 @@ class Form:
         return self.shape, self.types, self.a_in_registers
 
 
-Shape = tuple[int, tuple[bool, bool]]
+ProductShape = tuple[int, tuple[bool, bool]]
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def summed(product: np.ndarray, old: list[Array] | None, result: str) -> np.ndar
     return product
 
 
-def _addresses(shape: Shape, which: int, bits: int) -> np.ndarray:
+def _addresses(shape: ProductShape, which: int, bits: int) -> np.ndarray:
     """The addresses of the chunks of one product's A (0) or B (1): (m or n, chunks of k), or (k, chunks of m or n)."""
     columns, transposed = shape
     extent = columns if which else ROWS
@@ -173,7 +173,7 @@ def _addresses(shape: Shape, which: int, bits: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=1024)
-def units_read(products: tuple[tuple[Shape, tuple[int, ...]], ...], own: int) -> np.ndarray:
+def units_read(products: tuple[tuple[ProductShape, tuple[int, ...]], ...], own: int) -> np.ndarray:
     """The units of 16 bytes in shared memory that warp `own` of a warpgroup reads for some products, given by shape and
     descriptors: its 16 rows of A, and B."""
     found = []

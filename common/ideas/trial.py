@@ -99,8 +99,8 @@ class Timing:
     notes: tuple[str, ...] = ()
 
 
-Timer = Callable[[Idea, Built], Timing]
-Progress = Callable[..., None]  # see emulator.run
+IdeaTimer = Callable[[Idea, Built], Timing]
+EmulatorProgress = Callable[..., None]  # see emulator.run
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Trial:
         return self.built.parent.code == self.built.ours.code
 
 
-Part = Emulated | Built | Trial
+TrialPart = Emulated | Built | Trial
 
 
 def compare(version: Version, parent: Version, problem: Problem, place: Target, values: Mapping[str, Value]) -> Idea:
@@ -152,7 +152,7 @@ def make(idea: Idea, on_ptx: Callable[[PtxModule], None]) -> Built:
     return built
 
 
-def emulate(idea: Idea, module: PtxModule, progress: Progress | None = None) -> Emulated:
+def emulate(idea: Idea, module: PtxModule, progress: EmulatorProgress | None = None) -> Emulated:
     """Runs the rung on the emulator under the race detector, and verifies it."""
     problem = idea.small()
     tensors = make_inputs(problem)
@@ -169,7 +169,10 @@ def codes(built: Built) -> tuple[Code, Code]:
 
 
 def hold(
-    idea: Idea, timer: Timer | None, tell: Callable[[Part], None] = lambda part: None, progress: Progress | None = None
+    idea: Idea,
+    timer: IdeaTimer | None,
+    tell: Callable[[TrialPart], None] = lambda part: None,
+    progress: EmulatorProgress | None = None,
 ) -> Trial:
     """The whole trial. `tell` is called with each part as soon as it is known, `progress` as the emulator does.
 

@@ -31,7 +31,7 @@ from flashladder.common.errors import (
     VerificationError,
 )
 from flashladder.common.ideas import trial, verdict
-from flashladder.common.ideas.trial import Built, Emulated, Idea, Part, Timer, Trial
+from flashladder.common.ideas.trial import Built, Emulated, Idea, IdeaTimer, Trial, TrialPart
 
 POLL_SECONDS = 0.1
 FAILURES = {  # what is said of a save, by what a part of its trial raised
@@ -44,20 +44,20 @@ FAILURES = {  # what is said of a save, by what a part of its trial raised
 }
 NEXT = {Emulated: "ptxas", Built: "reading the machine code", Trial: "on the GPU"}  # what goes on after a part
 LABEL = 12  # columns of what a line is about
-Stamp = dict[Path, tuple[int, int]]  # time and size of each file
+FileTimes = dict[Path, tuple[int, int]]  # time and size of each file
 
 
 class SavedAgain(FlashLadderError):
     """What is tried is not what the files say any more."""
 
 
-def watch(name: str, compose: Callable[[Version], Idea], timer: Timer | None, trials: int | None = None) -> None:
+def watch(name: str, compose: Callable[[Version], Idea], timer: IdeaTimer | None, trials: int | None = None) -> None:
     """Holds a trial now and at every save, until interrupted, or `trials` times.
 
     `compose` makes of the rung what is to be tried. Whatever is wrong with a save is said, and the next waited for.
     """
     version = catalog.find(name)
-    seen: Stamp = {}
+    seen: FileTimes = {}
     held = 0
     while trials is None or held < trials:
         now = _stamp(version)
@@ -85,7 +85,7 @@ def files(version: Version) -> set[Path]:
     return found
 
 
-def _stamp(version: Version) -> Stamp:
+def _stamp(version: Version) -> FileTimes:
     found = {}
     for path in sorted(files(version)):
         with suppress(FileNotFoundError):
@@ -94,11 +94,11 @@ def _stamp(version: Version) -> Stamp:
     return found
 
 
-def _is_stale(version: Version, seen: Stamp) -> bool:
+def _is_stale(version: Version, seen: FileTimes) -> bool:
     return _stamp(version) != seen
 
 
-def _settled(version: Version) -> Stamp:
+def _settled(version: Version) -> FileTimes:
     """The files a moment later: an editor may still be writing."""
     time.sleep(POLL_SECONDS / 2)
     return _stamp(version)
@@ -131,7 +131,7 @@ def _shown(message: str) -> str:
     return re.sub(re.escape(f"{os.getcwd()}{os.sep}"), "", message)
 
 
-def _try(idea: Idea, timer: Timer | None, is_stale: Callable[[], bool]) -> None:
+def _try(idea: Idea, timer: IdeaTimer | None, is_stale: Callable[[], bool]) -> None:
     """The parts of a trial, each said when it is done. SavedAgain where the emulator is at what is stale."""
     began = time.perf_counter()
     with console.status("compiling") as status:
@@ -141,7 +141,7 @@ def _try(idea: Idea, timer: Timer | None, is_stale: Callable[[], bool]) -> None:
                 raise SavedAgain
             status.update(Text(f"on the emulator {where}", no_wrap=True, overflow="ellipsis"))
 
-        def tell(part: Part) -> None:
+        def tell(part: TrialPart) -> None:
             _say_part(began, idea, part)
             status.update(NEXT[type(part)])
 
@@ -150,7 +150,7 @@ def _try(idea: Idea, timer: Timer | None, is_stale: Callable[[], bool]) -> None:
         warn(note)
 
 
-def _say_part(began: float, idea: Idea, part: Part) -> None:
+def _say_part(began: float, idea: Idea, part: TrialPart) -> None:
     match part:
         case Emulated(check=check):
             errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"

@@ -32,7 +32,7 @@ class Output(NamedTuple):
     lse: torch.Tensor | None = None
 
 
-Run = Callable[[], Output]  # runs the kernel once
+RunOnce = Callable[[], Output]  # runs the kernel once
 
 
 def _takes_anything(_: Problem) -> str | None:
@@ -48,7 +48,7 @@ class Baseline:
     module: str  # what is imported
     package: str  # whose version is quoted
     install: str
-    bind: Callable[[Any, Problem, Tensors], Run]  # with the imported module
+    bind: Callable[[Any, Problem, Tensors], RunOnce]  # with the imported module
     refuses: Callable[[Problem], str | None] = _takes_anything  # the reason, to be read after the title
     arches: tuple[int, ...] = (8, 9, 10, 12)  # major compute capabilities
     operation: str = "forward"
@@ -90,7 +90,7 @@ class Baseline:
             return "is asked for no sliding window, no softcap and no ALiBi here"
         return self.refuses(problem)
 
-    def prepare(self, problem: Problem, tensors: Tensors) -> Run:
+    def prepare(self, problem: Problem, tensors: Tensors) -> RunOnce:
         """What runs the kernel on these tensors. Raises DeviceError where it is missing or refuses."""
         if reason := self.missing() or self.refusal(problem):
             raise DeviceError(f"baseline {self.name}: {reason}")
@@ -131,7 +131,7 @@ def _takes_no_groups(problem: Problem) -> str | None:
     return None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
 
 
-def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> Run:
+def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = _heads_first(tensors)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
     causal, scale = problem.causal, problem.softmax_scale
@@ -143,7 +143,7 @@ def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> Run:
+def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = _heads_first(tensors)
     kernel = torch.ops.aten._scaled_dot_product_cudnn_attention.default
     causal, scale = problem.causal, problem.softmax_scale
@@ -155,7 +155,7 @@ def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> Run:
+def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = _heads_first(tensors)
     kernel = torch.ops.aten._scaled_dot_product_attention_math.default
     options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
@@ -166,7 +166,7 @@ def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> Run:
+def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """flash_attn_func of FlashAttention 2 and 3: early releases of 3 give LSE unasked."""
     q, k, v = tensors.q, tensors.k, tensors.v
     options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
@@ -180,7 +180,7 @@ def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> Run:
+def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = tensors.q, tensors.k, tensors.v
     options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal, "return_lse": True}
 
@@ -191,7 +191,7 @@ def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> Run:
+def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = (tensor.flatten(0, 1) for tensor in (tensors.q, tensors.k, tensors.v))
     starts = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device)
     workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=q.device)
@@ -214,7 +214,7 @@ def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _xformers(module: Any, problem: Problem, tensors: Tensors) -> Run:
+def _xformers(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     bias = module.fmha.attn_bias.LowerTriangularFromBottomRightMask() if problem.causal else None
 
     def run() -> Output:
@@ -226,7 +226,7 @@ def _xformers(module: Any, problem: Problem, tensors: Tensors) -> Run:
     return run
 
 
-def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> Run:
+def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = _heads_first(tensors)
     grouped = problem.num_heads != problem.num_heads_k
 

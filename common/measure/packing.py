@@ -12,7 +12,7 @@ from flashladder.common.build import build_one
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.baselines import Baseline, Output, Run
+from flashladder.common.measure.baselines import Baseline, Output, RunOnce
 from flashladder.common.measure.contest import ProblemInstance
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.timing import Measurement, TimingSettings, measure
@@ -77,7 +77,7 @@ def _artifact(rung: Version, problem: Problem, place: Target) -> Artifact:
     return artifact
 
 
-def _flash_packed(_: Any, problem: Problem, tensors: Tensors) -> Run:
+def _flash_packed(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """Without an LSE: torch's is laid out as its FlashAttention-2 has it."""
     q, k, v = tensors.q[0], tensors.k[0], tensors.v[0]
     kernel = torch.ops.aten._flash_attention_forward.default

@@ -39,7 +39,7 @@ _LEGEND = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PictureRow:
     """A line of the picture: strips of spans, one below the other."""
 
     name: str
@@ -96,7 +96,7 @@ def _legend(svg: Svg, y: float) -> float:
     return y + 12
 
 
-def rows(lanes: Sequence[Lane]) -> list[Row]:
+def rows(lanes: Sequence[Lane]) -> list[PictureRow]:
     """TMA, the producer, the tensor cores, the MUFU and each consumer, of each CTA that is on the SM at a time."""
     places: dict[int, list[list[Lane]]] = defaultdict(list)
     for place, own in phases.residents(lanes):
@@ -110,15 +110,15 @@ def rows(lanes: Sequence[Lane]) -> list[Row]:
         consumers = {n: own for n, own in sorted(by_group.items()) if any(lane.consumes for lane in own)}
         done = {group: _joined(own, phases.phases) for group, own in by_group.items()}
         if brought := tuple(span for cta in ctas for span in phases.copies(cta)):
-            made.append(Row(f"{prefix}TMA", tuple(_only(brought, name) for name in ("Q", "K", "V"))))
-        made += [Row(f"{prefix}producer", (done[group],)) for group in by_group if group not in consumers]
+            made.append(PictureRow(f"{prefix}TMA", tuple(_only(brought, name) for name in ("Q", "K", "V"))))
+        made += [PictureRow(f"{prefix}producer", (done[group],)) for group in by_group if group not in consumers]
         mufu = (tuple(span for span in done[group] if span.phase == phases.SOFTMAX) for group in consumers)
-        made.append(Row(f"{prefix}MUFU", tuple(mufu)))
+        made.append(PictureRow(f"{prefix}MUFU", tuple(mufu)))
         for group, own in consumers.items():
             started = _joined(own, phases.products)
             strips = tuple(_only(started, kind) for kind in (stamps.QK, stamps.PV))
-            made.append(Row(f"{prefix}products of {group}", strips))
-            made.append(Row(f"{prefix}consumer {group}", (done[group],)))
+            made.append(PictureRow(f"{prefix}products of {group}", strips))
+            made.append(PictureRow(f"{prefix}consumer {group}", (done[group],)))
     return made
 
 
@@ -158,7 +158,7 @@ def _tiles(lane: Lane) -> list[list[int]]:
     return [tile for tile in tiles if tile]
 
 
-def _panel(svg: Svg, table: Sequence[Row], title: str, begin: int, end: int, y: float) -> float:
+def _panel(svg: Svg, table: Sequence[PictureRow], title: str, begin: int, end: int, y: float) -> float:
     svg.text(16, y, f"{title}: {end - begin:,} cycles, from cycle {begin:,} on", 12, bold=True)
     y += 8
     scale = WIDTH / (end - begin)

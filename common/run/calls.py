@@ -40,7 +40,7 @@ RESERVE = 1024  # counters that are zero from the beginning: for so many streams
 _TENSORS = ("q", "k", "v", "o")  # in this order throughout
 
 Sizes = tuple[int, int, int, int, int]  # launch.SIZES
-Shape = tuple[object, ...]  # of a launch, as cuLaunchKernel takes it: function, grid, threads, shared memory
+LaunchShape = tuple[object, ...]  # of a launch, as cuLaunchKernel takes it: function, grid, threads, shared memory
 
 
 class Call:
@@ -58,7 +58,7 @@ class Call:
         ]
         with torch.cuda.device(device):
             self._kernel = gpu.load(artifact)
-            self._launches = [_Launch(self._kernel, each, index) for each in artifact.kernels]
+            self._launches = [_OneLaunch(self._kernel, each, index) for each in artifact.kernels]
             self._workspaces = [_lender(self._kernel, each) for each in artifact.workspaces]
             torch.cuda.synchronize()  # counters are zero, for any stream
             self._plan = self._planned(device)
@@ -185,7 +185,7 @@ class Call:
             and _is_apart_from_the_last(tensors, pointers, strides)
         )
 
-    def _run(self, arguments: _ArgumentMemory, shapes: Sequence[Shape], sizes: Sizes, q: torch.Tensor) -> None:
+    def _run(self, arguments: _ArgumentMemory, shapes: Sequence[LaunchShape], sizes: Sizes, q: torch.Tensor) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         lent = [lend(q, stream, sizes) for lend in self._workspaces]  # the allocator waits until the stream is done
         for place, memory in enumerate(lent):
@@ -197,7 +197,7 @@ class Call:
         if status:
             self._kernel.checked("launch", (status,))
 
-    def _status(self, arguments: _ArgumentMemory, shapes: Sequence[Shape], stream: int) -> int:
+    def _status(self, arguments: _ArgumentMemory, shapes: Sequence[LaunchShape], stream: int) -> int:
         """What the driver says of the launches: 0, or the first error."""
         for shape, where in zip(shapes, arguments.where, strict=True):
             (status,) = self._kernel.driver.cuLaunchKernel(*shape, stream, where, 0)
@@ -258,7 +258,7 @@ class ZeroedMemory:
         return address if capturing else self.of_stream.setdefault(stream, address)
 
 
-class _Launch:
+class _OneLaunch:
     """What of a kernel's launch does not depend on the tensors."""
 
     def __init__(self, loaded: gpu.LoadedKernel, kernel: RungKernel, device: int) -> None:
@@ -270,7 +270,7 @@ class _Launch:
         self._cta = launch.num_threads, 1, 1, launch.shared_bytes
         self.tensor_maps = launch.tensor_maps
 
-    def shape(self, sizes: Sizes) -> Shape | None:
+    def shape(self, sizes: Sizes) -> LaunchShape | None:
         """None where the grid is larger than CUDA allows."""
         x, y, z = self._grid(*sizes)
         if self.most_ctas:
@@ -283,7 +283,7 @@ class _Launch:
 class _ArgumentMemory:
     """Memory for what kernels are launched with: the parameters, pointers to workspaces, and each kernel's maps."""
 
-    def __init__(self, num_workspaces: int, launches: Sequence[_Launch]) -> None:
+    def __init__(self, num_workspaces: int, launches: Sequence[_OneLaunch]) -> None:
         ends = [_PARAMS.size, _PARAMS.size + num_workspaces * _POINTER.size]
         for launch in launches:
             ends.append(ends[-1] + len(launch.tensor_maps) * NUM_BYTES)
