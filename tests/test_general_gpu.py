@@ -7,7 +7,9 @@ import pytest
 import torch
 from far_apart import spread
 from general_problems import DECIDED, FA_LENGTHS, GENERAL, HOPPERS, draw, draw_config, id_of, kinds
+from packed_problems import draw_bounds
 
+from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
 from flashladder.common.problem import Problem, expect, make_inputs, verify
@@ -15,7 +17,8 @@ from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
-RUNGS = [GENERAL, *HOPPERS]
+BOUNDED = catalog.find("bounded")
+RUNGS = [GENERAL, *HOPPERS, BOUNDED]
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in kinds(rung)]
 EACH_HEAD_DIM = pytest.mark.parametrize(
     ("rung", "head_dim"),
@@ -57,6 +60,14 @@ def test_two_thousand_random_problems(rung, kind):
     rng = random.Random(id_of(kind))
     for _ in range(2000 // len(kinds(rung))):
         launched(rung, draw(rng, longest=1200, **kind))
+
+
+@pytest.mark.parametrize(("rung", "kind"), [case for case in KINDS if case.values[0] is BOUNDED])
+def test_many_random_windows_and_softcaps(rung, kind):
+    rng = random.Random(f"window {id_of(kind)}")
+    for _ in range(200):
+        bounds = draw_bounds(rng, kind["causal"]) | {"alibi": False}
+        launched(rung, draw(rng, longest=1500, **kind, **bounds))
 
 
 @pytest.mark.parametrize(("rung", "kind"), KINDS)

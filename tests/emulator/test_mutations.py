@@ -30,8 +30,8 @@ WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", *HALVING), 64)
 # When they draw a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
 # Those from rung 41 on have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
 MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448)
-# These have the synchronisation of a higher rung, instruction by instruction, and are not asked again.
-AS_IN = {"39": "40", "41": "44", "42": "44"}
+# These have no synchronisation that a higher rung has not, instruction by instruction, and are not asked again.
+AS_IN = {"35": "37", "39": "40", "41": "44", "42": "44"}
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
@@ -150,11 +150,16 @@ class Rung:
 
 
 @pytest.mark.parametrize(("lower", "higher"), AS_IN.items())
-def test_what_is_not_asked_has_the_same_synchronisation(lower, higher):
+def test_what_is_not_asked_has_no_synchronisation_of_its_own(lower, higher):
     config = next(entry["config"] for entry in REDUNDANT if entry["rung"] == higher)
-    of_each = [Rung(catalog.find(number), config).mutations() for number in (lower, higher)]
-    first, second = ([name for name, _ in found] for found in of_each)
-    assert sorted(first) == sorted(second)
+    first, second = (
+        Counter(
+            (opcode, line, change) for (opcode, line, _, change), _ in Rung(catalog.find(number), config).mutations()
+        )
+        for number in (lower, higher)
+    )
+    assert first <= second
+    assert (second - first).total() <= 1
 
 
 @pytest.mark.parametrize(("version", "overrides", "redundant"), list(cases()))
