@@ -103,8 +103,9 @@ class Problem:
     def _check_bounds(self) -> None:
         """Of distances and of scores."""
         for name in ("window_left", "window_right"):
-            if (getattr(self, name) or 0) < 0:
-                raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be at least 0, or None for all keys")
+            keys = getattr(self, name)
+            if keys is not None and (type(keys) is not int or keys < 0):
+                raise UnsupportedProblemError(f"{name}={keys}: must be an integer of at least 0, or None for all keys")
         if self.causal and self.window_right is not None:
             raise UnsupportedProblemError(
                 f"window_right={self.window_right}: with causal=true no row sees a later key; leave it at None"

@@ -127,7 +127,7 @@ def test_an_output_of_ones_own(device):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"window": (-1, None)}, "window_left=-1: must be at least 0, or None for all keys"),
+        ({"window": (-1, None)}, "window_left=-1: must be an integer of at least 0, or None for all keys"),
         ({"window": (None, 2), "causal": True}, "window_right=2: with causal=true no row sees a later key"),
         ({"softcap": -1.0}, "softcap=-1.0: must be a positive number up to 1000, or 0 for none"),
         ({"window": (3, None), "version": "34"}, "has no sliding window"),

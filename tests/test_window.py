@@ -12,7 +12,7 @@ from packed_problems import ARCH, SMALL, emulated
 from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs
+from flashladder.common.problem import Problem, expect, make_inputs, verify
 from flashladder.common.run.execute import on_emulator
 
 SIDES = (None, 0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100)
@@ -96,6 +96,29 @@ def test_softcap(softcap, dtype, spread):
     emulated(problem)
 
 
+@pytest.mark.parametrize("rung", ["24", "44"])
+@pytest.mark.parametrize("bounds", [{"window_left": 2**32}, {"window_left": 5, "window_right": 2**31 - 1}])
+def test_a_window_may_be_wider_than_any_tensor(rung, bounds):
+    launched(rung, Problem(seqlen_q=64, head_dim=64, **bounds))
+
+
+@pytest.mark.parametrize("rung", ["24", "44"])
+@pytest.mark.parametrize(("softcap", "scale"), [(1000.0, 2.0**127), (1e-20, 1e22)])
+def test_a_score_of_zero_is_none_however_steep_the_softcap_is(rung, softcap, scale):
+    problem = Problem(seqlen_q=64, head_dim=64, softcap=softcap, softmax_scale=scale)
+    tensors = make_inputs(problem)
+    tensors.k[:, 3:5] = 0
+    launched(rung, problem, tensors)
+
+
+def launched(address, problem, tensors=None):
+    """Requires a right output of a rung."""
+    rung, tensors = catalog.find(address), tensors or make_inputs(problem)
+    arch = "sm_90a" if rung.instruction_set == "hopper" else ARCH
+    on_emulator(build_one(rung, rung.config_for(problem), arch), problem, tensors)
+    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(problem.name)
+
+
 def test_packed_with_all_of_it():
     bounds = {"window_left": 20, "causal": True, "softcap": 20.0}
     seqlens = {"seqlens_q": (70, 0, 33, 1, 130), "seqlens_k": (20, 10, 33, 0, 200)}
@@ -105,7 +128,8 @@ def test_packed_with_all_of_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window_left": -1}, "window_left=-1: must be at least 0, or None for all keys"),
+        ({"window_left": -1}, "window_left=-1: must be an integer of at least 0, or None for all keys"),
+        ({"window_right": 2.5}, "window_right=2.5: must be an integer of at least 0, or None for all keys"),
         ({"window_right": 3, "causal": True}, "window_right=3: with causal=true no row sees a later key"),
         ({"softcap": -1.0}, "softcap=-1.0: must be a positive number up to 1000, or 0 for none"),
         ({"softcap": math.nan}, "softcap=nan: must be a positive number"),

@@ -112,7 +112,8 @@ def _is_bounded(problem: Problem) -> bool:
 
 def _bounds(problem: Problem) -> dict[str, float]:
     window = {name: getattr(problem, name) for name in ("window_left", "window_right")}
-    return {**{name: ALL_KEYS if keys is None else keys for name, keys in window.items()}, "softcap": problem.softcap}
+    within = {name: ALL_KEYS if keys is None else min(keys, ALL_KEYS) for name, keys in window.items()}
+    return {**within, "softcap": problem.softcap}
 
 
 def _strided(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
