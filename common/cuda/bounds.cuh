@@ -1,7 +1,5 @@
 // What bounds the keys that a row sees, and its scores: a sliding window, and a softcap.
 #pragma once
-#include <float.h>
-
 #include "softmax.cuh"
 
 // The parameters of a kernel that has one of them, or both. A side without an end has a window of 2^30 keys.
@@ -21,7 +19,7 @@ struct Scores {
     __device__ explicit Scores(const Params &params) {
         if constexpr (softcap) {
             unit = params.softcap * log2_e;
-            steepness = fminf(__fdividef(2.0f * log2_e * params.softmax_scale, params.softcap), FLT_MAX);  // 0 times inf is NaN
+            steepness = fminf(__fdividef(2.0f * log2_e * params.softmax_scale, params.softcap), 0x1p127f);  // 0 times inf is NaN
         } else {
             unit = params.softmax_scale * log2_e;
         }
