@@ -1,8 +1,10 @@
 """Sliding windows and softcaps of the general rung on the emulator, under the race detector."""
 
 import math
+from functools import partial
 
 import pytest
+import test_general_hopper
 import torch
 from general_problems import GENERAL
 from hypothesis import given, settings
@@ -12,9 +14,10 @@ from packed_problems import ARCH, SMALL, emulated
 from flashladder.common import catalog
 from flashladder.common.build import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem import Problem, expect, make_inputs
 from flashladder.common.run.execute import on_emulator
 
+BOUNDED = catalog.find("bounded")
 SIDES = (None, 0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100)
 
 
@@ -96,27 +99,22 @@ def test_softcap(softcap, dtype, spread):
     emulated(problem)
 
 
-@pytest.mark.parametrize("rung", ["24", "44"])
+OF_EACH = pytest.mark.parametrize("run", [emulated, partial(test_general_hopper.emulated, BOUNDED)], ids=["24", "44"])
+
+
+@OF_EACH
 @pytest.mark.parametrize("bounds", [{"window_left": 2**32}, {"window_left": 5, "window_right": 2**31 - 1}])
-def test_a_window_may_be_wider_than_any_tensor(rung, bounds):
-    launched(rung, Problem(seqlen_q=64, head_dim=64, **bounds))
+def test_a_window_may_be_wider_than_any_tensor(run, bounds):
+    run(Problem(seqlen_q=64, head_dim=64, **bounds))
 
 
-@pytest.mark.parametrize("rung", ["24", "44"])
+@OF_EACH
 @pytest.mark.parametrize(("softcap", "scale"), [(1000.0, 2.0**127), (1e-20, 1e22)])
-def test_a_score_of_zero_is_none_however_steep_the_softcap_is(rung, softcap, scale):
+def test_a_score_of_zero_is_none_however_steep_the_softcap_is(run, softcap, scale):
     problem = Problem(seqlen_q=64, head_dim=64, softcap=softcap, softmax_scale=scale)
     tensors = make_inputs(problem)
     tensors.k[:, 3:5] = 0
-    launched(rung, problem, tensors)
-
-
-def launched(address, problem, tensors=None):
-    """Requires a right output of a rung."""
-    rung, tensors = catalog.find(address), tensors or make_inputs(problem)
-    arch = "sm_90a" if rung.instruction_set == "hopper" else ARCH
-    on_emulator(build_one(rung, rung.config_for(problem), arch), problem, tensors)
-    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(problem.name)
+    run(problem, tensors)
 
 
 def test_packed_with_all_of_it():

@@ -1,9 +1,7 @@
 """Sliding windows and softcaps of the Hopper rung that takes them, on the emulator, under the race detector."""
 
-import itertools
 import math
 import random
-from contextlib import suppress
 
 import pytest
 import torch
@@ -11,29 +9,16 @@ from general_problems import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_problems import draw_bounds
-from test_general_hopper import ARCH, emulated
+from test_general_hopper import ARCH, emulated, tiles
 
 from flashladder.common import catalog
 from flashladder.common.attention import attention
 from flashladder.common.build import build_one
-from flashladder.common.errors import ConfigError
 from flashladder.common.problem import Problem, make_inputs
 from flashladder.common.run.execute import on_emulator
 
 RUNG = catalog.find("bounded")
 SIDES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200)
-
-
-def tiles():
-    """Every block_m and block_n that some configuration has, of each head_dim, with the fewest places."""
-    fields = {name: RUNG.choices[name].values for name in ("block_m", "block_n", "q_in_registers", "num_stages")}
-    found = {}
-    for head_dim, *values in itertools.product((64, 128), *fields.values()):
-        config = dict(zip(fields, values, strict=True), q_stages=1)
-        with suppress(ConfigError):
-            RUNG.config(head_dim=head_dim, **config)
-            found.setdefault((head_dim, *values[:2]), config)
-    return [pytest.param(tile[0], config, id="-".join(map(str, tile))) for tile, config in found.items()]
 
 
 @settings(max_examples=12, deadline=None)
@@ -55,12 +40,12 @@ def test_random_problems_with_bounds(head_dim, dtype):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("head_dim", "tile"), tiles())
-def test_whole_tiles_that_one_cta_computes_one_after_another(head_dim, tile, causal):
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("bounded")))
+def test_whole_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile, causal):
     """Each warpgroup has another window of them, and passes blocks at both ends."""
     lengths = {"seqlen_q": 2 * tile["block_m"], "seqlen_k": 2 * tile["block_m"] + 200}
     bounds = {"causal": causal, "window_left": 90, "window_right": None if causal else 40}
-    emulated(RUNG, Problem(num_heads=2, **lengths, head_dim=head_dim, **bounds), **tile, num_sms=1)
+    emulated(rung, Problem(num_heads=2, **lengths, head_dim=head_dim, **bounds), **tile, num_sms=1)
 
 
 @pytest.mark.parametrize("window_left", [0, 64, 200])
