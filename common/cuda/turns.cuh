@@ -24,8 +24,9 @@ struct TurnDrawer {
     const Order &order;
     int drawn = 0;
 
-    __device__ int4 draw() {
-        const int number = drawn == 0 ? blockIdx.x : gridDim.x + atomicInc(counter, order.count - 1);
+    __device__ int4 draw() { return hand_over(drawn == 0 ? blockIdx.x : next()); }
+    __device__ int next() const { return gridDim.x + atomicInc(counter, order.count - 1); }
+    __device__ int4 hand_over(int number) {
         int4 turn{TurnQueue::none, 0, 0, 0};
         if (number < order.count) {
             const auto tile = order.tile(number);

@@ -59,7 +59,10 @@ class Region(ABC):
     def load(self, memory: "GlobalMemory") -> np.ndarray:
         """Its chunks, (CTAs, chunks); zero where it lies outside of its tensor."""
         addresses, inside, size = self.elements
-        values = memory.load(addresses, size)
+        if inside is not None and not inside.any():
+            values = np.zeros(addresses.shape, VIEW_CODES[size])
+        else:
+            values = memory.load(addresses, size)
         if inside is not None:
             values = np.where(inside, values, values.dtype.type(0))
         return np.ascontiguousarray(values).view(VIEW_CODES[CHUNK])
@@ -67,6 +70,8 @@ class Region(ABC):
     def store(self, memory: "GlobalMemory", chunks: np.ndarray) -> None:
         """Writes its chunks, but for what lies outside of its tensor."""
         addresses, inside, size = self.elements
+        if inside is not None and not inside.any():
+            return
         memory.store(addresses, np.ascontiguousarray(chunks).view(VIEW_CODES[size]), inside)
 
 
@@ -133,7 +138,8 @@ class Tile(Region):
 
     @cached_property
     def elements(self) -> tuple[np.ndarray, np.ndarray | None, int]:
-        """See Region. An address outside of the tensor is that of the tensor."""
+        """See Region. In the place of an address outside of the tensor stands that of an element inside, if there is one:
+        the tensor's own need not be in memory."""
         tensor, size = self.map, self.map.element_bytes
         unit = size if tensor.dims[0] * size % CHUNK else CHUNK
         starts = [self.start // unit, *self.coordinates.T[1:]]
@@ -144,8 +150,11 @@ class Tile(Region):
             place = start[:, None] + steps
             inside = inside & (place >= 0) & (place < extent)
             offsets = offsets + place * stride
-        addresses = np.where(inside, offsets, 0).astype(np.uint64) + np.uint64(tensor.address)
-        return addresses, None if inside.all() else inside, unit
+        addresses = offsets.astype(np.uint64) + np.uint64(tensor.address)
+        if inside.all():
+            return addresses, None, unit
+        one = np.unravel_index(inside.argmax(), inside.shape)
+        return np.where(inside, addresses, addresses[one] if inside[one] else np.uint64(tensor.address)), inside, unit
 
     def places(self, address: int) -> np.ndarray:
         """See Region. A row takes the whole span of its swizzle."""

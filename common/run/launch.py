@@ -8,6 +8,7 @@ sequences begin, of int32).
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -191,14 +192,15 @@ def _grid(
 
 
 def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[TensorMap, ...]:
-    """The tensors that a kernel moves by TMA, as (head_dim, seqlen, heads, batch) in boxes of one head's rows."""
+    """The tensors that a kernel moves by TMA, in boxes of one head's rows."""
     if not launch.tensor_maps:
         return ()
     shapes = problem.asked.shapes(problem)
     given = _params_type(problem, shapes).from_buffer_copy(params)
     strides = (getattr(given, f"{each.tensor}_stride") for each in launch.tensor_maps)
+    kind = packed_mapped if problem.packed else mapped
     return tuple(
-        mapped(each, getattr(given, each.tensor), problem.dtype, shapes[each.tensor], (of.batch, of.row, of.head))
+        kind(each, getattr(given, each.tensor), problem.dtype, shapes[each.tensor], (of.batch, of.row, of.head))
         for each, of in zip(launch.tensor_maps, strides, strict=True)
     )
 
@@ -206,7 +208,8 @@ def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[Tensor
 def mapped(
     declared: TensorMapInfo, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
 ) -> TensorMap:
-    """A tensor as TMA is to know it, given its shape and, in elements, the strides of batch, rows and heads.
+    """A tensor as TMA is to know it, given its shape and, in elements, the strides of batch, rows and heads: as
+    (head_dim, seqlen, heads, batch).
 
     Where there is one only, torch's stride means nothing, and TMA may refuse it.
     """
@@ -219,6 +222,24 @@ def mapped(
         tuple(ELEMENT_BYTES * elements if count > 1 else ALIGNMENT for count, elements in counted),
         (declared.columns, declared.rows, 1, 1),
         declared.swizzle_bytes,
+    )
+
+
+def packed_mapped(
+    declared: TensorMapInfo, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+) -> TensorMap:
+    """The same of packed sequences: as (head_dim, rows, heads, ends), so that TMA stops at the end of a sequence.
+
+    Of a sequence that ends before row `end` of the tensor, the last row is the map's last one at the coordinate `end`:
+    a row on either of both is the same step in memory, and the map begins as many rows before the tensor as that has.
+    """
+    rows = shape[1]
+    plain = mapped(declared, address, dtype, shape, strides)
+    of_row, of_head, _ = plain.strides
+    head_dim, _, heads, _ = plain.dims
+    begin = (address - rows * of_row) % 2**64
+    return dataclasses.replace(
+        plain, address=begin, dims=(head_dim, rows, heads, rows + 1), strides=(of_row, of_head, of_row)
     )
 
 

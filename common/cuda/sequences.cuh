@@ -1,0 +1,78 @@
+// Packed sequences on a persistent grid: which tiles there are, and where a tile's sequence lies in its tensors.
+#pragma once
+#include "from_the_end.cuh"
+#include "packed.cuh"
+#include "turns.cuh"
+
+// The sequence of a tile, as tensor maps have it: its row r is their row `row_q` + r, at their last coordinate `of_q`.
+// Maps of packed tensors end where the sequence ends. Their last coordinate says where that is, and their rows count so
+// that the sequence's last one is the map's: what is behind it comes as zeros, and is not stored.
+struct Extent {
+    int seqlen_q, seqlen_k, row_q, row_k, of_q, of_k;
+};
+
+// Tensors in which each sequence has a number of its own.
+template <int block_m, int head_dim, bool uneven>
+struct ApartOrder : OrderFromEnd<block_m, head_dim, uneven> {
+    using Order = OrderFromEnd<block_m, head_dim, uneven>;
+    using Drawer = TurnDrawer<Order>;
+    using Order::Order;
+
+    __device__ Extent extent(int batch) const {
+        return {this->params.seqlen_q, this->params.seqlen_k, 0, 0, batch, batch};
+    }
+    __device__ float *lse(int head, const Extent &extent) const { return Order::lse(head, extent.of_q); }
+};
+
+// Packed sequence b has places for its tiles from begin / block_m + b on. No two sequences share a place: the rows before
+// one fill begin / block_m tiles, and each sequence adds at most one tile that is not full. So a place's sequence is found
+// without a sum of all lengths. At most `batch` places are empty. Late places come first: a causal mask shows more there.
+template <int block_m>
+struct PackedOrder {
+    const PackedParams &params;
+    const int places, count;
+
+    __device__ explicit PackedOrder(const PackedParams &params_)
+        : params(params_), places(params.total_q / block_m + params.batch), count(places * params.num_heads) {}
+
+    struct Tile {
+        int first_row, head, head_k, batch;
+        bool is_empty;
+    };
+    __device__ Tile tile(int number) const {
+        const int place = places - 1 - number / params.num_heads, head = number % params.num_heads;
+        int batch = 0;  // the last one whose places begin here or before
+        for (int end = params.batch; end - batch > 1;) {
+            const int middle = (batch + end) / 2;
+            if (rows(middle).begin / block_m + middle <= place)
+                batch = middle;
+            else
+                end = middle;
+        }
+        const auto [begin, length] = rows(batch);
+        const int first_row = (place - begin / block_m - batch) * block_m;
+        const bool is_empty = first_row < 0 || first_row >= length;
+        return {first_row, head, head / (params.num_heads / params.num_heads_k), batch, is_empty};
+    }
+    __device__ Extent extent(int batch) const {
+        const auto q = rows(batch), k = Sequence(params.cu_seqlens_k, batch, params.total_k);
+        return {q.length, k.length, params.total_q - q.length, params.total_k - k.length, q.begin + q.length, k.begin + k.length};
+    }
+    __device__ float *lse(int head, const Extent &extent) const {
+        return params.lse + static_cast<long long>(head) * params.total_q + extent.of_q - extent.seqlen_q;
+    }
+
+    struct Drawer : TurnDrawer<PackedOrder> {
+        bool has_begun = false;
+
+        __device__ int4 draw() {
+            int number = has_begun ? this->next() : blockIdx.x;
+            while (number < this->order.count && this->order.tile(number).is_empty) number = this->next();
+            has_begun = true;
+            return this->hand_over(number);
+        }
+    };
+
+  private:
+    __device__ Sequence rows(int batch) const { return Sequence(params.cu_seqlens_q, batch, params.total_q); }
+};

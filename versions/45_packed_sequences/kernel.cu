@@ -1,0 +1,251 @@
+// Rung 44 for packed sequences too.
+#include "block_store.cuh"
+#include "bounds.cuh"
+#include "config.cuh"
+#include "ending_softmax.cuh"
+#include "launch.cuh"
+#include "mask.cuh"
+#include "roles.cuh"
+#include "row_by_row.cuh"
+#include "schedule.cuh"
+#include "sequences.cuh"
+#include "widen.cuh"
+#include "wgmma.cuh"
+
+#include <type_traits>
+
+using namespace config;
+
+constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
+using Share = Registers<num_consumers, 1>;
+constexpr bool is_uneven = causal && !window;  // within a window all tiles see about as many keys
+constexpr bool ends_early = causal || window;  // a row may see no later key
+constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block of 64 keys is on the diagonal of 64 rows whole
+
+using QTile = SwizzledPanels<block_m, head_dim>;
+using KVTile = SwizzledPanels<block_n, head_dim>;
+using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
+using StreamedQ = QOperand<16, head_dim, 2, HoistedReader<QTile, dtype>>;
+using StreamedK = KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>>;
+
+struct Shared {
+    alignas(1024) dtype o[QTile::size];
+    TmaRing<QTile, dtype, q_stages> q;
+    TmaRing<KVTile, dtype, num_stages> k, v;
+    TurnQueue queue;
+};
+FLASHLADDER_COUNTERS(tiles_drawn, "1");
+struct Counters {
+    unsigned *tiles_drawn;
+};
+using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
+using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+using Order = std::conditional_t<packed, PackedOrder<block_m>, ApartOrder<block_m, head_dim, is_uneven>>;
+FLASHLADDER_KERNEL(attention_forward, Params,
+                   Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                       .persistent()
+                       .by_tma("q", block_m, 64, 128)
+                       .by_tma("k", block_n, 64, 128)
+                       .by_tma("v", block_n, 64, 128)
+                       .by_tma("o", 16, 64, 128));
+
+// S = Q K^T of this warp alone, by the instruction of rungs 00-24: no other warp takes part.
+template <class Q>
+__device__ inline void multiply_alone(Accumulator<16, block_n> &s, Q &q, const dtype *k_tile) {
+    StreamedK k;
+    k.reader.start(k_tile);
+    s.clear();
+    gemm<dtype, head_dim>(s, q, k);
+    fence_proxy_async();  // this warp has read before TMA writes again
+}
+
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_forward(const __grid_constant__ Params params, const __grid_constant__ Counters counters,
+                      const __grid_constant__ QkvoMaps maps) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+
+    const Order order(params);
+    Mask<causal, window> mask(params);
+    const Scores<softcap> score(params);
+    if (threadIdx.x == 0) {
+        shared.q.init(num_consumers * 4);
+        shared.k.init(num_consumers * 4);
+        shared.v.init(num_consumers * 4);
+        shared.queue.init(num_consumers * 4);
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+
+    if (warpgroup_index() == num_consumers) {
+        give_registers_back<Share::producer>();
+        if (threadIdx.x % warpgroup_threads != 0) return;
+        auto q_at = shared.q.of_producer();
+        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+        Order::Drawer drawer{shared.queue, counters.tiles_drawn, order};
+        int4 turn = drawer.draw();
+#pragma unroll 1
+        while (turn.x != TurnQueue::none) {
+            const auto [first_row, head, head_k, batch] = turn;
+            const auto at = order.extent(batch);
+            if constexpr (packed) mask.take(at.seqlen_q, at.seqlen_k);
+            const int last = mask.template blocks<block_n>(min(first_row + block_m, at.seqlen_q)) - 1;
+            const int lowest = mask.template first_block<block_n>(first_row);
+            if (last >= 0) {
+                shared.q.fill(q_at, maps.q, at.row_q + first_row, head, at.of_q);
+                shared.k.fill(k_at, maps.k, at.row_k + last * block_n, head_k, at.of_k);
+            }
+#pragma unroll 1
+            for (int j = last; j >= lowest; --j) {
+                if (j > lowest) shared.k.fill(k_at, maps.k, at.row_k + (j - 1) * block_n, head_k, at.of_k);
+                shared.v.fill(v_at, maps.v, at.row_k + j * block_n, head_k, at.of_k);
+                if (j == min(last, lowest + 2)) turn = drawer.draw();  // not earlier: another CTA may be free for the tile sooner
+            }
+            if (last < 0) turn = drawer.draw();
+        }
+        return;
+    }
+    take_registers<Share::consumer>();
+
+    const int warp_row = uniform_warp_index() * 16;
+    const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
+    ByRows<KVTile> k_tiles;
+    ByColumns<KVTile> v_tiles;
+    k_tiles.start(shared.k.tiles[0]);
+    v_tiles.start(shared.v.tiles[0]);
+    auto q_at = shared.q.of_reader();
+    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
+    EndingSoftmax<16, RowByRow<16>> softmax{score.unit};
+    HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
+    o_place.start(shared.o, warp_row);
+
+    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
+    auto pass = [](auto &ring, auto &at) {
+        ring.wait(at);
+        ring.release(at);
+    };
+    TurnReader reader{shared.queue};
+    int tile_row = reader.begin(), next_row;
+    for (; tile_row != TurnQueue::none; tile_row = next_row) {
+        int seqlen_q = params.seqlen_q;
+        if constexpr (packed) {
+            const auto at = order.extent(reader.turn().w);
+            mask.take(at.seqlen_q, at.seqlen_k);
+            seqlen_q = at.seqlen_q;
+        }
+        const int of_tile = mask.template blocks<block_n>(min(tile_row + block_m, seqlen_q)) - 1;
+        const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, seqlen_q);
+        const bool is_there = !is_uneven || first_row >= 0;  // or else it is above the head's first row
+        const auto lowest_of_tile = mask.template first_block<block_n>(tile_row);
+        const auto lowest = mask.template first_block<block_n>(first_row);
+        const int last = (is_there && first_row < end_row ? mask.template blocks<block_n>(end_row) : int(lowest_of_tile)) - 1;
+        // What needs no O
+        int row, head, of_q;  // of this warp
+        auto prepare_end = [&] {
+            const int4 turn = reader.turn();
+            const auto at = order.extent(turn.w);
+            row = at.row_q + turn.x + warp_row, head = turn.y, of_q = at.of_q;
+            next_row = reader.next();  // its wait ends a piece of code, so the rest stays behind the products' start
+            wait_for_own_stores();
+            softmax.sum_up();
+            softmax.store_lse_if(is_there && params.lse != nullptr, order.lse(head, at) + turn.x + warp_row,
+                                 at.seqlen_q - turn.x - warp_row);
+            reader.release(softmax.has_ended());  // so all this comes before the wait for O: ptxas would turn them round
+        };
+        // Blocks that other warpgroups see
+        auto pass_blocks = [&](int from, int to) {
+#pragma unroll 1
+            for (int j = from; j > to; --j) pass(shared.k, k_at), pass(shared.v, v_at);
+        };
+        pass_blocks(of_tile, last);
+        if (last < lowest && of_tile >= 0) pass(shared.q, q_at);
+
+        Accumulator<16, head_dim> o;  // of this warp
+        o.clear();
+
+        softmax.clear();
+        if (last >= lowest) {
+            Accumulator<16, block_n> s;
+            HeldA<16, block_n> p;
+            std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
+            shared.q.wait(q_at);
+            q.start(shared.q.tiles[q_at.stage], q_in_registers ? warp_row : group_row);
+
+            auto scores_again = [&] {
+                const dtype *k_tile = shared.k.tiles[k_at.stage];
+                if constexpr (q_in_registers) {
+                    multiply_alone(s, q, k_tile);
+                } else {
+                    StreamedQ streamed;
+                    streamed.start(shared.q.tiles[q_at.stage], warp_row);
+                    multiply_alone(s, streamed, k_tile);
+                }
+            };
+            // S = Q K^T of block j, then O += P V of the one before
+            auto step = [&](int j, auto is_masked, auto &p_before) {
+                constexpr bool masked = decltype(is_masked)::value;
+                shared.k.wait(k_at);
+                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
+                shared.v.wait(v_at);
+                start_sum<dtype>(o, p_before, v_tiles.after(v_at.stage));
+
+                // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
+                wait_for<1>(s);
+                auto bound = [&] {
+                    score.bound(s);
+                    if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
+                };
+                bound();
+                softmax.trust(s, [&] { scores_again(), bound(); }, masked && softmax.some_are_new());
+                shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
+                wait_for(o, p_before);
+                shared.v.release(v_at);
+                softmax.rescale(o);
+                p = round_to_operand<dtype>(s);
+            };
+            int j = last - 1;
+            // S = Q K^T and P = 2^(unit * S - m) of the first block's first keys. The last of a warpgroup's rows sees 63 keys
+            // more than the first, and a block has 64 at least, so the second block is masked too, and no other one.
+            auto begin = [&](auto keys) {
+                Accumulator<16, decltype(keys)::value> s;
+                shared.k.wait(k_at);
+                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
+                wait_for(s);
+                // A load may come late, but a product has used what it brought.
+                if constexpr (q_in_registers) shared.q.release(q_at);
+                shared.k.release(k_at);
+                score.bound(s);
+                mask.hide(s, tile_row + warp_row, last * block_n);
+                softmax.start(s);
+                auto p_first = round_to_operand<dtype>(s);
+                if (ends_early && j >= lowest)
+                    step(j--, std::true_type(), p_first);
+                else
+                    p = widen<block_n>(p_first);
+            };
+            using Half = std::integral_constant<int, may_halve ? warpgroup_rows : block_n>;
+            using Whole = std::integral_constant<int, block_n>;
+            if (may_halve && mask.keys(end_row - 1) - last * block_n <= warpgroup_rows)
+                begin(Half());
+            else
+                begin(Whole());
+            const auto lowest_plain = mask.template first_plain_block<block_n>(end_row - 1);
+            for (; j >= lowest_plain; --j) step(j, std::false_type(), p);
+            if constexpr (window)
+                for (; j >= lowest; --j) step(j, std::true_type(), p);
+            if constexpr (!q_in_registers) shared.q.release(q_at);
+            shared.v.wait(v_at);
+            start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
+            prepare_end();
+            wait_for(o, p);
+            shared.v.release(v_at);
+            if constexpr (window) pass_blocks(lowest, lowest_of_tile);
+        } else {
+            prepare_end();
+        }
+
+        softmax.divide(o);
+        if (is_there) start_store_by_blocks<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, of_q);
+    }
+    wait_for_own_stores();  // shared memory lives as long as its CTA
+}
