@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
 
 def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
     """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default."""
-    parser.set_defaults(lse=True)
+    parser.set_defaults(lse=True, window=(None, None), softcap=0.0)
     group = parser.add_argument_group("problems")
     group.add_argument(
         "--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {seqlens})"
@@ -89,6 +90,32 @@ def add_no_lse(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="ask for no log-sum-exp, which inference does not need: rung 24 is then compiled without its sum",
     )
+
+
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """--window and --softcap, for tools that tell rows with them from all others."""
+    parser.add_argument(
+        "--window",
+        type=_window,
+        metavar="LEFT,RIGHT",
+        help="so many keys before a row's own and behind it; all, or nothing, is all of that side: 4096, or 512,64",
+    )
+    parser.add_argument("--softcap", type=float, metavar="X", help="scores become X * tanh(score / X)")
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """Keys before a row's own and behind it, None for all."""
+    if not re.fullmatch(r"(\d{1,18}|all)(,(\d{1,18}|all)?)?|,(\d{1,18}|all)", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not LEFT,RIGHT: keys before a row's own and behind it, such as 512,64; 4096 (all behind it); "
+            "or all,0 (all before it)"
+        )
+    left, _, right = text.partition(",")
+    return _keys(left), _keys(right)
+
+
+def _keys(side: str) -> int | None:
+    return None if side in ("", "all") else int(side)
 
 
 def add_timing(parser: argparse.ArgumentParser) -> None:
@@ -157,9 +184,16 @@ def problem(arguments: argparse.Namespace, operation: str = "forward", **default
 
 
 def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Problem]:
-    """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for wrong lengths."""
+    """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for other wrong values."""
     from flashladder.common.problem import Problem
 
+    left, right = arguments.window
+    if right is not None and arguments.causal != "no":
+        before = "all" if left is None else left
+        raise ConfigError(
+            f"--window {before},{right} --causal {arguments.causal}: with a causal mask no row sees a key behind its "
+            f"own; give --window {before}, or --causal no"
+        )
     return [
         Problem(
             batch=max(1, arguments.tokens // seqlen),
@@ -173,6 +207,9 @@ def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Pr
             family=arguments.family,
             operation=operation,
             lse=arguments.lse,
+            window_left=left,
+            window_right=right,
+            softcap=arguments.softcap,
         )
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for seqlen in lengths(arguments.seqlens)

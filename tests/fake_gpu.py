@@ -68,9 +68,7 @@ def _launch(artifact, task, tensors):
 
 def _attention(_, task, tensors):
     def run():
-        q, k, v = (tensor.transpose(1, 2) for tensor in (tensors.q, tensors.k, tensors.v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=task.causal, scale=task.softmax_scale)
-        return baselines.Output(out.transpose(1, 2))
+        return baselines.Output(task.asked.compute(task, tensors.by_name, torch.float32)["o"].to(tensors.q.dtype))
 
     run.time_us = 100.0
     return run

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
@@ -29,6 +30,60 @@ def test_torch_takes_the_arguments(on_hopper, name, causal):
     assert output.lse is None if name == "math" else output.lse.shape == (2, 4, 64)
 
 
+BOUNDED = {
+    "left": ({"window_left": 9}, (9, None)),
+    "left, causal": ({"window_left": 9, "causal": True}, (9, None)),
+    "both": ({"window_left": 9, "window_right": 0}, (9, 0)),
+    "right": ({"window_right": 63}, (None, 63)),
+    "as long as all keys": ({"window_left": 64, "window_right": 2**40}, (None, None)),
+}
+
+
+@pytest.mark.parametrize(("bounds", "sides"), BOUNDED.values(), ids=BOUNDED)
+def test_torch_is_told_of_windows(on_hopper, bounds, sides):
+    problem = Problem(batch=2, num_heads=4, seqlen_q=64, softmax_scale=0.3, **bounds)
+    with Told() as told:
+        output = baselines.find("fa2").prepare(problem, make_inputs(problem, "meta"))()
+    assert output.o.shape == (2, 64, 4, 128)
+    assert output.lse.shape == (2, 4, 64)
+    ((causal, options),) = told.calls
+    assert causal is problem.causal
+    given = dict(zip(("window_size_left", "window_size_right"), sides, strict=True))
+    assert options == {"scale": 0.3} | {name: side for name, side in given.items() if side is not None}
+
+
+class Told(TorchDispatchMode):
+    """What the operator beneath is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten._flash_attention_forward.default:
+            self.calls.append((args[8], kwargs))
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "everything"), [("flash-attn", -1), ("fa3", -1), ("fa4", None)])
+@pytest.mark.parametrize(("bounds", "sides"), BOUNDED.values(), ids=BOUNDED)
+def test_flash_attn_is_told_of_bounds(on_hopper, monkeypatch, name, everything, bounds, sides):
+    """And of none that is not asked for: early releases take no softcap."""
+    told = []
+
+    def flash_attn_func(q, k, v, softmax_scale, causal, **options):
+        told.append({name: options[name] for name in ("window_size", "softcap") if name in options})
+        return q, None
+
+    baseline = baselines.find(name)
+    monkeypatch.setattr(type(baseline), "_import", lambda _: SimpleNamespace(flash_attn_func=flash_attn_func))
+    window = {"window_size": tuple(everything if side is None else side for side in sides)}
+    for problem in (Problem(seqlen_q=64, **bounds), Problem(seqlen_q=64, softcap=3.0, **bounds), Problem(softcap=3.0)):
+        baseline.prepare(problem, make_inputs(problem, "meta"))()
+    baseline.prepare(GROUPED, make_inputs(GROUPED, "meta"))()
+    assert told == [window, {**window, "softcap": 3.0}, {"softcap": 3.0}, {}]
+
+
 @pytest.mark.parametrize(
     ("name", "problem", "message"),
     [
@@ -38,6 +93,14 @@ def test_torch_takes_the_arguments(on_hopper, name, causal):
         ("xformers", GROUPED, "takes no grouped queries"),
         ("fa2", Problem(head_dim=100), "takes no head_dim of 100"),
         ("fa2", GROUPED, None),
+        ("fa2", Problem(window_left=9), None),
+        ("fa2", Problem(window_left=9, softcap=3.0), "(torch) is asked for no softcap here"),
+        ("cudnn", Problem(window_right=0), "cuDNN (torch) is asked for no sliding window here"),
+        ("cudnn", Problem(window_left=9, softcap=3.0), "is asked for no sliding window and no softcap here"),
+        ("flash-attn", Problem(window_left=9, softcap=3.0), None),
+        ("flash-attn", Problem(window_left=9, alibi=True), "FlashAttention-2 is asked for no ALiBi here"),
+        ("fa3", Problem(window_left=9, softcap=3.0), None),
+        ("fa4", Problem(window_left=9, softcap=3.0), None),
     ],
 )
 def test_refusals(on_hopper, name, problem, message):
@@ -53,6 +116,10 @@ def test_refusals(on_hopper, name, problem, message):
         (("FP16", "HDIM192", "HDIM256"), Problem(head_dim=128), None),
         (("HDIM96",), Problem(head_dim=96), None),
         (("HDIM192", "HDIM256"), Problem(head_dim=136), "was built for head_dim up to 128"),
+        (("LOCAL", "SOFTCAP"), Problem(), None),
+        (("LOCAL",), Problem(window_left=9), "was built without sliding windows"),
+        (("SOFTCAP",), Problem(softcap=3.0), "was built without softcaps"),
+        (("SOFTCAP",), Problem(window_left=9), None),
     ],
 )
 def test_a_flash_attention_3_built_without_a_kernel_is_not_asked_for_it(

@@ -11,7 +11,7 @@ from flashladder.common.measure.entrants import parse
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.tests import fake_gpu
-from flashladder.tools.commands import bench
+from flashladder.tools.commands import bench, search
 
 SMALL = ["--seqlens", "64,128", "--tokens", "128", "--heads", "1", "--rounds", "6"]
 
@@ -109,6 +109,11 @@ def test_shapes_a_rung_does_not_take_are_left_out(run):
         (["02", "--seqlens", "64..32"], "--seqlens 64..32 is neither"),
         (["99"], "99"),
         (["02@block_m=63"], "block_m=63"),
+        (["24", "--window", "4,0", "--causal", "yes"], "--window 4,0 --causal yes: with a causal mask no row sees"),
+        (["24", "--window", "all,0", "--causal", "both"], "behind its own; give --window all, or --causal no"),
+        (["24", "--softcap", "2000"], "softcap=2000.0: must be a positive number up to 1000, or 0 for none"),
+        (["24", "--softcap", "-1"], "softcap=-1.0: must be"),
+        (["24", "--softcap", "nan"], "softcap=nan: must be"),
     ],
 )
 def test_bad_input(run, arguments, message):
@@ -121,6 +126,42 @@ def test_rounds_are_at_least_one(capsys):
     with pytest.raises(SystemExit):
         bench.parser().parse_args(["02", "--rounds", "0"])
     assert "--rounds: 0 is below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", ",", "-1", "4,-1", "4.5", "four", "4,5,6", "4 5", "²", "9" * 19])
+def test_a_window_is_two_numbers_of_keys(capsys, text):
+    with pytest.raises(SystemExit):
+        bench.parser().parse_args(["44", f"--window={text}"])
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"{text!r} is not LEFT,RIGHT: keys before a row's own and behind it, such as 512,64; 4096 (all" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "sides"),
+    [
+        ("4096", (4096, None)),
+        ("4096,", (4096, None)),
+        ("4096,all", (4096, None)),
+        ("512,64", (512, 64)),
+        (",0", (None, 0)),
+        ("all,0", (None, 0)),
+        ("0,0", (0, 0)),
+        ("all", (None, None)),
+    ],
+)
+def test_windows(text, sides):
+    arguments = bench.parser().parse_args(["44", "--window", text, "--softcap", "30", "--seqlens", "512,1024"])
+    assert [(p.window_left, p.window_right, p.softcap) for p in options.shapes(arguments)] == [(*sides, 30.0)] * 2
+
+
+def test_a_search_has_no_bounds_that_it_would_leave_out(capsys):
+    given = ["16", "--gpu", "h100"]
+    (problem,) = options.shapes(search.parser().parse_args(given))
+    assert (problem.window, problem.softcap) == (False, 0.0)
+    for option in ("--window", "--softcap"):
+        with pytest.raises(SystemExit):
+            search.parser().parse_args([*given, option, "4"])
+        assert f"unrecognized arguments: {option}" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_named(tool):
@@ -145,6 +186,41 @@ def test_without_the_log_sum_exp(run):
     assert not frame["lse"].any()
     assert set(frame["version"]) == {"fa2", "02_swizzling"}
     assert frame["passed"].all()
+
+
+def test_a_window_is_timed_beside_the_official_kernel(run):
+    """Kernels, baseline and exact answer all mind it: the stand-in's baseline is checked, too."""
+    code, out, err = run("24", *SMALL, "--causal", "yes", "--window", "40", "--head-dim", "64")
+    assert code == 0, err
+    assert "bf16, causal, window 40: harmonic mean" in out
+    frame, damaged = records.bench().read()
+    assert not damaged
+    assert set(frame["version"]) == {"fa2", "24_woven_general"}
+    assert frame["passed"].all()
+    assert list(frame["window_left"]) == [40] * 4
+    assert frame["window_right"].isna().all()
+    assert set(frame["softcap"]) == {0.0}
+    seen = 41 * 128 - 40 * 41 / 2  # keys of all rows of the longer problem
+    ours = frame.iloc[-1]
+    assert ours["tflops"] == pytest.approx(4 * seen * 64 / ours["time_us"] / 1e6)
+
+
+def test_a_softcap_is_timed_without_the_official_kernel(run):
+    code, out, err = run("24", *SMALL, "--seqlens", "64", "--softcap", "2.5", "--window", "9,3", "--head-dim", "64")
+    assert code == 0, err
+    assert "no baseline fa2: FlashAttention-2 (torch) is asked for no softcap here" in " ".join(err.split())
+    assert "bf16, full, window 9,3, softcap 2.5: harmonic mean" in out
+    frame, _ = records.bench().read()
+    (row,) = frame.to_dict("records")
+    assert [row[name] for name in ("version", "window_left", "window_right", "softcap", "passed")] == [
+        *("24_woven_general", 9, 3, 2.5, True)
+    ]
+
+
+def test_a_rung_without_windows_is_left_out(run):
+    _, out, err = run("02", *SMALL, "--window", "40")
+    assert "left out: 02_swizzling has no sliding window" in err
+    assert "harmonic mean" not in out
 
 
 def test_references_on_the_cpu(tool):

@@ -48,6 +48,14 @@ def test_the_latest_run_of_each_kind(log):
     assert [set(rows["run"]) for rows in runs] == [{"2"}, {"3"}]
 
 
+@pytest.mark.parametrize("bounds", [{"window_left": 0}, {"window_right": 0}, {"softcap": 30.0}])
+def test_rows_with_a_window_or_a_softcap_are_no_run(log, bounds):
+    log.append(lines(4, {"fa3": 1.0, "16_static_stride": 4.0}, **bounds))
+    assert {run for rows in cells.latest(loaded(log)["h100"]) for run in rows["run"]} == {"2", "3"}
+    log.append(lines(5, {"fa3": 1.0, "16_static_stride": 4.0}, softcap=0.0))
+    assert {run for rows in cells.latest(loaded(log)["h100"]) for run in rows["run"]} == {"3", "5"}
+
+
 def test_the_fastest_rung_beside_the_fastest_official_kernel(log):
     first, second = map(cells.best, cells.latest(loaded(log)["h100"]))
     assert {seqlen: cell.rung for seqlen, cell in first.items()} == dict.fromkeys(made_up.LENGTHS, "02")

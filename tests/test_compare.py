@@ -97,6 +97,17 @@ def test_a_kernel_in_several_configurations_is_several(results):
     assert all(each.ratios[0] == each.ratios[1] for each in compared)
 
 
+@pytest.mark.parametrize("bounds", [{"window_left": 4}, {"window_right": 0}, {"softcap": 30.0}])
+def test_windows_and_softcaps_are_compared_with_their_like(run, bounds):
+    log("one", {})
+    log("other", {"run": "theirs", **bounds})
+    code, _, err = run("mine", "theirs")
+    assert (code, "timed no kernel at the same shape" in err) == (console.EXIT_ERROR, True)
+    log("third", {"run": "again", **bounds}, {"run": "plain", "softcap": 0.0})
+    assert "1.100 (1.050-1.150) 1.100 (1.050-1.150)" in run("again", "theirs")[1]
+    assert "1.100 (1.050-1.150) 1.100 (1.050-1.150)" in run("mine", "plain")[1]
+
+
 def test_only_shapes_that_both_have_count(run):
     log("one", {}, {"seqlen_q": 8192, "seqlen_k": 8192, "ratio": 1.9, "ratio_high": 2.0}, {"version": "09_fewer_moves"})
     log("other", {"run": "theirs"}, {"run": "theirs", "version": "cudnn", "config": ""})

@@ -281,6 +281,18 @@ def test_the_projects_own_readme_is_up_to_date(monkeypatch, capsys):
     assert code == 0, capsys.readouterr().out
 
 
+def test_the_page_tells_runs_with_a_window_or_a_softcap(everything, run):
+    def log(**bounds):
+        rows = made_up.row("16", "own", 512, time="2026-01-03", num_heads=3, **bounds)
+        Log(everything / "bench.csv", BENCH).append([{k: v for k, v in rows.items() if k in BENCH.columns}])
+
+    for bounds in ({"softcap": 0.0}, {"window_left": 40, "softcap": 0.0}, {"window_right": 0, "softcap": 2.5}):
+        log(**bounds)
+    run()
+    found = re.findall(r"32 x 3 x 512 x 128 ([^<]*)<", page(everything))
+    assert found == ["bf16", "bf16, window 40", "bf16, window all,0, softcap 2.5"]
+
+
 def test_the_readmes_are_not_told_of_other_results(everything, capsys, monkeypatch):
     """Without --readme, what a folder of results elsewhere says goes into that folder and nowhere else."""
     project = everything.parent / "project"

@@ -79,6 +79,17 @@ def test_rows_without_the_log_sum_exp_are_not_among_those_with_it(log):
     assert [row[-2] for row in table.rows] == ["**1.500**"]
 
 
+@pytest.mark.parametrize("bounds", [{"window_left": 0}, {"window_right": 0}, {"softcap": 30.0}])
+def test_rows_with_a_window_or_a_softcap_are_not_among_those_without(log, bounds):
+    """Older rows, which do not say, have none."""
+    shown = references.tables(log.read()[0], "triton")
+    log.append(lines("bounded", "2026-01-06", "triton", "dtype=bf16,head_dim=128", 1.9, **bounds))
+    assert references.tables(log.read()[0], "triton") == shown
+    log.append(lines("unbounded", "2026-01-07", "triton", "dtype=bf16,head_dim=128", 1.5, softcap=0.0))
+    (table,) = references.tables(log.read()[0], "triton")
+    assert [row[-2] for row in table.rows] == ["**1.500**"]
+
+
 def test_on_a_cpu_the_unit_is_smaller(log):
     log.append(lines("cpu", "2026-01-03", "c", "dtype=bf16,head_dim=128,accumulate=fp64", 1.5, driver="", tflops=0.1))
     (table,) = references.tables(log.read()[0], "c")

@@ -103,6 +103,23 @@ def test_what_contradicts_itself_is_found(change, words, rows, tmp_path):
     assert all(f"row {at + 2} " in fault or f":{at + 2}:" in fault or "run " in fault for fault in found), found
 
 
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"window_left": "5"}, ", window 5"),
+        ({"window_right": "0"}, ", window all,0"),
+        ({"softcap": "30.0"}, ", softcap 30"),
+    ],
+)
+def test_a_ladder_has_no_windows_and_no_softcaps(bound, words, rows, tmp_path):
+    none = {"window_left": "", "window_right": "", "softcap": "0.0"}
+    plain = [row | none for row in rows]
+    assert received.faults(sent(tmp_path, plain)) == []
+    (fault,) = received.faults(sent(tmp_path, [*plain[:-1], plain[-1] | bound]))
+    assert fault.startswith("ladder_h200.csv, row 7 ")
+    assert fault.endswith(f"its problem has a bound{words}: a ladder's problems have none")
+
+
 def test_heat_is_found(rows, tmp_path):
     hot = [row | {"thermal_share": "0.2"} for row in rows]
     (fault,) = received.faults(sent(tmp_path, hot))

@@ -20,6 +20,7 @@ from flashladder.common.config import listing, load_gpu
 from flashladder.common.dashboard import references
 from flashladder.common.measure.baselines import BASELINES
 from flashladder.common.report import markers
+from flashladder.common.results.records import unbounded
 
 MARKER = "cells"
 PAGE = "cells.md"  # in the folder of results
@@ -45,8 +46,8 @@ def stale(readme: Path | None, folder: Path, logged: Cells) -> list[Path]:
 
 
 def latest(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Of each dtype, head_dim and mask the rows of the latest run, as far as they were timed."""
-    timed = rows[rows["ratio"].notna()]
+    """Of each dtype, head_dim and mask the rows of the latest run: those timed without a window and a softcap."""
+    timed = rows[rows["ratio"].notna() & unbounded(rows)]
     for _, group in timed.groupby(_KIND):
         run = group.sort_values("time", kind="stable")["run"].iloc[-1]
         yield group[group["run"] == run]

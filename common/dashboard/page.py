@@ -19,6 +19,7 @@ from flashladder.common.report import theme
 from flashladder.common.report.display import tflops
 from flashladder.common.report.ladder_tables import tile
 from flashladder.common.results import ladders
+from flashladder.common.results.records import bounds
 
 HERE = Path(__file__).parent
 LATEST_RUNS = 60  # shown
@@ -91,6 +92,7 @@ def _runs(results: Results) -> list[dict[str, Any]]:
 def _run(row: Any) -> dict[str, Any]:
     lengths = row.seqlen_q if row.seqlen_q == row.seqlen_k else f"{row.seqlen_q}x{row.seqlen_k}"
     more = (", causal" if row.causal else "") + (", no LSE" if row.lse is False else "")
+    more += bounds(row.window_left, row.window_right, row.softcap)
     return {
         "time": row.time[:16].replace("T", " "),
         "kernel": f"{row.version} {tile(row.config)}".strip(),

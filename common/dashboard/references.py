@@ -19,6 +19,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
 from flashladder.common.report import markers
 from flashladder.common.results.ladders import means
+from flashladder.common.results.records import unbounded
 from flashladder.common.results.slowdowns import remarks
 
 MARKER = "measured"
@@ -45,9 +46,9 @@ class MeasuredTable:
 def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
     """Of each device, dtype, head_dim and mask the latest run in which the implementation was timed.
 
-    Rows without the log-sum-exp are left out: they are of less work.
+    Rows without the log-sum-exp are left out, and those with a window or a softcap: they are of other work.
     """
-    timed = rows[rows["ratio"].notna() & rows["lse"].ne(False)]
+    timed = rows[rows["ratio"].notna() & rows["lse"].ne(False) & unbounded(rows)]
     mine = timed[timed["version"] == name]
     found = []
     alike = ["dtype", "head_dim", "causal"]

@@ -19,6 +19,7 @@ from flashladder.common.errors import ConfigError, DeviceError, unknown
 from flashladder.common.problem import Problem, Tensors
 
 OFFICIAL = {"forward": "fa2"}  # by operation
+_BOUNDS = {"window": "no sliding window", "softcap": "no softcap", "alibi": "no ALiBi"}  # what not all take
 _SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
 
 
@@ -52,6 +53,7 @@ class Baseline:
     refuses: Callable[[Problem], str | None] = _takes_anything  # the reason, to be read after the title
     arches: tuple[int, ...] = (8, 9, 10, 12)  # major compute capabilities
     operation: str = "forward"
+    bounds: tuple[str, ...] = ()  # which of `_BOUNDS` it is asked for
 
     def missing(self) -> str | None:
         """Why it cannot be used here, with the line that mends it; None when it can."""
@@ -86,8 +88,8 @@ class Baseline:
     def _does_not_take(self, problem: Problem) -> str | None:
         if problem.operation != self.operation:
             return f"computes the operation {self.operation}, not {problem.operation}"
-        if problem.window or problem.softcap or problem.alibi:
-            return "is asked for no sliding window, no softcap and no ALiBi here"
+        if lacking := [no for name, no in _BOUNDS.items() if getattr(problem, name) and name not in self.bounds]:
+            return f"is asked for {' and '.join(lacking)} here"
         return self.refuses(problem)
 
     def prepare(self, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -132,6 +134,8 @@ def _takes_no_groups(problem: Problem) -> str | None:
 
 
 def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    if problem.window:
+        return _torch_flash_in_window(problem, tensors)
     q, k, v = _heads_first(tensors)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
     causal, scale = problem.causal, problem.softmax_scale
@@ -139,6 +143,20 @@ def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     def run() -> Output:
         o, lse, *_ = kernel(q, k, v, 0.0, causal, False, scale=scale)
         return Output(o.transpose(1, 2), lse)
+
+    return run
+
+
+def _torch_flash_in_window(problem: Problem, tensors: Tensors) -> RunOnce:
+    """By the operator beneath, which takes a window."""
+    q, k, v = tensors.q, tensors.k, tensors.v
+    kernel = torch.ops.aten._flash_attention_forward.default
+    causal, (left, right) = problem.causal, _window(problem, None)
+    options = {"scale": problem.softmax_scale, "window_size_left": left, "window_size_right": right}
+
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False, **options)
+        return Output(o, lse)
 
     return run
 
@@ -169,7 +187,7 @@ def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """flash_attn_func of FlashAttention 2 and 3: early releases of 3 give LSE unasked."""
     q, k, v = tensors.q, tensors.k, tensors.v
-    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    options = _options(problem, -1)
     if "return_attn_probs" in signature(module.flash_attn_func).parameters:
         options["return_attn_probs"] = True  # gives LSE; without dropout no probabilities are made
 
@@ -182,13 +200,32 @@ def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 
 def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = tensors.q, tensors.k, tensors.v
-    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal, "return_lse": True}
+    options = {**_options(problem, None), "return_lse": True}
 
     def run() -> Output:
         o, lse, *_ = module.flash_attn_func(q, k, v, **options)
         return Output(o, lse)
 
     return run
+
+
+def _options(problem: Problem, everything: int | None) -> dict[str, Any]:
+    """What every flash_attn_func takes, and of bounds what is asked for: early releases lack some."""
+    options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    if problem.window:
+        options["window_size"] = _window(problem, everything)
+    if problem.softcap:
+        options["softcap"] = problem.softcap
+    return options
+
+
+def _window(problem: Problem, everything: int | None) -> tuple[int | None, int | None]:
+    """Its sides, with a library's word for all keys, whose number may be too large for the library's integers."""
+    longest = max(problem.seqlen_q, problem.seqlen_k)
+    left, right = (
+        everything if keys is None or keys >= longest else keys for keys in (problem.window_left, problem.window_right)
+    )
+    return left, right
 
 
 def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -244,13 +281,19 @@ def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _takes_what_was_built(problem: Problem) -> str | None:
-    """FlashAttention-3 can be built without types and head_dims; asked for one of them it ends the process."""
+    """FlashAttention-3 can be built without types, bounds and head_dims; of some it ends the process."""
     try:
         flags = import_module("flash_attn_config").CONFIG["build_flags"]
     except (ImportError, AttributeError, KeyError):
         return None  # a package that does not say: all is built
-    if problem.dtype == "fp16" and flags.get("FLASHATTENTION_DISABLE_FP16"):
-        return "was built without fp16"
+    wanted = {
+        "FP16": ("fp16", problem.dtype == "fp16"),
+        "LOCAL": ("sliding windows", problem.window),
+        "SOFTCAP": ("softcaps", problem.softcap),
+    }
+    for flag, (what, is_asked) in wanted.items():
+        if is_asked and flags.get(f"FLASHATTENTION_DISABLE_{flag}"):
+            return f"was built without {what}"
     widest = max((d for d in (64, 96, 128, 192, 256) if not flags.get(f"FLASHATTENTION_DISABLE_HDIM{d}")), default=0)
     return f"was built for head_dim up to {widest}" if problem.head_dim > widest else None
 
@@ -258,7 +301,7 @@ def _takes_what_was_built(problem: Problem) -> str | None:
 _TORCH = "pip install torch (a CUDA build)"
 _FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
 _ALL = (
-    Baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash),
+    Baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, bounds=("window",)),
     Baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
     Baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
     Baseline(
@@ -268,6 +311,7 @@ _ALL = (
         package="flash-attn",
         install="pip install flash-attn --no-build-isolation",
         bind=_flash_attn,
+        bounds=("window", "softcap"),
     ),
     Baseline(
         name="fa3",
@@ -278,6 +322,7 @@ _ALL = (
         bind=_flash_attn,
         refuses=_takes_what_was_built,
         arches=(9,),
+        bounds=("window", "softcap"),
     ),
     Baseline(
         name="fa4",
@@ -287,6 +332,7 @@ _ALL = (
         install="pip install --pre flash-attn-4",
         bind=_flash_attn_4,
         arches=(9, 10),
+        bounds=("window", "softcap"),
     ),
     Baseline(
         name="flashinfer",

@@ -210,12 +210,15 @@ def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
 
 def overview(contests: Sequence[Contest]) -> list[Table]:
     """For each dtype and mask: every kernel's TFLOP/s and ratio at each length, and their means over the lengths."""
+    from flashladder.common.results.records import bounds
+
     groups: dict[str, list[tuple[Problem, Measurement]]] = {}
     for contest in contests:
         if contest.measurement:
-            mask = "causal" if contest.problem.causal else "full"
-            what = f"{contest.problem.dtype}, {mask}" + ("" if contest.problem.lse else ", no LSE")
-            groups.setdefault(what, []).append((contest.problem, contest.measurement))
+            problem = contest.problem
+            what = f"{problem.dtype}, {'causal' if problem.causal else 'full'}" + ("" if problem.lse else ", no LSE")
+            what += bounds(problem.window_left, problem.window_right, problem.softcap)
+            groups.setdefault(what, []).append((problem, contest.measurement))
     tables = []
     for what, timed in groups.items():
         parts = (timed[start : start + LENGTHS] for start in range(0, len(timed), LENGTHS))

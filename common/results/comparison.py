@@ -31,8 +31,18 @@ CIRCUMSTANCES = {
     "baseline_version": "its version",
 }
 KERNEL = ["kind", "label", "version", "dtype", "causal"]  # what the ratios of one line have in common
-PROBLEM = ["batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "head_dim", "layout", "family", "lse"]
-_USUAL = {"kind": "", "label": "", "config": "", "code": "", "layout": "bshd", "family": "normal", "lse": True}
+PROBLEM = [
+    *("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "head_dim", "layout", "family", "lse"),
+    *("window_left", "window_right", "softcap"),
+]
+_USUAL = {
+    **dict.fromkeys(("kind", "label", "config", "code"), ""),
+    **dict.fromkeys(("window_left", "window_right"), "all"),
+    "layout": "bshd",
+    "family": "normal",
+    "lse": True,
+    "softcap": 0.0,
+}
 _BENCHMARK = {"run", "ratio", "seqlen_q"}  # columns that the log of a benchmark has, and no other file
 _COMPARED = "Ratios to a baseline are compared, which bench.py, ladder.py and experiment.py log"
 _SCHEMA = Schema({**LADDER.columns, **EXPERIMENT.columns})  # of every log with ratios

@@ -95,8 +95,12 @@ def _of_row(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]
             yield f"{error}={row[error]:.3g} is above {tolerance}={row[tolerance]:.3g}"
     if pd.isna(row["time_us"]):
         return
+    if words := records.bounds(row["window_left"], row["window_right"], row["softcap"]):
+        yield f"its problem has a bound{words}: a ladder's problems have none"
+        return
+    given = {each.name: row[each.name] for each in fields(Problem) if pd.notna(row.get(each.name))}
     try:
-        problem = Problem(**{each.name: row[each.name] for each in fields(Problem) if each.name in row})
+        problem = Problem(**given)
     except UnsupportedProblemError as error:
         yield str(error)
         return

@@ -27,6 +27,8 @@ from flashladder.common.results.slowdowns import SLOWDOWN_SHARES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pandas as pd
+
     from flashladder.common.emulator import Report
     from flashladder.common.measure.contest import Contest
     from flashladder.common.measure.statistics import Times
@@ -101,6 +103,9 @@ _PROBLEM = {
     "layout": str,
     "family": str,  # of inputs; empty in older rows, which are normal
     "lse": bool,  # whether it is asked for; empty in older rows, which all did
+    "window_left": int,  # these three are empty in older rows, which have no bounds
+    "window_right": int,  # empty for all keys
+    "softcap": float,  # 0 for none
 }
 _CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 _RUNS_OF: Counter[str] = Counter()  # runs of this process by second
@@ -303,6 +308,19 @@ def of_kernel(kernel: Artifact | Configured) -> Row:
 def of_problem(problem: Problem) -> Row:
     """The shape and the rest of the problem."""
     return {name: getattr(problem, name) for name in _PROBLEM}
+
+
+def bounds(window_left: float | None, window_right: float | None, softcap: float | None) -> str:
+    """A problem's or a row's, in words that follow others; empty where it has none."""
+    values = (None if value is None or np.isnan(value) else value for value in (window_left, window_right, softcap))
+    left, right, softcap = values
+    sides = ",".join("all" if keys is None else f"{keys:.0f}" for keys in (left, right)).removesuffix(",all")
+    return (f", window {sides}" if sides != "all" else "") + (f", softcap {softcap:g}" if softcap else "")
+
+
+def unbounded(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows have neither a window nor a softcap: those with one are of other work."""
+    return rows["window_left"].isna() & rows["window_right"].isna() & (rows["softcap"].isna() | rows["softcap"].eq(0))
 
 
 def of_check(check: Check) -> Row:
