@@ -281,7 +281,7 @@ def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _takes_what_was_built(problem: Problem) -> str | None:
-    """FlashAttention-3 can be built without types, bounds and head_dims; of some it ends the process."""
+    """FlashAttention-3 can be built without types, bounds and more; asked for some of these it ends the process."""
     try:
         flags = import_module("flash_attn_config").CONFIG["build_flags"]
     except (ImportError, AttributeError, KeyError):
@@ -290,6 +290,7 @@ def _takes_what_was_built(problem: Problem) -> str | None:
         "FP16": ("fp16", problem.dtype == "fp16"),
         "LOCAL": ("sliding windows", problem.window),
         "SOFTCAP": ("softcaps", problem.softcap),
+        "VARLEN": ("packed sequences", problem.packed),
     }
     for flag, (what, is_asked) in wanted.items():
         if is_asked and flags.get(f"FLASHATTENTION_DISABLE_{flag}"):

@@ -1,4 +1,4 @@
-"""Packed sequences beside FlashAttention-2's own, and beside padding: of the same lengths, in one contest."""
+"""Packed sequences beside official kernels', and beside padding: of the same lengths, in one contest."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from flashladder.common.build import build_one
+from flashladder.common.build import build
 from flashladder.common.build.artifact import Artifact
-from flashladder.common.catalog import Version
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.baselines import Baseline, Output, RunOnce
+from flashladder.common.measure.baselines import BASELINES, Baseline, Output, RunOnce
 from flashladder.common.measure.contest import ProblemInstance
-from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.timing import Measurement, TimingSettings, measure
 from flashladder.common.problem import Problem, Tensors
+from flashladder.common.run import ahead
 from flashladder.common.run.target import Target
 
 MIXES = ("equal", "spread", "one long")
@@ -57,22 +56,23 @@ def padded(problem: Problem) -> Problem:
     )
 
 
-def contest(problem: Problem, rung: Version, place: Target, settings: TimingSettings) -> Measurement:
-    """Both ways of a rung, and FlashAttention-2 on packed sequences, to which ratios refer; each is checked.
+def contest(problem: Problem, version: str, place: Target, settings: TimingSettings) -> Measurement:
+    """What `attention(version=...)` launches for packed sequences and for padded ones, beside FlashAttention-2, to which
+    ratios refer, and FlashAttention-3 where it is installed; each is checked.
 
     DeviceError without a GPU, VerificationError for an output that is wrong.
     """
     packed, all_padded = ProblemInstance(problem, "cuda"), ProblemInstance(padded(problem), "cuda")
     ours = [
-        packed.ours("packed", _artifact(rung, problem, place), timed=True),
-        all_padded.ours("padded", _artifact(rung, all_padded.problem, place), timed=True),
+        packed.ours("packed", _artifact(version, problem, place), timed=True),
+        all_padded.ours("padded", _artifact(version, all_padded.problem, place), timed=True),
     ]
-    return measure([packed.official(FA2_PACKED), *ours], settings)
+    official = [FA2_PACKED, *([] if FA3_PACKED.missing() or FA3_PACKED.refusal(problem) else [FA3_PACKED])]
+    return measure([*map(packed.official, official), *ours], settings)
 
 
-def _artifact(rung: Version, problem: Problem, place: Target) -> Artifact:
-    config = Entrant(rung.address, rung, {}, tuned_for=place.gpu.name).config(problem, place.gpu)
-    artifact = build_one(rung, config, place.arch)
+def _artifact(version: str, problem: Problem, place: Target) -> Artifact:
+    artifact = build([ahead.request(version, problem, place.arch, place.gpu)])[0]
     place.check(artifact)
     return artifact
 
@@ -99,4 +99,20 @@ FA2_PACKED = Baseline(
     "pip install torch",
     _flash_packed,
     operation="packed",
+)
+
+
+def _flash_3_packed(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = tensors.q[0], tensors.k[0], tensors.v[0]
+    starts = (tensors.cu_seqlens_q, tensors.cu_seqlens_k, problem.seqlen_q, problem.seqlen_k)
+    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+
+    def run() -> Output:
+        return Output(module.flash_attn_varlen_func(q, k, v, *starts, **options)[None])
+
+    return run
+
+
+FA3_PACKED = replace(
+    BASELINES["fa3"], title="FlashAttention-3 of packed sequences", bind=_flash_3_packed, operation="packed", bounds=()
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
 # A winner of another rung does not go before them: it was never measured against theirs.
 RIVALS = ("from_the_end", "across_tiles")
-GENERAL = (*RIVALS, "own_rows", "wide_heads", "woven_general")  # they take any mask and any lengths; the fastest first
+GENERAL = (*RIVALS, "packed_sequences", "own_rows", "wide_heads", "woven_general")  # they take any mask and any lengths; the fastest first
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...

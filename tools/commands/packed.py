@@ -1,4 +1,4 @@
-"""Time packed sequences beside FlashAttention-2's, and beside the same sequences padded to the longest.
+"""Time packed sequences beside FlashAttention-2 and 3, and beside the same sequences padded to the longest.
 
 python tools/packed.py                                   equal lengths, a spread of them, one long among short ones
 python tools/packed.py --head-dim 64 --causal both --rounds 8
@@ -10,15 +10,15 @@ import argparse
 from pathlib import Path
 
 from flashladder.common import arguments as options
-from flashladder.common import catalog
 from flashladder.common.console import Parser, console
 from flashladder.common.report import display
+from flashladder.common.run.ahead import DEFAULT
 
 
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("--version", default="woven_general", metavar="RUNG", help="default: the one that takes them")
+    made.add_argument("--version", default=DEFAULT, metavar="RUNG", help="default: what attention() takes for them")
     made.add_argument("--tokens", type=int, default=16384, help="of all sequences (default: 16384)")
     made.add_argument("--heads", type=int, default=16)
     made.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.problem import Problem
     from flashladder.common.run import target
 
-    place, rung = target.resolve("gpu", None), catalog.find(arguments.version)
+    place = target.resolve("gpu", None)
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
     for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]:
         for mix in packing.MIXES:
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
                 causal=causal,
                 seed=arguments.seed,
             )
-            measured = packing.contest(problem, rung, place, settings)
+            measured = packing.contest(problem, arguments.version, place, settings)
             mask = "causal" if causal else "full"
             console.print(f"\n{mix}, {mask}: {len(seqlens)} sequences of {min(seqlens)} to {max(seqlens)} tokens")
             console.print(display.times(measured, problem))
