@@ -17,6 +17,10 @@ class ConfigError(FlashLadderError):
 class UnsupportedProblemError(FlashLadderError):
     """A shape, dtype, stride, device or feature that the chosen kernel does not take."""
 
+    def __str__(self) -> str:
+        """As every error's, but in Python: torch.compile up to 2.11 traces no other."""
+        return str(self.args[0])
+
 
 class ToolchainError(FlashLadderError):
     """A compiler or another tool is missing or too old."""

@@ -18,10 +18,11 @@ struct PackedParams {
 struct Sequence {
     int begin, length;
 
+    __device__ Sequence(int begin_, int end, int total)
+        : begin(min(max(begin_, 0), total)), length(min(max(end, begin), total) - begin) {}
     // Volatile: read anew each time, so that nothing of it is kept in registers.
     __device__ Sequence(const volatile int *cu_seqlens, int number, int total)
-        : begin(min(max(cu_seqlens[number], 0), total)),
-          length(min(max(cu_seqlens[number + 1], begin), total) - begin) {}
+        : Sequence(cu_seqlens[number], cu_seqlens[number + 1], total) {}
 };
 
 // As Assignment. The grid has as many CTAs for each sequence as the longest one needs; those behind the end of theirs

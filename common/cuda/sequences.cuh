@@ -55,7 +55,7 @@ struct PackedOrder {
         return {first_row, head, head / (params.num_heads / params.num_heads_k), batch, is_empty};
     }
     __device__ Extent extent(int batch) const {
-        const auto q = rows(batch), k = Sequence(params.cu_seqlens_k, batch, params.total_k);
+        const auto q = rows(batch), k = sequence(params.cu_seqlens_k, batch, params.total_k);
         return {q.length, k.length, params.total_q - q.length, params.total_k - k.length, q.begin + q.length, k.begin + k.length};
     }
     __device__ float *lse(int head, const Extent &extent) const {
@@ -74,5 +74,9 @@ struct PackedOrder {
     };
 
   private:
-    __device__ Sequence rows(int batch) const { return Sequence(params.cu_seqlens_q, batch, params.total_q); }
+    __device__ Sequence rows(int batch) const { return sequence(params.cu_seqlens_q, batch, params.total_q); }
+    // Through L1: a producer that waits for L2 at each step of its search brings nothing meanwhile.
+    __device__ static Sequence sequence(const int *cu_seqlens, int batch, int total) {
+        return {__ldg(cu_seqlens + batch), __ldg(cu_seqlens + batch + 1), total};
+    }
 };
