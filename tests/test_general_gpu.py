@@ -17,8 +17,8 @@ from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
-BOUNDED = catalog.find("bounded")
-RUNGS = [GENERAL, *HOPPERS, BOUNDED]
+BOUNDED = [catalog.find(name) for name in ("bounded", "packed_sequences")]
+RUNGS = [GENERAL, *HOPPERS, *BOUNDED]
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in kinds(rung)]
 EACH_HEAD_DIM = pytest.mark.parametrize(
     ("rung", "head_dim"),
@@ -62,7 +62,7 @@ def test_two_thousand_random_problems(rung, kind):
         launched(rung, draw(rng, longest=1200, **kind))
 
 
-@pytest.mark.parametrize(("rung", "kind"), [case for case in KINDS if case.values[0] is BOUNDED])
+@pytest.mark.parametrize(("rung", "kind"), [case for case in KINDS if case.values[0] in BOUNDED])
 def test_many_random_windows_and_softcaps(rung, kind):
     rng = random.Random(f"window {id_of(kind)}")
     for _ in range(200):

@@ -17,7 +17,9 @@ def kept(rung, **fields):
     return sum(bool(instruction.control.reuse & M_IS_KEPT) for instruction in ffma) / len(ffma)
 
 
-@pytest.mark.parametrize("rung", ["row_by_row", "half_block", "from_the_end", "across_tiles", "bounded"])
+@pytest.mark.parametrize(
+    "rung", ["row_by_row", "half_block", "from_the_end", "across_tiles", "bounded", "packed_sequences"]
+)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_m_is_kept(rung, head_dim, causal):

@@ -15,6 +15,9 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import Problem, make_inputs
 from flashladder.common.run.execute import on_emulator
 
+# Behind the end, before the start, falling, far away, no rows.
+WRONG = [(0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60)]
+
 
 def packed(seqlens_q, seqlens_k=(), **options):
     return Problem(**{"operation": "packed", "head_dim": 64, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k} | options)
@@ -58,11 +61,7 @@ def test_nothing_of_a_neighbour_is_read_into_a_sequence(causal):
     assert torch.equal(tensors.lse[:, rows], clean.lse[:, rows])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [(0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60)],
-    ids=["behind the end", "before the start", "falling", "far away", "no rows"],
-)
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_whatever_cu_seqlens_say_nothing_outside_a_tensor_is_touched(wrong):
     """The emulator fails at a read outside a tensor, the canaries tell of a write."""
     problem = packed((30, 30), (20, 40), causal=True)

@@ -8,6 +8,7 @@ import torch
 from general_problems import GENERAL, draw, id_of, kinds
 from packed_problems import draw_bounds, draw_packed
 
+from flashladder.common import catalog
 from flashladder.common.attention import attention
 from flashladder.common.attention.packed import packed_attention
 from flashladder.common.build import BuildRequest, build, build_one
@@ -21,6 +22,12 @@ from flashladder.common.run.execute import on_gpu
 pytestmark = pytest.mark.gpu
 KINDS = kinds(GENERAL)
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
+PACKED = [GENERAL, catalog.find("packed_sequences")]
+OF_EACH_RUNG = pytest.mark.parametrize("rung", PACKED, ids=lambda rung: rung.number)
+OF_EACH_RUNG_AND_KIND = pytest.mark.parametrize(
+    ("rung", "kind"),
+    [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in PACKED for kind in kinds(rung)],
+)
 FIELDS = (
     {"packed": True},
     {"window": True},
@@ -33,15 +40,30 @@ FIELDS = (
 @pytest.fixture(scope="module", autouse=True)
 def _built_at_once():
     arch = gpu.device_arch()
-    build([BuildRequest(GENERAL, GENERAL.config(**kind, **fields), arch) for kind in KINDS for fields in FIELDS])
+    able = [rung for rung in PACKED if rung.runs_on(arch)]
+    wanted = [
+        BuildRequest(rung, rung.config(**kind, **fields), arch)
+        for rung in able
+        for kind in kinds(rung)
+        for fields in FIELDS
+        if fields.keys() <= rung.choices.keys()
+    ]
+    build(wanted)
 
 
-def launched(problem, tensors=None):
+@pytest.fixture(autouse=True)
+def _for_this_gpu(request):
+    rung = request.node.callspec.params.get("rung") if hasattr(request.node, "callspec") else None
+    if rung and not rung.runs_on(gpu.device_arch()):
+        pytest.skip(f"{rung.name} has no instructions for {gpu.device_arch()}")
+
+
+def launched(problem, tensors=None, rung=GENERAL):
     """Requires a right output."""
     tensors = tensors or make_inputs(problem, "cuda")
-    config = GENERAL.config_for(problem)
-    GENERAL.check(problem, config)
-    artifact = build_one(GENERAL, config, gpu.device_arch())
+    config = rung.config_for(problem)
+    rung.check(problem, config)
+    artifact = build_one(rung, config, gpu.device_arch())
     tensors.poison()
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
@@ -49,11 +71,11 @@ def launched(problem, tensors=None):
     return tensors
 
 
-@OF_EACH_KIND
-def test_many_random_packed_problems(kind):
+@OF_EACH_RUNG_AND_KIND
+def test_many_random_packed_problems(rung, kind):
     rng = random.Random(f"packed {id_of(kind)}")
     for _ in range(60):
-        launched(draw_packed(rng, longest=1500, **kind))
+        launched(draw_packed(rng, longest=1500, **kind), rung=rung)
 
 
 @OF_EACH_KIND
@@ -72,18 +94,32 @@ def test_many_random_slopes(kind):
         launched(dataclasses.replace(draw_packed(rng, longest=1500, **kind), alibi=True))
 
 
-@OF_EACH_KIND
-def test_packed_with_windows(kind):
+@OF_EACH_RUNG_AND_KIND
+def test_packed_with_windows(rung, kind):
     rng = random.Random(f"both {id_of(kind)}")
     for _ in range(30):
         bounds = draw_bounds(rng, kind["causal"]) | {"softcap": 0.0}
-        launched(dataclasses.replace(draw_packed(rng, longest=1500, **kind), **bounds))
+        if not rung.supports.alibi:
+            bounds["alibi"] = False
+        launched(dataclasses.replace(draw_packed(rng, longest=1500, **kind), **bounds), rung=rung)
 
 
+@OF_EACH_RUNG
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mix", packing.MIXES)
-def test_lengths_of_real_batches(mix, causal):
-    launched(Problem(operation="packed", seqlens_q=packing.lengths(mix, 16384), num_heads=8, causal=causal))
+def test_lengths_of_real_batches(rung, mix, causal):
+    problem = Problem(operation="packed", seqlens_q=packing.lengths(mix, 16384), num_heads=8, causal=causal)
+    launched(problem, rung=rung)
+
+
+@OF_EACH_RUNG
+def test_a_thousand_short_sequences(rung):
+    """Most tiles are not full, and many are of no rows."""
+    rng = random.Random(0)
+    seqlens = [rng.choice((0, 1, rng.randint(0, 200))) for _ in range(1000)]
+    for head_dim in (64, 128):
+        kind = {"head_dim": head_dim, "num_heads": 4, "num_heads_k": 2, "causal": True}
+        launched(Problem(operation="packed", seqlens_q=(*seqlens, 1), **kind), rung=rung)
 
 
 @pytest.mark.parametrize("window", [(1023, 0), (4095, 0), (512, 512)], ids=str)
@@ -101,13 +137,14 @@ def test_windows_of_real_models(window):
     torch.testing.assert_close(o, theirs, atol=4e-3, rtol=2e-2)
 
 
+@OF_EACH_RUNG
 @pytest.mark.parametrize("wrong", [(0, 20000, 30000), (-5000, 3000, 8000), (0, 6000, 2000)], ids=str)
-def test_whatever_cu_seqlens_say_the_gpu_does_not_fault(wrong):
+def test_whatever_cu_seqlens_say_the_gpu_does_not_fault(rung, wrong):
     problem = Problem(operation="packed", seqlens_q=(4000, 4000), num_heads=4, causal=True)
     tensors = make_inputs(problem, "cuda")
     for starts in (tensors.cu_seqlens_q, tensors.cu_seqlens_k):
         starts.copy_(torch.tensor(wrong, dtype=torch.int32))
-    artifact = build_one(GENERAL, GENERAL.config_for(problem), gpu.device_arch())
+    artifact = build_one(rung, rung.config_for(problem), gpu.device_arch())
     with gpu.faults_named(artifact):
         on_gpu(artifact, problem, tensors)()
         torch.cuda.synchronize()
@@ -133,5 +170,6 @@ def test_a_cuda_graph_takes_other_lengths():
 
 def test_the_benchmark_runs():
     problem = Problem(operation="packed", seqlens_q=packing.lengths("spread", 8192), num_heads=4, causal=True)
-    measured = packing.contest(problem, DEFAULT, target.resolve("gpu", None), TimingSettings(rounds=3))
+    kernels = packing.kernels(problem, DEFAULT, target.resolve("gpu", None))
+    measured = packing.contest(problem, kernels, TimingSettings(rounds=3))
     assert set(measured.checks) - {"fa3"} == {"fa2", "packed", "padded"}

@@ -1,14 +1,18 @@
 """The lengths of which packed sequences are timed, and what they are compared with."""
 
 import re
+from dataclasses import replace
 
+import fake_gpu
 import pytest
 import torch
 
-from flashladder.common import console
+from flashladder.common import catalog, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure import packing
 from flashladder.common.problem import Problem
+from flashladder.common.results import records
+from flashladder.common.run import ahead
 from flashladder.tools.commands import packed
 
 
@@ -40,6 +44,26 @@ def test_torchs_kernel_takes_what_it_is_given():
         *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"),
         *("dropout_p", "is_causal", "return_debug_mask"),
     ]
+
+
+def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsys):
+    """On a stand-in for an H100: the rung for packed sequences beside padding, and a row for each."""
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    fake_gpu.install(monkeypatch)
+    monkeypatch.setattr(packing, "FA2_PACKED", replace(packing.FA2_PACKED, bind=fake_gpu._attention))
+    monkeypatch.setattr(packing, "lengths", lambda *_: (100, 200))
+    options = ["--tokens", "4096", "--heads", "1", "--rounds", "2", "--causal", "no"]
+    assert console.run(packed.main, packed.parser(), options) == 0
+    assert "equal, full: 2 sequences of 100 to 200 tokens" in capsys.readouterr().out
+    rows, _ = records.packed("h100").read()
+    assert list(rows["contender"]) == 3 * ["fa2", "packed", "padded"]
+    names = [catalog.find(name).name for name in ("packed_sequences", ahead.RIVALS[0])]
+    assert list(rows["version"][:3]) == ["fa2", *names]
+    assert rows["passed"].all()
+    assert list(rows["mix"].unique()) == list(packing.MIXES)
+    assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [300, 2, 100, 200]
+    flops = 4 * 128 * (100**2 + 200**2)
+    assert rows["tflops"][2] == pytest.approx(flops / rows["time_us"][2] / 1e6), "of the work without padding"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -35,11 +35,10 @@ struct PackedOrder {
     __device__ explicit PackedOrder(const PackedParams &params_)
         : params(params_), places(params.total_q / block_m + params.batch), count(places * params.num_heads) {}
 
-    struct Tile {
-        int first_row, head, head_k, batch;
-        bool is_empty;
-    };
-    __device__ Tile tile(int number) const {
+    static constexpr int empty = TurnQueue::none - 1;  // instead of the first row of a tile without rows
+
+    // First row, head, head of K and V, and the sequence's number.
+    __device__ int4 turn(int number) const {
         const int place = places - 1 - number / params.num_heads, head = number % params.num_heads;
         int batch = 0;  // the last one whose places begin here or before
         for (int end = params.batch; end - batch > 1;) {
@@ -51,8 +50,8 @@ struct PackedOrder {
         }
         const auto [begin, length] = rows(batch);
         const int first_row = (place - begin / block_m - batch) * block_m;
-        const bool is_empty = first_row < 0 || first_row >= length;
-        return {first_row, head, head / (params.num_heads / params.num_heads_k), batch, is_empty};
+        const bool has_rows = first_row >= 0 && first_row < length;
+        return {has_rows ? first_row : empty, head, head / (params.num_heads / params.num_heads_k), batch};
     }
     __device__ Extent extent(int batch) const {
         const auto q = rows(batch), k = sequence(params.cu_seqlens_k, batch, params.total_k);
@@ -66,10 +65,13 @@ struct PackedOrder {
         bool has_begun = false;
 
         __device__ int4 draw() {
-            int number = has_begun ? this->next() : blockIdx.x;
-            while (number < this->order.count && this->order.tile(number).is_empty) number = this->next();
-            has_begun = true;
-            return this->hand_over(number);
+            int4 turn{empty, 0, 0, 0};
+            while (turn.x == empty) {
+                const int number = has_begun ? this->next() : blockIdx.x;
+                has_begun = true;
+                turn = number < this->order.count ? this->order.turn(number) : int4{TurnQueue::none, 0, 0, 0};
+            }
+            return this->hand_over(turn);
         }
     };
 

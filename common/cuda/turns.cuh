@@ -24,14 +24,17 @@ struct TurnDrawer {
     const Order &order;
     int drawn = 0;
 
-    __device__ int4 draw() { return hand_over(drawn == 0 ? blockIdx.x : next()); }
-    __device__ int next() const { return gridDim.x + atomicInc(counter, order.count - 1); }
-    __device__ int4 hand_over(int number) {
+    __device__ int4 draw() {
+        const int number = drawn == 0 ? blockIdx.x : next();
         int4 turn{TurnQueue::none, 0, 0, 0};
         if (number < order.count) {
             const auto tile = order.tile(number);
             turn = {tile.first_row, tile.head, tile.head_k, tile.batch};
         }
+        return hand_over(turn);
+    }
+    __device__ int next() const { return gridDim.x + atomicInc(counter, order.count - 1); }
+    __device__ int4 hand_over(int4 turn) {
         const int place = drawn % 2;
         queue.empty[place].wait(drawn / 2 % 2 ^ 1);
         queue.turn[place] = turn;

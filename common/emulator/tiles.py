@@ -138,7 +138,7 @@ class Tile(Region):
 
     @cached_property
     def elements(self) -> tuple[np.ndarray, np.ndarray | None, int]:
-        """See Region. In the place of an address outside of the tensor stands that of an element inside, if there is one:
+        """See Region. In the place of an address outside of the tensor stands that of an element inside, if any is:
         the tensor's own need not be in memory."""
         tensor, size = self.map, self.map.element_bytes
         unit = size if tensor.dims[0] * size % CHUNK else CHUNK

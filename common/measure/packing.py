@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,25 +57,27 @@ def padded(problem: Problem) -> Problem:
     )
 
 
-def contest(problem: Problem, version: str, place: Target, settings: TimingSettings) -> Measurement:
-    """What `attention(version=...)` launches for packed sequences and for padded ones, beside FlashAttention-2, to which
-    ratios refer, and FlashAttention-3 where it is installed; each is checked.
+def kernels(problem: Problem, version: str, place: Target) -> dict[str, Artifact]:
+    """What `attention(version=...)` launches for packed sequences, and `attention` without a version for padded ones."""
+    asked = {"packed": (version, problem), "padded": (ahead.DEFAULT, padded(problem))}
+    made = build([ahead.request(*each, place.arch, place.gpu) for each in asked.values()])
+    for artifact in made:
+        place.check(artifact)
+    return dict(zip(asked, made, strict=True))
 
-    DeviceError without a GPU, VerificationError for an output that is wrong.
+
+def contest(problem: Problem, ours: Mapping[str, Artifact], settings: TimingSettings) -> Measurement:
+    """The kernels beside FlashAttention-2, to which ratios refer, and FlashAttention-3 where it is installed.
+
+    Each is checked. DeviceError without a GPU, VerificationError for an output that is wrong.
     """
-    packed, all_padded = ProblemInstance(problem, "cuda"), ProblemInstance(padded(problem), "cuda")
-    ours = [
-        packed.ours("packed", _artifact(version, problem, place), timed=True),
-        all_padded.ours("padded", _artifact(version, all_padded.problem, place), timed=True),
-    ]
+    instances = {
+        "packed": (packed := ProblemInstance(problem, "cuda")),
+        "padded": ProblemInstance(padded(problem), "cuda"),
+    }
     official = [FA2_PACKED, *([] if FA3_PACKED.missing() or FA3_PACKED.refusal(problem) else [FA3_PACKED])]
-    return measure([*map(packed.official, official), *ours], settings)
-
-
-def _artifact(version: str, problem: Problem, place: Target) -> Artifact:
-    artifact = build([ahead.request(version, problem, place.arch, place.gpu)])[0]
-    place.check(artifact)
-    return artifact
+    launches = [instances[name].ours(name, kernel, timed=True) for name, kernel in ours.items()]
+    return measure([*map(packed.official, official), *launches], settings)
 
 
 def _flash_packed(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:

@@ -181,6 +181,22 @@ ACCURACY = Schema(
         "computed_twice": float,  # tiles that were computed again / those on normal inputs, by the emulator's count
     }
 )
+# Packed sequences beside official kernels, and beside padding. Tflops are of the work without padding.
+PACKED = Schema(
+    {
+        "run": str,
+        **_PLACE,
+        "contender": str,
+        **_KERNEL,
+        "mix": str,
+        "tokens": int,
+        **dict.fromkeys(("batch", "shortest", "longest"), int),  # how many sequences, and how long
+        **{name: _PROBLEM[name] for name in ("num_heads", "num_heads_k", "head_dim", "dtype", "causal", "seed")},
+        **_CHECK,
+        **_RESOURCES,
+        **_TIMES,
+    }
+)
 SAMPLES = Schema(
     {
         "run": str,
@@ -227,6 +243,11 @@ def experiment(name: str, folder: Path | None = None) -> Log:
 def accuracy(folder: Path | None = None) -> Log:
     """Errors and times of kernels over families of inputs, as tools/accuracy.py finds them."""
     return Log((folder or results_dir()) / "accuracy.csv", ACCURACY)
+
+
+def packed(gpu: str) -> Log:
+    """Packed sequences as tools/packed.py timed them on a GPU, a row for each mix of lengths and contender."""
+    return Log(results_dir() / f"packed_{gpu}.csv", PACKED)
 
 
 def samples(run: str, folder: Path | None = None) -> Log:
@@ -369,6 +390,25 @@ def of_contest(
             figures = of_measurement(measurement, name, contest.problem, baseline.version if baseline else "")
         rows[name] = place | kernel | of_check(check) | figures
     return rows
+
+
+def of_packing(
+    measurement: Measurement, run: str, mix: str, problem: Problem, kernels: Mapping[str, Artifact]
+) -> list[Row]:
+    """A row for each contender; what is not among the kernels is somebody else's."""
+    alike = ("batch", "num_heads", "num_heads_k", "head_dim", "dtype", "causal", "seed")
+    lengths: Row = {"tokens": problem.total_q, "shortest": min(problem.seqlens_q), "longest": max(problem.seqlens_q)}
+    asked: Row = {"run": run, "mix": mix, **lengths, **{name: getattr(problem, name) for name in alike}}
+    version = BASELINES[measurement.baseline].version
+    return [
+        of_place(True)
+        | asked
+        | {"contender": name}
+        | (of_artifact(kernels[name]) if name in kernels else {"version": name})
+        | of_check(check)
+        | of_measurement(measurement, name, problem, version)
+        for name, check in measurement.checks.items()
+    ]
 
 
 def of_report(report: Report) -> Row:

@@ -20,7 +20,7 @@ from flashladder.common import catalog
 from flashladder.common.build.compile import BuildRequest
 from flashladder.common.build.prebuilt import compile_into
 from flashladder.common.catalog import Version
-from flashladder.common.config import GpuDescription, gpu_names, listing, load_gpu
+from flashladder.common.config import GpuDescription, gpu_names, listing, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.run import tuned
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
 # A winner of another rung does not go before them: it was never measured against theirs.
 RIVALS = ("from_the_end", "across_tiles")
-GENERAL = (*RIVALS, "packed_sequences", "own_rows", "wide_heads", "woven_general")  # they take any mask and any lengths; the fastest first
+# They take any mask and any lengths; the fastest first.
+GENERAL = (*RIVALS, "packed_sequences", "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
@@ -61,8 +62,10 @@ def request(
     version: str, problem: Problem, arch: str, gpu: GpuDescription, adopted: Path | None = None
 ) -> BuildRequest:
     """What `attention(version=...)` launches for a problem, to be built; with what is adopted in a folder."""
-    rung = chosen(version, problem, arch, gpu.name, adopted=adopted)
-    config = tuned.config(rung, gpu.name, problem, adopted) or rung.config_for(problem, gpu)
+    name, _, fields = version.partition("@")
+    rung, values = chosen(name, problem, arch, gpu.name, adopted=adopted), parse_values(fields)
+    as_tuned = None if values else tuned.config(rung, gpu.name, problem, adopted)
+    config = as_tuned or rung.config_for(problem, gpu, **values)
     return BuildRequest(rung, config, arch, lines=False)
 
 

@@ -22,7 +22,7 @@ from flashladder.common.run.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
-HALVING = ("41", "42", "43", "44")  # of a tile's first block upper rows take half
+HALVING = ("41", "42", "43", "44", "45")  # of a tile's first block upper rows take half
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
 TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4} | dict.fromkeys(HALVING, 5)
 # A warpgroup past the end, or above the first row, only gives back.
@@ -31,7 +31,7 @@ WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", *HALVING), 64)
 # Those from rung 41 on have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
 MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448)
 # These have no synchronisation that a higher rung has not, instruction by instruction, and are not asked again.
-AS_IN = {"35": "37", "39": "40", "41": "44", "42": "44"}
+AS_IN = {"35": "37", "39": "40", "41": "45", "42": "45", "44": "45"}
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 

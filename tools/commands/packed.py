@@ -2,6 +2,7 @@
 
 python tools/packed.py                                   equal lengths, a spread of them, one long among short ones
 python tools/packed.py --head-dim 64 --causal both --rounds 8
+python tools/packed.py --version 45@block_m=192,block_n=64,q_in_registers=false --causal yes
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from flashladder.common.run.ahead import DEFAULT
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("--version", default=DEFAULT, metavar="RUNG", help="default: what attention() takes for them")
+    made.add_argument(
+        "--version",
+        default=DEFAULT,
+        metavar="RUNG",
+        help="a rung, @ a configuration; default: what attention() takes for them",
+    )
     made.add_argument("--tokens", type=int, default=16384, help="of all sequences (default: 16384)")
     made.add_argument("--heads", type=int, default=16)
     made.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
@@ -27,6 +33,7 @@ def parser() -> Parser:
     made.add_argument("--causal", choices=("no", "yes", "both"), default="both")
     made.add_argument("--seed", type=int, default=0, help="of the inputs and of the spread")
     options.add_timing(made)
+    made.add_argument("--no-log", action="store_true", help="write nothing to results/")
     made.add_argument("--out", type=Path, metavar="FILE", help="write what is printed to a file too")
     return made
 
@@ -35,10 +42,12 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.measure import packing
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.problem import Problem
+    from flashladder.common.results import records
     from flashladder.common.run import target
 
     place = target.resolve("gpu", None)
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
+    run, log = records.new_run(), records.packed(place.gpu.name)
     for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]:
         for mix in packing.MIXES:
             seqlens = packing.lengths(mix, arguments.tokens, arguments.seed)
@@ -52,12 +61,17 @@ def main(arguments: argparse.Namespace) -> int:
                 causal=causal,
                 seed=arguments.seed,
             )
-            measured = packing.contest(problem, arguments.version, place, settings)
+            kernels = packing.kernels(problem, arguments.version, place)
+            measured = packing.contest(problem, kernels, settings)
+            if not arguments.no_log:
+                log.append(records.of_packing(measured, run, mix, problem, kernels))
             mask = "causal" if causal else "full"
             console.print(f"\n{mix}, {mask}: {len(seqlens)} sequences of {min(seqlens)} to {max(seqlens)} tokens")
             console.print(display.times(measured, problem))
             for note in measured.notes():
                 console.print(f"[dim]{note}")
+    if not arguments.no_log:
+        console.print(f"[dim]logged to {log.path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return 0

@@ -1,0 +1,146 @@
+"""Packed sequences of the Hopper rung that takes them, on the emulator, under the race detector."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_problems import draw_bounds, draw_packed
+from test_general_hopper import ARCH, emulated, tiles
+from test_packed import WRONG, packed
+
+from flashladder.common import catalog
+from flashladder.common.attention.packed import packed_attention
+from flashladder.common.build import build_one
+from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.run.execute import on_emulator
+from flashladder.common.run.launch import packed_mapped
+
+RUNG = catalog.find("packed_sequences")
+SMALL = {"block_m": 128, "block_n": 64, "q_in_registers": False, "num_stages": 2, "q_stages": 1}
+LENGTHS = (0, 0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_about_each_boundary(causal):
+    """Every pair of lengths next to a multiple of a warpgroup's rows, of the tile and of a block, in one call."""
+    pairs = list(itertools.product((0, 1, 63, 64, 65, 127, 128, 129), (0, 1, 63, 64, 65, 128, 129)))
+    tensors = emulated(RUNG, packed(*map(tuple, zip(*pairs, strict=True)), causal=causal), **SMALL)
+    ends = tensors.cu_seqlens_q.tolist()
+    for (_, keys), (begin, end) in zip(pairs, itertools.pairwise(ends), strict=True):
+        if not keys:
+            assert not tensors.o[0, begin:end].any()
+            assert (tensors.lse[:, begin:end] == -math.inf).all()
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(LENGTHS), st.sampled_from(LENGTHS)), min_size=1, max_size=5),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.booleans(),
+    st.sampled_from((1, 2, 132)),
+)
+def test_any_lengths_and_heads(lengths, heads_k, group, causal, num_sms):
+    seqlens_q, seqlens_k = ((*each, 1) for each in zip(*lengths, strict=True))
+    heads = {"num_heads": heads_k * group, "num_heads_k": heads_k}
+    emulated(RUNG, packed(seqlens_q, seqlens_k, **heads, causal=causal), num_sms=num_sms)
+
+
+@pytest.mark.parametrize("dtype", RUNG.supports.dtype)
+@pytest.mark.parametrize("head_dim", RUNG.supports.head_dim)
+def test_random_problems(head_dim, dtype):
+    """Any lengths, heads, layouts and scales; with windows and softcaps, and without."""
+    rng = random.Random(f"packed {head_dim} {dtype}")
+    for causal in (False, True):
+        problem = draw_packed(rng, 300, head_dim=head_dim, dtype=dtype, causal=causal)
+        emulated(RUNG, problem)
+        emulated(RUNG, dataclasses.replace(problem, **draw_bounds(rng, causal) | {"alibi": False}))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences")))
+def test_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile, causal):
+    """Each warpgroup has another number of blocks, of one sequence and then of another."""
+    m = tile["block_m"]
+    problem = packed((m + 1, 0, m, 5, 2 * m), (70, 9, m + 200, 0, 2 * m), head_dim=head_dim, causal=causal)
+    emulated(rung, problem, **tile, num_sms=1)
+
+
+@pytest.mark.parametrize("number", [1, 300])
+def test_sequences_shorter_than_a_tile(number):
+    """Two of them stand in most tiles' rows, each in a tile of its own; every other one is empty."""
+    emulated(RUNG, packed(number * (3, 0), num_heads=1, causal=True), num_sms=3, **SMALL)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_of_a_neighbour_is_read_into_a_sequence(causal):
+    """NaN and infinity in the sequences before and behind: what is between is the same to the last bit."""
+    problem = packed((40, 170, 30), (33, 177, 20), num_heads=2, causal=causal)
+    clean, tensors = emulated(RUNG, problem), make_inputs(problem)
+    rows, keys = slice(40, 210), slice(33, 210)
+    for x, own in ((tensors.q, rows), (tensors.k, keys), (tensors.v, keys)):
+        x[:, : own.start], x[:, own.stop :] = math.nan, math.inf
+    on_emulator(build_one(RUNG, RUNG.config_for(problem), ARCH), problem, tensors)
+    assert torch.equal(tensors.o[:, rows], clean.o[:, rows])
+    assert torch.equal(tensors.lse[:, rows], clean.lse[:, rows])
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_whatever_cu_seqlens_say_nothing_outside_a_tensor_is_touched(wrong):
+    """The emulator fails at a read outside a tensor, the canaries tell of a write."""
+    problem = packed((30, 30), (20, 40), causal=True)
+    artifact = build_one(RUNG, RUNG.config_for(problem), ARCH)
+    for names in (("cu_seqlens_q",), ("cu_seqlens_k",), ("cu_seqlens_q", "cu_seqlens_k")):
+        tensors = make_inputs(problem)
+        for name in names:
+            getattr(tensors, name).copy_(torch.tensor(wrong, dtype=torch.int32))
+        on_emulator(artifact, problem, tensors, race=False)  # sequences that overlap are stored twice
+        assert [buffer.damage() for buffer in tensors.buffers] == [None] * len(tensors.buffers)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "padded", "qkv"])
+def test_any_strides(layout):
+    emulated(RUNG, packed((33, 0, 150), num_heads=2, layout=layout, lse=False))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equal_lengths_are_a_batch(causal):
+    """To the last bit what the same rung gives for them. Lengths are whole tiles: it counts those from other ends."""
+    problem = packed((256, 256), (200, 200), num_heads=2, causal=causal)
+    tensors = emulated(RUNG, problem)
+    batch = Problem(batch=2, num_heads=2, seqlen_q=256, seqlen_k=200, head_dim=64, causal=causal)
+    given = make_inputs(batch)
+    for name in "qkv":
+        getattr(given, name).copy_(getattr(tensors, name).view_as(getattr(given, name)))
+    emulated(RUNG, batch, given)
+    assert torch.equal(given.o.flatten(0, 1), tensors.o[0])
+    assert torch.equal(given.lse.transpose(0, 1).flatten(1, 2), tensors.lse)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(300, 2), (1, 2), (300, 1)])
+def test_a_map_ends_where_a_sequence_does(rows, heads):
+    """Row r of a sequence that ends before row `end` is found, and the row behind its last one is outside."""
+    (declared, *_) = build_one(RUNG, RUNG.config(packed=True), ARCH).launch.tensor_maps
+    strides = (0, 2048 if rows > 1 else 7, 128 if heads > 1 else 7)  # where there is one, a stride means nothing
+    made = packed_mapped(declared, 1 << 20, "bf16", (1, rows, heads, 128), strides)
+    for begin, end in {(0, rows), (rows // 3, rows // 2), (rows - 1, rows)} - {(0, 0)}:
+        row = made.dims[1] - (end - begin)  # where the kernel has its first row
+        of_row, of_head, of_end = made.strides
+        address = (made.address + row * of_row + (heads - 1) * of_head + end * of_end) % 2**64
+        assert address == (1 << 20) + (begin * 2048 if rows > 1 else 0) * 2 + (heads - 1) * 128 * 2
+        assert row + end - begin == made.dims[1]
+        assert end < made.dims[3]
+
+
+def test_attention_can_be_asked_for_it():
+    q, k, v = torch.randn(3, 150, 2, 64).bfloat16()
+    starts = torch.tensor((0, 70, 70, 140), dtype=torch.int32)
+    o = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None), version="45")
+    expected = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None))
+    torch.testing.assert_close(o, expected, rtol=0.02, atol=0.02)
+    assert not o[140:].any()
