@@ -58,7 +58,7 @@ def padded(problem: Problem) -> Problem:
 
 
 def kernels(problem: Problem, version: str, place: Target) -> dict[str, Artifact]:
-    """What `attention(version=...)` launches for packed sequences, and `attention` without a version for padded ones."""
+    """What `attention(version=...)` launches for packed sequences, and without a version for padded ones."""
     asked = {"packed": (version, problem), "padded": (ahead.DEFAULT, padded(problem))}
     made = build([ahead.request(*each, place.arch, place.gpu) for each in asked.values()])
     for artifact in made:
