@@ -214,7 +214,8 @@ def test_the_fastest_rung_that_the_gpu_has_is_taken():
     wide, wider = (dataclasses.replace(problem, head_dim=head_dim) for head_dim in (192, 256))
     assert ahead.fastest(wide, "sm_90a", "h100", emulated=True).name == "36_wide_heads"
     assert ahead.fastest(wider, "sm_90a", "h100").name == "36_wide_heads"
-    assert ahead.fastest(dataclasses.replace(problem, softcap=30.0), "sm_90a", "h100").name == "24_woven_general"
+    for asked, able in (({"softcap": 30.0}, "45_packed_sequences"), ({"alibi": True}, "24_woven_general")):
+        assert ahead.fastest(dataclasses.replace(problem, **asked), "sm_90a", "h100").name == able
     with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 192"):
         ahead.fastest(wide, "sm_80", "a100").config_for(wide)
 

@@ -114,18 +114,20 @@ def test_refusals(on_hopper, name, problem, message):
         ((), Problem(dtype="fp16", head_dim=256), None),
         (("FP16",), Problem(dtype="fp16"), "was built without fp16"),
         (("FP16", "HDIM192", "HDIM256"), Problem(head_dim=128), None),
-        (("HDIM96",), Problem(head_dim=96), None),
-        (("HDIM192", "HDIM256"), Problem(head_dim=136), "was built for head_dim up to 128"),
+        (("HDIM96",), Problem(head_dim=96), "was built without head_dim 96"),
+        (("HDIM64",), Problem(head_dim=40), "was built without head_dim 64"),
+        (("HDIM192", "HDIM256"), Problem(head_dim=136), "was built without head_dim 192"),
         (("LOCAL", "SOFTCAP"), Problem(), None),
         (("LOCAL",), Problem(window_left=9), "was built without sliding windows"),
         (("SOFTCAP",), Problem(softcap=3.0), "was built without softcaps"),
         (("SOFTCAP",), Problem(window_left=9), None),
+        (("VARLEN",), Problem(), None),
     ],
 )
 def test_a_flash_attention_3_built_without_a_kernel_is_not_asked_for_it(
     on_hopper, monkeypatch, missing, problem, message
 ):
-    """It would end the process. head_dim 96 then takes the kernel for 128."""
+    """It would end the process, or take the slower one for wider heads."""
     built = SimpleNamespace(CONFIG={"build_flags": {f"FLASHATTENTION_DISABLE_{name}": True for name in missing}})
     monkeypatch.setitem(sys.modules, "flash_attn_config", built)
     refusal = baselines.find("fa3").refusal(problem)

@@ -111,6 +111,16 @@ def test_a_persistent_grid_is_as_large_as_the_gpu_but_no_larger_than_its_tiles()
     assert grid(ctas_per_sm=2) == (16, 1, 1)
 
 
+def test_a_persistent_grid_counts_no_more_tiles_than_32_bits_hold():
+    """Of packed sequences also those that have no rows: each has a place, but takes no memory."""
+    lengths = {"operation": "packed", "total_q": 300, "seqlen_q": 300, "total_k": 300}
+    assert grid(Problem(batch=2**30, **lengths), ctas_per_sm=1) == (132, 1, 1)
+    for batch, num_heads in ((2**31, 1), (2**26, 32)):
+        message = f"batch={batch} with num_heads={num_heads} are up to {(4 + batch) * num_heads} tiles"
+        with pytest.raises(UnsupportedProblemError, match=message):
+            grid(Problem(batch=batch, num_heads=num_heads, **lengths), ctas_per_sm=1)
+
+
 def test_a_workspace_is_as_large_as_the_kernel_says():
     workspace = Workspace("partial_o", 4, "batch * num_heads * cdiv(seqlen_q, block_m) * block_m * head_dim", False)
     assert workspace_bytes(ARTIFACT, PROBLEM, workspace) == 4 * 2 * 4 * 128 * 128

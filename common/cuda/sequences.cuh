@@ -37,19 +37,22 @@ struct PackedOrder {
 
     static constexpr int empty = TurnQueue::none - 1;  // instead of the first row of a tile without rows
 
-    // First row, head, head of K and V, and the sequence's number.
-    __device__ int4 turn(int number) const {
+    // First row, head, head of K and V, and the sequence's number: `known` at most, and from then on known.
+    __device__ int4 turn(int number, int &known) const {
         const int place = places - 1 - number / params.num_heads, head = number % params.num_heads;
-        int batch = 0;  // the last one whose places begin here or before
-        for (int end = params.batch; end - batch > 1;) {
-            const int middle = (batch + end) / 2;
-            if (rows(middle).begin / block_m + middle <= place)
-                batch = middle;
-            else
-                end = middle;
+        // The last sequence whose places begin here or before. From a CTA's last tile it is seldom far.
+        int batch = known, end = known + 1;
+        for (int step = 1; batch > 0 && first_place(batch) > place; step *= 2) {
+            end = batch;
+            batch = max(batch - step, 0);
         }
+        while (end - batch > 1) {
+            const int middle = (batch + end) / 2;
+            (first_place(middle) <= place ? batch : end) = middle;
+        }
+        known = batch;
         const auto [begin, length] = rows(batch);
-        const int first_row = (place - begin / block_m - batch) * block_m;
+        const int first_row = (place - first_place(batch)) * block_m;
         const bool has_rows = first_row >= 0 && first_row < length;
         return {has_rows ? first_row : empty, head, head / (params.num_heads / params.num_heads_k), batch};
     }
@@ -63,19 +66,21 @@ struct PackedOrder {
 
     struct Drawer : TurnDrawer<PackedOrder> {
         bool has_begun = false;
+        int known = this->order.params.batch - 1;  // no later sequence has a tile that is still to be drawn
 
         __device__ int4 draw() {
             int4 turn{empty, 0, 0, 0};
             while (turn.x == empty) {
                 const int number = has_begun ? this->next() : blockIdx.x;
                 has_begun = true;
-                turn = number < this->order.count ? this->order.turn(number) : int4{TurnQueue::none, 0, 0, 0};
+                turn = number < this->order.count ? this->order.turn(number, known) : int4{TurnQueue::none, 0, 0, 0};
             }
             return this->hand_over(turn);
         }
     };
 
   private:
+    __device__ int first_place(int batch) const { return rows(batch).begin / block_m + batch; }
     __device__ Sequence rows(int batch) const { return sequence(params.cu_seqlens_q, batch, params.total_q); }
     // Through L1: a producer that waits for L2 at each step of its search brings nothing meanwhile.
     __device__ static Sequence sequence(const int *cu_seqlens, int batch, int total) {

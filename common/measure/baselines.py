@@ -295,8 +295,8 @@ def _takes_what_was_built(problem: Problem) -> str | None:
     for flag, (what, is_asked) in wanted.items():
         if is_asked and flags.get(f"FLASHATTENTION_DISABLE_{flag}"):
             return f"was built without {what}"
-    widest = max((d for d in (64, 96, 128, 192, 256) if not flags.get(f"FLASHATTENTION_DISABLE_HDIM{d}")), default=0)
-    return f"was built for head_dim up to {widest}" if problem.head_dim > widest else None
+    size = next(d for d in (64, 96, 128, 192, 256) if problem.head_dim <= d)  # a wider one would do, but slowly
+    return f"was built without head_dim {size}" if flags.get(f"FLASHATTENTION_DISABLE_HDIM{size}") else None
 
 
 _TORCH = "pip install torch (a CUDA build)"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
+MAX_TILES = 2**31 - 2**16  # of a persistent grid: each of its CTAs counts once more than there are, in 32 bits
 ALL_KEYS = 2**30  # a window without an end on that side
 MAX_ROW_STRIDE = 2**25 - 8  # elements, in multiples of 8; kernels compute row * stride in 32 bits within a tile
 SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")
@@ -184,11 +185,21 @@ def _grid(
     check_runnable(module, entry, launch, len(params))
     x, y, z = map(int, grid_of(entry, launch).value(_names(module, launch, problem)))
     if launch.ctas_per_sm:
+        if (tiles := _most_tiles(launch, problem) if problem.packed else x * y * z) > MAX_TILES:
+            raise UnsupportedProblemError(
+                f"batch={problem.batch} with num_heads={problem.num_heads} are up to {tiles} tiles: a CTA that goes "
+                f"from tile to tile counts up to {MAX_TILES}"
+            )
         return min(x * y * z, launch.ctas_per_sm * num_sms), 1, 1
     for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
         if count > MAX_GRID_YZ:
             raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
     return x, y, z
+
+
+def _most_tiles(launch: LaunchInfo, problem: Problem) -> int:
+    """Of packed sequences, whatever their lengths: as many as sequences.cuh has places for."""
+    return (problem.total_q // launch.block_m + problem.batch) * problem.num_heads
 
 
 def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[TensorMap, ...]:
