@@ -10,8 +10,10 @@ import torch
 from flashladder.common import catalog, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure import packing
+from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
+from flashladder.common.results.log import Log
 from flashladder.common.run import ahead
 from flashladder.tools.commands import packed
 
@@ -64,6 +66,39 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [300, 2, 100, 200]
     flops = 4 * 128 * (100**2 + 200**2)
     assert rows["tflops"][2] == pytest.approx(flops / rows["time_us"][2] / 1e6), "of the work without padding"
+
+
+def published():
+    """The rows of an H200 that the page of rung 45 shows, by its words for them: the first run of each head_dim."""
+    rows, damaged = Log(ROOT / "results" / "packed_h200.csv", records.PACKED).read()
+    assert not damaged
+    assert rows["passed"].all()
+    rows = rows[rows["dtype"].eq("bf16") & rows["num_heads_k"].eq(16)]
+    for _, of_size in rows.groupby("head_dim"):
+        for (causal, mix), group in of_size[of_size["run"] == of_size["run"].min()].groupby(["causal", "mix"]):
+            yield f"d{group['head_dim'].iloc[0]}{' causal' if causal else ''}, {mix}", group.set_index("contender")
+
+
+def test_what_the_page_shows_is_in_the_log():
+    page = catalog.find("packed_sequences").directory / "README.md"
+    shown = {name.strip(): cells for name, *cells in (line.split("|")[1:-1] for line in tables(page))}
+    columns = ("packed", "fa2", "fa3", "padded")
+    for name, group in published():
+        rates = [f"{group['tflops'].get(column):.0f}" if column in group.index else "" for column in columns]
+        assert [cell.strip() for cell in shown[name]] == rates
+
+
+def tables(page):
+    return [line for line in page.read_text().splitlines() if re.match(r"\| d\d+[ ,]", line)]
+
+
+def test_what_the_readme_says_of_packed_sequences_is_in_the_log():
+    times = [group["time_us"] for _, group in published()]
+    fa2 = [each["fa2"] / each["packed"] for each in times]
+    fa3 = [each["fa3"] / each["packed"] for each in times if "fa3" in each.index]
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"is {min(fa2):.1f} to {max(fa2):.1f} times as fast as FlashAttention-2 with packed sequences" in said
+    assert f"at head_dim 128 {min(fa3):.2f} to {max(fa3):.2f} times as fast as FlashAttention-3" in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,8 +1,8 @@
 """The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
 Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. A winner belongs to a
-rung, a dtype, a head_dim, a mask, packed sequences or others and, unless it won among all lengths, a class of lengths.
-The figures that it won with stand beside it.
+rung, a dtype, a head_dim, a mask and, unless it won among all lengths, a class of lengths. The figures that it won
+with stand beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ FOLDER = CONFIGS / "tuned"
 LONG_FROM = 2048
 LENGTHS = {"short": LONG_FROM // 2, "long": LONG_FROM}  # the classes: keys for an example, of whole blocks in any rung
 _LENGTH = ",length="  # before a kind's class
-_PACKED = ",packed=true"  # before that, of packed sequences
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,9 @@ def kind_of(problem: Problem) -> str:
 
 
 def kinds_for(problem: Problem) -> list[str]:
-    """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class; for
-    packed sequences then those of others."""
-    kinds = []
-    for any_length in dict.fromkeys((_any_length(problem), _any_length(problem).removesuffix(_PACKED))):
-        own = "long" if is_long(problem) else "short"
-        kinds += [f"{any_length}{_LENGTH}{own}", any_length, *(f"{any_length}{_LENGTH}{length}" for length in LENGTHS)]
-    return list(dict.fromkeys(kinds))
+    """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class."""
+    own, any_length = kind_of(problem), _any_length(problem)
+    return list(dict.fromkeys([own, any_length, *(f"{any_length}{_LENGTH}{length}" for length in LENGTHS)]))
 
 
 def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
@@ -85,8 +80,7 @@ def of_each_length(problem: Problem) -> list[Problem]:
 
 
 def _any_length(problem: Problem) -> str:
-    packed = _PACKED if problem.packed else ""
-    return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}{packed}"
+    return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
 
 
 def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = None) -> KernelConfig | None:
