@@ -80,16 +80,13 @@ def published():
 
 
 def test_what_the_page_shows_is_in_the_log():
-    page = catalog.find("packed_sequences").directory / "README.md"
-    shown = {name.strip(): cells for name, *cells in (line.split("|")[1:-1] for line in tables(page))}
+    page = (catalog.find("packed_sequences").directory / "README.md").read_text()
+    table = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| d\d+[ ,]", line)]
+    shown = {name.strip(): cells for name, *cells in table}
     columns = ("packed", "fa2", "fa3", "padded")
     for name, group in published():
         rates = [f"{group['tflops'].get(column):.0f}" if column in group.index else "" for column in columns]
         assert [cell.strip() for cell in shown[name]] == rates
-
-
-def tables(page):
-    return [line for line in page.read_text().splitlines() if re.match(r"\| d\d+[ ,]", line)]
 
 
 def test_what_the_readme_says_of_packed_sequences_is_in_the_log():
