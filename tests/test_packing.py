@@ -14,7 +14,7 @@ from flashladder.common.paths import ROOT
 from flashladder.common.problem import Problem
 from flashladder.common.results import records
 from flashladder.common.results.log import Log
-from flashladder.common.run import ahead
+from flashladder.common.run import ahead, target
 from flashladder.tools.commands import packed
 
 
@@ -66,6 +66,17 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [300, 2, 100, 200]
     flops = 4 * 128 * (100**2 + 200**2)
     assert rows["tflops"][2] == pytest.approx(flops / rows["time_us"][2] / 1e6), "of the work without padding"
+
+
+def test_a_configuration_may_be_asked_for(monkeypatch):
+    """Of packed sequences; padded ones run as `attention` runs them."""
+    fake_gpu.install(monkeypatch)
+    problem = Problem(operation="packed", seqlens_q=(100, 200), causal=True)
+    place = target.resolve("gpu", None)
+    usual = packing.kernels(problem, ahead.DEFAULT, place)
+    asked = packing.kernels(problem, "45@block_n=64", place)
+    assert (usual["packed"].config.block_n, asked["packed"].config.block_n) == (128, 64)
+    assert asked["padded"].code == usual["padded"].code
 
 
 def published():
