@@ -4,9 +4,13 @@ import dataclasses
 import random
 
 import pytest
-from general_problems import APART, DECIDED, KINDS, draw, draw_config, id_of
+import test_general_hopper
+from general_problems import APART, DECIDED, KINDS, draw, draw_config, id_of, kinds
 from packed_problems import SMALL, draw_bounds, draw_packed, emulated
 
+from flashladder.common import catalog
+
+HOPPER = catalog.find("packed_sequences")
 TILES = {"bf16": SMALL, "fp16": {"edge_n": 16}}
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
 
@@ -16,6 +20,17 @@ def test_packed(kind):
     rng = random.Random(f"packed {id_of(kind)}")
     for _ in range(6):
         emulated(draw_packed(rng, longest=150, **kind), **TILES[kind["dtype"]])
+
+
+@pytest.mark.parametrize("kind", kinds(HOPPER), ids=id_of)
+def test_packed_on_hopper(kind):
+    """With windows and softcaps, and without."""
+    rng = random.Random(f"hopper {id_of(kind)}")
+    for _ in range(2):
+        problem = draw_packed(rng, longest=300, **kind)
+        test_general_hopper.emulated(HOPPER, problem)
+        bounds = draw_bounds(rng, kind["causal"]) | {"alibi": False}
+        test_general_hopper.emulated(HOPPER, dataclasses.replace(problem, **bounds))
 
 
 @OF_EACH_KIND

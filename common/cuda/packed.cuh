@@ -21,8 +21,7 @@ struct Sequence {
     __device__ Sequence(int begin_, int end, int total)
         : begin(min(max(begin_, 0), total)), length(min(max(end, begin), total) - begin) {}
     // Volatile: read anew each time, so that nothing of it is kept in registers.
-    __device__ Sequence(const volatile int *cu_seqlens, int number, int total)
-        : Sequence(cu_seqlens[number], cu_seqlens[number + 1], total) {}
+    __device__ Sequence(const volatile int *starts, int b, int total) : Sequence(starts[b], starts[b + 1], total) {}
 };
 
 // As Assignment. The grid has as many CTAs for each sequence as the longest one needs; those behind the end of theirs

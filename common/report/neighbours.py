@@ -48,10 +48,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "34_any_attention": (110, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
     "37_no_maxima": (63, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
-    "39_shorter_turn": (183, "The producer says where a tile is, sums come early, and O has a store of its own."),
+    "39_shorter_turn": (184, "The producer says where a tile is, sums come early, and O has a store of its own."),
     "43_across_tiles": (112, "From tile to tile the loop does not end, so what it is made of is named before it."),
     "45_packed_sequences": (
-        92,
+        96,
         "Packed sequences need an order of tiles of their own, and each tile says where it lies.",
     ),
 }
