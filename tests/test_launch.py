@@ -114,11 +114,12 @@ def test_a_persistent_grid_is_as_large_as_the_gpu_but_no_larger_than_its_tiles()
 def test_a_persistent_grid_counts_no_more_tiles_than_32_bits_hold():
     """Of packed sequences also those that have no rows: each has a place, but takes no memory."""
     lengths = {"operation": "packed", "total_q": 300, "seqlen_q": 300, "total_k": 300}
-    assert grid(Problem(batch=2**30, **lengths), ctas_per_sm=1) == (132, 1, 1)
+    declared = {"ctas_per_sm": 1, "grid": ("total_q // block_m + batch", "num_heads", "1")}
+    assert grid(Problem(batch=2**30, **lengths), **declared) == (132, 1, 1)
     for batch, num_heads in ((2**31, 1), (2**26, 32)):
         message = f"batch={batch} with num_heads={num_heads} are up to {(4 + batch) * num_heads} tiles"
         with pytest.raises(UnsupportedProblemError, match=message):
-            grid(Problem(batch=batch, num_heads=num_heads, **lengths), ctas_per_sm=1)
+            grid(Problem(batch=batch, num_heads=num_heads, **lengths), **declared)
 
 
 def test_a_workspace_is_as_large_as_the_kernel_says():

@@ -19,10 +19,9 @@ from flashladder.common.attention import gradients
 from flashladder.common.build import build_one, cached, prebuilt
 from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Version
-from flashladder.common.config import KernelConfig, listing, parse_values
+from flashladder.common.config import KernelConfig, listing
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
-from flashladder.common.measure.entrants import Entrant
 from flashladder.common.problem import DTYPES, Problem, Tensors, make_inputs
 from flashladder.common.run import ahead, overlap, quick, target
 from flashladder.common.run.calls import Call
@@ -254,10 +253,9 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
 
 def _configured(version: str, problem: Problem, place: Target) -> tuple[Version, KernelConfig]:
     """The rung that a version means for a problem, as tuned for the GPU, or as the version says."""
-    name, _, fields = version.partition("@")
-    rung, values = ahead.chosen(name, problem, place.arch, place.gpu.name, not place.on_gpu), parse_values(fields)
-    tuned_for = None if values else place.gpu.name
-    return rung, Entrant(rung.name, rung, values, tuned_for).config(problem, place.gpu)
+    rung, config = ahead.configured(version, problem, place.arch, place.gpu, not place.on_gpu)
+    rung.check(problem, config)
+    return rung, config
 
 
 def _made(rung: Version, config: KernelConfig, place: Target, device: torch.device | None) -> Ready:

@@ -42,18 +42,15 @@ struct PackedOrder {
         const int place = places - 1 - number / params.num_heads, head = number % params.num_heads;
         // The last sequence whose places begin here or before. From a CTA's last tile it is seldom far.
         int batch = known, end = known + 1;
-        for (int step = 1; batch > 0 && first_place(batch) > place; step *= 2) {
-            end = batch;
-            batch = max(batch - step, 0);
-        }
+        for (int step = 1; batch > 0 && first_place(batch) > place; step *= 2)
+            end = batch, batch = max(batch - step, 0);
         while (end - batch > 1) {
             const int middle = (batch + end) / 2;
             (first_place(middle) <= place ? batch : end) = middle;
         }
         known = batch;
-        const auto [begin, length] = rows(batch);
         const int first_row = (place - first_place(batch)) * block_m;
-        const bool has_rows = first_row >= 0 && first_row < length;
+        const bool has_rows = first_row < rows(batch).length && first_row >= 0;
         return {has_rows ? first_row : empty, head, head / (params.num_heads / params.num_heads_k), batch};
     }
     __device__ Extent extent(int batch) const {

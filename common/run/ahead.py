@@ -20,7 +20,7 @@ from flashladder.common import catalog
 from flashladder.common.build.compile import BuildRequest
 from flashladder.common.build.prebuilt import compile_into
 from flashladder.common.catalog import Version
-from flashladder.common.config import GpuDescription, gpu_names, listing, load_gpu, parse_values
+from flashladder.common.config import GpuDescription, KernelConfig, gpu_names, listing, load_gpu, parse_values
 from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.run import tuned
 
@@ -58,14 +58,26 @@ def chosen(
     return fastest(problem, arch, gpu, emulated, adopted) if version == DEFAULT else catalog.find(version)
 
 
+def configured(
+    version: str,
+    problem: Problem,
+    arch: str,
+    gpu: GpuDescription,
+    emulated: bool = False,
+    adopted: Path | None = None,
+) -> tuple[Version, KernelConfig]:
+    """The same, as tuned for the GPU, or as stands behind the version: 45@block_n=64."""
+    name, _, fields = version.partition("@")
+    rung, values = chosen(name, problem, arch, gpu.name, emulated, adopted), parse_values(fields)
+    as_tuned = None if values else tuned.config(rung, gpu.name, problem, adopted)
+    return rung, as_tuned or rung.config_for(problem, gpu, **values)
+
+
 def request(
     version: str, problem: Problem, arch: str, gpu: GpuDescription, adopted: Path | None = None
 ) -> BuildRequest:
     """What `attention(version=...)` launches for a problem, to be built; with what is adopted in a folder."""
-    name, _, fields = version.partition("@")
-    rung, values = chosen(name, problem, arch, gpu.name, adopted=adopted), parse_values(fields)
-    as_tuned = None if values else tuned.config(rung, gpu.name, problem, adopted)
-    config = as_tuned or rung.config_for(problem, gpu, **values)
+    rung, config = configured(version, problem, arch, gpu, adopted=adopted)
     return BuildRequest(rung, config, arch, lines=False)
 
 

@@ -185,21 +185,16 @@ def _grid(
     check_runnable(module, entry, launch, len(params))
     x, y, z = map(int, grid_of(entry, launch).value(_names(module, launch, problem)))
     if launch.ctas_per_sm:
-        if (tiles := _most_tiles(launch, problem) if problem.packed else x * y * z) > MAX_TILES:
+        if (tiles := x * y * z) > MAX_TILES:
             raise UnsupportedProblemError(
                 f"batch={problem.batch} with num_heads={problem.num_heads} are up to {tiles} tiles: a CTA that goes "
                 f"from tile to tile counts up to {MAX_TILES}"
             )
-        return min(x * y * z, launch.ctas_per_sm * num_sms), 1, 1
+        return min(tiles, launch.ctas_per_sm * num_sms), 1, 1
     for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
         if count > MAX_GRID_YZ:
             raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
     return x, y, z
-
-
-def _most_tiles(launch: LaunchInfo, problem: Problem) -> int:
-    """Of packed sequences, whatever their lengths: as many as sequences.cuh has places for."""
-    return (problem.total_q // launch.block_m + problem.batch) * problem.num_heads
 
 
 def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[TensorMap, ...]:
@@ -256,7 +251,7 @@ def packed_mapped(
 
 def _names(module: PtxModule, launch: LaunchInfo, problem: Problem) -> dict[str, object]:
     """What a declaration's arithmetic may read: the configuration, the problem's sizes, the kernel's tile."""
-    sizes = {name: getattr(problem, name) for name in (*SIZES, "head_dim")}
+    sizes = {name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes, "head_dim")}
     return {**_constants(module, launch), **sizes}
 
 

@@ -41,13 +41,13 @@ struct Counters {
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using Order = std::conditional_t<packed, PackedOrder<block_m>, ApartOrder<block_m, head_dim, is_uneven>>;
-FLASHLADDER_KERNEL(attention_forward, Params,
-                   Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
-                       .persistent()
-                       .by_tma("q", block_m, 64, 128)
-                       .by_tma("k", block_n, 64, 128)
-                       .by_tma("v", block_n, 64, 128)
-                       .by_tma("o", 16, 64, 128));
+constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                             .persistent()
+                             .by_tma("q", block_m, 64, 128)
+                             .by_tma("k", block_n, 64, 128)
+                             .by_tma("v", block_n, 64, 128)
+                             .by_tma("o", 16, 64, 128);
+FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch", "num_heads", "1") : plain);
 
 // S = Q K^T of this warp alone, by the instruction of rungs 00-24: no other warp takes part.
 template <class Q>
