@@ -1,7 +1,9 @@
 """Problems of packed sequences, drawn at random, and what runs them on the emulator."""
 
+import itertools
 import math
 
+import torch
 from general_problems import GENERAL
 
 from flashladder.common.build import build_one
@@ -58,3 +60,44 @@ def draw_bounds(rng, causal):
         "softcap": rng.choice((0.0, 0.0, 20.0)),
         "alibi": rng.random() < 0.2,
     }
+
+
+def require_zeros_without_keys(tensors, pairs):
+    """Of sequences of so many rows and keys each."""
+    ends = tensors.cu_seqlens_q.tolist()
+    for (_, keys), (begin, end) in zip(pairs, itertools.pairwise(ends), strict=True):
+        if not keys:
+            assert not tensors.o[0, begin:end].any()
+            assert (tensors.lse[:, begin:end] == -math.inf).all()
+
+
+def require_nothing_of_neighbours(artifact, problem, clean, rows, keys):
+    """NaN and infinity before and behind these rows and keys: what comes of them is the same to the last bit."""
+    tensors = make_inputs(problem)
+    for x, own in ((tensors.q, rows), (tensors.k, keys), (tensors.v, keys)):
+        x[:, : own.start], x[:, own.stop :] = math.nan, math.inf
+    on_emulator(artifact, problem, tensors)
+    assert torch.equal(tensors.o[:, rows], clean.o[:, rows])
+    assert torch.equal(tensors.lse[:, rows], clean.lse[:, rows])
+
+
+def require_it_stays_within(artifact, problem, wrong, **options):
+    """Whatever cu_seqlens say: the emulator fails at a read outside a tensor, the canaries tell of a write."""
+    for names in (("cu_seqlens_q",), ("cu_seqlens_k",), ("cu_seqlens_q", "cu_seqlens_k")):
+        tensors = make_inputs(problem)
+        for name in names:
+            getattr(tensors, name).copy_(torch.tensor(wrong, dtype=torch.int32))
+        on_emulator(artifact, problem, tensors, **options)
+        assert [buffer.damage() for buffer in tensors.buffers] == [None] * len(tensors.buffers)
+
+
+def require_the_same_as_a_batch(run, problem, tensors):
+    """What `run` makes of sequences of equal lengths as a batch, to the last bit; `tensors` are of packed ones."""
+    sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
+    batch = Problem(**sizes, num_heads=problem.num_heads, head_dim=problem.head_dim, causal=problem.causal)
+    given = make_inputs(batch)
+    for name in "qkv":
+        getattr(given, name).copy_(getattr(tensors, name).view_as(getattr(given, name)))
+    run(batch, given)
+    assert torch.equal(given.o.flatten(0, 1), tensors.o[0])
+    assert torch.equal(given.lse.transpose(0, 1).flatten(1, 2), tensors.lse)

@@ -1,19 +1,25 @@
 """Packed sequences on the emulator, under the race detector: any lengths, whatever stands beside a sequence."""
 
 import itertools
-import math
 
 import pytest
-import torch
 from general_problems import GENERAL, GENERALS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_problems import ARCH, LENGTHS, SMALL, emulated
+from packed_problems import (
+    ARCH,
+    LENGTHS,
+    SMALL,
+    emulated,
+    require_it_stays_within,
+    require_nothing_of_neighbours,
+    require_the_same_as_a_batch,
+    require_zeros_without_keys,
+)
 
 from flashladder.common.build import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem import Problem
 
 # Behind the end, before the start, falling, far away, no rows.
 WRONG = [(0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60)]
@@ -28,11 +34,7 @@ def test_lengths_about_each_boundary(causal):
     """Every pair of lengths next to a multiple of the tile, of a block of keys and of its part, in one call."""
     pairs = list(itertools.product((0, 1, 31, 32, 33, 65), (0, 1, 15, 16, 17, 31, 32, 33, 64, 65)))
     tensors, _ = emulated(packed(*map(tuple, zip(*pairs, strict=True)), causal=causal))
-    ends = tensors.cu_seqlens_q.tolist()
-    for (_, keys), (begin, end) in zip(pairs, itertools.pairwise(ends), strict=True):
-        if not keys:
-            assert not tensors.o[0, begin:end].any()
-            assert (tensors.lse[:, begin:end] == -math.inf).all()
+    require_zeros_without_keys(tensors, pairs)
 
 
 @settings(max_examples=8, deadline=None)
@@ -52,13 +54,8 @@ def test_nothing_of_a_neighbour_is_read_into_a_sequence(causal):
     """NaN and infinity in the sequences before and behind: what is between is the same to the last bit."""
     problem = packed((40, 70, 30), (33, 77, 20), num_heads=2, causal=causal)
     clean, _ = emulated(problem)
-    tensors = make_inputs(problem)
-    rows, keys = slice(40, 110), slice(33, 110)
-    for x, own in ((tensors.q, rows), (tensors.k, keys), (tensors.v, keys)):
-        x[:, : own.start], x[:, own.stop :] = math.nan, math.inf
-    on_emulator(build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH), problem, tensors)
-    assert torch.equal(tensors.o[:, rows], clean.o[:, rows])
-    assert torch.equal(tensors.lse[:, rows], clean.lse[:, rows])
+    artifact = build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH)
+    require_nothing_of_neighbours(artifact, problem, clean, slice(40, 110), slice(33, 110))
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
@@ -66,12 +63,7 @@ def test_whatever_cu_seqlens_say_nothing_outside_a_tensor_is_touched(wrong):
     """The emulator fails at a read outside a tensor, the canaries tell of a write."""
     problem = packed((30, 30), (20, 40), causal=True)
     artifact = build_one(GENERAL, GENERAL.config_for(problem, **SMALL), ARCH)
-    for names in (("cu_seqlens_q",), ("cu_seqlens_k",), ("cu_seqlens_q", "cu_seqlens_k")):
-        tensors = make_inputs(problem)
-        for name in names:
-            getattr(tensors, name).copy_(torch.tensor(wrong, dtype=torch.int32))
-        on_emulator(artifact, problem, tensors)
-        assert [buffer.damage() for buffer in tensors.buffers] == [None] * len(tensors.buffers)
+    require_it_stays_within(artifact, problem, wrong)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "qkv"])
@@ -84,13 +76,7 @@ def test_equal_lengths_are_a_batch(causal):
     """To the last bit what the padded kernel gives."""
     problem = packed((70, 70), (90, 90), num_heads=2, causal=causal)
     tensors, _ = emulated(problem)
-    batch = Problem(batch=2, num_heads=2, seqlen_q=70, seqlen_k=90, head_dim=64, causal=causal)
-    given = make_inputs(batch)
-    for name in "qkv":
-        getattr(given, name).copy_(getattr(tensors, name).view_as(getattr(given, name)))
-    emulated(batch, given)
-    assert torch.equal(given.o.flatten(0, 1), tensors.o[0])
-    assert torch.equal(given.lse.transpose(0, 1).flatten(1, 2), tensors.lse)
+    require_the_same_as_a_batch(emulated, problem, tensors)
 
 
 def test_a_rung_that_takes_no_packed_sequences_says_so():

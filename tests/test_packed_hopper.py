@@ -1,20 +1,24 @@
 """Packed sequences of the Hopper rung that takes them, on the emulator, under the race detector."""
 
 import itertools
-import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_problems import (
+    require_it_stays_within,
+    require_nothing_of_neighbours,
+    require_the_same_as_a_batch,
+    require_zeros_without_keys,
+)
 from test_general_hopper import ARCH, emulated, tiles
 from test_packed import WRONG, packed
 
 from flashladder.common import catalog
 from flashladder.common.attention.packed import packed_attention
 from flashladder.common.build import build_one
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
 from flashladder.common.run.launch import packed_mapped
 
 RUNG = catalog.find("packed_sequences")
@@ -27,11 +31,7 @@ def test_lengths_about_each_boundary(causal):
     """Every pair of lengths next to a multiple of a warpgroup's rows, of the tile and of a block, in one call."""
     pairs = list(itertools.product((0, 1, 63, 64, 65, 127, 128, 129), (0, 1, 63, 64, 65, 128, 129)))
     tensors = emulated(RUNG, packed(*map(tuple, zip(*pairs, strict=True)), causal=causal), **SMALL)
-    ends = tensors.cu_seqlens_q.tolist()
-    for (_, keys), (begin, end) in zip(pairs, itertools.pairwise(ends), strict=True):
-        if not keys:
-            assert not tensors.o[0, begin:end].any()
-            assert (tensors.lse[:, begin:end] == -math.inf).all()
+    require_zeros_without_keys(tensors, pairs)
 
 
 @settings(max_examples=8, deadline=None)
@@ -67,13 +67,8 @@ def test_sequences_shorter_than_a_tile(number):
 def test_nothing_of_a_neighbour_is_read_into_a_sequence(causal):
     """NaN and infinity in the sequences before and behind: what is between is the same to the last bit."""
     problem = packed((40, 170, 30), (33, 177, 20), num_heads=2, causal=causal)
-    clean, tensors = emulated(RUNG, problem), make_inputs(problem)
-    rows, keys = slice(40, 210), slice(33, 210)
-    for x, own in ((tensors.q, rows), (tensors.k, keys), (tensors.v, keys)):
-        x[:, : own.start], x[:, own.stop :] = math.nan, math.inf
-    on_emulator(build_one(RUNG, RUNG.config_for(problem), ARCH), problem, tensors)
-    assert torch.equal(tensors.o[:, rows], clean.o[:, rows])
-    assert torch.equal(tensors.lse[:, rows], clean.lse[:, rows])
+    artifact = build_one(RUNG, RUNG.config_for(problem), ARCH)
+    require_nothing_of_neighbours(artifact, problem, emulated(RUNG, problem), slice(40, 210), slice(33, 210))
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
@@ -81,12 +76,7 @@ def test_whatever_cu_seqlens_say_nothing_outside_a_tensor_is_touched(wrong):
     """The emulator fails at a read outside a tensor, the canaries tell of a write."""
     problem = packed((30, 30), (20, 40), causal=True)
     artifact = build_one(RUNG, RUNG.config_for(problem), ARCH)
-    for names in (("cu_seqlens_q",), ("cu_seqlens_k",), ("cu_seqlens_q", "cu_seqlens_k")):
-        tensors = make_inputs(problem)
-        for name in names:
-            getattr(tensors, name).copy_(torch.tensor(wrong, dtype=torch.int32))
-        on_emulator(artifact, problem, tensors, race=False)  # sequences that overlap are stored twice
-        assert [buffer.damage() for buffer in tensors.buffers] == [None] * len(tensors.buffers)
+    require_it_stays_within(artifact, problem, wrong, race=False)  # sequences that overlap are stored twice
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "qkv"])
@@ -98,14 +88,7 @@ def test_any_strides(layout):
 def test_equal_lengths_are_a_batch(causal):
     """To the last bit what the same rung gives for them. Lengths are whole tiles: it counts those from other ends."""
     problem = packed((256, 256), (200, 200), num_heads=2, causal=causal)
-    tensors = emulated(RUNG, problem)
-    batch = Problem(batch=2, num_heads=2, seqlen_q=256, seqlen_k=200, head_dim=64, causal=causal)
-    given = make_inputs(batch)
-    for name in "qkv":
-        getattr(given, name).copy_(getattr(tensors, name).view_as(getattr(given, name)))
-    emulated(RUNG, batch, given)
-    assert torch.equal(given.o.flatten(0, 1), tensors.o[0])
-    assert torch.equal(given.lse.transpose(0, 1).flatten(1, 2), tensors.lse)
+    require_the_same_as_a_batch(partial(emulated, RUNG), problem, emulated(RUNG, problem))
 
 
 @pytest.mark.parametrize(("rows", "heads"), [(300, 2), (1, 2), (300, 1)])
