@@ -21,6 +21,7 @@ HOPPERS = [
         "half_block",
         "from_the_end",
         "across_tiles",
+        "scheduler_warp",
     )
 ]
 HEAD_DIMS = GENERAL.supports.head_dim

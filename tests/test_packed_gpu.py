@@ -22,7 +22,7 @@ from flashladder.common.run.execute import on_gpu
 pytestmark = pytest.mark.gpu
 KINDS = kinds(GENERAL)
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
-PACKED = [GENERAL, catalog.find("packed_sequences")]
+PACKED = [GENERAL, catalog.find("packed_sequences"), catalog.find("scheduler_warp")]
 OF_EACH_RUNG = pytest.mark.parametrize("rung", PACKED, ids=lambda rung: rung.number)
 OF_EACH_RUNG_AND_KIND = pytest.mark.parametrize(
     ("rung", "kind"),

@@ -1,6 +1,7 @@
 """Packed sequences of the Hopper rung that takes them, on the emulator, under the race detector."""
 
 import itertools
+import math
 from functools import partial
 
 import pytest
@@ -19,9 +20,11 @@ from test_packed import WRONG, packed
 from flashladder.common import catalog
 from flashladder.common.attention.packed import packed_attention
 from flashladder.common.build import build_one
+from flashladder.common.problem import make_inputs
+from flashladder.common.run.execute import on_emulator
 from flashladder.common.run.launch import packed_mapped
 
-RUNG = catalog.find("packed_sequences")
+RUNG = catalog.find("scheduler_warp")
 SMALL = {"block_m": 128, "block_n": 64, "q_in_registers": False, "num_stages": 2, "q_stages": 1}
 LENGTHS = (0, 0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257)
 
@@ -49,7 +52,7 @@ def test_any_lengths_and_heads(lengths, heads_k, group, causal, num_sms):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences")))
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences", "scheduler_warp")))
 def test_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile, causal):
     """Each warpgroup has another number of blocks, of one sequence and then of another."""
     m = tile["block_m"]
@@ -79,6 +82,18 @@ def test_whatever_cu_seqlens_say_nothing_outside_a_tensor_is_touched(wrong):
     require_it_stays_within(artifact, problem, wrong, race=False)  # sequences that overlap are stored twice
 
 
+@pytest.mark.parametrize("end", [0, 131, 229])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_behind_the_last_sequence_are_zeros(causal, end):
+    problem = packed((100, 130), (70, 200), num_heads=2, causal=causal)
+    tensors = make_inputs(problem)
+    tensors.cu_seqlens_q.copy_(torch.tensor([0, min(100, end), end], dtype=torch.int32))
+    tensors.poison()
+    on_emulator(build_one(RUNG, RUNG.config_for(problem), ARCH), problem, tensors)
+    assert not tensors.o[0, end:].any()
+    assert (tensors.lse[:, end:] == -math.inf).all()
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "qkv"])
 def test_any_strides(layout):
     emulated(RUNG, packed((33, 0, 150), num_heads=2, layout=layout, lse=False))
@@ -86,8 +101,8 @@ def test_any_strides(layout):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_equal_lengths_are_a_batch(causal):
-    """To the last bit what the same rung gives for them. Lengths are whole tiles: it counts those from other ends."""
-    problem = packed((256, 256), (200, 200), num_heads=2, causal=causal)
+    """To the last bit what the same rung gives for them."""
+    problem = packed((270, 270), (200, 200), num_heads=2, causal=causal)
     require_the_same_as_a_batch(partial(emulated, RUNG), problem, emulated(RUNG, problem))
 
 
@@ -109,7 +124,7 @@ def test_a_map_ends_where_a_sequence_does(rows, heads):
 def test_attention_can_be_asked_for_it():
     q, k, v = torch.randn(3, 150, 2, 64).bfloat16()
     starts = torch.tensor((0, 70, 70, 140), dtype=torch.int32)
-    o = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None), version="45")
+    o = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None), version="46")
     expected = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None))
     torch.testing.assert_close(o, expected, rtol=0.02, atol=0.02)
     assert not o[140:].any()

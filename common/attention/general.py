@@ -95,17 +95,19 @@ def forward(
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
         sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
-        o.zero_()  # of rows in no sequence nothing is written
-        sums.fill_(-math.inf)
         others |= {"operation": "packed", "batch": len(cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
         longest = min(max_seqlen_q, q.shape[1]), min(max_seqlen_k, k.shape[1])
         others |= {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
         tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
         if not all(longest):  # nobody sees a key; what was asked for is looked at all the same
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
-            return o, sums
+            return o.zero_(), sums.fill_(-math.inf)
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
-    op.at_leisure(op.prepared(problem, q, version), problem, tensors)
+    ready = op.prepared(problem, q, version)
+    if problem.packed and not ready.rung.supports.rest:
+        o.zero_()
+        sums.fill_(-math.inf)
+    op.at_leisure(ready, problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         o[:, end_q:] = 0
         sums[:, end_q:] = -math.inf

@@ -39,6 +39,7 @@ class Supports(Declared):
     softcap: StrictBool = False
     alibi: StrictBool = False
     packed: StrictBool = False  # the operation `packed` too, beside its own
+    rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
 
 
 class DeclaredChoice(Declared):

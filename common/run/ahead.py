@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 # Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
 # A winner of another rung does not go before them: it was never measured against theirs.
-RIVALS = ("from_the_end", "across_tiles")
+RIVALS = ("scheduler_warp", "across_tiles")
 # They take any mask and any lengths; the fastest first.
-GENERAL = (*RIVALS, "packed_sequences", "own_rows", "wide_heads", "woven_general")
+GENERAL = (*RIVALS, "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
@@ -66,7 +66,7 @@ def configured(
     emulated: bool = False,
     adopted: Path | None = None,
 ) -> tuple[Version, KernelConfig]:
-    """The same, as tuned for the GPU, or as stands behind the version: 45@block_n=64."""
+    """The same, as tuned for the GPU, or as stands behind the version: 46@block_n=64."""
     name, _, fields = version.partition("@")
     rung, values = chosen(name, problem, arch, gpu.name, emulated, adopted), parse_values(fields)
     as_tuned = None if values else tuned.config(rung, gpu.name, problem, adopted)
