@@ -18,7 +18,8 @@ def kept(rung, **fields):
 
 
 @pytest.mark.parametrize(
-    "rung", ["row_by_row", "half_block", "from_the_end", "across_tiles", "bounded", "packed_sequences", "scheduler_warp"]
+    "rung",
+    ["row_by_row", "half_block", "from_the_end", "across_tiles", "bounded", "packed_sequences", "scheduler_warp"],
 )
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])

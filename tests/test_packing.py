@@ -79,29 +79,32 @@ def test_a_configuration_may_be_asked_for(monkeypatch):
     assert asked["padded"].code == usual["padded"].code
 
 
-def published():
-    """The rows of an H200 that the page of rung 45 shows, by its words for them: the first run of each head_dim."""
+def published(rung):
+    """The rows of an H200 that a rung's page shows, by its words for them: its first run of each head_dim."""
     rows, damaged = Log(ROOT / "results" / "packed_h200.csv", records.PACKED).read()
     assert not damaged
     assert rows["passed"].all()
-    rows = rows[rows["dtype"].eq("bf16") & rows["num_heads_k"].eq(16)]
+    of_rung = rows["run"].isin(rows["run"][rows["version"].eq(rung.name) & rows["contender"].eq("packed")])
+    rows = rows[of_rung & rows["dtype"].eq("bf16") & rows["num_heads_k"].eq(16)]
     for _, of_size in rows.groupby("head_dim"):
         for (causal, mix), group in of_size[of_size["run"] == of_size["run"].min()].groupby(["causal", "mix"]):
             yield f"d{group['head_dim'].iloc[0]}{' causal' if causal else ''}, {mix}", group.set_index("contender")
 
 
-def test_what_the_page_shows_is_in_the_log():
-    page = (catalog.find("packed_sequences").directory / "README.md").read_text()
+@pytest.mark.parametrize("name", ["packed_sequences", "scheduler_warp"])
+def test_what_the_page_shows_is_in_the_log(name):
+    rung = catalog.find(name)
+    page = (rung.directory / "README.md").read_text()
     table = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| d\d+[ ,]", line)]
     shown = {name.strip(): cells for name, *cells in table}
     columns = ("packed", "fa2", "fa3", "padded")
-    for name, group in published():
+    for name, group in published(rung):
         rates = [f"{group['tflops'].get(column):.0f}" if column in group.index else "" for column in columns]
         assert [cell.strip() for cell in shown[name]] == rates
 
 
 def test_what_the_readme_says_of_packed_sequences_is_in_the_log():
-    times = [group["time_us"] for _, group in published()]
+    times = [group["time_us"] for _, group in published(catalog.find("scheduler_warp"))]
     fa2 = [each["fa2"] / each["packed"] for each in times]
     fa3 = [each["fa3"] / each["packed"] for each in times if "fa3" in each.index]
     said = " ".join((ROOT / "README.md").read_text().split())

@@ -51,7 +51,7 @@ struct LongestFirst {
         }
         count = __reduce_add_sync(0xffffffff, count) * params.num_heads;
         of_class = __reduce_max_sync(0xffffffff, longest);
-        take();
+        look();
     }
 
     // Numbers rise from call to call.
@@ -64,7 +64,7 @@ struct LongestFirst {
                 of_class = __reduce_max_sync(0xffffffff, next_class);
                 next_class = -1;
             }
-            take();
+            look();
         }
         const int within_all = number - before_all * params.num_heads;
         // Lanes before its own have no more tiles than those before it.
@@ -80,7 +80,7 @@ struct LongestFirst {
     int before, mine;               // within them those before this lane's, and its
 
     // Looks at the 32 sequences from `first` on, as far as they are of this class.
-    __device__ void take() {
+    __device__ void look() {
         const int b = first + lane_index();
         mine = 0;
         if (b <= params.batch) {

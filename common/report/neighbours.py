@@ -54,6 +54,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         96,
         "Packed sequences need an order of tiles of their own, and each tile says where it lies.",
     ),
+    "46_scheduler_warp": (
+        207,
+        "A third role needs a queue with three ends; with time to search, it has an order of tiles of its own.",
+    ),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -2,7 +2,7 @@
 
 python tools/packed.py                                   equal lengths, a spread of them, one long among short ones
 python tools/packed.py --head-dim 64 --causal both --rounds 8
-python tools/packed.py --version 45@block_m=192,block_n=64,q_in_registers=false --causal yes
+python tools/packed.py --version 46@block_m=192,block_n=64,q_in_registers=false --causal yes
 """
 
 from __future__ import annotations
