@@ -1,0 +1,85 @@
+"""The order of packed sequences' tiles (longest_first.cuh): a kernel writes each tile's number to its first row."""
+
+import itertools
+import random
+
+import pytest
+from test_packed import packed
+from tiny_ladder import make_rung
+
+from flashladder.common.build import build_one
+from flashladder.common.problem import make_inputs
+from flashladder.common.run.execute import on_emulator
+
+VERSION_YAML = """
+title: Numbers
+idea: Where each tile comes.
+instruction_set: hopper
+supports: {dtype: [bf16], head_dim: [64], causal: true, gqa: true, lse: true, packed: true}
+config:
+  causal: {default: false, values: [false, true]}
+  packed: {default: true, values: [true]}
+  block_m: {default: 128, values: [128, 192]}
+"""
+KERNEL = """
+#include "config.cuh"
+#include "launch.cuh"
+#include "longest_first.cuh"
+using namespace config;
+FLASHLADDER_KERNEL(attention_forward, PackedParams, Launch{32, 0, block_m, 64}.persistent());
+extern "C" __global__ void attention_forward(const __grid_constant__ PackedParams params) {
+    LongestFirst<block_m, head_dim, causal> order(params);
+    for (int number = 0; number < order.count; ++number) {
+        const Turn turn = order.find(number);
+        if (lane_index() == 0) turn.lse[turn.first_row] = number;
+    }
+}
+"""
+LENGTHS = {
+    "one": ((300,), (70,)),
+    "empty ones": ((0, 200, 0, 0, 129, 0), (5, 0, 7, 0, 300, 9)),
+    "long keys": ((200, 130, 400), (70_000, 300_000, 20_000)),  # K and V of few heads fit into L2
+    "33": tuple(tuple(random.Random(seed).choices(range(400), k=33)) for seed in "qk"),
+    "100": tuple(tuple(random.Random(seed).choices(range(300), k=100)) for seed in "qk"),
+}
+
+
+def numbers(root, seqlens_q, seqlens_k, block_m, **kind):
+    """{(sequence, head): its tiles' numbers, by rows}."""
+    rung = make_rung(root, "07_numbers", VERSION_YAML, KERNEL)
+    problem = packed(seqlens_q, seqlens_k, head_dim=64, **kind)
+    tensors = make_inputs(problem)
+    tensors.lse.fill_(-1)
+    on_emulator(build_one(rung, rung.config_for(problem, block_m=block_m), "sm_90a"), problem, tensors, num_sms=1)
+    bounds = list(enumerate(itertools.pairwise(tensors.cu_seqlens_q.tolist())))
+    found = {}
+    for head in range(problem.num_heads):
+        for sequence, (begin, end) in bounds:
+            of_rows = tensors.lse[head, begin:end]
+            found[sequence, head] = [int(number) for number in of_rows[of_rows >= 0]]
+            if kind["causal"] and (of_rows >= 0).any():
+                first, *others = (of_rows >= 0).nonzero().flatten().tolist()
+                assert first == 0
+                assert all((end - begin + 63) // 64 * 64 % block_m == row % block_m for row in others)
+            else:
+                assert all(row % block_m == 0 for row in (of_rows >= 0).nonzero().flatten().tolist())
+    return found
+
+
+@pytest.mark.parametrize("block_m", [128, 192])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, lengths, causal, block_m):
+    seqlens_q, seqlens_k = lengths
+    found = numbers(tmp_path, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
+    for (sequence, _), tiles in found.items():
+        assert len(tiles) == -(-seqlens_q[sequence] // block_m)
+        assert not causal or tiles == sorted(tiles, reverse=True), "the last rows see the most keys"
+    ordered = sorted((number, sequence) for (sequence, _), tiles in found.items() for number in tiles)
+    assert [number for number, _ in ordered] == list(range(len(ordered)))
+    came = list(dict.fromkeys(sequence for _, sequence in ordered))
+    assert [each for each, _ in itertools.groupby(sequence for _, sequence in ordered)] == came, "one after the other"
+    shortest = float("inf")
+    for keys in (seqlens_k[sequence] for sequence in came):
+        assert keys <= 1.25 * shortest
+        shortest = min(shortest, keys)
