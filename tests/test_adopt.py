@@ -287,7 +287,6 @@ def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path,
     guard = export.load_guard(tmp_path / "out")
     rungs = {gain.problem: gain.rung for gain in guard.gains}
     assert rungs == {problem: ahead.fastest(problem, H100.arch, H100.name).name for problem in (PLAIN, WINDOW)}
-    assert len(set(rungs.values())) == 2
     assert {winner.version for winner in tuned.winners("h100", tmp_path / "out")} == set(rungs.values())
 
 
