@@ -282,11 +282,13 @@ def test_what_is_exported_is_used(exported, monkeypatch):
 def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path, monkeypatch):
     """Without --version: Hopper's where it takes the problem."""
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
-    Demand(("mine.py",), {PLAIN: 10, WINDOW: 1}, {}).save(file := tmp_path / "p.json")
+    problems = (PLAIN, WINDOW, Problem(num_heads=2, seqlen_q=512, head_dim=256, causal=True, lse=False))
+    Demand(("mine.py",), dict.fromkeys(problems, 10), {}).save(file := tmp_path / "p.json")
     assert tool("--problems", file, "--export", tmp_path / "out") == 0
     guard = export.load_guard(tmp_path / "out")
     rungs = {gain.problem: gain.rung for gain in guard.gains}
-    assert rungs == {problem: ahead.fastest(problem, H100.arch, H100.name).name for problem in (PLAIN, WINDOW)}
+    assert rungs == {problem: ahead.fastest(problem, H100.arch, H100.name).name for problem in problems}
+    assert len(set(rungs.values())) == 2
     assert {winner.version for winner in tuned.winners("h100", tmp_path / "out")} == set(rungs.values())
 
 

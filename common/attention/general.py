@@ -101,16 +101,15 @@ def forward(
         tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
         if not all(longest):  # nobody sees a key; what was asked for is looked at all the same
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
-            return o.zero_(), sums.fill_(-math.inf)
+            _clear(o, sums)
+            return o, sums
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
     ready = op.prepared(problem, q, version)
     if problem.packed and not ready.rung.supports.rest:
-        o.zero_()
-        sums.fill_(-math.inf)
+        _clear(o, sums)
     op.at_leisure(ready, problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
-        o[:, end_q:] = 0
-        sums[:, end_q:] = -math.inf
+        _clear(o[:, end_q:], sums[:, end_q:])
     if op.watch is not None:
         op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds, alibi=problem.alibi)
     return o, sums
@@ -121,6 +120,12 @@ def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q, cu_seqlens_q is not None, options[-1])
+
+
+def _clear(o: torch.Tensor, sums: torch.Tensor) -> None:
+    """As of rows that see no key."""
+    o.zero_()
+    sums.fill_(-math.inf)
 
 
 def _outputs(q: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,15 +1,13 @@
 // The order of packed sequences: the longest ones first, so that what is drawn last is short.
 #pragma once
+#include "from_the_end.cuh"
 #include "packed.cuh"
 #include "scheduler.cuh"
-#include "wgmma.cuh"
 
-// The rows of one of a sequence's tiles. Under a causal mask the first rows see the fewest keys. So there tiles are
-// counted from the last row, and the one that is not full is the first: it lacks whole warpgroups.
+// The rows of one of a sequence's tiles, counted as in OrderFromEnd. Where that begins above row 0, the tile is shorter.
 template <int block_m, bool causal>
 __device__ inline void set_rows(Turn &turn, int block, int blocks, int seqlen_q) {
-    const int groups = (seqlen_q + warpgroup_rows - 1) / warpgroup_rows;
-    const int first_row = block * block_m - (causal ? blocks * block_m - groups * warpgroup_rows : 0);
+    const int first_row = block * block_m - (causal ? rows_above<block_m>(blocks, seqlen_q) : 0);
     turn.first_row = max(first_row, 0);
     turn.end_row = min(first_row + block_m, seqlen_q);
 }

@@ -1,7 +1,8 @@
 // A persistent grid in which a warp of its own draws the tiles: it looks up where the next one is while the producer
 // loads and the consumers compute.
 #pragma once
-#include "turns.cuh"
+#include "layout.cuh"
+#include "ptx_async.cuh"
 
 // All there is to know of a tile.
 struct alignas(16) Turn {
