@@ -5,6 +5,7 @@ import math
 from flashladder.common import catalog
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem import LAYOUTS, Problem
+from flashladder.common.run import ahead
 
 GENERALS = [catalog.find("general"), catalog.find("woven_general")]
 GENERAL = GENERALS[-1]
@@ -22,6 +23,7 @@ HOPPERS = [
         "from_the_end",
         "across_tiles",
         "scheduler_warp",
+        "place_of_q",
     )
 ]
 HEAD_DIMS = GENERAL.supports.head_dim
@@ -40,6 +42,14 @@ def kinds(rung):
 
 
 KINDS = kinds(GENERAL)
+LAUNCHED = [catalog.find(name) for name in ahead.GENERAL]  # by `attention`
+
+
+def compiled_kinds(rung):
+    """The kinds to ask a rung in on a GPU, where each compiles a kernel: all, or of a rung that `attention` does not
+    launch fewer. Still every head_dim, type and mask."""
+    return kinds(rung)[:: 1 if rung in LAUNCHED else 5]
+
 
 # The lengths of queries and keys in FlashAttention's own tests, and their like.
 FA_LENGTHS = (

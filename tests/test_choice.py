@@ -141,7 +141,7 @@ def test_a_winner_of_a_rung_that_is_no_rival_says_nothing(name):
 
 def test_a_rival_that_does_not_take_the_problem_is_not_taken():
     save(SECOND, SHORT, "2.0")
-    for asked, able in (({"softcap": 30.0}, "46_scheduler_warp"), ({"alibi": True}, "24_woven_general")):
+    for asked, able in (({"softcap": 30.0}, "47_place_of_q"), ({"alibi": True}, "24_woven_general")):
         assert ahead.fastest(dataclasses.replace(PROBLEMS[SHORT], **asked), "sm_90a", "h200").name == able
 
 

@@ -6,28 +6,31 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from far_apart import spread
-from general_problems import DECIDED, FA_LENGTHS, GENERAL, HOPPERS, draw, draw_config, id_of, kinds
+from general_problems import (
+    DECIDED,
+    FA_LENGTHS,
+    GENERAL,
+    HOPPERS,
+    LAUNCHED,
+    compiled_kinds,
+    draw,
+    draw_config,
+    id_of,
+    kinds,
+)
 from packed_problems import draw_bounds
 
 from flashladder.common import catalog
 from flashladder.common.build import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
 from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run import ahead, gpu
+from flashladder.common.run import gpu
 from flashladder.common.run.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
-BOUNDED = [catalog.find(name) for name in ("bounded", "packed_sequences", "scheduler_warp")]
+BOUNDED = [catalog.find(name) for name in ("bounded", "packed_sequences", "scheduler_warp", "place_of_q")]
 RUNGS = list(dict.fromkeys([GENERAL, *HOPPERS, *BOUNDED]))
-LAUNCHED = [catalog.find(name) for name in ahead.GENERAL]  # by `attention`: asked in every kind
-
-
-def kinds_of(rung):
-    """Of others fewer: each compiles a kernel. Still every head_dim, type and mask."""
-    return kinds(rung)[:: 1 if rung in LAUNCHED else 5]
-
-
-KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in kinds_of(rung)]
+KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in compiled_kinds(rung)]
 EACH_HEAD_DIM = pytest.mark.parametrize(
     ("rung", "head_dim"),
     [(rung, head_dim) for rung in RUNGS for head_dim in rung.supports.head_dim],
@@ -60,7 +63,7 @@ def launched(rung, problem, tensors=None, expected=None, **values):
 def _built_at_once():
     arch = gpu.device_arch()
     able = [rung for rung in RUNGS if rung.runs_on(arch)]
-    build([BuildRequest(rung, rung.config(**kind), arch) for rung in able for kind in kinds_of(rung)])
+    build([BuildRequest(rung, rung.config(**kind), arch) for rung in able for kind in compiled_kinds(rung)])
 
 
 @pytest.mark.parametrize(("rung", "kind"), KINDS)

@@ -60,9 +60,10 @@ def tiles(*names):
     """Every block_m and block_n of some rungs, where some of their configurations have them, with the fewest places."""
     for rung in map(catalog.find, names):
         fields = {name: rung.choices[name].values for name in ("block_m", "block_n", "q_in_registers", "num_stages")}
+        one_place = {"q_stages": 1} if "q_stages" in rung.choices else {}
         seen = set()
         for head_dim, *values in itertools.product((64, 128), *fields.values()):
-            tile, config = (head_dim, *values[:-1]), dict(zip(fields, values, strict=True), q_stages=1)
+            tile, config = (head_dim, *values[:-1]), dict(zip(fields, values, strict=True), **one_place)
             with suppress(ConfigError):
                 rung.config(head_dim=head_dim, **config)
                 if tile not in seen:
@@ -76,7 +77,9 @@ def test_every_tile_that_attention_may_launch(rung, head_dim, tile):
     emulated(rung, problem, **tile)
 
 
-@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("from_the_end", "across_tiles", "scheduler_warp")))
+@pytest.mark.parametrize(
+    ("rung", "head_dim", "tile"), list(tiles("from_the_end", "across_tiles", "scheduler_warp", "place_of_q"))
+)
 def test_whole_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile):
     """Each warpgroup of a tile sees another number of blocks, so that some are passed while the tile before ends."""
     problem = Problem(num_heads=3, seqlen_q=tile["block_m"], head_dim=head_dim, causal=True)

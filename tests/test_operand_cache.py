@@ -19,7 +19,10 @@ def kept(rung, **fields):
 
 @pytest.mark.parametrize(
     "rung",
-    ["row_by_row", "half_block", "from_the_end", "across_tiles", "bounded", "packed_sequences", "scheduler_warp"],
+    [
+        *("row_by_row", "half_block", "from_the_end", "across_tiles", "bounded", "packed_sequences"),
+        *("scheduler_warp", "place_of_q"),
+    ],
 )
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from general_problems import GENERAL, draw, id_of, kinds
+from general_problems import GENERAL, compiled_kinds, draw, id_of, kinds
 from packed_problems import draw_bounds, draw_packed
 
 from flashladder.common import catalog
@@ -22,11 +22,11 @@ from flashladder.common.run.execute import on_gpu
 pytestmark = pytest.mark.gpu
 KINDS = kinds(GENERAL)
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
-PACKED = [GENERAL, catalog.find("packed_sequences"), catalog.find("scheduler_warp")]
+PACKED = [GENERAL, *map(catalog.find, ("packed_sequences", "scheduler_warp", "place_of_q"))]
 OF_EACH_RUNG = pytest.mark.parametrize("rung", PACKED, ids=lambda rung: rung.number)
 OF_EACH_RUNG_AND_KIND = pytest.mark.parametrize(
     ("rung", "kind"),
-    [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in PACKED for kind in kinds(rung)],
+    [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in PACKED for kind in compiled_kinds(rung)],
 )
 FIELDS = (
     {"packed": True},
@@ -44,7 +44,7 @@ def _built_at_once():
     wanted = [
         BuildRequest(rung, rung.config(**kind, **fields), arch)
         for rung in able
-        for kind in kinds(rung)
+        for kind in compiled_kinds(rung)
         for fields in FIELDS
         if fields.keys() <= rung.choices.keys()
     ]

@@ -10,7 +10,7 @@ from packed_problems import SMALL, draw_bounds, draw_packed, emulated
 
 from flashladder.common import catalog
 
-HOPPER = catalog.find("scheduler_warp")
+HOPPER = catalog.find("place_of_q")
 TILES = {"bf16": SMALL, "fp16": {"edge_n": 16}}
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
 

@@ -91,7 +91,7 @@ def published(rung):
             yield f"d{group['head_dim'].iloc[0]}{' causal' if causal else ''}, {mix}", group.set_index("contender")
 
 
-@pytest.mark.parametrize("name", ["packed_sequences", "scheduler_warp"])
+@pytest.mark.parametrize("name", ["packed_sequences", "place_of_q"])
 def test_what_the_page_shows_is_in_the_log(name):
     rung = catalog.find(name)
     page = (rung.directory / "README.md").read_text()
@@ -104,7 +104,7 @@ def test_what_the_page_shows_is_in_the_log(name):
 
 
 def test_what_the_readme_says_of_packed_sequences_is_in_the_log():
-    times = [group["time_us"] for _, group in published(catalog.find("scheduler_warp"))]
+    times = [group["time_us"] for _, group in published(catalog.find("place_of_q"))]
     fa2 = [each["fa2"] / each["packed"] for each in times]
     fa3 = [each["fa3"] / each["packed"] for each in times if "fa3" in each.index]
     said = " ".join((ROOT / "README.md").read_text().split())

@@ -17,7 +17,7 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import Problem, expect, make_inputs
 from flashladder.common.run.execute import on_emulator
 
-PACKED = catalog.find("scheduler_warp")
+PACKED = catalog.find("place_of_q")
 SIDES = (None, 0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100)
 
 
@@ -99,7 +99,7 @@ def test_softcap(softcap, dtype, spread):
     emulated(problem)
 
 
-OF_EACH = pytest.mark.parametrize("run", [emulated, partial(test_general_hopper.emulated, PACKED)], ids=["24", "46"])
+OF_EACH = pytest.mark.parametrize("run", [emulated, partial(test_general_hopper.emulated, PACKED)], ids=["24", "47"])
 
 
 @OF_EACH

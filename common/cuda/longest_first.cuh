@@ -38,6 +38,7 @@ struct ApartTiles : TileOrder<block_m, head_dim, causal> {
 template <int block_m, int head_dim, bool causal>
 struct LongestFirst {
     static constexpr int l2_keys = (32 << 20) / (2 * head_dim * 2);  // rows of K and V in 32 MB
+    static constexpr int few_keys = 256;  // up to so many are one class: to look at all sequences again takes longer
     const PackedParams &params;
     int count = 0;  // tiles of all heads
 
@@ -101,9 +102,9 @@ struct LongestFirst {
         const Sequence q = rows(b), k = keys(b);
         int block = within % blocks, head = within / blocks;
         if (causal) {
-            const int fitting = min(max(l2_keys / max(k.length, 1), 1) * group, params.num_heads);
-            const int sections = (params.num_heads + fitting - 1) / fitting;
-            const int section = (params.num_heads + sections - 1) / sections;  // all of about the same size
+            const int fitting = min(max(l2_keys / max(k.length, 1), 1), params.num_heads_k);
+            const int sections = (params.num_heads_k + fitting - 1) / fitting;
+            const int section = (params.num_heads_k + sections - 1) / sections * group;  // all of about the same size
             const int first = within / (section * blocks) * section;
             const int left = within - first * blocks, together = min(section, params.num_heads - first);
             block = blocks - 1 - left / together;
@@ -127,5 +128,5 @@ struct LongestFirst {
     }
     __device__ static int blocks(int rows) { return (rows + block_m - 1) / block_m; }
     // Exponent and two bits of the fraction.
-    __device__ static int class_of(int keys) { return __float_as_int(static_cast<float>(keys)) >> 21; }
+    __device__ static int class_of(int keys) { return __float_as_int(static_cast<float>(max(keys, few_keys))) >> 21; }
 };

@@ -55,7 +55,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "Packed sequences need an order of tiles of their own, and each tile says where it lies.",
     ),
     "46_scheduler_warp": (
-        207,
+        208,
         "A third role needs a queue with three ends; with time to search, it has an order of tiles of its own.",
     ),
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
 # A winner of another rung does not go before them: it was never measured against theirs.
-RIVALS = ("scheduler_warp", "across_tiles")
+RIVALS = ("place_of_q", "across_tiles")
 # They take any mask and any lengths; the fastest first.
 GENERAL = (*RIVALS, "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand

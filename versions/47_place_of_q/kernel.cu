@@ -1,0 +1,254 @@
+// Rung 46 with O in the place of Q.
+#include "block_store.cuh"
+#include "bounds.cuh"
+#include "config.cuh"
+#include "ending_softmax.cuh"
+#include "launch.cuh"
+#include "longest_first.cuh"
+#include "mask.cuh"
+#include "roles.cuh"
+#include "row_by_row.cuh"
+#include "scheduler.cuh"
+#include "widen.cuh"
+#include "wgmma.cuh"
+
+#include <type_traits>
+
+using namespace config;
+
+constexpr int q_stages = 2;                              // the next tile's Q comes while O of this one is stored
+constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
+using Share = Registers<num_consumers, 1>;
+constexpr bool is_uneven = causal && !window;  // within a window all tiles see about as many keys
+constexpr bool ends_early = causal || window;  // a row may see no later key
+constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block of 64 keys is on the diagonal of 64 rows whole
+
+using QTile = SwizzledPanels<block_m, head_dim>;
+using KVTile = SwizzledPanels<block_n, head_dim>;
+using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
+using StreamedQ = QOperand<16, head_dim, 2, HoistedReader<QTile, dtype>>;
+using StreamedK = KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>>;
+
+struct Shared {
+    alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
+    alignas(1024) dtype k_tiles[num_stages][KVTile::size], v_tiles[num_stages][KVTile::size];
+    TmaRing<QTile, dtype, q_stages, TilesElsewhere> q;
+    TmaRing<KVTile, dtype, num_stages, TilesElsewhere> k, v;
+    Schedule schedule;
+};
+FLASHLADDER_COUNTERS(tiles_drawn, "1");
+struct Counters {
+    unsigned *tiles_drawn;
+};
+using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
+using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+using Order = std::conditional_t<packed, LongestFirst<block_m, head_dim, is_uneven>, ApartTiles<block_m, head_dim, is_uneven>>;
+constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                             .persistent()
+                             .by_tma("q", block_m, 64, 128)
+                             .by_tma("k", block_n, 64, 128)
+                             .by_tma("v", block_n, 64, 128)
+                             .by_tma("o", 16, 64, 128);
+FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain);
+
+// S = Q K^T of this warp alone, by the instruction of rungs 00-24: no other warp takes part.
+template <class Q>
+__device__ inline void multiply_alone(Accumulator<16, block_n> &s, Q &q, const dtype *k_tile) {
+    StreamedK k;
+    k.reader.start(k_tile);
+    s.clear();
+    gemm<dtype, head_dim>(s, q, k);
+    fence_proxy_async();  // this warp has read before TMA writes again
+}
+
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_forward(const __grid_constant__ Params params, const __grid_constant__ Counters counters,
+                      const __grid_constant__ QkvoMaps maps) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+
+    Mask<causal, window> mask(params);
+    const Scores<softcap> score(params);
+    if (threadIdx.x == 0) {
+        shared.q.init(num_consumers * 4);
+        shared.k.init(num_consumers * 4);
+        shared.v.init(num_consumers * 4);
+        shared.schedule.init(num_consumers * 4);
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+
+    if (warpgroup_index() == num_consumers) {
+        give_registers_back<Share::producer>();
+        if (uniform_warp_index() == num_consumers * 4 + 1) deal(shared.schedule, counters.tiles_drawn, Order(params));
+        if (threadIdx.x % warpgroup_threads != 0) return;
+        auto q_at = shared.q.of_producer();
+        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+#pragma unroll 1
+        for (Turns turns{shared.schedule};; ++turns.taken) {
+            const Turn &at = turns.wait();
+            if (at.first_row == Turn::none) return;
+            if constexpr (packed) mask.take(at.seqlen_q, at.seqlen_k);
+            const int head_k = at.head_k, row_k = at.row_k, of_k = at.of_k;
+            const int last = mask.template blocks<block_n>(at.end_row) - 1;
+            const int lowest = mask.template first_block<block_n>(at.first_row);
+            if (last >= 0) shared.k.fill(shared.k_tiles, k_at, maps.k, row_k + last * block_n, head_k, of_k);
+            shared.q.fill(shared.q_tiles, q_at, maps.q, at.row_q + at.first_row, at.head, at.of_q);
+#pragma unroll 1
+            for (int j = last; j >= lowest; --j) {
+                if (j > lowest) shared.k.fill(shared.k_tiles, k_at, maps.k, row_k + (j - 1) * block_n, head_k, of_k);
+                shared.v.fill(shared.v_tiles, v_at, maps.v, row_k + j * block_n, head_k, of_k);
+                // Not earlier: another CTA may be free for the next tile sooner.
+                if (j == min(last, lowest + 2)) shared.schedule.wanted.arrive();
+            }
+            if (last < 0) shared.schedule.wanted.arrive();
+        }
+    }
+    take_registers<Share::consumer>();
+
+    const int warp_row = uniform_warp_index() * 16;
+    const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
+    ByRows<KVTile> k_tiles;
+    ByColumns<KVTile> v_tiles;
+    k_tiles.start(shared.k_tiles[0]);
+    v_tiles.start(shared.v_tiles[0]);
+    Turns reader{shared.schedule};
+    auto q_at = shared.q.of_reader();
+    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
+    EndingSoftmax<16, RowByRow<16>> softmax{score.unit};
+    HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
+
+    // So the place before is given back amid the next tile, when O is stored. Only lane 0, which stores it, has to wait.
+    auto q_before = q_at;
+    q_before.stage = q_stages - 1;
+    auto give_back_q = [&] {
+        tma_store_wait_read();
+        shared.q.release(q_before, reader.taken > 0);
+    };
+    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
+    auto pass = [](auto &ring, auto &at) {
+        ring.wait(at);
+        ring.release(at);
+    };
+    int tile_row = reader.begin(), next_row;
+    for (; tile_row != Turn::none; tile_row = next_row) {
+        if constexpr (packed) mask.take(reader.at(&Turn::seqlen_q), reader.at(&Turn::seqlen_k));
+        const int end_of_tile = reader.at(&Turn::end_row);
+        const int of_tile = mask.template blocks<block_n>(end_of_tile) - 1;
+        const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, end_of_tile);
+        const bool has_rows = first_row < end_row;
+        const auto lowest_of_tile = mask.template first_block<block_n>(tile_row);
+        const auto lowest = mask.template first_block<block_n>(first_row);
+        const int last = (has_rows ? mask.template blocks<block_n>(end_row) : int(lowest_of_tile)) - 1;
+        // What needs no O
+        int row, head, of_q;  // of this warp
+        auto prepare_end = [&] {
+            row = reader.at(&Turn::row_q) + tile_row + warp_row, head = reader.at(&Turn::head), of_q = reader.at(&Turn::of_q);
+            float *lse = reader.lse() + tile_row + warp_row;
+            next_row = reader.next();  // its wait ends a piece of code, so the rest stays behind the products' start
+            __syncwarp();  // all lanes have read the turn before
+            softmax.sum_up();
+            softmax.store_lse_if(params.lse != nullptr, lse, end_row - tile_row - warp_row);
+            reader.release(softmax.has_ended());  // so all this comes before the wait for O: ptxas would turn them round
+        };
+        // Blocks that other warpgroups see
+        auto pass_blocks = [&](int from, int to) {
+#pragma unroll 1
+            for (int j = from; j > to; --j) pass(shared.k, k_at), pass(shared.v, v_at);
+        };
+        pass_blocks(of_tile, last);
+        shared.q.wait(q_at);
+
+        Accumulator<16, head_dim> o;  // of this warp
+        o.clear();
+
+        softmax.clear();
+        if (last >= lowest) {
+            Accumulator<16, block_n> s;
+            HeldA<16, block_n> p;
+            std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
+            q.start(shared.q_tiles[q_at.stage], q_in_registers ? warp_row : group_row);
+
+            auto scores_again = [&] {
+                const dtype *k_tile = shared.k_tiles[k_at.stage];
+                if constexpr (q_in_registers) {
+                    multiply_alone(s, q, k_tile);
+                } else {
+                    StreamedQ streamed;
+                    streamed.start(shared.q_tiles[q_at.stage], warp_row);
+                    multiply_alone(s, streamed, k_tile);
+                }
+            };
+            // S = Q K^T of block j, then O += P V of the one before
+            auto step = [&](int j, auto is_masked, auto &p_before) {
+                constexpr bool masked = decltype(is_masked)::value;
+                shared.k.wait(k_at);
+                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
+                shared.v.wait(v_at);
+                start_sum<dtype>(o, p_before, v_tiles.after(v_at.stage));
+
+                // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
+                wait_for<1>(s);
+                auto bound = [&] {
+                    score.bound(s);
+                    if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
+                };
+                bound();
+                softmax.trust(s, [&] { scores_again(), bound(); }, masked && softmax.some_are_new());
+                shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
+                wait_for(o, p_before);
+                shared.v.release(v_at);
+                softmax.rescale(o);
+                p = round_to_operand<dtype>(s);
+            };
+            int j = last - 1;
+            // S = Q K^T and P = 2^(unit * S - m) of the first block's first keys. The last of a warpgroup's rows sees 63 keys
+            // more than the first, and a block has 64 at least, so the second block is masked too, and no other one.
+            auto begin = [&](auto keys) {
+                Accumulator<16, decltype(keys)::value> s;
+                shared.k.wait(k_at);
+                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
+                wait_for(s);
+                // A load may come late, but a product has used what it brought.
+                shared.k.release(k_at);
+                score.bound(s);
+                mask.hide(s, tile_row + warp_row, last * block_n);
+                softmax.start(s);
+                give_back_q();
+                auto p_first = round_to_operand<dtype>(s);
+                if (ends_early && j >= lowest)
+                    step(j--, std::true_type(), p_first);
+                else
+                    p = widen<block_n>(p_first);
+            };
+            using Half = std::integral_constant<int, may_halve ? warpgroup_rows : block_n>;
+            using Whole = std::integral_constant<int, block_n>;
+            if (may_halve && mask.keys(end_row - 1) - last * block_n <= warpgroup_rows)
+                begin(Half());
+            else
+                begin(Whole());
+            const auto lowest_plain = mask.template first_plain_block<block_n>(end_row - 1);
+            for (; j >= lowest_plain; --j) step(j, std::false_type(), p);
+            if constexpr (window)
+                for (; j >= lowest; --j) step(j, std::true_type(), p);
+            shared.v.wait(v_at);
+            start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
+            prepare_end();
+            wait_for(o, p);
+            shared.v.release(v_at);
+            if constexpr (window) pass_blocks(lowest, lowest_of_tile);
+        } else {
+            give_back_q();
+            prepare_end();
+        }
+
+        softmax.divide(o);
+        if (has_rows) {
+            dtype *o_tile = shared.q_tiles[q_at.stage];
+            o_place.start(o_tile, warp_row);
+            start_store_by_blocks<QTile>(o_tile, warp_row, o_place, o, maps.o, row, head, of_q);
+        }
+        q_at.next();
+    }
+    wait_for_own_stores();  // shared memory lives as long as its CTA
+}
