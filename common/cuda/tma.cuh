@@ -21,17 +21,11 @@ __device__ inline void load_tile(T *shared, const TensorMapBytes &map, Mbarrier 
         tma_load(shared + Tile::step(0, panel * 64), map, full, panel * 64, row, head, batch);
 }
 
-// The tiles of a ring.
-template <class Tile, class T, int stages>
-struct alignas(1024) RingTiles {
-    T tiles[stages][Tile::size];
-};
-// Instead of them, where they lie elsewhere. With its tiles a ring takes 1 KB more than they, for their alignment.
-struct TilesElsewhere {};
-
-// A ring of tiles between a producer, one thread, and warps that read. Both go round it with a `Place` of their own.
-template <class Tile, class T, int stages, class Tiles = RingTiles<Tile, T, stages>>
-struct TmaRing : Tiles {
+// A ring of tiles between a producer, one thread, and warps that read. Both go round it with a `Place` of their own. The tiles
+// may lie `apart`: with them the ring takes 1 KB more than they, for their alignment.
+template <class Tile, class T, int stages, bool apart = false>
+struct alignas(apart ? 8 : 1024) TmaRing {
+    T tiles[apart ? 0 : stages][Tile::size];
     Mbarrier full[stages];   // the tile has come
     Mbarrier empty[stages];  // every reading warp is done with it
 
@@ -57,12 +51,9 @@ struct TmaRing : Tiles {
             empty[stage].init(reading_warps);
         }
     }
-    __device__ void fill(Place &at, const TensorMapBytes &map, int row, int head, int batch) {
-        fill(this->tiles, at, map, row, head, batch);
-    }
-    __device__ void fill(T (&tiles)[stages][Tile::size], Place &at, const TensorMapBytes &map, int row, int head, int batch) {
+    __device__ void fill(Place &at, const TensorMapBytes &map, int row, int head, int batch, T (*there)[Tile::size] = nullptr) {
         empty[at.stage].wait(at.parity);
-        load_tile<Tile>(tiles[at.stage], map, full[at.stage], row, head, batch);
+        load_tile<Tile>((apart ? there : tiles)[at.stage], map, full[at.stage], row, head, batch);
         at.next();
     }
     __device__ void wait(const Place &at) { full[at.stage].wait(at.parity); }

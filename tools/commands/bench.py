@@ -3,7 +3,7 @@
 python tools/bench.py 07 16
 python tools/bench.py 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
 python tools/bench.py 16 --seqlens 4096 --rounds 8 --brief      a quick look
-python tools/bench.py 24 46 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
+python tools/bench.py 24 47 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
 python tools/bench.py c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
 """
 

@@ -32,8 +32,8 @@ using StreamedK = KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, By
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
     alignas(1024) dtype k_tiles[num_stages][KVTile::size], v_tiles[num_stages][KVTile::size];
-    TmaRing<QTile, dtype, q_stages, TilesElsewhere> q;
-    TmaRing<KVTile, dtype, num_stages, TilesElsewhere> k, v;
+    TmaRing<QTile, dtype, q_stages, true> q;  // their barriers alone
+    TmaRing<KVTile, dtype, num_stages, true> k, v;
     Schedule schedule;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
@@ -92,12 +92,12 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             const int head_k = at.head_k, row_k = at.row_k, of_k = at.of_k;
             const int last = mask.template blocks<block_n>(at.end_row) - 1;
             const int lowest = mask.template first_block<block_n>(at.first_row);
-            if (last >= 0) shared.k.fill(shared.k_tiles, k_at, maps.k, row_k + last * block_n, head_k, of_k);
-            shared.q.fill(shared.q_tiles, q_at, maps.q, at.row_q + at.first_row, at.head, at.of_q);
+            if (last >= 0) shared.k.fill(k_at, maps.k, row_k + last * block_n, head_k, of_k, shared.k_tiles);
+            shared.q.fill(q_at, maps.q, at.row_q + at.first_row, at.head, at.of_q, shared.q_tiles);
 #pragma unroll 1
             for (int j = last; j >= lowest; --j) {
-                if (j > lowest) shared.k.fill(shared.k_tiles, k_at, maps.k, row_k + (j - 1) * block_n, head_k, of_k);
-                shared.v.fill(shared.v_tiles, v_at, maps.v, row_k + j * block_n, head_k, of_k);
+                if (j > lowest) shared.k.fill(k_at, maps.k, row_k + (j - 1) * block_n, head_k, of_k, shared.k_tiles);
+                shared.v.fill(v_at, maps.v, row_k + j * block_n, head_k, of_k, shared.v_tiles);
                 // Not earlier: another CTA may be free for the next tile sooner.
                 if (j == min(last, lowest + 2)) shared.schedule.wanted.arrive();
             }
