@@ -80,6 +80,6 @@ def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, length
     came = list(dict.fromkeys(sequence for _, sequence in ordered))
     assert [each for each, _ in itertools.groupby(sequence for _, sequence in ordered)] == came, "one after the other"
     shortest = float("inf")
-    for keys in (seqlens_k[sequence] for sequence in came):
+    for keys in (max(seqlens_k[sequence], 256) for sequence in came):  # up to 256 keys they are one class
         assert keys <= 1.25 * shortest
         shortest = min(shortest, keys)
