@@ -116,9 +116,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     auto q_at = shared.q.of_reader();
     auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
     EndingSoftmax<16, RowByRow<16>> softmax{score.unit};
-    HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
-
-    // So the place before is given back amid the next tile, when O is stored. Only lane 0, which stores it, has to wait.
+    // O lies where its tile's Q was. So that place is given back amid the next tile, when O is stored. Only lane 0, which
+    // stores it, has to wait.
     auto q_before = q_at;
     q_before.stage = q_stages - 1;
     auto give_back_q = [&] {
@@ -245,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         softmax.divide(o);
         if (has_rows) {
             dtype *o_tile = shared.q_tiles[q_at.stage];
+            HoistedReader<QTile, dtype> o_place;
             o_place.start(o_tile, warp_row);
             start_store_by_blocks<QTile>(o_tile, warp_row, o_place, o, maps.o, row, head, of_q);
         }
