@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-_ROOM = "flashladder.common.attention"
+_ROOM = "flashladder.common.api"
 _PUBLIC = {  # what models call, and the module that has it
     "attention": _ROOM,
     "forward": f"{_ROOM}.timed",

@@ -1,6 +1,6 @@
-"""The package `flashladder` is this folder: `flashladder.common.build` is the folder common/build.
+"""The package `flashladder` is this folder: `flashladder.common.compiler` is the folder common/compiler.
 
-FLASHLADDER_ARCHS="8.0;9.0a" builds kernels into the package, for machines without a compiler: common/run/ahead.py.
+FLASHLADDER_ARCHS="8.0;9.0a" builds kernels into the package, for machines without a compiler: common/runtime/ahead.py.
 """
 
 import os
@@ -37,7 +37,7 @@ class BuildWithKernels(build_py):
         super().run()
         if ARCHS and not self.editable_mode:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([self.build_lib, *sys.path[1:]])}
-            command = [sys.executable, "-m", "flashladder.common.run.ahead", str(prebuilt), ARCHS]
+            command = [sys.executable, "-m", "flashladder.common.runtime.ahead", str(prebuilt), ARCHS]
             if subprocess.run(command, env=environment).returncode:
                 sys.exit("the kernels of FLASHLADDER_ARCHS were not built, see above")
 
@@ -56,8 +56,8 @@ setup(
         "flashladder": [
             "versions/**/*",
             "common/cuda/**/*",
-            "common/run/*.cpp",
-            "common/dashboard/page.*",
+            "common/runtime/*.cpp",
+            "common/report/dashboard/page.*",
             "configs/**/*",
         ]
     },

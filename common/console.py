@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
             meant = "".join(did_you_mean(option, self._option_string_actions) for option in options[:1])
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         if parsed.own_ladders:
-            from flashladder.common.catalog import own
+            from flashladder.common import own
 
             own.add(parsed.own_ladders)
         return parsed

@@ -1,6 +1,6 @@
 """Made-up devices: GPUs as their drivers would report them."""
 
-from flashladder.common.run.device import Device
+from flashladder.common.runtime.device import Device
 
 
 def card(name, num_sms, memory_gib, arch="sm_90a", clock_mhz=1980):

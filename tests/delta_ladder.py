@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tiny_ladder import make_rung
 
-from flashladder.common.buffers import contiguous
-from flashladder.common.operations import Operation
-from flashladder.common.operations.forward import laid_out
+from flashladder.common.problem.buffers import contiguous
+from flashladder.common.problem.operations import Operation
+from flashladder.common.problem.operations.forward import laid_out
 
 
 class Delta(Operation):

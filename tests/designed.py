@@ -2,9 +2,9 @@
 
 import torch
 
-from flashladder.common.accuracy import deviation, yardstick
-from flashladder.common.families import Family
-from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.problem.families import Family
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.studies.accuracy import deviation, yardstick
 
 
 def drawn_by(designs, **options):

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import torch
 
 from flashladder.common import tensor_map
-from flashladder.common.attention import op
-from flashladder.common.config import load_gpu
-from flashladder.common.run import gpu, quick, target
+from flashladder.common.api import op
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.runtime import gpu, quick, target
 
 DEVICE = torch.device("cpu")
 STREAM = 0x77

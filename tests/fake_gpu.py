@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common import problem
-from flashladder.common.config import load_gpu
 from flashladder.common.measure import baselines, contest, nvml, spot, timing
-from flashladder.common.run import target
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem import problem
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.runtime import target
+from flashladder.common.runtime.execute import on_emulator
 
 NAME = "NVIDIA H100 80GB HBM3"
 

@@ -5,10 +5,10 @@ import json
 from collections import Counter
 from dataclasses import asdict
 
-from flashladder.common.problem import make_inputs
-from flashladder.common.profile.agreement import sass_opcode
-from flashladder.common.run.execute import on_emulator
-from flashladder.common.sass import read
+from flashladder.common.compiler.sass import read
+from flashladder.common.predict.agreement import sass_opcode
+from flashladder.common.problem.problem import make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 COLUMNS = (
     *("Address", "Source", "# Samples", "Instructions Executed", "L1 Wavefronts Shared", "L1 Wavefronts Shared Ideal"),

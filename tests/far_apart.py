@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from flashladder.common.buffers import Buffer, View
-from flashladder.common.problem import DTYPES, Expected, Problem, Tensors, expect, make_inputs
+from flashladder.common.problem.buffers import Buffer, View
+from flashladder.common.problem.problem import DTYPES, Expected, Problem, Tensors, expect, make_inputs
 
 NEEDED_GIB = 16
 

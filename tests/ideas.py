@@ -2,8 +2,9 @@
 
 import shutil
 
-from flashladder.common.catalog import find, forget, own
-from flashladder.common.ideas import scaffold
+from flashladder.common import own
+from flashladder.common.catalog import find, forget
+from flashladder.common.workshop import scaffold
 
 PARENT = "02"
 SCALE = "scale(s, params.softmax_scale * log2_e);"

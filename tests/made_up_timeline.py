@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from flashladder.common.timeline import stamps
-from flashladder.common.timeline.stamps import EVENTS, LANES, PAYLOAD_BITS, Site
+from flashladder.common.studies.timeline import stamps
+from flashladder.common.studies.timeline.stamps import EVENTS, LANES, PAYLOAD_BITS, Site
 
 KINDS = (stamps.BEGIN, stamps.REACHED, stamps.ARRIVED, stamps.STORED, stamps.STORE, stamps.REGISTERS)
 SITES = (

@@ -4,7 +4,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashladder.common.attention import attention
+from flashladder.common.api import attention
 
 
 def require_an_operator(*inputs):

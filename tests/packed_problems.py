@@ -6,9 +6,9 @@ import math
 import torch
 from general_problems import GENERAL
 
-from flashladder.common.build import build_one
-from flashladder.common.problem import LAYOUTS, Problem, expect, make_inputs, verify
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.compiler import build_one
+from flashladder.common.problem.problem import LAYOUTS, Problem, expect, make_inputs, verify
+from flashladder.common.runtime.execute import on_emulator
 
 ARCH = "sm_80"
 SMALL = {"block_m": 64, "block_n": 32}  # many tiles in short sequences

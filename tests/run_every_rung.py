@@ -5,11 +5,12 @@ Tensors get no guards here, so that an access outside one leaves its allocation,
 
 import sys
 
-from flashladder.common import buffers, catalog
-from flashladder.common.build import BuildRequest, build
+from flashladder.common import catalog
+from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.measure.contest import hold
-from flashladder.common.problem import Problem
-from flashladder.common.run.gpu import device_arch, require_gpu
+from flashladder.common.problem import buffers
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.gpu import device_arch, require_gpu
 
 PROBLEM = Problem(batch=2, num_heads=2, seqlen_q=256)
 

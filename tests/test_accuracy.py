@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, console
-from flashladder.common.accuracy import deviation, page, study, timing, view, yardstick
-from flashladder.common.build.compile import build_one
+from flashladder.common.compiler.compile import build_one
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
-from flashladder.common.families import FAMILIES
-from flashladder.common.families.sketch import heads_first
 from flashladder.common.measure.entrants import Entrant
-from flashladder.common.operations.forward import attention
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import DTYPES, Problem, make_inputs
+from flashladder.common.problem.families import FAMILIES
+from flashladder.common.problem.families.sketch import heads_first
+from flashladder.common.problem.operations.forward import attention
+from flashladder.common.problem.problem import DTYPES, Problem, make_inputs
+from flashladder.common.records import records
+from flashladder.common.records.log import Log
 from flashladder.common.report import markers
-from flashladder.common.results import records
-from flashladder.common.results.log import Log
-from flashladder.common.run import target
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.report.accuracy import page, view
+from flashladder.common.runtime import target
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.studies.accuracy import deviation, study, timing, yardstick
 from flashladder.tests import fake_gpu
 from flashladder.tests.designed import drawn_by
 from flashladder.tools.commands import accuracy

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.accuracy import study
-from flashladder.common.build.compile import build_one
+from flashladder.common.compiler.compile import build_one
 from flashladder.common.measure import baselines
 from flashladder.common.measure.entrants import Entrant
-from flashladder.common.problem import DTYPES, Problem, make_inputs
-from flashladder.common.run import gpu, target
-from flashladder.common.run.execute import on_gpu
+from flashladder.common.problem.problem import DTYPES, Problem, make_inputs
+from flashladder.common.runtime import gpu, target
+from flashladder.common.runtime.execute import on_gpu
+from flashladder.common.studies.accuracy import study
 from flashladder.tests.test_accuracy import known_to_miss, lone_top
 
 pytestmark = [

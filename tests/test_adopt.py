@@ -13,17 +13,17 @@ import torch
 
 from flashladder import attention
 from flashladder.common import catalog, console
-from flashladder.common.adoption import export, gains
-from flashladder.common.adoption.demand import Demand, least_us, stand_in
-from flashladder.common.attention import op
-from flashladder.common.build import prebuilt
-from flashladder.common.config import load_gpu
+from flashladder.common.api import op
+from flashladder.common.api.adoption import export, gains
+from flashladder.common.api.adoption.demand import Demand, least_us, stand_in
+from flashladder.common.compiler import prebuilt
 from flashladder.common.errors import ResultsError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.statistics import paired_ratio
-from flashladder.common.problem import Problem
-from flashladder.common.results import records
-from flashladder.common.run import ahead, target, tuned
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
+from flashladder.common.runtime import ahead, target, tuned
 from flashladder.tools.commands import adopt, search
 from flashladder.tuner import job
 

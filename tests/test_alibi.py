@@ -12,10 +12,10 @@ from packed_problems import emulated
 import flashladder
 from flashladder import attention, packed_attention
 from flashladder.common import catalog
-from flashladder.common.attention import general
-from flashladder.common.build import build_one
+from flashladder.common.api import general
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs
+from flashladder.common.problem.problem import Problem, expect, make_inputs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

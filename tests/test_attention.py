@@ -17,11 +17,11 @@ from onlookers import require_an_operator
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.attention import DEFAULT, attention, op
+from flashladder.common.api import DEFAULT, attention, op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs
-from flashladder.common.run import ahead, quick
-from flashladder.common.run.gpu import device_arch
+from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.runtime import ahead, quick
+from flashladder.common.runtime.gpu import device_arch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -391,7 +391,7 @@ def test_another_device_than_the_current():
 
 CAPTURED = """
 import torch
-from flashladder.common.attention import attention
+from flashladder.common.api import attention
 
 def model(q, k, v):
     return attention(q * 2, k, v, causal=True) * 2  # neither product is rounded

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
-from flashladder.common.problem import Problem, make_inputs
+from flashladder.common.problem.problem import Problem, make_inputs
 
 GROUPED = Problem(num_heads=4, num_heads_k=2, seqlen_q=64)
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from flashladder.common import arguments as options
 from flashladder.common import console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import BASELINES
 from flashladder.common.measure.entrants import parse
-from flashladder.common.problem import Problem
-from flashladder.common.results import records
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
 from flashladder.tests import fake_gpu
+from flashladder.tools.commands import arguments as options
 from flashladder.tools.commands import bench, search
 
 SMALL = ["--seqlens", "64,128", "--tokens", "128", "--heads", "1", "--rounds", "6"]

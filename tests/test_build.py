@@ -12,10 +12,10 @@ import pytest
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
-from flashladder.common.build import compile as build_module
-from flashladder.common.build.artifact import _resources
-from flashladder.common.build.toolchain import toolchain
+from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
+from flashladder.common.compiler import compile as build_module
+from flashladder.common.compiler.artifact import _resources
+from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import ROOT
 
@@ -264,7 +264,7 @@ def test_unchanged_build_takes_no_time(tmp_path):
 BUILD_IN_A_PROCESS = """
 import sys
 from pathlib import Path
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.catalog import find
 version = find("tiny", Path(sys.argv[1]))
 print("started", flush=True)

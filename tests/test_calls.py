@@ -1,4 +1,4 @@
-"""Calls that come often launch what a look at leisure would launch, or leave it to that; see common/run/calls.py."""
+"""Calls that come often launch what a look at leisure would launch, or leave it to that; see runtime/calls.py."""
 
 import contextlib
 import ctypes
@@ -17,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder.common import tensor_map
-from flashladder.common.build import library
-from flashladder.common.build.artifact import Artifact, RungKernel
-from flashladder.common.build.declaration import LaunchInfo, TensorMapInfo, Workspace
 from flashladder.common.catalog import Supports
-from flashladder.common.config import KernelConfig
+from flashladder.common.compiler import library
+from flashladder.common.compiler.artifact import Artifact, RungKernel
+from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
 from flashladder.common.errors import BuildError, DeviceError
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run import gpu, quick
-from flashladder.common.run.calls import Call
-from flashladder.common.run.execute import on_gpu
+from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime import gpu, quick
+from flashladder.common.runtime.calls import Call
+from flashladder.common.runtime.execute import on_gpu
 
 MAPS = tuple(TensorMapInfo(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
 PLAIN = LaunchInfo(128, 49152, 64, 64, params_bytes=160)

@@ -1,12 +1,12 @@
 import pytest
 from tiny_ladder import VERSION_YAML, make_rung
 
-from flashladder.common import catalog
+from flashladder.common import catalog, own
 from flashladder.common.catalog import find, nearest, versions
-from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.operations import OPERATIONS
-from flashladder.common.problem import Problem
+from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.problem.operations import OPERATIONS
+from flashladder.common.problem.problem import Problem
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_a_rung_is_not_that_of_another_ladder(two_ladders):
 
 
 def test_the_real_ladders_are_valid():
-    for ladder in set(catalog.ladders()) - catalog.own.ladders().keys():
+    for ladder in set(catalog.ladders()) - own.ladders().keys():
         assert all(rung.operation in OPERATIONS for rung in versions(ladder=ladder)), ladder
 
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from flashladder.common import console
-from flashladder.common.dashboard import cells, data
 from flashladder.common.paths import ROOT
-from flashladder.common.results.log import Log
-from flashladder.common.results.records import BENCH
+from flashladder.common.records.log import Log
+from flashladder.common.records.records import BENCH
+from flashladder.common.report.dashboard import cells, data
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard
 

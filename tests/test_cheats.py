@@ -19,8 +19,8 @@ from flashladder.common.measure import contest, l2, spot, timing
 from flashladder.common.measure.baselines import CPU_BASELINES
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import Contender, Sample, TimingSettings, measure
-from flashladder.common.operations.forward import attention
-from flashladder.common.problem import Check, Problem
+from flashladder.common.problem.operations.forward import attention
+from flashladder.common.problem.problem import Check, Problem
 
 PROBLEM = Problem(num_heads=2, seqlen_q=192, head_dim=64)
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())

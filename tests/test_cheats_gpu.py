@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.errors import VerificationError
 from flashladder.common.measure import baselines, contest
 from flashladder.common.measure.timing import TimingSettings, measure
-from flashladder.common.problem import Problem
-from flashladder.common.run import gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import gpu
 from flashladder.tests.tiny_ladder import make_rung
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]

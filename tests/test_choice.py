@@ -10,13 +10,13 @@ import torch
 from tiny_ladder import make_rung
 
 from flashladder.common import catalog
-from flashladder.common.adoption import export
-from flashladder.common.attention import attention, op
-from flashladder.common.config import load_gpu
+from flashladder.common.api import attention, op
+from flashladder.common.api.adoption import export
 from flashladder.common.errors import ConfigError
-from flashladder.common.problem import Problem
-from flashladder.common.run import ahead, quick, tuned
-from flashladder.common.run.tuned import LONG_FROM
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import ahead, quick, tuned
+from flashladder.common.runtime.tuned import LONG_FROM
 
 FIRST, SECOND = (catalog.find(name) for name in ahead.RIVALS)
 BOTH = (FIRST, SECOND)

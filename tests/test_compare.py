@@ -6,7 +6,7 @@ import pytest
 
 from flashladder.common import console
 from flashladder.common.paths import ROOT
-from flashladder.common.results import comparison, records
+from flashladder.common.records import comparison, records
 from flashladder.tools.commands import compare
 
 H200 = ROOT / "results" / "ladder_h200.csv"

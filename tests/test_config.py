@@ -7,10 +7,10 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashladder.common import config as config_module
-from flashladder.common.config import FIELDS, RULES, GpuDescription, KernelConfig, gpu_names, load_gpu
 from flashladder.common.errors import ConfigError
-from flashladder.common.rules import Rule
+from flashladder.common.problem import config as config_module
+from flashladder.common.problem.config import FIELDS, RULES, GpuDescription, KernelConfig, gpu_names, load_gpu
+from flashladder.common.problem.rules import Rule
 
 PLAUSIBLE = {
     **{name: st.sampled_from(field.choices) for name, field in FIELDS.items() if field.choices},

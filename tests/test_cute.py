@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from flashladder.common import catalog, emulator
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.references import load, missing
+from flashladder.common.measure.references import load, missing
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
 
 pytest.importorskip("cutlass", reason="pip install nvidia-cutlass-dsl")
 
 REFERENCE = catalog.find_implementation("cute")
 COMPILE = """
 import sys
-from flashladder.common import catalog, references
+from flashladder.common import catalog
+from flashladder.common.measure import references
 reference = catalog.find_implementation("cute")
 references.load(reference).compiled(reference.parse_config(sys.argv[1]))
 """

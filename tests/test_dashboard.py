@@ -8,15 +8,15 @@ import pandas as pd
 import pytest
 
 from flashladder.common import catalog, console
-from flashladder.common.dashboard import data, figures, opcodes, studies
-from flashladder.common.dashboard import readme as readme_part
-from flashladder.common.dashboard.roofline import milestones
 from flashladder.common.measure.statistics import harmonic_mean
 from flashladder.common.paths import ROOT
+from flashladder.common.records import ladders
+from flashladder.common.records.log import Log
+from flashladder.common.records.records import BENCH
 from flashladder.common.report import theme
-from flashladder.common.results import ladders
-from flashladder.common.results.log import Log
-from flashladder.common.results.records import BENCH
+from flashladder.common.report.dashboard import data, figures, opcodes, studies
+from flashladder.common.report.dashboard import readme as readme_part
+from flashladder.common.report.dashboard.roofline import milestones
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard
 

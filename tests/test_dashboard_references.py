@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from flashladder.common import catalog, console
-from flashladder.common.dashboard import references
-from flashladder.common.results.log import Log
-from flashladder.common.results.records import BENCH
+from flashladder.common.records.log import Log
+from flashladder.common.records.records import BENCH
+from flashladder.common.report.dashboard import references
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard
 

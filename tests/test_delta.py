@@ -8,17 +8,17 @@ from delta_ladder import HALVES, HEAD, VERSION_YAML, Delta, make_ladder
 from tiny_ladder import make_rung
 
 from flashladder.common import catalog, console
-from flashladder.common.build import build_one
 from flashladder.common.catalog import catalogue
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.sass import read
 from flashladder.common.errors import BuildError, ConfigError, EmulatorError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import ProblemInstance
-from flashladder.common.operations import OPERATIONS
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.results import records
-from flashladder.common.run.execute import on_emulator, on_gpu
-from flashladder.common.run.gpu import device_arch
-from flashladder.common.sass import read
+from flashladder.common.problem.operations import OPERATIONS
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.records import records
+from flashladder.common.runtime.execute import on_emulator, on_gpu
+from flashladder.common.runtime.gpu import device_arch
 from flashladder.tools.commands import run_version
 
 SIZES = {"batch": 2, "num_heads": 2, "seqlen_q": 70, "head_dim": 64}

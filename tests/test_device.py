@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashladder.common.config import gpu_names, load_gpu
+from flashladder.common.compiler.sass import occupancy_of, throughput
+from flashladder.common.compiler.sass.pipes import tensor_peak
 from flashladder.common.errors import DeviceError
-from flashladder.common.problem import Problem
-from flashladder.common.run import device, tuned
-from flashladder.common.sass import occupancy_of, throughput
-from flashladder.common.sass.pipes import tensor_peak
+from flashladder.common.problem.config import gpu_names, load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import device, tuned
 from flashladder.tests.cards import H100, card
 
 # As drivers report them: names, SMs, GiB.

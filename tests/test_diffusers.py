@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import flashladder
-from flashladder.common.attention import fallback
-from flashladder.common.attention.fallback import FallbackWarning
+from flashladder.common.api import fallback
+from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
 
@@ -19,7 +19,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed:
 
 from diffusers.models import attention_dispatch as theirs  # noqa: E402
 
-from flashladder.common.attention import diffusers as ours  # noqa: E402
+from flashladder.common.api import diffusers as ours  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

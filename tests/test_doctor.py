@@ -1,7 +1,7 @@
 import pytest
 
-from flashladder.common.build import toolchain as toolchain_module
-from flashladder.common.build.toolchain import toolchain
+from flashladder.common.compiler import toolchain as toolchain_module
+from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ConfigError
 from flashladder.tools.commands import doctor
 

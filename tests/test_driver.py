@@ -1,4 +1,4 @@
-"""common/run/gpu.py against a stand-in for the NVIDIA driver: which calls it makes, and what it says when they fail."""
+"""runtime/gpu.py against a stand-in for the NVIDIA driver: which calls it makes, and what it says when they fail."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashladder.common.build.toolchain import find_host_compiler
+from flashladder.common.compiler.toolchain import find_host_compiler
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch wants the real NVIDIA driver")
 

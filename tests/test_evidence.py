@@ -7,8 +7,8 @@ import pytest
 from flashladder.common import console
 from flashladder.common.catalog import find, finished
 from flashladder.common.errors import ResultsError
+from flashladder.common.records import ladders
 from flashladder.common.report import evidence, markers
-from flashladder.common.results import ladders
 from flashladder.tests import made_up
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools.commands import evidence as tool

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from flashladder.common import exercises
+from flashladder.common.compiler.sass import count
 from flashladder.common.console import EXIT_ERROR, run
 from flashladder.common.errors import BuildError, ConfigError
-from flashladder.common.exercises import page
-from flashladder.common.sass import count
+from flashladder.common.workshop import exercises
+from flashladder.common.workshop.exercises import page
 from flashladder.tools.commands import exercise as tool
 
 ALL = exercises.exercises()
@@ -96,8 +96,8 @@ def test_without_copies_counts_all_mmas_of_a_loop_that_waits():
 
 
 def _loop(exercise):
-    from flashladder.common.build import build_one
-    from flashladder.common.sass import read
+    from flashladder.common.compiler import build_one
+    from flashladder.common.compiler.sass import read
 
     return read(build_one(exercise.below, exercise.below.config(), "sm_90a")).loop
 

@@ -5,10 +5,11 @@ import torch
 
 from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
-from flashladder.common.experiments import figures, sweeps, traffic
-from flashladder.common.experiments import run as experiments
-from flashladder.common.problem import Problem
-from flashladder.common.results import records
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
+from flashladder.common.report import experiments as figures
+from flashladder.common.studies.experiments import run as experiments
+from flashladder.common.studies.experiments import sweeps, traffic
 from flashladder.tests import fake_gpu, made_up
 from flashladder.tools.commands import experiment
 

@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
 from flashladder.common.catalog import LIMITERS
-from flashladder.common.config import load_gpu
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.sass import read
 from flashladder.common.console import EXIT_ERROR
 from flashladder.common.console import run as run_tool
 from flashladder.common.errors import ConfigError, DeviceError, ToolchainError
-from flashladder.common.limits import predict, sample, words
-from flashladder.common.limits.kinds import limit_of
-from flashladder.common.limits.predicted import without
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.profile.ncu import Counted, Profile, find_ncu
-from flashladder.common.profile.profiling import ProfiledRung
-from flashladder.common.sass import read
-from flashladder.common.sass.subcore import Step
+from flashladder.common.predict.limits import predict, sample, words
+from flashladder.common.predict.limits.kinds import limit_of
+from flashladder.common.predict.limits.predicted import without
+from flashladder.common.predict.ncu import Counted, Profile, find_ncu
+from flashladder.common.predict.profiling import ProfiledRung
+from flashladder.common.predict.subcore import Step
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
 from flashladder.tests import fake_ncu
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import explain as tool

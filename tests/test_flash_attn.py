@@ -10,7 +10,7 @@ import torch
 
 import flashladder
 from flashladder import attention, packed_attention
-from flashladder.common.attention import general, op
+from flashladder.common.api import general, op
 from flashladder.common.errors import UnsupportedProblemError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -150,7 +150,7 @@ def test_windows_and_softcaps_that_are_none(options, words):
     ],
 )
 def test_windows_are_read_as_flash_attn_does(window, seqlen_k, seen):
-    from flashladder.common.attention.flash_attn import _seen
+    from flashladder.common.api.flash_attn import _seen
 
     given = _seen(False, window, seqlen_k)
     assert (given["causal"], *given["window"]) == seen
@@ -160,7 +160,7 @@ def test_windows_are_read_as_flash_attn_does(window, seqlen_k, seen):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_default_window_is_open(causal):
-    from flashladder.common.attention.flash_attn import _OPEN, _seen
+    from flashladder.common.api.flash_attn import _OPEN, _seen
 
     assert _seen(causal, _OPEN, 9) == _seen(causal, list(_OPEN), 9)
 

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.rules import Expression
+from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.rules import Expression
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tests.tuner_stock import make_space
 from flashladder.tuner import forecast

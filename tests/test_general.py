@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build, build_one
-from flashladder.common.config import gpu_names, load_gpu
+from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem.config import gpu_names, load_gpu
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.runtime.execute import on_emulator
 
 ARCH = "sm_80"
 SMALL = {"block_m": 64, "block_n": 32}  # many tiles in short sequences

@@ -21,11 +21,11 @@ from general_problems import (
 from packed_problems import draw_bounds
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run import gpu
-from flashladder.common.run.execute import on_gpu
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.runtime import gpu
+from flashladder.common.runtime.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
 BOUNDED = [catalog.find(name) for name in ("bounded", "packed_sequences", "scheduler_warp", "place_of_q")]

@@ -10,11 +10,11 @@ import torch
 from general_problems import FA_LENGTHS, HOPPERS, draw, id_of, kinds
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run import ahead, tuned
-from flashladder.common.run.execute import EMULATED_SMS, on_emulator
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.runtime import ahead, tuned
+from flashladder.common.runtime.execute import EMULATED_SMS, on_emulator
 
 ARCH = "sm_90a"
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in HOPPERS for kind in kinds(rung)]

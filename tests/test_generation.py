@@ -9,13 +9,13 @@ from test_transformers import IDS, PADDED, made, near
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.attention import fallback, op, packed
-from flashladder.common.attention.fallback import FallbackWarning
+from flashladder.common.api import fallback, op, packed
+from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.attention import transformers as ours  # noqa: E402
+from flashladder.common.api import transformers as ours  # noqa: E402
 
 TOKENS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 REAL = torch.ones_like(IDS)

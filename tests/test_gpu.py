@@ -12,14 +12,14 @@ from far_apart import spread
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import hold
 from flashladder.common.measure.timing import Contender, TimingSettings, measure
-from flashladder.common.problem import LAYOUTS, Check, Problem, expect, make_inputs, verify
-from flashladder.common.run import gpu
-from flashladder.common.run.execute import on_gpu
+from flashladder.common.problem.problem import LAYOUTS, Check, Problem, expect, make_inputs, verify
+from flashladder.common.runtime import gpu
+from flashladder.common.runtime.execute import on_gpu
 from flashladder.tests import run_every_rung
 from flashladder.tests.tiny_ladder import make_rung
 
@@ -209,11 +209,11 @@ def test_a_kernel_for_another_gpu_is_refused():
 FAULT = """
 import sys
 from pathlib import Path
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.catalog import find
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run import gpu
-from flashladder.common.run.execute import on_gpu
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime import gpu
+from flashladder.common.runtime.execute import on_gpu
 version, problem = find("02_faulty", Path(sys.argv[1])), Problem(seqlen_q=64)
 artifact = build_one(version, version.config_for(problem), gpu.device_arch())
 with gpu.faults_named(artifact):

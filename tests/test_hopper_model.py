@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.config import load_gpu
+from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.sass import tile
+from flashladder.common.predict import tile
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
 from flashladder.tuner import model
 
 H200 = load_gpu("h200")

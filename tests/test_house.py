@@ -21,7 +21,7 @@ MOST_MODULES = 16  # at the top of common/
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """What the code imports of the package when it runs, also within functions: "common.build.Artifact"."""
+    """What the code imports of the package when it runs, also within functions: "common.compiler.Artifact"."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
@@ -89,7 +89,7 @@ def test_no_circle_goes_through_the_modules_beside_the_rooms():
     for path, name in arrows("common"):
         if (other := name.split(".")[1]) != place(path):
             graph.setdefault(place(path), set()).add(other)
-    assert {"problem", "config", "operations"} <= graph.keys()
+    assert {"problem", "console"} <= graph.keys()
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
@@ -104,9 +104,9 @@ def test_a_word_names_one_type():
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        ("def f():\n    from flashladder.common.run import gpu", ["common.run.gpu"]),
+        ("def f():\n    from flashladder.common.runtime import gpu", ["common.runtime.gpu"]),
         ("from flashladder import attention, common", ["attention", "common"]),
-        ("if TYPE_CHECKING:\n    from flashladder.common.build import Artifact", []),
+        ("if TYPE_CHECKING:\n    from flashladder.common.compiler import Artifact", []),
         ("import torch\nfrom torch import nn", []),
     ],
 )

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from flashladder.common import console
-from flashladder.common.build import sources
 from flashladder.common.catalog import find
-from flashladder.common.config import load_gpu
+from flashladder.common.compiler import sources
 from flashladder.common.errors import ConfigError, DeviceError, EmulatorError, VerificationError
-from flashladder.common.ideas import scaffold, tried, verdict
-from flashladder.common.ideas.trial import Built, Emulated, Timing, Trial, compare, hold, make
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import CUDA_HEADERS
-from flashladder.common.problem import Problem
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
 from flashladder.common.report import evidence, markers
-from flashladder.common.results import records
-from flashladder.common.run.target import Target
+from flashladder.common.runtime.target import Target
+from flashladder.common.workshop import scaffold, tried, verdict
+from flashladder.common.workshop.trial import Built, Emulated, Timing, Trial, compare, hold, make
 from flashladder.tests import ideas
 from flashladder.tuner.pair import PairTimer
 from flashladder.tuner.worker import Comparison, Quarantine

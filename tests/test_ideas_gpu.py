@@ -6,8 +6,8 @@ import pytest
 
 from flashladder.common import console
 from flashladder.common.catalog import find
-from flashladder.common.ideas import scaffold, tried, watch
 from flashladder.common.report import evidence, markers
+from flashladder.common.workshop import scaffold, tried, watch
 from flashladder.tests import ideas
 from flashladder.tools.commands import run_version
 from flashladder.tuner import pair

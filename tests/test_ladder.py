@@ -7,13 +7,13 @@ import pytest
 
 from flashladder.common import catalog, console
 from flashladder.common.catalog import find
-from flashladder.common.config import parse_values, spell
 from flashladder.common.errors import DeviceError
-from flashladder.common.experiments import ladder as experiment
 from flashladder.common.measure import baselines, contest, nvml
 from flashladder.common.paths import VERSIONS
-from flashladder.common.results import ladder_runs, ladders, records
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import parse_values, spell
+from flashladder.common.records import ladder_runs, ladders, records
+from flashladder.common.runtime import tuned
+from flashladder.common.studies.experiments import ladder as experiment
 from flashladder.tests import fake_gpu
 from flashladder.tools.commands import ladder
 
@@ -309,7 +309,7 @@ def test_without_a_gpu(monkeypatch, tmp_path, capsys):
     def none():
         raise DeviceError("there is no NVIDIA driver on this machine")
 
-    monkeypatch.setattr("flashladder.common.run.target.require_gpu", none)
+    monkeypatch.setattr("flashladder.common.runtime.target.require_gpu", none)
     assert console.run(ladder.main, ladder.parser(), []) == console.EXIT_ERROR
     assert "no NVIDIA driver" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flashladder.common.records import ladder_runs, ladders
+from flashladder.common.records.log import Log
+from flashladder.common.records.records import LADDER
+from flashladder.common.records.slowdowns import completed, remarks
 from flashladder.common.report import ladder_tables
-from flashladder.common.results import ladder_runs, ladders
-from flashladder.common.results.log import Log
-from flashladder.common.results.records import LADDER
-from flashladder.common.results.slowdowns import completed, remarks
-from flashladder.common.run.tuned import LONG_FROM
+from flashladder.common.runtime.tuned import LONG_FROM
 from flashladder.tests import made_up
 
 CARD, OTHER_CARD = "0a0a0a0a0a0a", "0b0b0b0b0b0b"

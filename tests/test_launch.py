@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashladder.common.build.artifact import Artifact, RungKernel
-from flashladder.common.build.declaration import (
+from flashladder.common.compiler.artifact import Artifact, RungKernel
+from flashladder.common.compiler.declaration import (
     LaunchInfo,
     LaunchRecord,
     TensorMapInfo,
@@ -17,11 +17,11 @@ from flashladder.common.build.declaration import (
     Workspace,
     WorkspaceRecord,
 )
-from flashladder.common.config import KernelConfig
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.paths import CUDA_HEADERS
-from flashladder.common.problem import Problem, Tensors
-from flashladder.common.run.launch import AttentionParams, TensorStride, launches, pack, workspace_bytes
+from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.runtime.launch import AttentionParams, TensorStride, launches, pack, workspace_bytes
 
 ARTIFACT = Artifact(
     version="07_tiny",

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tiny_ladder import make_rung
 
 from flashladder.common import catalog
-from flashladder.common.adoption import export
-from flashladder.common.attention import attention, general, op
-from flashladder.common.config import KernelConfig, load_gpu
+from flashladder.common.api import attention, general, op
+from flashladder.common.api.adoption import export
 from flashladder.common.errors import BuildError, ConfigError, DeviceError
-from flashladder.common.problem import Problem, expect, make_inputs
-from flashladder.common.results import received
-from flashladder.common.run import ahead, quick, target, tuned
-from flashladder.common.run.tuned import LONG_FROM
+from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.records import received
+from flashladder.common.runtime import ahead, quick, target, tuned
+from flashladder.common.runtime.tuned import LONG_FROM
 
 RUNG = catalog.find("02")
 ANY = "dtype=bf16,head_dim=128,causal=false"

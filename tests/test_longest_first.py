@@ -7,9 +7,9 @@ import pytest
 from test_packed import packed
 from tiny_ladder import make_rung
 
-from flashladder.common.build import build_one
-from flashladder.common.problem import make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.compiler import build_one
+from flashladder.common.problem.problem import make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 VERSION_YAML = """
 title: Numbers

@@ -7,7 +7,7 @@ import re
 import pytest
 from tiny_ladder import VERSION_YAML, make_rung
 
-from flashladder.common import catalog, console
+from flashladder.common import catalog, console, own
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.report import neighbours
 from flashladder.tools.commands import neighbours as tool
@@ -16,7 +16,7 @@ HEADERS = sorted(CUDA_HEADERS.glob("*.cuh"))
 STEPPED = [
     version
     for name in catalog.ladders()
-    if name not in catalog.own.ladders()
+    if name not in own.ladders()
     for version in catalog.versions(ladder=name)[1:]
     if not version.draft
 ]

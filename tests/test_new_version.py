@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from flashladder.common import catalog, console
-from flashladder.common.catalog import find, own
+from flashladder.common import catalog, console, own
+from flashladder.common.catalog import find
 from flashladder.common.errors import ConfigError
-from flashladder.common.ideas import scaffold
 from flashladder.common.paths import ROOT
 from flashladder.common.report import evidence, markers
+from flashladder.common.workshop import scaffold
 from flashladder.tools.commands import new_version
 
 MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
@@ -83,7 +83,7 @@ def test_tools_take_a_new_rung_up(checkout):
     assert code == 0
     assert MADE in out
     assert "My idea (a draft, from" in out
-    code, out = checkout("-c", "from flashladder.common.results import ladders; print(*ladders.titles())")
+    code, out = checkout("-c", "from flashladder.common.records import ladders; print(*ladders.titles())")
     assert "24_woven_general" in out
     assert MADE not in out, "no published picture has a draft"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.sass import read
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.sass import read
 
 M_IS_KEPT = 1 << 2  # of an instruction's operands the third: m of S * unit - m
 

@@ -6,10 +6,11 @@ import fake_cuda
 import pytest
 import torch
 
-from flashladder.common import console, problem
-from flashladder.common.attention import gradients
+from flashladder.common import console
+from flashladder.common.api import gradients
 from flashladder.common.errors import DeviceError
-from flashladder.common.run import gpu, quick
+from flashladder.common.problem import problem
+from flashladder.common.runtime import gpu, quick
 from flashladder.tools.commands import overhead
 
 

@@ -4,15 +4,15 @@ import csv
 
 import pytest
 
-from flashladder.common import catalog, console, exercises
-from flashladder.common.build import build_one
-from flashladder.common.catalog import find, own
-from flashladder.common.config import load_gpu
+from flashladder.common import catalog, console, own
+from flashladder.common.catalog import find
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
-from flashladder.common.ideas import scaffold
 from flashladder.common.paths import ROOT, VERSIONS
-from flashladder.common.problem import Problem
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import tuned
+from flashladder.common.workshop import exercises, scaffold
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools.commands import run_version
 from flashladder.tuner import trial_log

@@ -17,9 +17,9 @@ from packed_problems import (
     require_zeros_without_keys,
 )
 
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem
+from flashladder.common.problem.problem import Problem
 
 # Behind the end, before the start, falling, far away, no rows.
 WRONG = [(0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60)]

@@ -9,15 +9,15 @@ from general_problems import GENERAL, compiled_kinds, draw, id_of, kinds
 from packed_problems import draw_bounds, draw_packed
 
 from flashladder.common import catalog
-from flashladder.common.attention import attention
-from flashladder.common.attention.packed import packed_attention
-from flashladder.common.build import BuildRequest, build, build_one
+from flashladder.common.api import attention
+from flashladder.common.api.packed import packed_attention
+from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.measure import packing
 from flashladder.common.measure.timing import TimingSettings
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run import gpu, target
-from flashladder.common.run.ahead import DEFAULT
-from flashladder.common.run.execute import on_gpu
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.runtime import gpu, target
+from flashladder.common.runtime.ahead import DEFAULT
+from flashladder.common.runtime.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
 KINDS = kinds(GENERAL)

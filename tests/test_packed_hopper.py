@@ -18,11 +18,11 @@ from test_general_hopper import ARCH, emulated, tiles
 from test_packed import WRONG, packed
 
 from flashladder.common import catalog
-from flashladder.common.attention.packed import packed_attention
-from flashladder.common.build import build_one
-from flashladder.common.problem import make_inputs
-from flashladder.common.run.execute import on_emulator
-from flashladder.common.run.launch import packed_mapped
+from flashladder.common.api.packed import packed_attention
+from flashladder.common.compiler import build_one
+from flashladder.common.problem.problem import make_inputs
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.runtime.launch import packed_mapped
 
 RUNG = catalog.find("place_of_q")
 SMALL = {"block_m": 128, "block_n": 64, "q_in_registers": False, "num_stages": 2}

@@ -11,10 +11,10 @@ from flashladder.common import catalog, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure import packing
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.results import records
-from flashladder.common.results.log import Log
-from flashladder.common.run import ahead, target
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
+from flashladder.common.records.log import Log
+from flashladder.common.runtime import ahead, target
 from flashladder.tools.commands import packed
 
 

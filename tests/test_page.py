@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from flashladder.common.dashboard import data
-from flashladder.common.dashboard.page import render
-from flashladder.common.results import ladders
+from flashladder.common.records import ladders
+from flashladder.common.report.dashboard import data
+from flashladder.common.report.dashboard.page import render
 from flashladder.tests import made_up
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

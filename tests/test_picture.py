@@ -9,16 +9,16 @@ import pytest
 from made_up_timeline import FACTS
 
 from flashladder.common import console
-from flashladder.common.build import build_one
-from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import find, finished, references
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.sass import read
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
-from flashladder.common.pictures import device as device_module
-from flashladder.common.pictures import gallery, layouts, loops, roles
-from flashladder.common.pictures.device import COLS, ROWS, WARPS, device_headers
-from flashladder.common.sass import read
-from flashladder.common.timeline import events
+from flashladder.common.report.pictures import device as device_module
+from flashladder.common.report.pictures import gallery, layouts, loops, roles
+from flashladder.common.report.pictures.device import COLS, ROWS, WARPS, device_headers
+from flashladder.common.studies.timeline import events
 from flashladder.tools.commands import picture
 
 

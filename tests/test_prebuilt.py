@@ -9,14 +9,14 @@ import pytest
 import torch
 from tiny_ladder import make_rung
 
-from flashladder.common.attention import op
-from flashladder.common.build import BuildRequest, build_one, prebuilt, toolchain
-from flashladder.common.build import compile as build_module
-from flashladder.common.build.cubin import sections
-from flashladder.common.config import load_gpu
+from flashladder.common.api import op
+from flashladder.common.compiler import BuildRequest, build_one, prebuilt, toolchain
+from flashladder.common.compiler import compile as build_module
+from flashladder.common.compiler.cubin import sections
 from flashladder.common.errors import ConfigError, ToolchainError
-from flashladder.common.problem import Problem
-from flashladder.common.run import ahead
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import ahead
 from flashladder.tests import fake_cuda
 
 ARCH = "sm_80"
@@ -158,6 +158,6 @@ def test_what_is_no_architecture_is_refused(archs, words):
 def test_it_needs_no_torch():
     """pip builds a package in an environment that has none."""
     without = "import sys; sys.modules.update(dict.fromkeys(['torch', 'numpy', 'pandas']))"
-    command = f"{without}; from flashladder.common.run import ahead; print(len(ahead.requests('8.0')))"
+    command = f"{without}; from flashladder.common.runtime import ahead; print(len(ahead.requests('8.0')))"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.operations import OPERATIONS
-from flashladder.common.operations.forward import Forward, attention
-from flashladder.common.problem import LAYOUTS, Problem, expect, make_inputs, verify
-from flashladder.common.run.launch import pack
+from flashladder.common.problem.operations import OPERATIONS
+from flashladder.common.problem.operations.forward import Forward, attention
+from flashladder.common.problem.problem import LAYOUTS, Problem, expect, make_inputs, verify
+from flashladder.common.runtime.launch import pack
 
 SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
 
@@ -118,7 +118,7 @@ def test_reference_in_blocks_of_queries_is_the_same(monkeypatch):
     problem = Problem(**SMALL, causal=True)
     tensors = make_inputs(problem)
     whole, _ = attention(problem, tensors.by_name, torch.float64)
-    monkeypatch.setattr("flashladder.common.operations.forward._SCORES_LIMIT", 300)
+    monkeypatch.setattr("flashladder.common.problem.operations.forward._SCORES_LIMIT", 300)
     blocks, _ = attention(problem, tensors.by_name, torch.float64)
     torch.testing.assert_close(blocks, whole)
 

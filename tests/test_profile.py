@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from flashladder.common import catalog, console
-from flashladder.common.build import build_one
 from flashladder.common.catalog import find
-from flashladder.common.config import load_gpu
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.sass.code import read
+from flashladder.common.compiler.sass.opcodes import bank_wavefronts
 from flashladder.common.errors import DeviceError, ToolchainError
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.profile import ncu, profiling
-from flashladder.common.profile.agreement import Agreement, compare, sass_opcode
-from flashladder.common.run import target
-from flashladder.common.run.execute import on_emulator
-from flashladder.common.sass.code import read
-from flashladder.common.sass.opcodes import bank_wavefronts
+from flashladder.common.predict import ncu, profiling
+from flashladder.common.predict.agreement import Agreement, compare, sass_opcode
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime import target
+from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests import fake_ncu
 from flashladder.tools.commands import profile
 

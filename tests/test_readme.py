@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from flashladder.common.catalog import own
+from flashladder.common import own
 from flashladder.common.paths import ROOT
 from flashladder.tools.commands import COMMANDS
 

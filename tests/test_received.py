@@ -9,9 +9,9 @@ import pytest
 
 from flashladder.common import console
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.results import received, records
-from flashladder.common.run import tuned
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import received, records
+from flashladder.common.runtime import tuned
 from flashladder.tools.commands import COMMANDS
 from flashladder.tools.commands import received as command
 

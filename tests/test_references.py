@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, console, host
-from flashladder.common.build.library import build_library
+from flashladder.common.compiler.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
-from flashladder.common.operations.forward import attention
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.references import Configured, device_for, load, missing, tiling
-from flashladder.common.results import records
+from flashladder.common.measure.references import Configured, device_for, load, missing, tiling
+from flashladder.common.problem.operations.forward import attention
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.records import records
 from flashladder.tools.commands import run_version
 
 NAMES = ("py_fa1", "py_fa2", "c", "triton")
@@ -305,7 +305,8 @@ def test_a_gpu_is_asked_for_where_there_is_none():
 COMPILE_TRITON = """
 import torch
 torch.cuda.is_available = lambda: True  # so that the kernel is compiled and not interpreted
-from flashladder.common import catalog, references
+from flashladder.common import catalog
+from flashladder.common.measure import references
 module = references.load(catalog.find_implementation("triton"))
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from flashladder.common import catalog
+from flashladder.common.measure.references import missing
 from flashladder.common.paths import ROOT
-from flashladder.common.references import missing
 
 pytestmark = pytest.mark.gpu
 SHAPES = {

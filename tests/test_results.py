@@ -9,7 +9,7 @@ import time
 import pytest
 
 from flashladder.common.errors import ResultsError
-from flashladder.common.results.log import Log, PositiveFloat, Schema
+from flashladder.common.records.log import Log, PositiveFloat, Schema
 
 SCHEMA = Schema({"name": str, "count": int, "time_ms": float, "passed": bool})
 ROW = {"name": 'a,b "c"', "count": 3, "time_ms": 0.25, "passed": True}
@@ -18,7 +18,7 @@ HEADER = "name,count,time_ms,passed\n"
 WRITER = """
 import sys
 from pathlib import Path
-from flashladder.common.results.log import Log, Schema
+from flashladder.common.records.log import Log, Schema
 log = Log(Path(sys.argv[1]), Schema({"name": str, "count": int, "time_ms": float, "passed": bool}))
 for count in range(int(sys.argv[2])):
     log.append([{"name": "x" * 3000, "count": count, "time_ms": 0.5, "passed": False}] * 5)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder import ring_attention, zigzag_join, zigzag_split
-from flashladder.common.attention import ring
+from flashladder.common.api import ring
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.operations import forward
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem, expect, make_inputs
+from flashladder.common.problem.operations import forward
+from flashladder.common.problem.problem import Problem, expect, make_inputs
 
 
 @given(world_size=st.integers(1, 6), length=st.integers(1, 3))

@@ -13,8 +13,8 @@ import pytest
 from flashladder.common import console
 from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import ROOT
-from flashladder.common.results import records
-from flashladder.common.run import launch, tuned
+from flashladder.common.records import records
+from flashladder.common.runtime import launch, tuned
 from flashladder.tests import fake_gpu, interruptible
 from flashladder.tools.commands import run_version
 
@@ -155,7 +155,7 @@ def test_other_layouts(run, layout):
 
 
 def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
-    monkeypatch.setattr("flashladder.common.run.execute.pack", _with_another_scale)
+    monkeypatch.setattr("flashladder.common.runtime.execute.pack", _with_another_scale)
     code, out, err = run("02", "--seqlen", "64", "--heads", "1")
     assert code == console.EXIT_ERROR
     assert "FAIL" in out
@@ -245,7 +245,7 @@ def test_no_gpu_is_said_so(capsys):
 RUN_AND_SAY_SO = """
 import sys
 from flashladder.common import console
-from flashladder.common.run import execute
+from flashladder.common.runtime import execute
 from flashladder.tools.commands import run_version
 print("running", flush=True)
 sys.exit(console.run(run_version.main, run_version.parser()))

@@ -5,10 +5,11 @@ from functools import cache
 
 import pytest
 
-from flashladder.common.catalog import finished, own
-from flashladder.common.ideas import scaffold, tried
+from flashladder.common import own
+from flashladder.common.catalog import finished
 from flashladder.common.paths import VERSIONS
 from flashladder.common.report import evidence, markers, spills
+from flashladder.common.workshop import scaffold, tried
 
 PAGES = [page for page in sorted(VERSIONS.glob("**/*.md")) if own.PRIVATE not in page.parents]
 RUNGS = finished()

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from flashladder.common.config import load_gpu
+from flashladder.common.compiler.sass import bounds, disassemble, loads, occupancy_of, parse, throughput
+from flashladder.common.compiler.sass.diff import normalised
+from flashladder.common.compiler.sass.flow import Graph
+from flashladder.common.compiler.sass.instruction import Control, Position
+from flashladder.common.compiler.sass.opcodes import access_width, bank_wavefronts, histogram, kind_of, mma, reads_a
+from flashladder.common.compiler.sass.pipes import tensor_peak, work
+from flashladder.common.compiler.sass.registers import live_registers, operands_of, results_of
 from flashladder.common.errors import ConfigError, ToolchainError
-from flashladder.common.sass import bounds, disassemble, loads, occupancy_of, parse, throughput
-from flashladder.common.sass.diff import normalised
-from flashladder.common.sass.flow import Graph
-from flashladder.common.sass.instruction import Control, Position
-from flashladder.common.sass.opcodes import access_width, bank_wavefronts, histogram, kind_of, mma, reads_a
-from flashladder.common.sass.pipes import tensor_peak, work
-from flashladder.common.sass.registers import live_registers, operands_of, results_of
+from flashladder.common.problem.config import load_gpu
 
 LISTING = (Path(__file__).parent / "data" / "nvdisasm_sm_90a.txt").read_text()
 

@@ -7,16 +7,23 @@ from functools import cache
 
 import pytest
 
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.build.toolchain import find_tool
 from flashladder.common.catalog import find
-from flashladder.common.config import load_gpu
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.sass import instruction, occupancy, read
+from flashladder.common.compiler.sass.diff import (
+    RungPair,
+    align,
+    changed,
+    comparable_configs,
+    normalised,
+    source_diff,
+)
+from flashladder.common.compiler.toolchain import find_tool
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
-from flashladder.common.sass import instruction, occupancy, read
-from flashladder.common.sass.diff import RungPair, align, changed, comparable_configs, normalised, source_diff
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 ARCHES = ("sm_80", "sm_90a")
 PAIRS = (("01", "02"), ("05", "06"), ("07", "08"), ("08", "09"), ("09", "10"), ("10", "11"))

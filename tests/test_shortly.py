@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onlookers import require_an_operator
 
-from flashladder.common import problem as problems
-from flashladder.common.attention import attention, op
+from flashladder.common.api import attention, op
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
-from flashladder.common.problem import Problem
-from flashladder.common.run import quick
+from flashladder.common.problem import problem as problems
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import quick
 
 VERSIONS = ("24", "34")  # plain; a persistent grid, with a counter and tensor maps
 

@@ -7,9 +7,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog
-from flashladder.common.build.compile import build_one
-from flashladder.common.problem import DTYPES
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.compiler.compile import build_one
+from flashladder.common.problem.problem import DTYPES
+from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.designed import drawn_by, missed_of_each
 
 JUMPS = st.one_of(*(st.integers(-64 * most, 64 * most) for most in (3, 12, 45))).map(lambda n: n / 64)  # in log2

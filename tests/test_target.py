@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashladder.common.config import KernelConfig, load_gpu
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.run import device as devices
-from flashladder.common.run import target
+from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.runtime import device as devices
+from flashladder.common.runtime import target
 from flashladder.tests.cards import H100, card
 
 

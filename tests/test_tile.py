@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from flashladder.common import catalog, sass
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.config import load_gpu
-from flashladder.common.problem import Problem
-from flashladder.common.sass import throughput
-from flashladder.common.sass.instruction import NO_BARRIER
-from flashladder.common.sass.subcore import LAUNCH, PRODUCT_LATENCY, TMA_LATENCY, Ring, Step, cycles, tile_cycles
-from flashladder.common.sass.tile import COLD, TileWork, _with_rings
+from flashladder.common import catalog
+from flashladder.common.compiler import BuildRequest, build, sass
+from flashladder.common.compiler.sass import throughput
+from flashladder.common.compiler.sass.instruction import NO_BARRIER
+from flashladder.common.predict.subcore import LAUNCH, PRODUCT_LATENCY, TMA_LATENCY, Ring, Step, cycles, tile_cycles
+from flashladder.common.predict.tile import COLD, TileWork, _with_rings
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
 
 H200 = load_gpu("h200")
 RATES = throughput(H200)

@@ -7,9 +7,9 @@ import torch
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.attention import op
+from flashladder.common.api import op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs
+from flashladder.common.problem.problem import Problem, expect, make_inputs
 from flashladder.tests import fake_cuda
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from flashladder.common import catalog, console, emulator
-from flashladder.common.build import BuildRequest, build_one
+from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.errors import BuildError, DeviceError, ResultsError
-from flashladder.common.pictures import timelines
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run import gpu
-from flashladder.common.run.execute import on_emulator
-from flashladder.common.timeline import build, events, phases, record, stamps
-from flashladder.common.timeline.events import QUEUE, ROOM
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.report.pictures import timelines
+from flashladder.common.runtime import gpu
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.studies.timeline import build, events, phases, record, stamps
+from flashladder.common.studies.timeline.events import QUEUE, ROOM
 from flashladder.tools.commands import timeline as tool
 
 PROBLEM = Problem(batch=1, num_heads=2, seqlen_q=256)

@@ -1,7 +1,7 @@
 import pytest
 
-from flashladder.common.build import toolchain as toolchain_module
-from flashladder.common.build.toolchain import find_host_compiler, find_ninja, find_tool, missing_extras, toolchain
+from flashladder.common.compiler import toolchain as toolchain_module
+from flashladder.common.compiler.toolchain import find_host_compiler, find_ninja, find_tool, missing_extras, toolchain
 from flashladder.common.errors import ToolchainError
 
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 import flashladder
 from flashladder.common import console
-from flashladder.common.attention import fallback
-from flashladder.common.attention.fallback import FallbackWarning
+from flashladder.common.api import fallback
+from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
 from flashladder.tools.commands import model as command
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.attention import transformers as ours  # noqa: E402
+from flashladder.common.api import transformers as ours  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = {

@@ -4,12 +4,13 @@ import subprocess
 
 import pytest
 
-from flashladder.common.build.sources import Sources
-from flashladder.common.catalog import find, own, schema
+from flashladder.common import own
+from flashladder.common.catalog import find, schema
+from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
-from flashladder.common.ideas import scaffold, tried
 from flashladder.common.paths import ROOT, VERSIONS
-from flashladder.common.results.log import Log
+from flashladder.common.records.log import Log
+from flashladder.common.workshop import scaffold, tried
 
 LOGS = sorted(VERSIONS.glob("[0-9]*/tried.csv"))
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.build.compile import build_one
-from flashladder.common.problem import DTYPES
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.compiler.compile import build_one
+from flashladder.common.problem.problem import DTYPES
+from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.designed import drawn_by, missed_of_each
 
 BLOCK = 128  # keys

@@ -3,8 +3,8 @@
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.problem import Problem
-from flashladder.common.run import target, tuned
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import target, tuned
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools.commands import search
 from flashladder.tuner import job, trial_log

@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flashladder.common import catalog, sass
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.config import load_gpu
-from flashladder.common.limits.predicted import PASSES
+from flashladder.common import catalog
+from flashladder.common.compiler import BuildRequest, build, sass
+from flashladder.common.compiler.sass import throughput
+from flashladder.common.compiler.sass.instruction import NO_BARRIER
+from flashladder.common.compiler.sass.occupancy import SUB_CORES
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.sass import throughput
-from flashladder.common.sass.instruction import NO_BARRIER
-from flashladder.common.sass.occupancy import SUB_CORES
-from flashladder.common.sass.subcore import BARRIER_LATENCY, BESIDE_MMA, GLOBAL_LATENCY, LATENCY, Step, cycles
+from flashladder.common.predict.limits.predicted import PASSES
+from flashladder.common.predict.subcore import BARRIER_LATENCY, BESIDE_MMA, GLOBAL_LATENCY, LATENCY, Step, cycles
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
 from flashladder.tuner import model
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.model import MainLoop, Workload, rank_correlation

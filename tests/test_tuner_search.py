@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from optuna.trial import TrialState
 
-from flashladder.common.config import load_gpu
 from flashladder.common.errors import ConfigError, DeviceError
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.runtime import tuned
 from flashladder.tests.simulated_bench import Simulated, time_us
 from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
-from flashladder.common.build.artifact import CUBIN
-from flashladder.common.build.cubin import code_digest, sections
-from flashladder.common.config import KernelConfig, load_gpu
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.artifact import CUBIN
+from flashladder.common.compiler.cubin import code_digest, sections
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
-from flashladder.common.problem import Problem
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import tuned
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space

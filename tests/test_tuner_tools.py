@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from flashladder.common import catalog, console
-from flashladder.common.build import build_one
-from flashladder.common.config import load_gpu
-from flashladder.common.dashboard import studies
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError, DeviceError, VerificationError
 from flashladder.common.measure import contest
 from flashladder.common.measure.timing import CONTROL
 from flashladder.common.paths import ROOT, results_dir
-from flashladder.common.problem import Problem
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.report.dashboard import studies
+from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import plots, search
@@ -70,7 +70,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def simulated(monkeypatch):
-    monkeypatch.setattr("flashladder.common.run.gpu.require_gpu", lambda: None)
+    monkeypatch.setattr("flashladder.common.runtime.gpu.require_gpu", lambda: None)
     monkeypatch.setattr(job, "workers", lambda *_: [Worker(Simulated())])
 
 
@@ -163,7 +163,7 @@ def test_without_a_gpu_it_ranks_and_says_that_it_predicts(run, arguments, monkey
     def missing():
         raise DeviceError("there is no NVIDIA driver")
 
-    monkeypatch.setattr("flashladder.common.run.gpu.require_gpu", missing)
+    monkeypatch.setattr("flashladder.common.runtime.gpu.require_gpu", missing)
     code, out, err = run("02", "--gpu", "a100", *arguments)
     assert code == 0, err
     said = "there is no NVIDIA driver: configurations are ranked by the cost model, and nothing is measured"

@@ -8,10 +8,10 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs, verify
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.runtime.execute import on_emulator
 
 RUNGS = catalog.versions()
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}

@@ -4,11 +4,11 @@ import os
 import sys
 
 from flashladder.common.catalog import find
-from flashladder.common.config import load_gpu
-from flashladder.common.ideas import trial, watch
 from flashladder.common.paths import ROOT
-from flashladder.common.problem import Problem
-from flashladder.common.run.target import Target
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.target import Target
+from flashladder.common.workshop import trial, watch
 from flashladder.tests import ideas, interruptible
 from flashladder.tests.test_ideas import TIMING
 

@@ -88,9 +88,9 @@ def test_without_the_variable_there_is_none(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True).stdout
-    assert "flashladder/common/run/ahead.py" in names
-    assert "flashladder/common/run/quick.cpp" in names
-    assert "prebuilt/" not in names.replace("common/build/prebuilt.py", "")
+    assert "flashladder/common/runtime/ahead.py" in names
+    assert "flashladder/common/runtime/quick.cpp" in names
+    assert "prebuilt/" not in names.replace("common/compiler/prebuilt.py", "")
 
 
 @pytest.mark.parametrize("archs", ["8.0", ""])

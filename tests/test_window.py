@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from packed_problems import ARCH, SMALL, emulated
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import Problem, expect, make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 PACKED = catalog.find("place_of_q")
 SIDES = (None, 0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100)

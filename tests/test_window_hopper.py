@@ -12,10 +12,10 @@ from packed_problems import draw_bounds
 from test_general_hopper import ARCH, emulated, tiles
 
 from flashladder.common import catalog
-from flashladder.common.attention import attention
-from flashladder.common.build import build_one
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.api import attention
+from flashladder.common.compiler import build_one
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 RUNG = catalog.find("place_of_q")
 SIDES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200)

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from flashladder.common import console
-from flashladder.common.config import load_gpu
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.runtime import tuned
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tests.tuner_stock import make_predictions, make_stock
 from flashladder.tools.commands import search

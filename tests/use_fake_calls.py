@@ -20,12 +20,12 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
-from flashladder.common.build.artifact import Artifact, RungKernel  # noqa: E402
-from flashladder.common.build.declaration import LaunchInfo  # noqa: E402
 from flashladder.common.catalog import find  # noqa: E402
-from flashladder.common.config import KernelConfig  # noqa: E402
-from flashladder.common.run import quick  # noqa: E402
-from flashladder.common.run.calls import Call  # noqa: E402
+from flashladder.common.compiler.artifact import Artifact, RungKernel  # noqa: E402
+from flashladder.common.compiler.declaration import LaunchInfo  # noqa: E402
+from flashladder.common.problem.config import KernelConfig  # noqa: E402
+from flashladder.common.runtime import quick  # noqa: E402
+from flashladder.common.runtime.calls import Call  # noqa: E402
 
 folder = Path(sys.argv[1]).parent
 (folder / "kernel.cubin").write_bytes(b"ELF!")

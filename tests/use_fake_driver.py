@@ -1,4 +1,4 @@
-"""Launches a kernel through common/run/gpu.py; tests/test_driver.py runs this with a stand-in for the driver."""
+"""Launches a kernel through common/runtime/gpu.py; tests/test_driver.py runs this with a stand-in for the driver."""
 
 import sys
 from pathlib import Path
@@ -19,10 +19,10 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
-from flashladder.common.build import LaunchInfo  # noqa: E402
-from flashladder.common.build.artifact import RungKernel  # noqa: E402
-from flashladder.common.build.declaration import Workspace  # noqa: E402
-from flashladder.common.run import gpu, launch  # noqa: E402
+from flashladder.common.compiler import LaunchInfo  # noqa: E402
+from flashladder.common.compiler.artifact import RungKernel  # noqa: E402
+from flashladder.common.compiler.declaration import Workspace  # noqa: E402
+from flashladder.common.runtime import gpu, launch  # noqa: E402
 
 cubin = Path(sys.argv[1])
 cubin.write_bytes(b"ELF!")

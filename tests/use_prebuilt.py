@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flashladder
-from flashladder.common.attention import attention, op
+from flashladder.common.api import attention, op
 from flashladder.common.errors import ToolchainError
 
 driver = fake_cuda.install(pytest.MonkeyPatch(), sys.argv[1])

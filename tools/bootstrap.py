@@ -150,7 +150,7 @@ def lent_packages() -> set[str]:
 
 def missing_extras() -> list[str]:
     """The extras of setup.py that bring the CUDA tools this machine lacks."""
-    return run_python("from flashladder.common.build.toolchain import missing_extras; print(*missing_extras())")
+    return run_python("from flashladder.common.compiler.toolchain import missing_extras; print(*missing_extras())")
 
 
 def run_python(code: str) -> list[str]:

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashladder.common.build.artifact import Artifact
-from flashladder.common.build.compile import BuildProgress, BuildRequest, build
-from flashladder.common.config import GpuDescription, KernelConfig
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.compile import BuildProgress, BuildRequest, build
+from flashladder.common.compiler.sass import occupancy
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
-from flashladder.common.sass import occupancy
+from flashladder.common.problem.config import GpuDescription, KernelConfig
 from flashladder.tuner.space import Space
 
 SPILLS = 256  # bytes of registers that a thread may spill: beyond a quarter of them, no kernel has been worth it

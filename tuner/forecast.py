@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flashladder.common.build.artifact import Artifact
-from flashladder.common.build.compile import build
-from flashladder.common.config import GpuDescription, KernelConfig
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.compile import build
+from flashladder.common.compiler.sass import occupancy
 from flashladder.common.errors import DeviceError
 from flashladder.common.paths import cache_dir
-from flashladder.common.results.log import Log, PositiveFloat, Schema
-from flashladder.common.sass import occupancy
+from flashladder.common.problem.config import GpuDescription, KernelConfig
+from flashladder.common.records.log import Log, PositiveFloat, Schema
 from flashladder.tuner import candidates, model
 from flashladder.tuner.candidates import Candidate
 from flashladder.tuner.space import Space
@@ -230,7 +230,7 @@ def _price(config: KernelConfig) -> Price:
 def _processes(*arguments: Any) -> Iterator[Callable[[KernelConfig], Future[Price]]]:
     """A process a core; gives what submits a configuration to them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "flashladder.common.run.execute"])
+    context.set_forkserver_preload([__name__, "flashladder.common.runtime.execute"])
     try:
         with ProcessPoolExecutor(_cores(), context, _start, arguments) as pool:
             yield lambda config: pool.submit(_price, config)

@@ -11,9 +11,9 @@ from flashladder.common.measure import baselines
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.contest import Arena
 from flashladder.common.measure.timing import CONTROL, Mode, TimingSettings
-from flashladder.common.problem import Problem
-from flashladder.common.results import records
-from flashladder.common.run import target
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
+from flashladder.common.runtime import target
 from flashladder.tuner.worker import Comparison, Entrants
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from flashladder.common import catalog
-from flashladder.common.build.compile import NVCC_FLAGS, PTXAS_FLAGS, BuildProgress
-from flashladder.common.build.sources import Sources
-from flashladder.common.build.toolchain import toolchain, version_text
-from flashladder.common.config import GpuDescription, spell
+from flashladder.common.compiler.compile import NVCC_FLAGS, PTXAS_FLAGS, BuildProgress
+from flashladder.common.compiler.sources import Sources
+from flashladder.common.compiler.toolchain import toolchain, version_text
 from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.timing import BUDGET_S, Mode
-from flashladder.common.run import tuned
-from flashladder.common.run.gpu import require_gpu
+from flashladder.common.problem.config import GpuDescription, spell
+from flashladder.common.runtime import tuned
+from flashladder.common.runtime.gpu import require_gpu
 from flashladder.tuner import candidates, model
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.forecast import Forecast

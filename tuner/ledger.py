@@ -21,8 +21,8 @@ import optuna
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from flashladder.common.config import Value
 from flashladder.common.errors import ConfigError, ResultsError
+from flashladder.common.problem.config import Value
 from flashladder.tuner.owner import is_gone, me
 from flashladder.tuner.storage import HEARTBEAT_SECONDS, named, open_storage, without_password
 from flashladder.tuner.strategy import distributions, quietly

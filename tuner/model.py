@@ -22,26 +22,26 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common import sass
-from flashladder.common.build.artifact import Artifact
-from flashladder.common.config import GpuDescription, KernelConfig
+from flashladder.common.compiler import sass
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.sass.occupancy import SUB_CORES
+from flashladder.common.compiler.sass.pipes import WARP
 from flashladder.common.errors import ConfigError, EmulatorError
 from flashladder.common.paths import ROOT, cache_dir
-from flashladder.common.sass.occupancy import SUB_CORES
-from flashladder.common.sass.pipes import WARP
-from flashladder.common.sass.subcore import Step, cycles
-from flashladder.common.sass.tile import TileCycles, TileWork
+from flashladder.common.predict.subcore import Step, cycles
+from flashladder.common.predict.tile import TileCycles, TileWork
+from flashladder.common.problem.config import GpuDescription, KernelConfig
 
 if TYPE_CHECKING:
-    from flashladder.common.problem import Problem
+    from flashladder.common.problem.problem import Problem
     from flashladder.tuner.candidates import Candidate, Stock
     from flashladder.tuner.space import Space
 
 FEW = 8  # workloads, about half a second each, that are not worth the start of processes
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a TileWork has its own
 WARPGROUP_CLOCK = 0.89  # of the highest clock, what warpgroup products leave of it at the power limit: H200, README.md
-LOOP_CODE = ("common/sass/*.py", "tuner/model.py")  # that makes a MainLoop of a cubin
-PRICE_CODE = (*LOOP_CODE, "common/emulator/*.py", "common/profile/agreement.py")  # and a time of a MainLoop
+LOOP_CODE = ("common/compiler/sass/*.py", "tuner/model.py")  # that makes a MainLoop of a cubin
+PRICE_CODE = (*LOOP_CODE, "common/emulator/*.py", "common/predict/agreement.py")  # and a time of a MainLoop
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
 
 
@@ -199,10 +199,10 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
 
     What cannot be emulated is left out, and so is what has warpgroup products, which conflict with nothing.
     """
-    from flashladder.common.build import BuildRequest, build
-    from flashladder.common.problem import make_inputs
-    from flashladder.common.profile.agreement import conflict_factor
-    from flashladder.common.run.execute import on_emulator
+    from flashladder.common.compiler import BuildRequest, build
+    from flashladder.common.predict.agreement import conflict_factor
+    from flashladder.common.problem.problem import make_inputs
+    from flashladder.common.runtime.execute import on_emulator
 
     examples = {layout_of(config): config for config in configs}
     problems = {layout: _small(space.problems[0], config) for layout, config in examples.items()}

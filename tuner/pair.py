@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from flashladder.common.errors import DeviceError, VerificationError
-from flashladder.common.ideas.trial import Built, Idea, Timing
 from flashladder.common.measure.statistics import paired_ratio, verdict
 from flashladder.common.measure.timing import Mode
-from flashladder.common.problem import Problem
+from flashladder.common.problem.problem import Problem
+from flashladder.common.workshop.trial import Built, Idea, Timing
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.worker import Quarantine, Worker
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashladder.common.config import KernelConfig, Value
 from flashladder.common.errors import ResultsError
+from flashladder.common.problem.config import KernelConfig, Value
 from flashladder.tuner import trial_log
 from flashladder.tuner.candidates import Candidate
 from flashladder.tuner.model import rank_correlation

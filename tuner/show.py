@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.config import spell
 from flashladder.common.console import console, table, warn
+from flashladder.common.problem.config import spell
 from flashladder.common.report.display import VERDICT_STYLES
-from flashladder.common.run import tuned
+from flashladder.common.runtime import tuned
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
 from flashladder.tuner.model import rank_correlation
 
 if TYPE_CHECKING:
-    from flashladder.common.config import KernelConfig
+    from flashladder.common.problem.config import KernelConfig
     from flashladder.tuner.candidates import Stock
     from flashladder.tuner.forecast import Forecast
     from flashladder.tuner.job import Job

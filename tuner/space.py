@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from flashladder.common import catalog
 from flashladder.common.catalog import PTXAS_LEVEL, Version
-from flashladder.common.config import GpuDescription, KernelConfig, Value
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.problem import Problem
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import GpuDescription, KernelConfig, Value
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import tuned
 
 PTXAS_LEVELS = (1, 3)  # of a rung that declares none: 2 gives the machine code of 3
 USUAL_PTXAS_LEVEL = 3  # where nothing is said

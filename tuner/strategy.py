@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
 
 from flashladder.common.catalog import PTXAS_LEVEL
-from flashladder.common.config import KernelConfig, Value
+from flashladder.common.problem.config import KernelConfig, Value
 from flashladder.tuner.candidates import Candidate
 
 STARTUP = 8  # kernels that the cost model asks for before TPE has a say

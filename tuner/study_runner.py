@@ -11,9 +11,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from flashladder.common import sass
-from flashladder.common.config import GpuDescription
+from flashladder.common.compiler import sass
 from flashladder.common.measure.statistics import Estimate, geometric_mean
+from flashladder.common.problem.config import GpuDescription
 from flashladder.tuner import finalists, trial_log
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.finalists import Final

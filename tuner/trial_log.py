@@ -15,12 +15,12 @@ from optuna.trial import FrozenTrial
 
 from flashladder.common.errors import ResultsError
 from flashladder.common.paths import results_dir
-from flashladder.common.results.log import Log, PositiveFloat, Schema
-from flashladder.common.results.records import ConfigText
+from flashladder.common.records.log import Log, PositiveFloat, Schema
+from flashladder.common.records.records import ConfigText
 from flashladder.tuner.ledger import Ledger, code_of, outcome_of, verdict_of
 
 if TYPE_CHECKING:
-    from flashladder.common.results.records import Row
+    from flashladder.common.records.records import Row
     from flashladder.tuner.forecast import Forecast
 
 _RESOURCES = {

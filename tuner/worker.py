@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from flashladder.common.errors import DeviceError, FlashLadderError, VerificationError
 
 if TYPE_CHECKING:
-    from flashladder.common.build.artifact import Artifact
+    from flashladder.common.compiler.artifact import Artifact
     from flashladder.common.measure.statistics import Times
-    from flashladder.common.problem import Problem
-    from flashladder.common.results.records import Row
+    from flashladder.common.problem.problem import Problem
+    from flashladder.common.records.records import Row
 
 ATTEMPTS = 5  # to measure a kernel, if the process is killed meanwhile
 START_SECONDS = 300.0  # for importing torch, taking the GPU and computing the exact answers

@@ -2,7 +2,6 @@
 
 schema      what a version.yaml may say             choice   the fields of a configuration, and their values
 catalogue   rungs and references, and finding them    limiters   what can keep a kernel from being faster
-own         ladders outside this repository
 """
 
 from flashladder.common.catalog.catalogue import (
@@ -28,8 +27,8 @@ from flashladder.common.catalog.catalogue import (
 )
 from flashladder.common.catalog.choice import Choice
 from flashladder.common.catalog.limiters import LIMITERS
-from flashladder.common.catalog.own import results_of
 from flashladder.common.catalog.schema import SmallSm, Supports
+from flashladder.common.own import results_of
 
 __all__ = [
     "FIRST",

@@ -2,7 +2,7 @@
 
 A ladder is a folder of rungs, NN_name: versions/ itself holds the first ladder, versions/backward/ one that is called
 backward. A rung of a further ladder bears its ladder's name, backward/03_name, and is addressed as backward/03. Ladders
-of one's own lie where common/catalog/own.py finds them, and are further ladders like any other.
+of one's own lie where common/own.py finds them, and are further ladders like any other.
 """
 
 import dataclasses
@@ -13,17 +13,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common.catalog import own, schema
+from flashladder.common import own
+from flashladder.common.catalog import schema
 from flashladder.common.catalog.choice import Configurable, choices_of
+from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.schema import Supports
-from flashladder.common.config import GpuDescription, KernelConfig, Value, listing, spell
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
-from flashladder.common.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.paths import VERSIONS
-from flashladder.common.rules import Rule
+from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, listing, spell
+from flashladder.common.problem.rules import Rule
 
 if TYPE_CHECKING:
-    from flashladder.common.problem import Problem
+    from flashladder.common.problem.problem import Problem
 
 FIRST = ""  # the ladder that versions/ itself holds
 PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
@@ -38,7 +39,7 @@ class Implementation(Configurable):
     directory: Path
     kernel: Path
     supports: Supports
-    operation: str  # what it computes, one of common/operations
+    operation: str  # what it computes, one of common/problem/operations
     root: Path  # the folder of all ladders and references
 
     def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
@@ -121,7 +122,7 @@ class Implementation(Configurable):
 
 @dataclass(frozen=True, kw_only=True)
 class Version(Implementation):
-    """A rung of the ladder: a CUDA kernel that common/build compiles."""
+    """A rung of the ladder: a CUDA kernel that common/compiler compiles."""
 
     ladder: str  # "backward"; FIRST of versions/ itself
     instruction_set: str
@@ -195,7 +196,7 @@ class Version(Implementation):
 
 @dataclass(frozen=True, kw_only=True)
 class Reference(Implementation):
-    """An implementation beside the ladder: a Python module that common/references runs."""
+    """An implementation beside the ladder: a Python module that common/measure/references runs."""
 
     devices: tuple[str, ...]  # cpu, gpu
     requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashladder.common.catalog.schema import Declaration, SmallSm
-from flashladder.common.config import (
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import (
     RULES,
     GpuDescription,
     KernelConfig,
@@ -18,8 +19,7 @@ from flashladder.common.config import (
     parse_values,
     spell,
 )
-from flashladder.common.errors import ConfigError
-from flashladder.common.rules import Rule
+from flashladder.common.problem.rules import Rule
 
 
 @dataclass(frozen=True)

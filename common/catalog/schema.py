@@ -7,10 +7,10 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.limiters import LIMITERS
-from flashladder.common.config import listing
 from flashladder.common.errors import ConfigError
-from flashladder.common.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.problem.config import listing
 
 FILE = "version.yaml"
 
@@ -57,7 +57,7 @@ class SmallSm(Declared):
 
 
 class DeclaredRule(Declared):
-    """A rule of its own, as common/rules.py has it."""
+    """A rule of its own, as common/problem/rules.py has it."""
 
     require: StrictStr
     why: StrictStr
@@ -70,7 +70,7 @@ class Declaration(Declared):
     idea: StrictStr
     supports: Supports
     config: dict[StrictStr, DeclaredChoice]
-    operation: StrictStr = "forward"  # one of common/operations
+    operation: StrictStr = "forward"  # one of common/problem/operations
     kernel: StrictStr | None = None  # the file, where it is not the usual one
     rules: tuple[DeclaredRule, ...] = ()  # on top of config.RULES
     defaults: ByHeadDim = {}  # where they are not those of `config`

@@ -1,4 +1,4 @@
-// What a kernel tells the host of its launch. The build reads it back from the PTX: common/build/declaration.py mirrors
+// What a kernel tells the host of its launch. The build reads it back from the PTX: common/compiler/declaration.py mirrors
 // the structures here. What is left out is zero, which is the default.
 #pragma once
 

@@ -1,7 +1,7 @@
 // What the host passes to every kernel, and what every kernel tells the host.
 #pragma once
 
-// The first kernel argument. common/run/launch.py mirrors it with ctypes, and checks its size against the declared one.
+// The first kernel argument. common/runtime/launch.py mirrors it with ctypes, and checks its size against the declared one.
 // Tensors are (batch, seqlen, heads, head_dim), their last dimension contiguous; lse is (batch, heads, seqlen_q) fp32,
 // contiguous, or null. Strides are in elements.
 struct TensorStride {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashladder.common.errors import ConfigError, DeviceError, unknown
-from flashladder.common.problem import Problem, Tensors
+from flashladder.common.problem.problem import Problem, Tensors
 
 OFFICIAL = {"forward": "fa2"}  # by operation
 _BOUNDS = {"window": "no sliding window", "softcap": "no softcap", "alibi": "no ALiBi"}  # what not all take

@@ -9,17 +9,17 @@ from functools import cached_property, partial
 
 import torch
 
-from flashladder.common.build.artifact import Artifact
+from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import DeviceError
-from flashladder.common.families import NORMAL
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.cpu_timer import CpuTimer
+from flashladder.common.measure.references import Configured, Prepared
 from flashladder.common.measure.spot import Stage
 from flashladder.common.measure.timing import Contender, Measurement, TimingSettings, measure
-from flashladder.common.problem import DTYPES, LSE, Check, Problem, expect, make_inputs, verify
-from flashladder.common.references import Configured, Prepared
-from flashladder.common.run.execute import on_gpu
-from flashladder.common.run.gpu import faults_named
+from flashladder.common.problem.families import NORMAL
+from flashladder.common.problem.problem import DTYPES, LSE, Check, Problem, expect, make_inputs, verify
+from flashladder.common.runtime.execute import on_gpu
+from flashladder.common.runtime.gpu import faults_named
 
 HARD = ("sinks", "maximum_in_turn", "falling_steeply")  # families of inputs that a kernel must be right on to be timed
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.build.artifact import Artifact
 from flashladder.common.catalog import Reference, Version
-from flashladder.common.config import GpuDescription, KernelConfig, Value, parse_values
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import progress
 from flashladder.common.errors import BuildError, UnsupportedProblemError
-from flashladder.common.run import tuned
+from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, parse_values
+from flashladder.common.runtime import tuned
 
 if TYPE_CHECKING:
-    from flashladder.common.problem import Problem
-    from flashladder.common.references import Configured
-    from flashladder.common.run.target import Target
+    from flashladder.common.measure.references import Configured
+    from flashladder.common.problem.problem import Problem
+    from flashladder.common.runtime.target import Target
 
 Lineup: TypeAlias = "dict[Problem, dict[str, Artifact]]"  # the kernels of each problem, by the entrants' labels
 
@@ -66,7 +66,7 @@ class ReferenceEntrant:
 
     def configured(self, problem: Problem) -> Configured:
         """What takes part in a contest. UnsupportedProblemError where the reference does not take the problem."""
-        from flashladder.common.references import Configured  # torch takes seconds
+        from flashladder.common.measure.references import Configured  # torch takes seconds
 
         config = self.reference.config_for(problem, **self.values)
         self.reference.check(problem, config)
@@ -78,8 +78,8 @@ def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entrant |
 
     Raises DeviceError, ToolchainError or ConfigError for what cannot run on that device of this machine.
     """
-    from flashladder.common.references import device_for
-    from flashladder.common.run import target
+    from flashladder.common.measure.references import device_for
+    from flashladder.common.runtime import target
 
     name, _, own = text.partition("@")
     kernel = catalog.find_implementation(name)
@@ -95,7 +95,7 @@ def assemble_all(
     entrants: Sequence[Entrant | ReferenceEntrant], problems: Sequence[Problem], device: str
 ) -> tuple[dict[Problem, dict[str, Artifact | Configured]], list[str]]:
     """Rungs and references: for each problem those that take it; and why others take no part."""
-    from flashladder.common.run import target
+    from flashladder.common.runtime import target
 
     ladder = [entrant for entrant in entrants if isinstance(entrant, Entrant)]
     rungs, left_out = assemble(ladder, problems, target.resolve(device, None)) if ladder else ({}, [])

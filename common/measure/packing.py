@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from flashladder.common.build import build
-from flashladder.common.build.artifact import Artifact
+from flashladder.common.compiler import build
+from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import BASELINES, Baseline, Output, RunOnce
 from flashladder.common.measure.contest import ProblemInstance
 from flashladder.common.measure.timing import Measurement, TimingSettings, measure
-from flashladder.common.problem import Problem, Tensors
-from flashladder.common.run import ahead
-from flashladder.common.run.target import Target
+from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.runtime import ahead
+from flashladder.common.runtime.target import Target
 
 MIXES = ("equal", "spread", "one long")
 _EQUAL, _SHORT = 2048, 512  # tokens of a sequence

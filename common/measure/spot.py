@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from flashladder.common.errors import VerificationError
-from flashladder.common.problem import Expected, Tensors, verify
+from flashladder.common.problem.problem import Expected, Tensors, verify
 
 COUNT = 8  # of each contender
 COUNT_OF_SLOW = 2  # ... whose calls take longer than this, in microseconds

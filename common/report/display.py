@@ -11,18 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from flashladder.common import catalog
-from flashladder.common.build.sources import own_line
+from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.compiler.sources import own_line
 from flashladder.common.console import facts, table
-from flashladder.common.instruction_sets import INSTRUCTION_SETS
 
 if TYPE_CHECKING:
-    from flashladder.common.build.artifact import Artifact
+    from flashladder.common.compiler.artifact import Artifact
     from flashladder.common.emulator import Report
     from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.references import Configured
     from flashladder.common.measure.statistics import Estimate
     from flashladder.common.measure.timing import Measurement
-    from flashladder.common.problem import Check, Problem
-    from flashladder.common.references import Configured
+    from flashladder.common.problem.problem import Check, Problem
 
     Timed = Sequence[tuple[Problem, Measurement]]
 
@@ -53,7 +53,7 @@ def _takes(supports: catalog.Supports) -> str:
 
 def references() -> Table:
     """The implementations beside the ladder, and what they lack here."""
-    from flashladder.common.references import missing
+    from flashladder.common.measure.references import missing
 
     made = table("References", "name", "idea", "runs on", "takes", "here", wrap=("idea", "takes", "here"))
     for reference in catalog.references():
@@ -210,7 +210,7 @@ def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
 
 def overview(contests: Sequence[Contest]) -> list[Table]:
     """For each dtype and mask: every kernel's TFLOP/s and ratio at each length, and their means over the lengths."""
-    from flashladder.common.results.records import bounds
+    from flashladder.common.records.records import bounds
 
     groups: dict[str, list[tuple[Problem, Measurement]]] = {}
     for contest in contests:

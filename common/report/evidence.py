@@ -16,21 +16,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build
-from flashladder.common.build.artifact import Artifact
-from flashladder.common.build.toolchain import toolchain, version_text
 from flashladder.common.catalog import Version
-from flashladder.common.config import GpuDescription, KernelConfig, load_gpu, spell
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.sass.code import Code, read
+from flashladder.common.compiler.sass.diff import comparable_configs
+from flashladder.common.compiler.sass.occupancy import occupancy
+from flashladder.common.compiler.toolchain import toolchain, version_text
 from flashladder.common.paths import ROOT
+from flashladder.common.problem.config import GpuDescription, KernelConfig, load_gpu, spell
 from flashladder.common.report import ladder_tables, markers
-from flashladder.common.sass.code import Code, read
-from flashladder.common.sass.diff import comparable_configs
-from flashladder.common.sass.occupancy import occupancy
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from flashladder.common.results.ladder_runs import Ladder
+    from flashladder.common.records.ladder_runs import Ladder
 
 MARKER, TRIED = "evidence", "tried"  # what tools/evidence.py writes, and what tools/run_version.py --against does
 PARTS = (  # of a rung's page, in this order; the tables end the fourth
@@ -178,8 +178,8 @@ def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
 
 def _count(artifact: Artifact) -> dict[str, int]:
     from flashladder.common.emulator.counters import TMA, WGMMA
-    from flashladder.common.problem import Problem, make_inputs
-    from flashladder.common.run.execute import on_emulator
+    from flashladder.common.problem.problem import Problem, make_inputs
+    from flashladder.common.runtime.execute import on_emulator
 
     config = artifact.config
     problem = Problem(num_heads=HEADS, seqlen_q=ROWS, head_dim=config.head_dim, dtype=config.dtype)
@@ -197,7 +197,7 @@ def _count(artifact: Artifact) -> dict[str, int]:
 
 def _measured(version: Version) -> list[str]:
     """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
-    from flashladder.common.results.ladders import Limits
+    from flashladder.common.records.ladders import Limits
 
     parts, below = [], version.below()
     shown, lines_of = _ladders()
@@ -233,7 +233,7 @@ def _source(ladder: Ladder, version: Version, below: Version | None) -> str:
 @cache
 def _ladders() -> tuple[dict[str, Ladder], pd.DataFrame]:
     """What results/ holds of the ladder, for all rungs."""
-    from flashladder.common.results import ladders
+    from flashladder.common.records import ladders
 
     found = ladders.read(ROOT / "results", [])
     return found, ladders.summary(found)
@@ -243,7 +243,7 @@ def _predicted(version: Version) -> list[str]:
     """What the machine code says of GPUs that nothing was measured on, beside the last rung of the fixed ladder."""
     if version.small_sm is None:
         return []
-    from flashladder.common.problem import Problem
+    from flashladder.common.problem.problem import Problem
 
     gpus = [load_gpu(name) for name in PREDICTED]
     rungs = (catalog.find(PREDICTED_AGAINST, version.root), version)

@@ -9,12 +9,12 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.config import parse_values
 from flashladder.common.console import table
-from flashladder.common.results import ladders
-from flashladder.common.results.ladder_runs import FIELD, FIXED, MOST_THERMAL, OWN, Ladder
-from flashladder.common.results.records import spilled
-from flashladder.common.results.slowdowns import completed
+from flashladder.common.problem.config import parse_values
+from flashladder.common.records import ladders
+from flashladder.common.records.ladder_runs import FIELD, FIXED, MOST_THERMAL, OWN, Ladder
+from flashladder.common.records.records import spilled
+from flashladder.common.records.slowdowns import completed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

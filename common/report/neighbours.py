@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.build.sources import Sources
 from flashladder.common.catalog import Version
+from flashladder.common.compiler.sources import Sources
 from flashladder.common.console import table
 
 LIMIT = 40  # lines that a step may have

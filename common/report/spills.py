@@ -10,14 +10,14 @@ from pathlib import Path
 import pandas as pd
 
 from flashladder.common import catalog
-from flashladder.common.build import BuildRequest, build
 from flashladder.common.catalog import PTXAS_LEVEL, Version
-from flashladder.common.config import parse_values
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.sass import read
 from flashladder.common.errors import ResultsError
 from flashladder.common.paths import ROOT, VERSIONS
-from flashladder.common.problem import Problem
+from flashladder.common.problem.config import parse_values
+from flashladder.common.problem.problem import Problem
 from flashladder.common.report import evidence, markers
-from flashladder.common.sass import read
 
 PAGE = VERSIONS / "SPILLS.md"
 MARKER = "spills"

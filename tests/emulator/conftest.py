@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from flashladder.common.build.toolchain import toolchain
+from flashladder.common.compiler.toolchain import toolchain
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashladder.common.build.toolchain import toolchain
+from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.emulator.parse import parse
 
 _worker = None

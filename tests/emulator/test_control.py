@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from lanes import run_lanes
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from flashladder.common.errors import EmulatorError
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 LANES = 32
 

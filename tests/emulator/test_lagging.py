@@ -5,10 +5,10 @@ import torch
 from lanes import run_lanes
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 LAST = [version for version in catalog.finished() if version.instruction_set == "hopper"][-2:]
 FULL, EMPTY, GO, GO_ON, STAGE = "bar", "bar+8", "bar+16", "bar+24", "bar+32"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import compiled_to
 
-from flashladder.common import catalog, sass
-from flashladder.common.build import build_one
-from flashladder.common.sass.instruction import NO_BARRIER
+from flashladder.common import catalog
+from flashladder.common.compiler import build_one, sass
+from flashladder.common.compiler.sass.instruction import NO_BARRIER
 
 KERNEL = re.compile(r"^\w*KERNEL\((\w+), (\w+)\)", re.MULTILINE)
 ENTRIES = {"_".join(found) for found in KERNEL.findall(Path(__file__).with_name("proxies.cu").read_text())}

@@ -12,13 +12,13 @@ import torch
 import yaml
 
 from flashladder.common import catalog, emulator
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.emulator.machine import compile_ptx
 from flashladder.common.emulator.mutate import mutated, mutations
 from flashladder.common.errors import EmulatorError
 from flashladder.common.paths import CUDA_HEADERS
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run.execute import on_emulator
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 

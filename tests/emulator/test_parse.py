@@ -5,11 +5,7 @@ import pytest
 from lanes import run_lanes
 
 from flashladder.common.emulator.codegen import compile_kernel
-from flashladder.common.emulator.errors import (
-    PtxSyntaxError,
-    UninitialisedRegisterError,
-    UnsupportedInstructionError,
-)
+from flashladder.common.emulator.errors import PtxSyntaxError, UninitialisedRegisterError, UnsupportedInstructionError
 from flashladder.common.emulator.parse import parse
 
 LANES = 32

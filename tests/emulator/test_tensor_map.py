@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder.common import tensor_map
-from flashladder.common.build.toolchain import find_tool, toolchain
+from flashladder.common.compiler.toolchain import find_tool, toolchain
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.run.gpu import driver, require_gpu
+from flashladder.common.runtime.gpu import driver, require_gpu
 
 BASE_ADDRESS = 0x7F12_3456_7800
 BASE = {

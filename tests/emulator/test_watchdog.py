@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.build import build_one
+from flashladder.common.compiler import build_one
 from flashladder.common.emulator import scheduler
 from flashladder.common.emulator.errors import InstructionBudgetError
-from flashladder.common.problem import Problem, make_inputs
-from flashladder.common.run import execute
+from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.runtime import execute
 from flashladder.tests.tiny_ladder import make_rung
 
 ENDLESS = 'for (int i = 0;; ++i)\n        asm volatile("// %0" ::"r"(i));'

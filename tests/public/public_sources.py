@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashladder.common.build.toolchain import toolchain
+from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.paths import cache_dir
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())

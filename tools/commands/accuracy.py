@@ -17,17 +17,17 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.console import Parser, console, table, warn
 from flashladder.common.errors import ConfigError, unknown
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from flashladder.common.accuracy.study import Study
-    from flashladder.common.results.log import Log
+    from flashladder.common.records.log import Log
+    from flashladder.common.studies.accuracy.study import Study
 
 EXIT_MISSED = 1
 PLAIN, FIRST = "00", "16"  # the rungs that are studied: the textbook's, and from this one on
@@ -62,7 +62,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.results import records
+    from flashladder.common.records import records
 
     if arguments.list:
         return _list()
@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    from flashladder.common.families import FAMILIES
+    from flashladder.common.problem.families import FAMILIES
 
     made = table("Families of inputs", "name", "what it is", wrap=("what it is",))
     for family in FAMILIES.values():
@@ -90,11 +90,11 @@ def _list() -> int:
 
 
 def _study(arguments: argparse.Namespace) -> Study:
-    from flashladder.common.accuracy.study import Study
-    from flashladder.common.families import FAMILIES
     from flashladder.common.measure import baselines
     from flashladder.common.measure.entrants import Entrant
-    from flashladder.common.run import target
+    from flashladder.common.problem.families import FAMILIES
+    from flashladder.common.runtime import target
+    from flashladder.common.studies.accuracy.study import Study
 
     place = target.resolve(arguments.device, arguments.gpu)
     tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
@@ -141,9 +141,9 @@ def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
     """Runs a study, logging each kernel and batch as soon as it is done; its rows as the log would give them."""
     import pandas as pd
 
-    from flashladder.common.accuracy import study as studies
-    from flashladder.common.accuracy import tiles, timing
-    from flashladder.common.results.records import ACCURACY
+    from flashladder.common.records.records import ACCURACY
+    from flashladder.common.studies.accuracy import study as studies
+    from flashladder.common.studies.accuracy import tiles, timing
 
     found: list[Mapping[str, object]] = []
     wrong: set[tuple[object, ...]] = set()
@@ -163,7 +163,7 @@ def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
 
 def _show(found: pd.DataFrame) -> int:
     """The worst family of each kernel, and the bars that rungs miss."""
-    from flashladder.common.accuracy import view
+    from flashladder.common.report.accuracy import view
 
     rows = view.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
     lines = [(view.short(kernel.version), *kernel.cells()) for kernel in view.kernels(rows)]
@@ -180,7 +180,7 @@ def _show(found: pd.DataFrame) -> int:
 
 
 def _write_page(log: Log) -> None:
-    from flashladder.common.accuracy import page
+    from flashladder.common.report.accuracy import page
 
     frame, damaged = log.read()
     for damage in damaged:

@@ -31,25 +31,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.arguments import above_zero
-from flashladder.common.config import gpu_names
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.errors import ConfigError, DeviceError, ResultsError, UnsupportedProblemError
-from flashladder.common.run.ahead import DEFAULT, chosen
+from flashladder.common.problem.config import gpu_names
+from flashladder.common.runtime.ahead import DEFAULT, chosen
+from flashladder.tools.commands.arguments import above_zero
 
 if TYPE_CHECKING:
-    from flashladder.common.adoption.demand import Alike, Demand
-    from flashladder.common.adoption.gains import Choose
+    from flashladder.common.api.adoption.demand import Alike, Demand
+    from flashladder.common.api.adoption.gains import Choose
     from flashladder.common.catalog import Version
-    from flashladder.common.problem import Problem
-    from flashladder.common.run.target import Target
+    from flashladder.common.problem.problem import Problem
+    from flashladder.common.runtime.target import Target
     from flashladder.tuner.job import Job
 
 SECONDS = 600.0  # of tuning
 TUNED_WITH = 2  # problems of a kind, the heaviest
 TIMED = 12  # problems whose gain is measured, the heaviest
 PATIENCE = 60.0  # seconds, until a kernel counts as hung
-RECORDER = "flashladder.common.adoption.recorder"
+RECORDER = "flashladder.common.api.adoption.recorder"
 OWN_OPTIONS = ("-c", "-", "-i")  # of Python, with which there is no file or module to run
 
 
@@ -76,9 +76,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     if sum((bool(arguments.program), bool(arguments.problems), arguments.check)) != 1:
         raise ConfigError("give one of these: a program after --, --problems FILE, or --check")
-    from flashladder.common.adoption import export
-    from flashladder.common.adoption.demand import Demand
-    from flashladder.common.run import target
+    from flashladder.common.api.adoption import export
+    from flashladder.common.api.adoption.demand import Demand
+    from flashladder.common.runtime import target
 
     if arguments.check:
         return _check(arguments.export)
@@ -106,7 +106,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _recorded(words: Sequence[str]) -> Demand:
     """Runs a Python program under the recorder, in a process of its own with this one's environment and output."""
-    from flashladder.common.adoption.demand import Demand
+    from flashladder.common.api.adoption.demand import Demand
 
     python, *rest = words
     if not Path(python).name.startswith("python"):
@@ -150,7 +150,7 @@ def _refusal(rung: Version, problem: Problem) -> str | None:
 
 def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
     """What the program asks for."""
-    from flashladder.common.adoption import tables
+    from flashladder.common.api.adoption import tables
 
     console.print(tables.demand(demand, alike, place.gpu))
     for reason, calls in demand.refused.items():
@@ -159,7 +159,7 @@ def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
 
 def _jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
     """A search for each rung and kind of problems, those first that should take most of the time."""
-    from flashladder.common.adoption.demand import stand_in
+    from flashladder.common.api.adoption.demand import stand_in
     from flashladder.tools.commands import search
     from flashladder.tuner.job import Job, SearchSettings
     from flashladder.tuner.space import Space
@@ -182,9 +182,9 @@ def _jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, s
 
 def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None) -> int:
     """The ranking of the cost model, and what the program would gain by it."""
-    from flashladder.common.adoption import tables
-    from flashladder.common.adoption.demand import least_us
-    from flashladder.common.run import tuned
+    from flashladder.common.api.adoption import tables
+    from flashladder.common.api.adoption.demand import least_us
+    from flashladder.common.runtime import tuned
     from flashladder.tools.commands import search
 
     search.rank(jobs, math.inf if seconds is None else seconds)
@@ -212,8 +212,8 @@ def _adopt(
     seconds: float,
 ) -> int:
     """Tunes, measures what is gained, and exports. The exit code tells whether every search found a winner."""
-    from flashladder.common.adoption import export, gains, tables
-    from flashladder.common.build import prebuilt
+    from flashladder.common.api.adoption import export, gains, tables
+    from flashladder.common.compiler import prebuilt
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.tools.commands import search
     from flashladder.tuner import job
@@ -235,10 +235,10 @@ def _adopt(
 
 def _check(folder: Path) -> int:
     """Measures an export again. The exit code is that of an error where something is slower or does not stand."""
-    from flashladder.common.adoption import export, gains, tables
-    from flashladder.common.adoption.demand import Demand
+    from flashladder.common.api.adoption import export, gains, tables
+    from flashladder.common.api.adoption.demand import Demand
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.common.run import target
+    from flashladder.common.runtime import target
 
     guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
     choose = partial(chosen, guard.version, arch=guard.arch, gpu=guard.gpu, adopted=folder)

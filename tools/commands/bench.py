@@ -13,10 +13,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.report import display
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     from flashladder.common.measure.contest import Contest
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.measure import baselines, contest
     from flashladder.common.measure.entrants import assemble_all, parse
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.common.results import records
+    from flashladder.common.records import records
 
     entrants = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
     on_gpu, operation = arguments.device == "gpu", catalog.one_operation(entrant.operation for entrant in entrants)

@@ -21,7 +21,7 @@ from flashladder.common.paths import results_dir, typed
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from flashladder.common.results.comparison import ComparedKernel, LoggedRun
+    from flashladder.common.records.comparison import ComparedKernel, LoggedRun
 
 
 def parser() -> Parser:
@@ -32,7 +32,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.results import comparison
+    from flashladder.common.records import comparison
 
     _check_no_rungs(arguments.runs)
     first, second = runs = [comparison.load(what, results_dir()) for what in arguments.runs]

@@ -28,8 +28,8 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.dashboard import cells, data, opcodes, page, readme, references
-    from flashladder.common.results import ladders
+    from flashladder.common.records import ladders
+    from flashladder.common.report.dashboard import cells, data, opcodes, page, readme, references
 
     folder = results_dir()
     if arguments.sass:

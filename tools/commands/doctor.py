@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from flashladder.common.build import Artifact, build_one
-from flashladder.common.build.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
 from flashladder.common.catalog import find
+from flashladder.common.compiler import Artifact, build_one
+from flashladder.common.compiler.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
 from flashladder.common.console import Parser, console, table
 from flashladder.common.errors import DeviceError, FlashLadderError
 from flashladder.common.packages import requirements
@@ -92,8 +92,8 @@ def kernel_compiles() -> str:
 
 def emulator_runs() -> str:
     """Runs the kernel on the emulator and checks its output."""
-    from flashladder.common.problem import Problem, expect, make_inputs, verify
-    from flashladder.common.run.execute import on_emulator
+    from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+    from flashladder.common.runtime.execute import on_emulator
 
     artifact = smoke_artifact()
     problem = Problem(seqlen_q=artifact.launch.block_m, seqlen_k=2 * artifact.launch.block_n)
@@ -138,8 +138,8 @@ def driver() -> str:
 def gpus() -> str:
     import torch
 
-    from flashladder.common.run import device
-    from flashladder.common.run.gpu import require_gpu
+    from flashladder.common.runtime import device
+    from flashladder.common.runtime.gpu import require_gpu
 
     require_gpu()
     names = []

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from flashladder.common import catalog
-from flashladder.common.build import build
 from flashladder.common.catalog import Version
+from flashladder.common.compiler import build
 from flashladder.common.console import Parser, console, progress, warn
 
 EXIT_STALE = 1
@@ -56,15 +56,15 @@ def _page(version: Version) -> Page:
 
 
 def _write_page(version: Version) -> bool:
-    from flashladder.common.ideas import tried
     from flashladder.common.report import evidence
+    from flashladder.common.workshop import tried
 
     return evidence.write(version) | tried.write(version)
 
 
 def _judge(version: Version) -> bool | None:
-    from flashladder.common.ideas import tried
     from flashladder.common.report import evidence
+    from flashladder.common.workshop import tried
 
     return tried.is_current(version) and evidence.is_current(version)
 

@@ -16,7 +16,7 @@ from flashladder.common.console import EXIT_ERROR, Parser, console
 from flashladder.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from flashladder.common.exercises import Exercise
+    from flashladder.common.workshop.exercises import Exercise
 
 EXIT_UNSOLVED = 1
 
@@ -31,8 +31,8 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common import exercises
-    from flashladder.common.exercises import page
+    from flashladder.common.workshop import exercises
+    from flashladder.common.workshop.exercises import page
 
     if arguments.version is None:
         if arguments.check or arguments.hint is not None:
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _begin(exercise: Exercise, folder: Path) -> int:
-    from flashladder.common.exercises import page
+    from flashladder.common.workshop.exercises import page
 
     with console.status("the start and the rung are compiled and run on the emulator"):
         start = page.begin(exercise, folder)
@@ -59,7 +59,7 @@ def _begin(exercise: Exercise, folder: Path) -> int:
 
 
 def _check(exercise: Exercise, folder: Path) -> int:
-    from flashladder.common.exercises import grade, page
+    from flashladder.common.workshop.exercises import grade, page
 
     kernel, address = folder / page.KERNEL, exercise.version.address
     if not kernel.is_file():
@@ -76,7 +76,7 @@ def _check(exercise: Exercise, folder: Path) -> int:
 
 
 def _hint(exercise: Exercise, number: int) -> int:
-    from flashladder.common.exercises import page
+    from flashladder.common.workshop.exercises import page
 
     hints, address = exercise.hints, exercise.version.address
     if not 1 <= number <= len(hints):

@@ -11,17 +11,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console, table, warn
-from flashladder.common.experiments import sweeps
+from flashladder.common.studies.experiments import sweeps
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from flashladder.common.experiments.sweeps import Experiment
-    from flashladder.common.results.log import Log
+    from flashladder.common.records.log import Log
+    from flashladder.common.studies.experiments.sweeps import Experiment
 
 FIGURES = {  # columns of the log, what they are called on the console, and their unit there
     "time_us": ("us", 1),
@@ -73,10 +73,10 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     """Runs, logs and draws one experiment; each problem is logged as soon as it is done."""
     rungs = [catalog.find(name) for name in (arguments.rungs.split(",") if arguments.rungs else experiment.rungs)]
 
-    from flashladder.common.experiments import run
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.common.results import records
-    from flashladder.common.run import target
+    from flashladder.common.records import records
+    from flashladder.common.runtime import target
+    from flashladder.common.studies.experiments import run
 
     place = target.resolve(arguments.device if experiment.lengths else "emulator", arguments.gpu)
     lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
@@ -90,7 +90,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
 
 def _show(experiment: Experiment, log: Log) -> None:
     """A table of the latest run in the log; a picture of the latest on a GPU, where there is any."""
-    from flashladder.common.experiments import figures
+    from flashladder.common.report import experiments as figures
     from flashladder.common.report import theme
 
     log.report()

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.console import Parser, console, progress, warn
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.limits import Diagnosis
+    from flashladder.common.predict.limits import Diagnosis
 
 SAMPLED = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # as tools/profile.py has it
 
@@ -36,7 +36,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.limits import words
+    from flashladder.common.predict.limits import words
 
     versions = catalog.select(arguments.versions)
     if len(versions) == 1:
@@ -51,11 +51,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
     """Sampled where there are pages or a GPU with ncu, otherwise predicted."""
-    from flashladder.common.build import build_one
+    from flashladder.common.compiler import build_one
     from flashladder.common.errors import DeviceError, ToolchainError
-    from flashladder.common.limits import sample
-    from flashladder.common.profile import profiling
-    from flashladder.common.run import target
+    from flashladder.common.predict import profiling
+    from flashladder.common.predict.limits import sample
+    from flashladder.common.runtime import target
 
     place = target.resolve("emulator" if arguments.predict else "auto", arguments.gpu)
     if arguments.pages or place.on_gpu:
@@ -75,9 +75,9 @@ def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
 
 
 def _predicted(versions: Sequence[Version], arguments: argparse.Namespace) -> list[Diagnosis]:
-    from flashladder.common.build import BuildRequest, build
-    from flashladder.common.limits import predict
-    from flashladder.common.run import target
+    from flashladder.common.compiler import BuildRequest, build
+    from flashladder.common.predict.limits import predict
+    from flashladder.common.runtime import target
 
     gpu = target.resolve("auto", arguments.gpu).gpu
     values = options.config_values(arguments.config)

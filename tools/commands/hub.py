@@ -93,7 +93,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         with zipfile.ZipFile(wheel) as archive:
             files = [name for name in archive.namelist() if name.startswith("flashladder/")]
-            if "flashladder/common/attention/__init__.py" not in files:
+            if "flashladder/common/api/__init__.py" not in files:
                 raise ConfigError(f"{wheel} is no wheel of flashladder: pip wheel . --no-deps makes one")
             if arguments.source:
                 _extract(archive, files, out / "torch-ext" / "flashladder")

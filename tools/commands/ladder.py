@@ -20,20 +20,20 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
-from flashladder.common.config import listing, parse_values
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.entrants import Entrant, ReferenceEntrant, assemble_all
+from flashladder.common.problem.config import listing, parse_values
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from flashladder.common.catalog import Version
-    from flashladder.common.experiments.ladder import Kernels
-    from flashladder.common.problem import Problem
-    from flashladder.common.results.log import Log
+    from flashladder.common.problem.problem import Problem
+    from flashladder.common.records.log import Log
+    from flashladder.common.studies.experiments.ladder import Kernels
 
 # 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
 FIXED_CONFIG = "block_m=64,block_n=64,num_warps=4,q_fragments=2,k_fragments=2,v_fragments=2,double_buffer=true"
@@ -63,11 +63,11 @@ def main(arguments: argparse.Namespace) -> int:
     operation = catalog.one_operation(version.operation for version in versions)
     fixed, lengths = parse_values(arguments.fixed), options.lengths(arguments.seqlens)
 
-    from flashladder.common.experiments import ladder
     from flashladder.common.measure.timing import TimingSettings
+    from flashladder.common.records import records
     from flashladder.common.report import ladder_tables
-    from flashladder.common.results import records
-    from flashladder.common.run import target
+    from flashladder.common.runtime import target
+    from flashladder.common.studies.experiments import ladder
 
     place = target.resolve("gpu", None)
     name = place.gpu.name
@@ -110,9 +110,9 @@ def _the_ladder(versions: Iterable[Version]) -> str:
 
 def _run(log: Log, field: Mapping[Problem, Kernels], again: bool) -> tuple[str, Mapping[Problem, Kernels]]:
     """The run to measure, the log's last or a new one, and what of the field it lacks."""
-    from flashladder.common.experiments import ladder
-    from flashladder.common.results import ladder_runs, records
-    from flashladder.common.results.slowdowns import completed
+    from flashladder.common.records import ladder_runs, records
+    from flashladder.common.records.slowdowns import completed
+    from flashladder.common.studies.experiments import ladder
 
     frame, damaged = log.read()
     for damage in damaged:

@@ -67,8 +67,8 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.attention.fallback import FallbackWarning
-    from flashladder.common.run import target
+    from flashladder.common.api.fallback import FallbackWarning
+    from flashladder.common.runtime import target
 
     on_gpu = target.resolve(arguments.device, None).on_gpu
     sizes = {

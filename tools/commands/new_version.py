@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.ideas import scaffold
+    from flashladder.common.workshop import scaffold
 
     version = scaffold.make(arguments.name, arguments.parent, arguments.private, arguments.patch)
     name, parent = version.directory.name[3:], version.below()

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console, table, warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.problem import Problem, Tensors
+    from flashladder.common.problem.problem import Problem, Tensors
 
 OTHERS = ("fa3", "fa4")
 TORCH = "scaled_dot_product_attention"
@@ -50,8 +50,8 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.problem import Tensors, make_inputs
-    from flashladder.common.run import ahead, gpu, quick, target
+    from flashladder.common.problem.problem import Tensors, make_inputs
+    from flashladder.common.runtime import ahead, gpu, quick, target
 
     place = target.resolve("gpu", None)
     problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
@@ -89,7 +89,7 @@ def _shown(title: str, costs: Mapping[str, float]) -> Table:
 
 def _refusal(problem: Problem, wanting: Tensors) -> str:
     """What attention() says to inputs that want gradients."""
-    from flashladder.common.attention import attention
+    from flashladder.common.api import attention
 
     try:
         attention(wanting.q, wanting.k, wanting.v, causal=problem.causal)
@@ -123,7 +123,7 @@ def _ours(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Calls:
     """The ways to call a rung."""
     import torch
 
-    from flashladder.common.attention import attention
+    from flashladder.common.api import attention
 
     inputs = tensors.q, tensors.k, tensors.v
     call = partial(attention, *inputs, causal=problem.causal, version=rung.name)
@@ -140,7 +140,7 @@ def _ours(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Calls:
 
 def _in_python(call: Callable[[], object]) -> Callable[[], object]:
     """The same call where there is no C++ compiler; that itself costs some 0.1 us."""
-    from flashladder.common.run import quick
+    from flashladder.common.runtime import quick
 
     def slowly() -> None:
         kept, quick.extension = quick.extension, None
@@ -154,8 +154,8 @@ def _in_python(call: Callable[[], object]) -> Callable[[], object]:
 
 def _new_lengths(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Callable[[], object]:
     """A call whose length no call had before, as each in generation."""
-    from flashladder.common.attention import attention
-    from flashladder.common.run.gpu import CALLS
+    from flashladder.common.api import attention
+    from flashladder.common.runtime.gpu import CALLS
 
     room = tensors.k.new_zeros((problem.batch, problem.seqlen_k + CALLS, problem.num_heads_k, problem.head_dim))
     grown = iter([room[:, : problem.seqlen_k + more] for more in range(1, CALLS + 1)])

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common import arguments as options
 from flashladder.common.console import Parser, console
 from flashladder.common.report import display
-from flashladder.common.run.ahead import DEFAULT
+from flashladder.common.runtime.ahead import DEFAULT
+from flashladder.tools.commands import arguments as options
 
 
 def parser() -> Parser:
@@ -41,9 +41,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.measure import packing
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.common.problem import Problem
-    from flashladder.common.results import records
-    from flashladder.common.run import target
+    from flashladder.common.problem.problem import Problem
+    from flashladder.common.records import records
+    from flashladder.common.runtime import target
 
     place = target.resolve("gpu", None)
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)

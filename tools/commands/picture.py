@@ -26,7 +26,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.pictures import gallery
+    from flashladder.common.report.pictures import gallery
 
     kinds = {
         "layouts": gallery.drawn_layouts,

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
-from flashladder.common.build.sources import own_line
+from flashladder.common.compiler.sources import own_line
 from flashladder.common.console import EXIT_ERROR, Parser, console, facts, table, warn
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.profile.profiling import ProfiledRung
+    from flashladder.common.predict.profiling import ProfiledRung
 
 DEFAULTS = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU, and takes the emulator a few seconds
 GOOD, FAIR = 0.01, 0.05  # deviations up to them are green and yellow
@@ -57,9 +57,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _profiled(versions: Sequence[catalog.Version], arguments: argparse.Namespace) -> list[ProfiledRung]:
     """The rungs, profiled and logged one by one; of several, those that do not take the problem are left out."""
-    from flashladder.common import build
-    from flashladder.common.profile import profiling
-    from flashladder.common.run import target
+    from flashladder.common import compiler as build
+    from flashladder.common.predict import profiling
+    from flashladder.common.runtime import target
 
     place = target.resolve("auto", arguments.gpu)
     problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common.config import gpu_names
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
+from flashladder.common.problem.config import gpu_names
 
 SHOWN = 30  # faults of a file
 
@@ -27,7 +27,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.results import received
+    from flashladder.common.records import received
 
     any_wrong = False
     for path in arguments.files:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from flashladder.common.console import Parser, console, table
 
 if TYPE_CHECKING:
-    from flashladder.common.results.records import Row
+    from flashladder.common.records.records import Row
     from flashladder.tuner.recorded import ExhaustiveStudy, Replay
 
 COLUMNS = {
@@ -44,7 +44,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.results.log import Schema
+    from flashladder.common.records.log import Schema
     from flashladder.tuner import trial_log
     from flashladder.tuner.job import usual_trials
     from flashladder.tuner.recorded import ExhaustiveStudy, replay

@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.table import Table
 
-from flashladder.common import arguments as options
 from flashladder.common.console import EXIT_ERROR, Parser, console, fail, table
+from flashladder.tools.commands import arguments as options
 
 EMULATOR_DEFAULTS = {"num_heads": 1, "seqlen_q": 64, "head_dim": 64}
 GPU_DEFAULTS = {"num_heads": 16, "seqlen_q": 131072, "head_dim": 128}
@@ -34,8 +34,8 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.attention import DEFAULT, ring_trial
-    from flashladder.common.run import target
+    from flashladder.common.api import DEFAULT, ring_trial
+    from flashladder.common.runtime import target
 
     if arguments.ranks < 1:
         return fail(f"--ranks {arguments.ranks}: there is at least one")

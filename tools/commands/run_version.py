@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
 from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.report import display
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.build.artifact import Artifact
-    from flashladder.common.config import KernelConfig, Value
+    from flashladder.common.compiler.artifact import Artifact
     from flashladder.common.emulator import Report
-    from flashladder.common.problem import Check, Problem
-    from flashladder.common.references import Configured
-    from flashladder.common.results.records import Row
-    from flashladder.common.run.target import Target
+    from flashladder.common.measure.references import Configured
+    from flashladder.common.problem.config import KernelConfig, Value
+    from flashladder.common.problem.problem import Check, Problem
+    from flashladder.common.records.records import Row
+    from flashladder.common.runtime.target import Target
 
 # Small enough for the emulator to end within a second; on a GPU, the size of a published benchmark.
 EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 2, "seqlen_q": 256}
@@ -83,7 +83,7 @@ class Configuration:
 
     def of(self, problem: Problem) -> tuple[KernelConfig, bool]:
         """The configuration, and whether it was tuned. Raises as `Version.check` does."""
-        from flashladder.common.run import tuned
+        from flashladder.common.runtime import tuned
 
         wanted = not (self.values or self.untuned)
         winner = tuned.config(self.version, self.place.gpu.name, problem) if wanted else None
@@ -125,9 +125,9 @@ def _list() -> int:
 
 
 def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
-    from flashladder.common import build
-    from flashladder.common.results import records
-    from flashladder.common.run import target
+    from flashladder.common import compiler as build
+    from flashladder.common.records import records
+    from flashladder.common.runtime import target
 
     place = target.resolve(arguments.device, arguments.gpu)
     problem = options.problem(arguments, version.operation, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
@@ -154,9 +154,9 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
 
 def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
     """A trial beside another rung: one, or one at every save."""
-    from flashladder.common.ideas import trial, tried, verdict, watch
-    from flashladder.common.run import target
-    from flashladder.common.sass import show
+    from flashladder.common.report import sass as show
+    from flashladder.common.runtime import target
+    from flashladder.common.workshop import trial, tried, verdict, watch
     from flashladder.tuner.pair import PairTimer
 
     place = target.resolve(arguments.device, arguments.gpu)
@@ -195,8 +195,9 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
 def _run_reference(reference: catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common import host, references
-    from flashladder.common.results import records
+    from flashladder.common import host
+    from flashladder.common.measure import references
+    from flashladder.common.records import records
 
     device = references.device_for(reference, arguments.device)
     on_gpu = device == "cuda"
@@ -217,7 +218,7 @@ def _run_reference(reference: catalog.Reference, values: dict[str, Value], argum
 
 
 def _log(kernel: catalog.Implementation, what: Row, problem: Problem, outcome: Outcome) -> None:
-    from flashladder.common.results import records
+    from flashladder.common.records import records
 
     log = records.runs(catalog.results_of([kernel]))
     log.append([what | records.of_problem(problem) | records.of_check(outcome.check) | outcome.row])
@@ -227,9 +228,9 @@ def _log(kernel: catalog.Implementation, what: Row, problem: Problem, outcome: O
 def _emulated(
     artifact: Artifact, problem: Problem, configured: Configuration, arguments: argparse.Namespace
 ) -> Outcome:
-    from flashladder.common.problem import expect, make_inputs, verify
-    from flashladder.common.results import records
-    from flashladder.common.run.execute import on_emulator
+    from flashladder.common.problem.problem import expect, make_inputs, verify
+    from flashladder.common.records import records
+    from flashladder.common.runtime.execute import on_emulator
 
     tensors = make_inputs(problem)
     with progress("emulated CTAs") as update:
@@ -243,8 +244,8 @@ def _emulated(
 
 def _predicted(configured: Configuration, report: Report, arguments: argparse.Namespace) -> str:
     """The time of what the same command would measure on the GPU, by the cost model."""
-    from flashladder.common.build import build_one
-    from flashladder.common.profile.agreement import conflict_factor
+    from flashladder.common.compiler import build_one
+    from flashladder.common.predict.agreement import conflict_factor
     from flashladder.tuner import model
 
     gpu = configured.place.gpu
@@ -268,7 +269,7 @@ def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argpars
     """Beside the official kernel; on the CPU, beside what torch computes there."""
     from flashladder.common.measure import baselines, contest
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.common.results import records
+    from flashladder.common.records import records
 
     official = [baselines.official(problem.operation)] if problem.operation in baselines.OFFICIAL else []
     others = official if device == "cuda" else list(baselines.CPU_BASELINES.values())

@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
-from flashladder.common.build import build_one
-from flashladder.common.config import GpuDescription, load_gpu
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.sass import Code, read
+from flashladder.common.compiler.sass.diff import RungPair
 from flashladder.common.console import EXIT_ERROR, Parser, console
+from flashladder.common.problem.config import GpuDescription, load_gpu
+from flashladder.common.report import sass as show
 from flashladder.common.report.export import write_csv
-from flashladder.common.sass import Code, read, show
-from flashladder.common.sass.diff import RungPair
+from flashladder.tools.commands import arguments as options
 
 
 def parser() -> Parser:

@@ -32,14 +32,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
-from flashladder.common.config import GpuDescription, Value, field_named, gpu_names, load_gpu
 from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
+from flashladder.common.problem.config import GpuDescription, Value, field_named, gpu_names, load_gpu
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.problem import Problem
+    from flashladder.common.problem.problem import Problem
     from flashladder.tuner.job import Job, Ranking
     from flashladder.tuner.worker import Worker
 
@@ -172,7 +172,7 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.in
 
 def _is_offline(arguments: argparse.Namespace) -> bool:
     """Whether nothing will be measured: it was asked for, or there is no GPU, and workers were not asked for."""
-    from flashladder.common.run.gpu import require_gpu
+    from flashladder.common.runtime.gpu import require_gpu
 
     if arguments.offline or arguments.workers != AUTO:
         return bool(arguments.offline)
@@ -189,7 +189,7 @@ def _gpu(name: str) -> GpuDescription:
     if name != "here":
         return load_gpu(name)
 
-    from flashladder.common.run import target
+    from flashladder.common.runtime import target
 
     return target.resolve("gpu", None).gpu
 

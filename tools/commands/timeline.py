@@ -14,14 +14,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common import arguments as options
 from flashladder.common import catalog
 from flashladder.common.console import EXIT_ERROR, Parser, console, progress, table, warn
 from flashladder.common.errors import DeviceError
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.problem import Problem
-    from flashladder.common.timeline.events import Timeline
+    from flashladder.common.problem.problem import Problem
+    from flashladder.common.studies.timeline.events import Timeline
 
 DEFAULTS = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}
 
@@ -37,7 +37,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.timeline import events
+    from flashladder.common.studies.timeline import events
 
     if bool(arguments.versions) == bool(arguments.draw):
         parser().print_help()
@@ -50,10 +50,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> None:
-    from flashladder.common.build import BuildRequest, build
-    from flashladder.common.run import gpu, target
-    from flashladder.common.timeline import events
-    from flashladder.common.timeline.record import record
+    from flashladder.common.compiler import BuildRequest, build
+    from flashladder.common.runtime import gpu, target
+    from flashladder.common.studies.timeline import events
+    from flashladder.common.studies.timeline.record import record
 
     try:
         gpu.require_gpu()
@@ -84,8 +84,8 @@ def _name(version: catalog.Version, problem: Problem) -> str:
 
 def _show(timeline: Timeline, path: Path) -> None:
     """Draws the picture beside the events, and tells what each phase took."""
-    from flashladder.common.pictures import timelines
-    from flashladder.common.timeline import phases
+    from flashladder.common.report.pictures import timelines
+    from flashladder.common.studies.timeline import phases
 
     if flaw := timeline.facts.get("flaw"):
         warn(f"with time stamps, {flaw}")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from flashladder.common import host
-from flashladder.common.build.library import build_library, find_c_compiler
-from flashladder.common.build.toolchain import version_text
-from flashladder.common.config import KernelConfig
-from flashladder.common.problem import Problem, Tensors
-from flashladder.common.references import Prepared
+from flashladder.common.compiler.library import build_library, find_c_compiler
+from flashladder.common.compiler.toolchain import version_text
+from flashladder.common.measure.references import Prepared
+from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.problem import Problem, Tensors
 
 SOURCE = Path(__file__).parent / "attention.c"
 REALS = {"fp32": (torch.float32, "float"), "fp64": (torch.float64, "double")}

@@ -15,9 +15,9 @@ import torch
 from cutlass.cute.nvgpu import cpasync, warp
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
-from flashladder.common.config import KernelConfig
-from flashladder.common.problem import Problem, Tensors
-from flashladder.common.references import Prepared, room_for_lse
+from flashladder.common.measure.references import Prepared, room_for_lse
+from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.problem import Problem, Tensors
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 COPY = 8  # 16-bit elements of a 16-byte copy

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flashladder.common.references import tiling
-from flashladder.common.references.tiling import Hbm, Tiling, precision, tiles
+from flashladder.common.measure.references import tiling
+from flashladder.common.measure.references.tiling import Hbm, Tiling, precision, tiles
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, hbm: Hbm) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import torch
 
-from flashladder.common.config import KernelConfig
 from flashladder.common.errors import DeviceError
-from flashladder.common.problem import Problem, Tensors
-from flashladder.common.references import Prepared, room_for_lse
+from flashladder.common.measure.references import Prepared, room_for_lse
+from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.problem import Problem, Tensors
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported

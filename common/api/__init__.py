@@ -1,0 +1,77 @@
+"""Attention as a function of torch tensors, for models: a rung that takes any attention behind one call."""
+
+from __future__ import annotations
+
+import torch
+
+from flashladder.common.api import general, given, gradients, op
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.runtime.ahead import DEFAULT
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    window: general.Window = general.OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    version: str = DEFAULT,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it; forward only.
+
+    q is (batch, seqlen_q, num_heads, head_dim), k and v are (batch, seqlen_k, num_heads_k, head_dim), of bf16 or fp16,
+    with any strides whose last is 1; num_heads_k divides num_heads. A causal mask is aligned to the bottom right.
+    softmax_scale defaults to 1 / sqrt(head_dim). Returns O, shaped as q, and with `return_lse` also the log-sum-exp of
+    each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and
+    a log-sum-exp of -inf.
+
+    A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
+    it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
+    key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn. With `alibi_slopes`,
+    (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses slope * |i + seqlen_k - seqlen_q - j|.
+
+    O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
+    takes longer where that interleaves with an input's.
+
+    The first call for a dtype, head_dim, number of heads and mask makes a kernel ready, one with the log-sum-exp and
+    one without, which all lengths share. It says so where it must compile it, which takes seconds. Kernels are launched
+    on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
+    through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
+
+    Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, or that want a
+    gradient, and an `out` that shares memory with an input; ConfigError for an unknown version.
+    """
+    is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
+    if is_open and alibi_slopes is None and type(softcap) in (float, int) and not softcap:
+        done = op.shortly(q, k, v, out, causal, softmax_scale, version, return_lse)
+        if done is not None:
+            return done
+    given.tensors(q=q, k=k, v=v)
+    given.flags(causal=causal, return_lse=return_lse)
+    given.text(version=version)
+    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
+    if q.dim() != 4:
+        raise op.misshapen("q", q)
+    gradients.refuse(q, k, v)
+    if out is not None:
+        given.tensors(out=out)
+        if out.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
+    window = window if window is general.OPEN else general.window_of(window)
+    softcap = given.number("softcap", softcap)
+    if window != general.OPEN or softcap or alibi_slopes is not None:
+        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
+        o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
+        if out is not None:
+            op.check_out(out, q)
+            op.check_apart(out, {"q": q, "k": k, "v": v})
+            o = out.copy_(o)
+        return (o, lse) if return_lse else o
+    o, lse = op.forward(q, k, v, out, causal, softmax_scale, version, return_lse)
+    return o if lse is None or not return_lse else (o, lse)

@@ -1,0 +1,108 @@
+"""diffusers' models: `set_attention_backend("ladder")`, through the registry of diffusers/models/attention_dispatch.py.
+
+A backend's name is a member of an Enum there, which has no door for others: a member is added to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashladder.common.api import attention
+from flashladder.common.api.fallback import autocast, foresee, say
+from flashladder.common.api.packed import padding_of, without_padding
+from flashladder.common.errors import ToolchainError, UnsupportedProblemError
+
+NAME = "ladder"
+
+
+def register_with_diffusers() -> None:
+    """Makes diffusers' `model.set_attention_backend("ladder")` and `attention_backend("ladder")` work.
+
+    Models then run `attention`. Keys that a mask hides for all queries alike are taken out, and the batch runs as
+    packed sequences. Where `attention` refuses, or a mask, a gradient or dropout is wanted that it does not have,
+    diffusers' "native" runs, with one FallbackWarning for each kind of reason.
+
+    Raises ToolchainError without diffusers, or for one whose backends are kept in another way.
+    """
+    try:
+        from diffusers import __version__
+        from diffusers.models import attention_dispatch
+    except ImportError as error:
+        raise ToolchainError(f"diffusers is missing or too old ({error}): pip install -U diffusers") from None
+    try:
+        names, registry = attention_dispatch.AttentionBackendName, attention_dispatch._AttentionBackendRegistry
+        checks = [attention_dispatch._check_device, attention_dispatch._check_shape]
+        registry.register(_member(names), constraints=checks)(_attend)
+        attention_dispatch._native_attention  # noqa: B018 - which runs where ours does not
+    except (AttributeError, TypeError) as error:
+        raise ToolchainError(f"diffusers {__version__} keeps backends in another way ({error}); 0.42 works") from None
+
+
+def _member(names: Any) -> Any:
+    """Ours among the names of backends."""
+    if NAME in names._value2member_map_:
+        return names(NAME)
+    member = str.__new__(names, NAME)
+    member._name_, member._value_ = NAME.upper(), NAME
+    setattr(names, member._name_, member)
+    names._member_names_.append(member._name_)
+    names._member_map_[member._name_] = names._value2member_map_[NAME] = member
+    return member
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    _parallel_config: Any = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """q, k, v and the output are (batch, seqlen, heads, head_dim); the log-sum-exp is (batch, heads, seqlen_q)."""
+    from diffusers.models.attention_dispatch import _native_attention
+
+    try:
+        if dropout_p:
+            raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing")
+        if _parallel_config is not None:
+            raise UnsupportedProblemError("_parallel_config: contexts in parallel are not for this backend")
+        if is_causal and query.shape[1] != key.shape[1]:
+            raise UnsupportedProblemError("is_causal with seqlen_q != seqlen_k, which is to the upper left there")
+        if query.shape[2] != key.shape[2] and not enable_gqa:
+            raise UnsupportedProblemError("fewer heads of k and v without enable_gqa")
+        q, k, v = autocast(query, key, value)
+        foresee(q, k, v)
+        options: dict[str, Any] = {"causal": is_causal, "softmax_scale": scale}
+        if attn_mask is None:
+            return attention(q, k, v, return_lse=return_lse, **options)
+        keys = _keys(attn_mask, q, k)
+        if return_lse or is_causal:
+            raise UnsupportedProblemError("a mask with is_causal or return_lse: kernels take none")
+        rows = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+        return without_padding(q, k, v, padding_of(rows, keys), **options)
+    except UnsupportedProblemError as error:
+        if return_lse:
+            raise UnsupportedProblemError(f'{error}; with return_lse, which "native" has not, "flash" works') from None
+        say('diffusers\' "native"', str(error))
+    o: torch.Tensor = _native_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, _parallel_config=_parallel_config
+    )
+    return o
+
+
+def _keys(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Which keys all queries see, (batch, seqlen_k); UnsupportedProblemError for a mask that says something else."""
+    if torch.compiler.is_compiling():
+        raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
+    batch, seqlen_k = k.shape[:2]
+    if mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1):
+        mask = mask[:, 0, 0]
+    if mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] != seqlen_k:
+        raise UnsupportedProblemError("a mask that hides more than keys from all queries alike: kernels take none")
+    return mask.expand(batch, -1)

@@ -1,0 +1,49 @@
+"""Where a kernel refuses, a model goes on with somebody else's, and is told so once."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import torch
+
+from flashladder.common import catalog
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import listing
+from flashladder.common.problem.operations.operation import DTYPES
+from flashladder.common.runtime.ahead import GENERAL
+
+_said: set[str] = set()
+_HEAD_DIMS = catalog.find(GENERAL[-1]).supports.head_dim  # on any GPU
+
+
+class FallbackWarning(UserWarning):
+    """Attention that was to run here ran elsewhere."""
+
+
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As torch's own attention takes them under torch.autocast."""
+    if torch.is_autocast_enabled(device := tensors[0].device.type):
+        return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+    return tensors
+
+
+def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """UnsupportedProblemError for what `attention` would refuse of (batch, seqlen, heads, head_dim) when it runs.
+
+    Under torch.compile it runs when it is too late for somebody else's.
+    """
+    if q.dtype not in DTYPES.values():
+        raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(DTYPES.values())}")
+    if v.shape != k.shape:
+        raise UnsupportedProblemError(f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike")
+    if q.shape[3] not in _HEAD_DIMS:
+        raise UnsupportedProblemError(f"kernels take head_dim {listing(_HEAD_DIMS)}, not {q.shape[3]}")
+
+
+@torch.compiler.assume_constant_result  # under torch.compile it is said when the call is traced
+def say(instead: str, reason: str) -> None:
+    """Warns that `instead` runs: once in a process for reasons that differ in numbers only."""
+    if (kind := f"{instead}: {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', reason)}") not in _said:
+        _said.add(kind)
+        warnings.warn(f"{instead} runs instead of FlashLadder: {reason}", FallbackWarning, stacklevel=3)

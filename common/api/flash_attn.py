@@ -1,0 +1,242 @@
+"""flash-attn's functions by name, signature and result (flash_attn/flash_attn_interface.py of 2.8): a changed import.
+
+What kernels here do not do is refused by the name of its argument. Everything is forward only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashladder.common.api import attention, general, given
+from flashladder.common.api.packed import packed_attention
+from flashladder.common.errors import UnsupportedProblemError
+
+_Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_OPEN = (-1, -1)  # a window without bounds
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
+
+    `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing: the
+    forward pass always is. With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp,
+    (batch, heads, seqlen_q), and, as without dropout in flash-attn, no probabilities (0 elements). Of a row that sees
+    no key softmax_lse is -inf; flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
+    its softmax_lse is larger by slope * (i + seqlen_k - seqlen_q); ours is of the scores that both document.
+
+    Raises UnsupportedProblemError for dropout_p, a gradient that is wanted, and what `attention` refuses.
+    """
+    given.tensors(q=q, k=k, v=v)
+    _refuse(dropout_p, causal, return_attn_probs)
+    result = attention(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        softcap=_softcap(softcap),
+        alibi_slopes=alibi_slopes,
+        return_lse=return_attn_probs,
+        **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
+    )
+    return _returned(result)
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_func` of kv (batch, seqlen_k, 2, heads_k, head_dim), which is not copied."""
+    k, v = _unpacked("kv", kv, "(batch, seqlen_k, 2, heads_k, head_dim)")
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_func` of qkv (batch, seqlen, 3, heads, head_dim), which is not copied."""
+    q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, head_dim)")
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> _Result:
+    """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
+
+    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). `block_table` is refused.
+    """
+    if block_table is not None:
+        raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
+    _refuse(dropout_p, causal, return_attn_probs)
+    result = packed_attention(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=softmax_scale,
+        softcap=_softcap(softcap),
+        alibi_slopes=alibi_slopes,
+        **_seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
+        return_lse=return_attn_probs,
+    )
+    return _returned(result)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_varlen_func` of kv (total_k, 2, heads_k, head_dim), which is not copied."""
+    k, v = _unpacked("kv", kv, "(total_k, 2, heads_k, head_dim)")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = _OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """`flash_attn_varlen_func` of qkv (total, 3, heads, head_dim), which is not copied."""
+    q, k, v = _unpacked("qkv", qkv, "(total, 3, heads, head_dim)")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:
+    """Views of what lies in a tensor side by side."""
+    given.tensors(**{name: tensor})
+    if tensor.dim() != layout.count(",") + 1 or tensor.shape[-3] != len(name):
+        raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; it should be {layout}")
+    return tensor.unbind(-3)
+
+
+def _refuse(dropout_p: float, causal: bool, return_attn_probs: bool) -> None:
+    """What no kernel here does, and what is no flag."""
+    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    if given.number("dropout_p", dropout_p):
+        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
+
+
+def _softcap(softcap: float) -> float:
+    """None is 0 here, and 0 or less there."""
+    softcap = given.number("softcap", softcap)
+    return 0.0 if softcap <= 0 else softcap
+
+
+def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
+    """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
+    if window_size is _OPEN:  # as in most calls, which come often
+        return {"causal": causal, "window": general.OPEN}
+    window = general.pair_of("window_size", window_size, -1)
+    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
+    if causal or right == 0:
+        return {"causal": True, "window": (left, None)}
+    return {"causal": False, "window": (left, right)}
+
+
+def _returned(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> _Result:
+    """As flash-attn without dropout does, whose S_dmask is then empty."""
+    return (*result, result[0].new_empty(0)) if isinstance(result, tuple) else result

@@ -1,0 +1,134 @@
+"""attention with what few rungs take: packed sequences, a window, a softcap, ALiBi. One operator for all of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from flashladder.common.api import given, gradients, op, sequences
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.runtime.ahead import DEFAULT
+from flashladder.common.runtime.launch import ALL_KEYS
+
+Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
+OPEN: Window = (None, None)
+
+
+def window_of(window: Window) -> Window:
+    """A window as kernels take it. UnsupportedProblemError for what is none."""
+    left, right = (None if each is None else min(each, ALL_KEYS) for each in pair_of("window", window, None))
+    return left, right
+
+
+def slopes_of(alibi_slopes: torch.Tensor | None, q: torch.Tensor, batch: int) -> torch.Tensor | None:
+    """ALiBi's slopes as kernels take them, one for each head of each of `batch` sequences, contiguous.
+
+    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no slopes of it.
+    """
+    if alibi_slopes is None:
+        return None
+    given.tensors(alibi_slopes=alibi_slopes)
+    heads, shape = q.shape[-2], tuple(alibi_slopes.shape)
+    if shape not in ((heads,), (batch, heads)) or alibi_slopes.dtype != torch.float32:
+        raise UnsupportedProblemError(
+            f"alibi_slopes is {shape} {alibi_slopes.dtype}; with q it is ({heads},) or ({batch}, {heads}) torch.float32"
+        )
+    if alibi_slopes.device != q.device:
+        raise UnsupportedProblemError(
+            f"alibi_slopes on {alibi_slopes.device}, q on {q.device}; kernels take one device"
+        )
+    gradients.refuse(alibi_slopes, what="alibi_slopes")
+    return alibi_slopes.expand(batch, heads).contiguous()
+
+
+def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
+    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none."""
+    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
+    if not is_pair or not all(type(each) in (int, type(everything)) for each in window):
+        raise UnsupportedProblemError(
+            f"{name}={window!r}: it should be (left, right), each a number of keys, or {everything} for all"
+        )
+    left, right = window
+    return left, right
+
+
+def make_ready(q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool) -> None:
+    """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
+    left, right = window_of(window)
+    others: dict[str, Any] = {"window_left": left, "window_right": right, "softcap": softcap}
+    if packed:
+        others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+    op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
+
+
+@torch.library.custom_op("flashladder::attention_general", mutates_args=())
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    version: str,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
+
+    With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
+    (batch, heads), contiguous.
+    """
+    o, sums = _outputs(q, cu_seqlens_q is not None, lse)
+    bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+    others: dict[str, Any] = {**bounds, "alibi": alibi_slopes is not None}
+    tensors = {"q": q, "k": k, "v": v, "o": o} | ({"lse": sums} if lse else {})
+    if alibi_slopes is not None:
+        tensors["alibi_slopes"] = alibi_slopes
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
+        sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
+        others |= {"operation": "packed", "batch": len(cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+        longest = min(max_seqlen_q, q.shape[1]), min(max_seqlen_k, k.shape[1])
+        others |= {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
+        tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
+        if not all(longest):  # nobody sees a key; what was asked for is looked at all the same
+            op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
+            _clear(o, sums)
+            return o, sums
+    problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
+    ready = op.prepared(problem, q, version)
+    if problem.packed and not ready.rung.supports.rest:
+        _clear(o, sums)
+    op.at_leisure(ready, problem, tensors)
+    if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
+        _clear(o[:, end_q:], sums[:, end_q:])
+    if op.watch is not None:
+        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds, alibi=problem.alibi)
+    return o, sums
+
+
+@forward.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q, cu_seqlens_q is not None, options[-1])
+
+
+def _clear(o: torch.Tensor, sums: torch.Tensor) -> None:
+    """As of rows that see no key."""
+    o.zero_()
+    sums.fill_(-math.inf)
+
+
+def _outputs(q: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, seqlen_q, num_heads, _ = q.shape
+    rows = ((num_heads, seqlen_q) if packed else (batch, num_heads, seqlen_q)) if lse else (0, 0)
+    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)

@@ -1,0 +1,133 @@
+"""Packed sequences: tokens of all sequences in one tensor, and where each sequence begins."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from flashladder.common.api import attention, general, given, gradients, sequences
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.runtime.ahead import DEFAULT
+
+
+def packed_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window: general.Window = general.OPEN,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    return_lse: bool = False,
+    version: str = DEFAULT,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`attention` within each of many sequences, in one launch; forward only.
+
+    q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_k, head_dim). Sequence i has the rows
+    cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are (sequences + 1), int32, on q's
+    device. A sequence may have no rows; none has more than max_seqlen_q and max_seqlen_k. Returns O, shaped as q, and
+    with `return_lse` also the log-sum-exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those
+    that see no key, have O = 0 and a log-sum-exp of -inf. The options are those of `attention`; alibi_slopes are
+    (num_heads,) or (sequences, num_heads).
+
+    The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
+
+    Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
+    """
+    given.tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    given.flags(causal=causal, return_lse=return_lse)
+    given.text(version=version)
+    longest = given.rows("max_seqlen_q", max_seqlen_q), given.rows("max_seqlen_k", max_seqlen_k)
+    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise UnsupportedProblemError(
+                f"{name} has shape {tuple(tensor.shape)}; packed, it is (total, heads, head_dim)"
+            )
+    if k.shape != v.shape:
+        raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {tuple(k.shape)}")
+    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        sequences.check(name, cu_seqlens, q.device)
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
+        raise UnsupportedProblemError(
+            f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
+        )
+    gradients.refuse(q, k, v)
+    packing = (cu_seqlens_q, cu_seqlens_k, *longest)
+    slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
+    bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
+    o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
+    return (o[0], lse) if return_lse else o[0]
+
+
+class Real(NamedTuple):
+    """Which rows of a padded tensor, (batch, seqlen, ...), are no padding, and where they go when they are packed."""
+
+    places: tuple[torch.Tensor, torch.Tensor]  # the batch and the row of each
+    cu_seqlens: torch.Tensor
+    longest: int
+    is_all: bool  # nothing is padding
+
+
+class Padding(NamedTuple):
+    """What is known of a padded batch without its tensors, so that many layers can share it."""
+
+    rows: Real
+    keys: Real
+    first_keys: int | None  # where no row is padding, and all see the same keys, these from the first on: how many
+
+
+def padding_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
+    """Of masks that are true for what is no padding: (batch, seqlen_q), and (batch, seqlen_k). Waits for the GPU once.
+
+    The masks should not be written to while the result is used.
+    """
+    rises = keys[:, 1:] & ~keys[:, :-1]
+    with torch.inference_mode(False):  # so that torch counts what is written to cu_seqlens
+        lengths_q, lengths_k, risen = torch.stack([real.sum(1) for real in (rows, keys, rises)]).tolist()
+        real_rows, real_keys = _real(rows, lengths_q), _real(keys, lengths_k)
+    alike = real_rows.is_all and len(set(lengths_k)) == 1 and not any(risen)
+    return Padding(real_rows, real_keys, (lengths_k[0] or None) if alike else None)
+
+
+def _real(real: torch.Tensor, lengths: list[int]) -> Real:
+    total = sum(lengths)
+    batches, places = real.nonzero_static(size=total).unbind(1)  # nonzero() would wait for the GPU
+    cu_seqlens = pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+    sequences.know(cu_seqlens, [0, *accumulate(lengths)])
+    return Real((batches, places), cu_seqlens, max(lengths), total == real.numel())
+
+
+def without_padding(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, padding: Padding, **options: Any
+) -> torch.Tensor:
+    """O of a padded batch, (batch, seqlen_q, heads, head_dim): of the rows and keys that are no padding, packed.
+
+    A row that is padding gives 0. The options are those of `attention`.
+    """
+    rows, keys, first_keys = padding
+    if first_keys is not None:
+        return only_o(attention(q, k[:, :first_keys], v[:, :first_keys], **options))
+    q_packed = q.flatten(0, 1) if rows.is_all else q[rows.places]
+    packed = (q_packed, k[keys.places], v[keys.places], rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest)
+    o_packed = only_o(packed_attention(*packed, **options))
+    if rows.is_all:
+        return o_packed.view(q.shape)
+    o = q.new_zeros(q.shape)
+    o[rows.places] = o_packed
+    return o
+
+
+def only_o(o: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """What comes back where the log-sum-exp is not asked for."""
+    assert isinstance(o, torch.Tensor)
+    return o

@@ -1,0 +1,136 @@
+"""Attention of one long sequence over several devices: each keeps its queries, and keys and values go round a ring.
+
+Liu et al., Ring Attention (arXiv:2310.01889). Under a causal mask the sequence is cut into twice as many chunks as
+there are ranks, and rank r has the chunks r and 2 * world_size - 1 - r, so that all have as much to do in every step:
+the zigzag of zhuzilin/ring-flash-attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from flashladder.common.api import DEFAULT, attention, given
+from flashladder.common.api.states import merge_states
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import listing
+
+
+def ring_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    version: str = DEFAULT,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`attention` of a sequence that lies on the ranks of a process group; forward only. All ranks call it alike.
+
+    q, k and v are this rank's part, shaped as `attention` takes them, and of one shape on all ranks. With `causal` the
+    part is what `zigzag_split` gives, and q and k are of one length; without, any part is, in any order of ranks.
+    Returns this rank's part of O, and with `return_lse` of the log-sum-exp.
+
+    The keys and values of the next step are on their way, by `group`'s backend (NCCL on GPUs), while the kernel runs.
+    Partial outputs are summed in fp32.
+
+    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, and as `attention`.
+    """
+    given.tensors(q=q, k=k, v=v)
+    given.flags(causal=causal, return_lse=return_lse)
+    if not dist.is_available() or not dist.is_initialized():
+        raise UnsupportedProblemError("there is no process group: call torch.distributed.init_process_group first")
+    if q.dim() != 4 or k.shape != v.shape:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in (("q", q), ("k", k), ("v", v)))
+        raise UnsupportedProblemError(f"{shapes}: q should be (batch, seqlen, heads, head_dim), and k and v alike")
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if causal and (q.shape[1] != k.shape[1] or q.shape[1] % 2):
+        raise UnsupportedProblemError(
+            f"parts of {q.shape[1]} queries and {k.shape[1]} keys: with causal=True they should be as many, two chunks "
+            "of one length each, as zigzag_split gives them"
+        )
+    here = torch.stack((k, v))  # one message
+    coming = torch.empty_like(here)
+    for step in range(world_size):
+        arriving = [] if step == world_size - 1 else pass_on(here, coming, group, rank, world_size)
+        rows, keys, masked = _seen(rank, (rank - step) % world_size, q.shape[1], causal)
+        k, v = here[:, :, keys].unbind(0)
+        part = attention(q[:, rows], k, v, causal=masked, softmax_scale=softmax_scale, return_lse=True, version=version)
+        if step == 0:
+            o, lse = part[0].float(), part[1]
+        else:
+            o[:, rows], lse[..., rows] = merge_states(o[:, rows], lse[..., rows], *part)
+        for transfer in arriving:
+            transfer.wait()
+        here, coming = coming, here
+    o = o.to(q.dtype)
+    return (o, lse) if return_lse else o
+
+
+def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) -> torch.Tensor:
+    """The part of a rank, along the dimension of the sequence: chunks `rank` and 2 * world_size - 1 - `rank`.
+
+    Positions are split likewise. Raises UnsupportedProblemError where the chunks would not be of one length.
+    """
+    given.tensors(whole=whole)
+    rank, world_size = given.whole("rank", rank), given.whole("world_size", world_size)
+    _check_dim(dim, whole)
+    if not 0 <= rank < world_size:
+        raise UnsupportedProblemError(f"rank {rank} of {world_size}; ranks are from 0 to {world_size - 1}")
+    if (length := whole.shape[dim]) % (2 * world_size):
+        raise UnsupportedProblemError(
+            f"a sequence of {length} over {world_size} ranks; it should be a multiple of {2 * world_size}"
+        )
+    chunks = whole.chunk(2 * world_size, dim)
+    return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
+
+
+def zigzag_join(parts: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
+    """The whole sequence again, of the parts of all ranks in their order.
+
+    Raises UnsupportedProblemError for parts of several shapes, or of odd lengths.
+    """
+    if not isinstance(parts, Sequence) or not parts:
+        raise UnsupportedProblemError("parts should be a list of tensors, one of each rank")
+    given.tensors(**{f"parts[{rank}]": part for rank, part in enumerate(parts)})
+    _check_dim(dim, parts[0])
+    if len(shapes := {tuple(part.shape) for part in parts}) > 1:
+        raise UnsupportedProblemError(f"parts of the shapes {listing(sorted(shapes))}; they should be of one")
+    if not (rows := parts[0].shape[dim]) or rows % 2:
+        raise UnsupportedProblemError(f"parts of {rows} rows; each is two chunks of one length")
+    firsts, seconds = zip(*(part.chunk(2, dim) for part in parts), strict=True)
+    return torch.cat((*firsts, *reversed(seconds)), dim)
+
+
+def _check_dim(dim: int, tensor: torch.Tensor) -> None:
+    if not -tensor.dim() <= given.whole("dim", dim) < tensor.dim():
+        raise UnsupportedProblemError(f"dim={dim} of a tensor of shape {tuple(tensor.shape)}, which has no such one")
+
+
+def pass_on(
+    here: torch.Tensor, coming: torch.Tensor, group: dist.ProcessGroup | None, rank: int, world_size: int
+) -> list[dist.Work]:
+    """Sends what is here to the next rank, and what the rank before has is coming; both go on meanwhile."""
+    after, before = (
+        other if group is None else dist.get_global_rank(group, other)
+        for other in ((rank + 1) % world_size, (rank - 1) % world_size)
+    )
+    return dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, here, after, group), dist.P2POp(dist.irecv, coming, before, group)]
+    )
+
+
+def _seen(rank: int, source: int, seqlen: int, causal: bool) -> tuple[slice, slice, bool]:
+    """Which of a rank's rows see which keys of another rank's part, and whether under the causal mask."""
+    half, whole = seqlen // 2, slice(0, seqlen)
+    if not causal:
+        return whole, slice(None), False
+    if source == rank:
+        return whole, whole, True
+    if source < rank:  # its first chunk is before both of ours, its second behind them
+        return whole, slice(0, half), False
+    return slice(half, seqlen), whole, False  # both its chunks are between ours

@@ -1,0 +1,81 @@
+"""Two partial results of attention into one: what shared prefixes, cascades and rings are made of."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flashladder.common.api import given, gradients
+from flashladder.common.errors import UnsupportedProblemError
+
+
+def merge_states(
+    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What attention over the keys of both sides gives, from what it gave over each: (o, lse). No key is in both.
+
+    Both o are (batch, seqlen_q, heads, head_dim), both lse (batch, heads, seqlen_q), fp32, in natural logarithms, as
+    `attention(..., return_lse=True)` returns them; o and lse come back likewise, o in the dtype of o_a: with an o_a of
+    fp32 a sum of many parts is rounded once. Without the batch they are packed sequences.
+
+    It computes in fp32: lse = log(exp(lse_a) + exp(lse_b)), and o is the sum of both, weighted with exp(lse_a - lse)
+    and exp(lse_b - lse), which are sigmoid(lse_a - lse_b) and sigmoid(lse_b - lse_a). FlashInfer calls it a merge of
+    states (arXiv:2501.01005).
+
+    Where a side sees no key its lse is -inf, or +inf as in flash-attn, and what its o holds there is not read. Where
+    neither sees one, o = 0 and lse = -inf. Forward only; works under torch.compile.
+
+    Raises UnsupportedProblemError for tensors that do not belong together, or that want a gradient.
+    """
+    tensors = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b}
+    given.tensors(**tensors)
+    for name, o, lse in (("a", o_a, lse_a), ("b", o_b, lse_b)):
+        _check(name, o, lse)
+    if o_a.shape != o_b.shape:
+        raise UnsupportedProblemError(f"o_b is {tuple(o_b.shape)}; with o_a it is {tuple(o_a.shape)}")
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        there = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
+        raise UnsupportedProblemError(f"{there}; they should be on one device")
+    gradients.refuse(*tensors.values(), what="the partial outputs", whose="merge_states computes")
+    return _merge(o_a, lse_a, o_b, lse_b)
+
+
+def _check(side: str, o: torch.Tensor, lse: torch.Tensor) -> None:
+    if o.dim() not in (3, 4) or not o.is_floating_point():
+        raise UnsupportedProblemError(
+            f"o_{side} is {tuple(o.shape)} {o.dtype}; it should be (batch, seqlen_q, heads, head_dim) of floating point"
+        )
+    rows = (*o.shape[:-3], o.shape[-2], o.shape[-3])
+    if tuple(lse.shape) != rows or lse.dtype != torch.float32:
+        raise UnsupportedProblemError(
+            f"lse_{side} is {tuple(lse.shape)} {lse.dtype}; with o_{side} of {tuple(o.shape)} it is {rows} "
+            "torch.float32: (batch, heads, seqlen_q)"
+        )
+
+
+@torch.library.custom_op("flashladder::merge_states", mutates_args=())
+def _merge(
+    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lse_a, lse_b = (lse.masked_fill(lse == math.inf, -math.inf) for lse in (lse_a, lse_b))
+    o = _weighted(o_a, lse_a, lse_b).add_(_weighted(o_b, lse_b, lse_a))
+    return o.to(o_a.dtype, memory_format=torch.contiguous_format), torch.logaddexp(lse_a, lse_b).contiguous()
+
+
+@_merge.register_fake
+def _(
+    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _weighted(o: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A side's part of the sum, in fp32; 0 where it sees no key, whatever it holds there."""
+    weights = torch.sigmoid(own - other)  # of the difference, which is exact where both are large and near each other
+    return (o.float() * _by_row(weights)).masked_fill(_by_row(own == -math.inf), 0)
+
+
+def _by_row(tensor: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, seqlen_q) laid beside (batch, seqlen_q, heads, head_dim)."""
+    return tensor.transpose(-1, -2).unsqueeze(-1)

@@ -1,0 +1,287 @@
+"""Version + configuration + arch -> artifact: nvcc to PTX, ptxas to SASS, under ninja, many at once, behind a cache.
+
+The cache is addressed by content: an artifact's folder is named after a hash of the kernel, every header that it
+includes, the configuration, the arch, the flags and the compiler. A finished folder is renamed into place, so that any
+number of processes may build at once, and be killed, without harm; two that build the same thing both do the work.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, overload
+
+from flashladder.common.catalog import Version
+from flashladder.common.compiler import artifact as artifacts
+from flashladder.common.compiler.artifact import Artifact, LaunchInfo, PtxModule
+from flashladder.common.compiler.ninja import run_ninja, said, space_in_cache, temporary_folder
+from flashladder.common.compiler.sources import Sources, header_folders
+from flashladder.common.compiler.toolchain import Toolchain, toolchain
+from flashladder.common.errors import BuildError
+from flashladder.common.paths import cache_dir
+from flashladder.common.problem.config import KernelConfig
+
+__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "PtxModule", "build", "build_one", "cached"]
+
+LINES = "-lineinfo"
+NVCC_FLAGS = ("-std=c++17", "-O3", LINES)
+PTXAS_FLAGS = ("-v", LINES)
+DEPENDENCIES = "kernel.d"
+RULES = f"""
+rule nvcc
+  command = cd $folder && ($line) > {artifacts.LOG} 2>&1 || ! rm -f {artifacts.PTX}
+  description = $out
+rule ptxas
+  command = cd $folder && ($line) >> {artifacts.LOG} 2>&1
+  description = $out
+"""  # nvcc leaves PTX that it finds wrong
+BATCH = 8  # configurations for each core that are compiled before they are put into place: all that a kill can lose
+_SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
+
+BuildProgress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to compile, and the arch to compile it for (sm_80, sm_90a, ...)."""
+
+    version: Version
+    config: KernelConfig
+    arch: str
+    lines: bool = True  # of the source, in PTX and cubin: what comes of it then depends on where the source lies
+
+    @property
+    def flags(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of nvcc and ptxas."""
+        without = () if self.lines else (LINES,)
+        nvcc, ptxas = (tuple(flag for flag in flags if flag not in without) for flags in (NVCC_FLAGS, PTXAS_FLAGS))
+        return nvcc, ptxas
+
+    def __str__(self) -> str:
+        return f"{self.version.name} with {self.config} for {self.arch}"
+
+
+OnPtx = Callable[[BuildRequest, PtxModule], None]
+
+
+def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
+    """The artifact of one configuration, from the cache or compiled now; BuildError when it cannot be."""
+    return build([BuildRequest(version, config, arch)])[0]
+
+
+def cached(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
+    """The artifact of one configuration where it is compiled already. ToolchainError without the compiler."""
+    return artifacts.load(_place(BuildRequest(version, config, arch), Sources(), toolchain()), cached=True)
+
+
+@overload
+def build(
+    requests: Sequence[BuildRequest],
+    progress: BuildProgress | None = None,
+    *,
+    on_ptx: OnPtx | None = None,
+    on_error: Literal["raise"] = "raise",
+) -> list[Artifact]: ...
+
+
+@overload
+def build(
+    requests: Sequence[BuildRequest],
+    progress: BuildProgress | None = None,
+    *,
+    on_ptx: OnPtx | None = None,
+    on_error: Literal["return"],
+) -> list[Artifact | BuildError]: ...
+
+
+def build(
+    requests: Sequence[BuildRequest],
+    progress: BuildProgress | None = None,
+    *,
+    on_ptx: OnPtx | None = None,
+    on_error: Literal["raise", "return"] = "raise",
+) -> list[Artifact] | list[Artifact | BuildError]:
+    """The artifacts of the requests, in order; what the cache lacks is compiled, on every core.
+
+    A request that fails does not stop the others. Its BuildError is raised at the end, or returned in its place.
+    `on_ptx` is called as soon as a request's PTX is there, from the cache or by nvcc; meanwhile ptxas goes on. The
+    PTX's folder may be gone after the call.
+    Also raises ConfigError for an arch that a rung does not run on, and ToolchainError.
+    """
+    for request in requests:
+        request.version.check_arch(request.arch)
+    compiler, sources = toolchain(), Sources()
+    places = [_place(request, sources, compiler) for request in requests]
+    wanted = dict(zip(places, requests, strict=True))
+    results: dict[Path, Artifact | BuildError] = {}
+    for place, request in wanted.items():
+        if cached := artifacts.load(place, cached=True):
+            results[place] = cached
+            if on_ptx:
+                on_ptx(request, cached)
+    missing = [place for place in wanted if place not in results]
+    size = BATCH * len(os.sched_getaffinity(0))
+    listener = _Listener(progress, on_ptx, len(missing))
+    for start in range(0, len(missing), size):
+        batch = {place: wanted[place] for place in missing[start : start + size]}
+        results |= _compile(batch, sources, compiler, listener)
+    outcome = [without_flaws(wanted[place], results[place]) for place in places]
+    failures = [result for result in outcome if isinstance(result, BuildError)]
+    if failures and on_error == "raise":
+        others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
+        raise BuildError(f"{failures[0]}{others}")
+    return outcome
+
+
+@dataclass
+class _Listener:
+    """Tells how far the configurations are, of all batches together."""
+
+    progress: BuildProgress | None
+    on_ptx: OnPtx | None
+    total: int
+    done: int = 0
+
+    def ended(self, request: BuildRequest, output: Path) -> None:
+        """A step of a configuration ended: of nvcc, if its PTX is there, one more is to follow."""
+        if output.name == artifacts.PTX and output.exists():
+            self._translated(request, output.parent)
+            return
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, self.total, str(request))
+
+    def _translated(self, request: BuildRequest, folder: Path) -> None:
+        if self.on_ptx is None:
+            return
+        try:
+            module = artifacts.module(folder, request.version, request.config, request.arch)
+        except BuildError:  # raised at the end
+            return
+        self.on_ptx(request, module)
+
+
+def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
+    """The folder of an artifact in the cache, named after everything that decides its content."""
+    return cache_dir() / "artifacts" / folder_name(request, sources, compiler.identity)
+
+
+def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> str:
+    """The name of an artifact's folder; without a compiler, that of its machine code by whichever compiler."""
+    code = sources.digest(request.version.kernel, paths=request.lines), request.config.header()
+    decisive = (*code, request.version.operation, request.arch, *request.flags, compiler)
+    key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
+    return f"{request.version.file_name}-{request.arch}-{key}"
+
+
+def without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artifact | BuildError:
+    """The result, or a BuildError when ptxas made less of it than its rung promises."""
+    if isinstance(result, BuildError):
+        return result
+    if request.version.instruction_set != "ampere" and (said := _SERIALISED.search(result.log.read_text())):
+        return BuildError(f"{request} has matrix products that do not run beside other instructions. ptxas: {said[0]}")
+    return _without_local_memory(request, result)
+
+
+def _without_local_memory(request: BuildRequest, result: Artifact) -> Artifact | BuildError:
+    """The result, or a BuildError when it uses local memory and its rung declares none."""
+    if not result.local_bytes or request.version.local_memory:
+        return result
+    worst = max(result.kernels, key=lambda kernel: kernel.local_bytes)
+    which = f"{worst.entry} of " if len(result.kernels) > 1 else ""
+    return BuildError(
+        f"{which}{request} uses local memory: {worst.stack_bytes} bytes of stack, {worst.spill_store_bytes} bytes of "
+        f"spill stores, {worst.spill_load_bytes} bytes of spill loads (at {worst.registers} registers). Choose a "
+        f"smaller tile or more warps, or declare `local_memory: true` in {request.version.directory / 'version.yaml'}"
+    )
+
+
+def _compile(
+    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener
+) -> dict[Path, Artifact | BuildError]:
+    """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
+    with space_in_cache(), temporary_folder() as temporary:
+        for place, request in batch.items():
+            folder = temporary / place.name
+            folder.mkdir()
+            (folder / artifacts.HEADER).write_text(request.config.header())
+        (temporary / "build.ninja").write_text(_ninja_file(batch, compiler))
+        by_name = {place.name: request for place, request in batch.items()}
+        output = run_ninja(temporary, lambda edge: listener.ended(by_name[Path(edge).parent.name], temporary / edge))
+        seconds = _compile_seconds(temporary / ".ninja_log")
+        now = Sources()
+        results: dict[Path, Artifact | BuildError] = {}
+        for place, request in batch.items():
+            folder, kernel = temporary / place.name, request.version.kernel
+            try:
+                if place.name not in seconds:
+                    raise BuildError(said(folder / artifacts.LOG, output))
+                sources.check_complete(kernel, folder / DEPENDENCIES)
+                if now.digest(kernel) != sources.digest(kernel):
+                    raise BuildError("its source was edited while it was compiled; build it again")
+                module = artifacts.module(folder, request.version, request.config, request.arch)
+                artifacts.seal(module, seconds[place.name])
+                results[place] = _install(folder, place)
+            except BuildError as error:
+                results[place] = BuildError(f"{request} cannot be built:\n{error}")
+    return results
+
+
+def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
+    """Two edges for each configuration: nvcc makes PTX of the kernel, ptxas a cubin of the PTX."""
+    lines = [RULES]
+    for place, request in batch.items():
+        ptx, cubin = f"{place.name}/{artifacts.PTX}", f"{place.name}/{artifacts.CUBIN}"
+        edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": ptxas_command(request, compiler)}
+        for edge, words in edges.items():
+            line = shlex.join(words).replace("$", "$$")
+            lines += [f"build {edge}", f"  folder = {place.name}", f"  line = {line}"]
+    return "\n".join([*lines, ""])
+
+
+def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[str]:
+    flags, virtual_arch = request.flags[0], request.arch.replace("sm_", "compute_")
+    folders = [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
+    dependencies = ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
+    tool = [compiler.nvcc, *flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
+    words = (*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel)
+    return [str(word) for word in words]
+
+
+def ptxas_command(request: BuildRequest, compiler: Toolchain) -> list[str]:
+    """What makes the cubin of an artifact's PTX, in its folder."""
+    level = [f"-O{request.config.ptxas_level}"] if "ptxas_level" in request.config.fields else []
+    tool = [compiler.ptxas, *request.flags[1], f"-arch={request.arch}", *level]
+    return [str(word) for word in (*tool, "-o", artifacts.CUBIN, artifacts.PTX)]
+
+
+def _compile_seconds(ninja_log: Path) -> dict[str, float]:
+    """Seconds of both steps by subfolder, of the configurations that compiled: ninja logs no step that failed."""
+    rows: Iterable[list[str]] = []
+    with suppress(FileNotFoundError):
+        rows = [line.split("\t") for line in ninja_log.read_text().splitlines() if not line.startswith("#")]
+    spent = {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
+    names = [Path(output).parent.name for output in spent if Path(output).name == artifacts.CUBIN]
+    return {name: spent[f"{name}/{artifacts.PTX}"] + spent[f"{name}/{artifacts.CUBIN}"] for name in names}
+
+
+def _install(folder: Path, place: Path) -> Artifact:
+    """Renames a finished folder into place; another process's finished one is as good, a damaged one gives way."""
+    while True:
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise BuildError(f"the artifact cannot be moved to {place}: {error.strerror}") from None
+            if artifacts.load(place, cached=False) is None:
+                with suppress(FileNotFoundError):
+                    place.rename(folder.with_name(f"{place.name}-damaged"))
+                continue
+        if finished := artifacts.load(place, cached=False):
+            return finished
+        raise BuildError(f"the artifact {place} was damaged as soon as it was written; is the disk full?")

@@ -1,0 +1,102 @@
+"""C or C++ source -> shared library for the CPU of this machine, by ninja; the cache is addressed by content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flashladder.common import host
+from flashladder.common.compiler.ninja import run_ninja, said, space_in_cache, temporary_folder
+from flashladder.common.compiler.toolchain import find_host_compiler, version_text
+from flashladder.common.errors import BuildError, ToolchainError
+from flashladder.common.paths import cache_dir
+
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
+LIBRARIES = ("-lm",)
+EXTENSION_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall")
+FILE = "library.so"
+LOG = "build.log"
+
+
+def find_c_compiler() -> Path:
+    """$CC, or gcc on $PATH. Raises ToolchainError."""
+    wanted = os.environ.get("CC", "gcc")
+    if found := shutil.which(wanted):
+        return Path(found)
+    raise ToolchainError(
+        f"no C compiler: {wanted} is not on PATH. Install one, for example `sudo apt-get install gcc`, or name one "
+        "with -fopenmp in CC."
+    )
+
+
+def build_library(source: Path, defines: Mapping[str, str]) -> Path:
+    """The library that one self-contained source makes with these macros, from the cache or compiled now."""
+    compiler = find_c_compiler()
+    command = [str(compiler), *FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
+    place = _place(source, command, version_text(compiler), host.identity())
+    return _compiled(source, command, LIBRARIES, place)
+
+
+def build_extension(source: Path) -> Path:
+    """The extension of Python that a C++ source makes, from the cache or compiled now; DLPack's header is torch's.
+
+    BuildError or ToolchainError where it cannot be built.
+    """
+    command, place = _extension(source)
+    return _compiled(source, command, (), place)
+
+
+def find_extension(source: Path) -> Path | None:
+    """The same if it is in the cache."""
+    try:
+        _, place = _extension(source)
+    except ToolchainError:
+        return None
+    return place / FILE if (place / FILE).exists() else None
+
+
+def _extension(source: Path) -> tuple[list[str], Path]:
+    """The command, and where the result is kept."""
+    import torch
+
+    compiler, python = find_host_compiler(), Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").exists():
+        raise ToolchainError(f"no Python.h in {python}: Python's headers are missing, for example python3-dev")
+    headers = Path(torch.__file__).parent / "include", python
+    command = [str(compiler), *EXTENSION_FLAGS, *(f"-I{folder}" for folder in headers)]
+    return command, _place(source, command, version_text(compiler), torch.__version__, sys.implementation.cache_tag)
+
+
+def _place(source: Path, command: list[str], *decisive: str) -> Path:
+    key = hashlib.sha256(repr((source.read_bytes(), command, *decisive)).encode()).hexdigest()[:24]
+    return cache_dir() / "libraries" / f"{source.stem}-{key}"
+
+
+def _compiled(source: Path, command: Sequence[str], libraries: Sequence[str], place: Path) -> Path:
+    if not (place / FILE).exists():
+        _compile(source, command, libraries, place)
+    return place / FILE
+
+
+def _compile(source: Path, command: Sequence[str], libraries: Sequence[str], place: Path) -> None:
+    with space_in_cache(), temporary_folder() as temporary:
+        folder = temporary / place.name
+        folder.mkdir()
+        line = shlex.join([*command, "-o", f"{place.name}/{FILE}", str(source.resolve()), *libraries])
+        rule = f"{line} > {place.name}/{LOG} 2>&1".replace("$", "$$")
+        ninja = f"rule compile\n  command = {rule}\n\nbuild {place.name}/{FILE}: compile\n"
+        (temporary / "build.ninja").write_text(ninja)
+        output = run_ninja(temporary)
+        if not (folder / FILE).exists():
+            raise BuildError(f"{source} cannot be compiled:\n{said(folder / LOG, output)}")
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if not (place / FILE).exists():  # or another process has put the same library there
+                raise BuildError(f"the library cannot be moved to {place}: {error.strerror}") from None

@@ -1,0 +1,491 @@
+"""The rows of the lab's logs: what was run, where, by what, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from flashladder.common import host
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.toolchain import toolchain
+from flashladder.common.errors import ConfigError, ToolchainError
+from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.paths import ROOT, results_dir
+from flashladder.common.problem.config import parse_values
+from flashladder.common.problem.problem import Check, Problem
+from flashladder.common.records.log import Cell, Log, PositiveFloat, Schema, Share
+from flashladder.common.records.slowdowns import SLOWDOWN_SHARES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from flashladder.common.emulator import Report
+    from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.references import Configured
+    from flashladder.common.measure.statistics import Times
+    from flashladder.common.measure.timing import Measurement
+
+Row = dict[str, Cell]
+
+
+class ConfigText(str):
+    """A configuration's name; empty for what has none. ValueError where its fields cannot be read."""
+
+    def __new__(cls, text: str) -> ConfigText:
+        try:
+            parse_values(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return super().__new__(cls, text)
+
+
+class LadderKind(str):
+    """What a row of the ladder is of: a rung in its own or in the fixed configuration, or one of the field beside it.
+
+    ValueError for another.
+    """
+
+    def __new__(cls, text: str) -> LadderKind:
+        if text not in ("own", "fixed", "field"):
+            raise ValueError(f"{text!r} is none of own, fixed and field")
+        return super().__new__(cls, text)
+
+
+class RoundTimes(str):
+    """The time of each round in microseconds, in order, between spaces; empty where they were not kept.
+
+    ValueError where one is no time.
+    """
+
+    def __new__(cls, text: str) -> RoundTimes:
+        for word in text.split():
+            PositiveFloat(word)
+        return super().__new__(cls, text)
+
+    @classmethod
+    def of(cls, times: Times) -> RoundTimes:
+        """Spells the times of `Measurement.times`, to a hundred-thousandth."""
+        return cls(" ".join(f"{time:.5g}" for time in times))
+
+
+_PLACE = {
+    "time": str,  # UTC
+    "commit": str,  # of this repository, with + where files differed from it
+    "torch": str,
+    "toolkit": str,  # CUDA release of the compiler; of a reference, what compiled it
+    "driver": str,
+    "device": str,  # the GPU's name, or emulator; of a reference also the CPU's name
+    "gpu_id": str,  # a hash of the GPU's UUID
+    "power_limit_w": float,
+}
+_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: Artifact.code, or a reference's key
+_PROBLEM = {
+    "batch": int,
+    "num_heads": int,
+    "num_heads_k": int,
+    "seqlen_q": int,
+    "seqlen_k": int,
+    "head_dim": int,
+    "dtype": str,
+    "causal": bool,
+    "softmax_scale": float,
+    "seed": int,
+    "layout": str,
+    "family": str,  # of inputs; empty in older rows, which are normal
+    "lse": bool,  # whether it is asked for; empty in older rows, which all did
+    "window_left": int,  # these three are empty in older rows, which have no bounds
+    "window_right": int,  # empty for all keys
+    "softcap": float,  # 0 for none
+}
+_CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
+_RUNS_OF: Counter[str] = Counter()  # runs of this process by second
+_RESOURCES = {
+    "registers": int,
+    "spill_store_bytes": int,
+    "spill_load_bytes": int,
+    "shared_bytes": int,
+    "compile_seconds": float,
+}
+_TIMES = {
+    "mode": str,
+    "rounds": int,
+    "time_us": PositiveFloat,
+    "tflops": PositiveFloat,
+    "sm_mhz": float,
+    "baseline": str,
+    "baseline_version": str,
+    "baseline_us": PositiveFloat,
+    "ratio": PositiveFloat,  # baseline's time / ours
+    "ratio_low": PositiveFloat,
+    "ratio_high": PositiveFloat,
+    "control_low": float,  # the baseline against itself
+    "control_high": float,
+    "verdict": str,
+    "notes": str,
+    "samples": int,  # of all contenders, of which the shares are
+    **dict.fromkeys(SLOWDOWN_SHARES, Share),
+}
+_COUNTERS = {
+    "emulated_seconds": float,
+    "instructions": int,
+    "mma_flops": int,
+    "shared_wavefronts": int,
+    "shared_wavefronts_ideal": int,
+    "global_requests": int,
+    "global_sectors": int,
+    "global_bytes_read": int,
+    "global_bytes_written": int,
+}
+
+RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
+BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
+# Chosen_by, of an own configuration: tuner, or default as in all rows without it. Round_us: those of one run and
+# problem are of the same rounds, so that any two of them can be paired.
+LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str, "round_us": RoundTimes})
+EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
+# A row has errors, as studies/accuracy/deviation.py says, with the bars they are held against; or times; or tiles.
+ACCURACY = Schema(
+    {
+        "run": str,
+        **_PLACE,
+        **_KERNEL,
+        **_PROBLEM,
+        "yardstick": str,  # whose errors the bars come from
+        "verdict": str,  # yardstick, met or missed
+        "missed": str,  # which bars
+        "mean_error": float,
+        "mean_stderr": float,
+        "rms_error": float,
+        "max_error": float,
+        "max_ulps": float,
+        "lse_error": float,
+        "mean_bar": float,
+        "rms_bar": float,
+        "max_ulps_bar": float,
+        "lse_bar": float,
+        "time_us": PositiveFloat,
+        "normal_us": PositiveFloat,  # on normal inputs, in the same rounds
+        "time_ratio": PositiveFloat,  # normal_us / time_us
+        "time_ratio_low": PositiveFloat,
+        "time_ratio_high": PositiveFloat,
+        "computed_twice": float,  # tiles that were computed again / those on normal inputs, by the emulator's count
+    }
+)
+# Packed sequences beside official kernels, and beside padding. Tflops are of the work without padding.
+PACKED = Schema(
+    {
+        "run": str,
+        **_PLACE,
+        "contender": str,
+        **_KERNEL,
+        "mix": str,
+        "tokens": int,
+        **dict.fromkeys(("batch", "shortest", "longest"), int),  # how many sequences, and how long
+        **{name: _PROBLEM[name] for name in ("num_heads", "num_heads_k", "head_dim", "dtype", "causal", "seed")},
+        **_CHECK,
+        **_RESOURCES,
+        **_TIMES,
+    }
+)
+SAMPLES = Schema(
+    {
+        "run": str,
+        "problem": str,
+        "contender": str,
+        "mode": str,
+        "round": int,
+        "launches": int,
+        "time_us": PositiveFloat,
+        "sm_mhz": int,
+        "power_w": float,
+        "temperature_c": int,
+        "slowdowns": str,
+    }
+)
+
+
+# Each log is in a folder of results, by default this repository's; catalog.results_of says which is that of some rungs.
+
+
+def runs(folder: Path | None = None) -> Log:
+    """Every run of tools/run_version.py."""
+    return Log((folder or results_dir()) / "runs.csv", RUNS)
+
+
+def bench(name: str = "bench", folder: Path | None = None) -> Log:
+    """Every comparison of tools/bench.py, a row for each shape and kernel."""
+    return Log((folder or results_dir()) / f"{name}.csv", BENCH)
+
+
+def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
+    """A ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape.
+
+    Further ladders, which have a name, each have a folder of their own.
+    """
+    return Log((folder or results_dir()) / name / f"ladder_{gpu}.csv", LADDER)
+
+
+def experiment(name: str, folder: Path | None = None) -> Log:
+    """The runs of one experiment of tools/experiment.py."""
+    return Log((folder or results_dir()) / "experiments" / f"{name}.csv", EXPERIMENT)
+
+
+def accuracy(folder: Path | None = None) -> Log:
+    """Errors and times of kernels over families of inputs, as tools/accuracy.py finds them."""
+    return Log((folder or results_dir()) / "accuracy.csv", ACCURACY)
+
+
+def packed(gpu: str) -> Log:
+    """Packed sequences as tools/packed.py timed them on a GPU, a row for each mix of lengths and contender."""
+    return Log(results_dir() / f"packed_{gpu}.csv", PACKED)
+
+
+def samples(run: str, folder: Path | None = None) -> Log:
+    """The raw samples of one comparison."""
+    return Log((folder or results_dir()) / "raw" / f"{run}.csv", SAMPLES)
+
+
+def new_run() -> str:
+    """A name for a run of a tool, by which its rows and its samples are found again; no two of a process share one."""
+    name = f"{now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    _RUNS_OF[name] += 1
+    return name if _RUNS_OF[name] == 1 else f"{name}-{_RUNS_OF[name]}"
+
+
+def now() -> datetime:
+    """The current time, in UTC."""
+    return datetime.now(timezone.utc)
+
+
+def of_place(on_gpu: bool, elsewhere: str = "emulator") -> Row:
+    """When, where and with which versions something is run."""
+    row: Row = {
+        "time": now().isoformat(timespec="seconds"),
+        "commit": commit(),
+        "torch": str(torch.__version__),  # a plain one, which YAML takes
+        "toolkit": _toolkit(),
+        "device": elsewhere,
+    }
+    if on_gpu:
+        from flashladder.common.measure.nvml import Monitor
+
+        device = torch.cuda.current_device()
+        monitor = Monitor(device)
+        row |= {
+            "device": torch.cuda.get_device_name(device),
+            "driver": monitor.driver_version(),
+            "gpu_id": monitor.gpu_id,
+            "power_limit_w": monitor.power_limit_w(),
+        }
+    return row
+
+
+def of_code(artifact: Artifact) -> Row:
+    """Which kernel it is."""
+    return {
+        "version": artifact.version,
+        "config": artifact.config.name,
+        "arch": artifact.arch,
+        "code": artifact.code,
+    }
+
+
+def of_artifact(artifact: Artifact) -> Row:
+    """The same, and what the compiler said."""
+    resources: Row = {name: getattr(artifact, name) for name in _RESOURCES if name != "shared_bytes"}
+    return {**of_code(artifact), **resources, "shared_bytes": artifact.launch.shared_bytes}
+
+
+def spilled(row: Any) -> int:
+    """Bytes that a thread spills and reloads, by a row; what the row does not say counts as none."""
+    return int(np.nansum((row.spill_store_bytes, row.spill_load_bytes)))
+
+
+def of_reference(kernel: Configured) -> Row:
+    """The reference, its configuration, and what compiled it."""
+    return {
+        "version": kernel.version,
+        "config": kernel.config.name,
+        "code": kernel.key,
+        "toolkit": kernel.toolkit,
+    }
+
+
+def of_kernel(kernel: Artifact | Configured) -> Row:
+    """A rung's artifact, or a reference."""
+    return of_artifact(kernel) if isinstance(kernel, Artifact) else of_reference(kernel)
+
+
+def of_problem(problem: Problem) -> Row:
+    """The shape and the rest of the problem."""
+    return {name: getattr(problem, name) for name in _PROBLEM}
+
+
+def bounds(window_left: float | None, window_right: float | None, softcap: float | None) -> str:
+    """A problem's or a row's, in words that follow others; empty where it has none."""
+    values = (None if value is None or np.isnan(value) else value for value in (window_left, window_right, softcap))
+    left, right, softcap = values
+    sides = ",".join("all" if keys is None else f"{keys:.0f}" for keys in (left, right)).removesuffix(",all")
+    return (f", window {sides}" if sides != "all" else "") + (f", softcap {softcap:g}" if softcap else "")
+
+
+def unbounded(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows have neither a window nor a softcap: those with one are of other work."""
+    return rows["window_left"].isna() & rows["window_right"].isna() & (rows["softcap"].isna() | rows["softcap"].eq(0))
+
+
+def of_check(check: Check) -> Row:
+    """Whether the output was right, and how close."""
+    return {name: getattr(check, name) for name in _CHECK}
+
+
+def of_measurement(measurement: Measurement, name: str, problem: Problem, baseline_version: str) -> Row:
+    """One contender's time, and its ratio to the baseline."""
+    ratio, control = measurement.ratio(name), measurement.control
+    time_us = measurement.time_us(name)
+    return {
+        "mode": measurement.mode,
+        "rounds": measurement.rounds,
+        "time_us": time_us,
+        "tflops": tflops(problem, time_us),
+        "sm_mhz": measurement.clock_mhz(name),
+        "baseline": measurement.baseline,
+        "baseline_version": baseline_version,
+        "baseline_us": measurement.time_us(measurement.baseline),
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "control_low": control.low,
+        "control_high": control.high,
+        "verdict": measurement.verdict(name),
+        "notes": "; ".join(measurement.disturbances()),
+        "samples": len(measurement.samples),
+        **{name: measurement.slowed_by(words) for name, words in SLOWDOWN_SHARES.items()},
+    }
+
+
+def of_contest(
+    contest: Contest, run: str, kernels: Mapping[str, Artifact | Configured], on_gpu: bool = True
+) -> dict[str, Row]:
+    """A row for each contender, by its name; of those that were not timed, without figures."""
+    place = {"run": run} | of_place(on_gpu, host.title()) | of_problem(contest.problem)
+    measurement = contest.measurement
+    timed = measurement.checks if measurement else {}
+    rows = {}
+    for name, check in {**timed, **contest.checks}.items():
+        kernel = of_kernel(kernels[name]) if name in kernels else {"version": name}
+        figures: Row = {}
+        if measurement and name in timed:
+            baseline = BASELINES.get(measurement.baseline)
+            figures = of_measurement(measurement, name, contest.problem, baseline.version if baseline else "")
+        rows[name] = place | kernel | of_check(check) | figures
+    return rows
+
+
+def of_packing(
+    measurement: Measurement, run: str, mix: str, problem: Problem, kernels: Mapping[str, Artifact]
+) -> list[Row]:
+    """A row for each contender; what is not among the kernels is somebody else's."""
+    alike = ("batch", "num_heads", "num_heads_k", "head_dim", "dtype", "causal", "seed")
+    lengths: Row = {"tokens": problem.total_q, "shortest": min(problem.seqlens_q), "longest": max(problem.seqlens_q)}
+    asked: Row = {"run": run, "mix": mix, **lengths, **{name: getattr(problem, name) for name in alike}}
+    version = BASELINES[measurement.baseline].version
+    return [
+        of_place(True)
+        | asked
+        | {"contender": name}
+        | (of_artifact(kernels[name]) if name in kernels else {"version": name})
+        | of_check(check)
+        | of_measurement(measurement, name, problem, version)
+        for name, check in measurement.checks.items()
+    ]
+
+
+def of_report(report: Report) -> Row:
+    """What the emulator counted."""
+    names = ("mma_flops", "shared_wavefronts", "shared_wavefronts_ideal", "global_requests", "global_sectors")
+    counters: Row = {name: getattr(report, name) for name in names}
+    traffic: Row = {
+        "global_bytes_read": report.bytes_read.get("global", 0),
+        "global_bytes_written": report.bytes_written.get("global", 0),
+    }
+    return {
+        "emulated_seconds": report.elapsed,
+        "instructions": sum(report.instructions.values()),
+        **counters,
+        **traffic,
+    }
+
+
+def of_samples(measurement: Measurement, run: str, problem: Problem) -> list[Row]:
+    """The raw samples, a row each."""
+    return [
+        {
+            "run": run,
+            "problem": problem.name,
+            "contender": sample.contender,
+            "mode": measurement.mode,
+            "round": sample.round,
+            "launches": sample.launches,
+            "time_us": sample.time_us,
+            "sm_mhz": sample.state.sm_mhz,
+            "power_w": sample.state.power_w,
+            "temperature_c": sample.state.temperature_c,
+            "slowdowns": "|".join(sample.state.slowdowns),
+        }
+        for sample in measurement.samples
+    ]
+
+
+def tflops(problem: Problem, time_us: float) -> float:
+    """The rate at which a problem was computed."""
+    return problem.flops / time_us / 1e6
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the checkout, with a + where files differ from it.
+
+    Outside a checkout, what $FLASHLADDER_COMMIT says, or None.
+    """
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FLASHLADDER_COMMIT")
+
+
+@cache
+def has_commit(name: str) -> bool:
+    """Whether the checkout has a commit of this name; true where that cannot be asked."""
+    try:
+        _git("rev-parse", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return True
+    try:
+        _git("cat-file", "-e", f"{name}^{{commit}}")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _toolkit() -> str | None:
+    try:
+        return toolchain().release
+    except ToolchainError:
+        return None

@@ -1,0 +1,1 @@
+"""The accuracy study in words and pictures: its tables, figures and page."""

@@ -1,0 +1,41 @@
+"""The instructions of every rung's machine code, counted into results/sass_GPU.csv for the instruction mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from flashladder.common import catalog
+from flashladder.common.catalog import Version
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.sass import read
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.report import sass as show
+
+
+def count(gpu: str, folder: Path, progress: Callable[[int, int, str], None] | None = None) -> Path:
+    """Compiles and disassembles the rungs, each in its default configuration, for a GPU; gives the file.
+
+    Rungs that the GPU cannot run, or whose kernel does not build, are left out. ConfigError for an unknown GPU,
+    ToolchainError without a compiler or a disassembler.
+    """
+    arch = load_gpu(gpu).arch
+    requests = [BuildRequest(version, version.config(), arch) for version in catalog.versions() if _runs(version, arch)]
+    built = build(requests, progress, on_error="return")
+    rows = [row for artifact in built if isinstance(artifact, Artifact) for row in show.rows(read(artifact))]
+    path = folder / f"sass_{gpu}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def _runs(version: Version, arch: str) -> bool:
+    try:
+        version.check_arch(arch)
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""Tables of results/references.csv, for READMEs and for the page.
+
+tools/bench.py writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flashladder.common import catalog
+from flashladder.common.catalog import Implementation
+from flashladder.common.errors import ConfigError
+from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
+from flashladder.common.problem.config import Value, parse_values, spell
+from flashladder.common.records.ladders import means
+from flashladder.common.records.records import unbounded
+from flashladder.common.records.slowdowns import remarks
+from flashladder.common.report import markers
+
+MARKER = "measured"
+WIDTH = 120  # of lines in a README
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """What one run of the tool measured of one dtype, head_dim and mask."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    source: str
+
+    @property
+    def markdown(self) -> str:
+        """A Markdown table with its title and its source."""
+        rule = ("---", *["---:"] * (len(self.head) - 1))
+        lines = [f"| {' | '.join(cells)} |" for cells in (self.head, rule, *self.rows)]
+        return "\n".join([f"**{self.title}**", "", *lines, "", textwrap.fill(self.source, WIDTH)])
+
+
+def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
+    """Of each device, dtype, head_dim and mask the latest run in which the implementation was timed.
+
+    Rows without the log-sum-exp are left out, and those with a window or a softcap: they are of other work.
+    """
+    timed = rows[rows["ratio"].notna() & rows["lse"].ne(False) & unbounded(rows)]
+    mine = timed[timed["version"] == name]
+    found = []
+    alike = ["dtype", "head_dim", "causal"]
+    for (_, *kind), group in mine.groupby(["device", *alike], sort=False):
+        run = group.sort_values("time", kind="stable")["run"].iloc[-1]
+        found.append(table(timed[(timed["run"] == run) & (timed[alike] == kind).all(axis=1)], "references.csv"))
+    return found
+
+
+def shown() -> list[Implementation]:
+    """The implementations that have tables."""
+    return [*catalog.references(), *(rung for rung in catalog.versions() if rung.supports.causal)]
+
+
+def every_table(rows: pd.DataFrame) -> list[MeasuredTable]:
+    """Those of all of them, each once."""
+    return list(dict.fromkeys(table for implementation in shown() for table in tables(rows, implementation.name)))
+
+
+def write(rows: pd.DataFrame) -> list[Path]:
+    """Brings the READMEs up to date; those that changed. ResultsError where one has no markers."""
+    return [path for path, text in _texts(rows).items() if markers.replace(path, MARKER, text)]
+
+
+def stale(rows: pd.DataFrame) -> list[Path]:
+    """The READMEs that `write` would change."""
+    return [path for path, text in _texts(rows).items() if markers.between(path, MARKER) != text]
+
+
+def _texts(rows: pd.DataFrame) -> dict[Path, str]:
+    found = {implementation: tables(rows, implementation.name) for implementation in shown()}
+    return {
+        implementation.directory / "README.md": "\n\n".join(table.markdown for table in measured)
+        for implementation, measured in found.items()
+        if measured
+    }
+
+
+def table(rows: pd.DataFrame, log: str) -> MeasuredTable:
+    """What a run measured of one kind of problems, and the log that has the rows."""
+    last = rows.iloc[-1]
+    on_gpu = isinstance(last["driver"], str) and bool(last["driver"])
+    unit, factor = ("TFLOP/s", 1) if on_gpu else ("GFLOP/s", 1000)
+    lengths = sorted(rows["seqlen_q"].unique())
+    lines = []
+    for (version, config), group in rows.groupby(["version", "config"], sort=False):
+        timed = {row.seqlen_q: row for row in group.itertuples()}
+        cells = [_cell(timed[length], factor) if length in timed else "" for length in lengths]
+        lines.append((_label(version, config), *cells, *_ratio(group)))
+    mask = "causal" if last["causal"] else "full"
+    official = _label(last["baseline"], "")
+    title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
+    return MeasuredTable(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows, log))
+
+
+def _cell(row: Any, factor: int) -> str:
+    rate = f"{factor * row.tflops:.0f}"
+    return rate if row.version == row.baseline else f"{rate} ({row.ratio:.2f})"
+
+
+def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
+    if rows["version"].iloc[0] == rows["baseline"].iloc[0]:
+        return "1", ""
+    mean: dict[str, Any] = means(rows, None)
+    return f"**{mean['ratio']:.3f}**", f"{mean['ratio_low']:.3f} to {mean['ratio_high']:.3f}"
+
+
+def _label(version: str, config: str) -> str:
+    """A kernel in words: a rung's number, a reference's or a baseline's name, and what is not its default."""
+    official = {**CPU_BASELINES, **BASELINES}.get(version)
+    if official:
+        return official.title
+    try:
+        changes = _changes(catalog.find_implementation(version), config)
+    except ConfigError:  # what has another name or other fields by now, or whose row is damaged
+        return f"{version} {config}".strip() or "unnamed"
+    changed = [f"{name}={spell(value)}" for name, value in changes.items()]
+    return ", ".join([f"rung {catalog.address_of(version)}" if version[0].isdigit() else version, *changed])
+
+
+def _changes(implementation: Implementation, config: str) -> dict[str, Value]:
+    values = parse_values(config)
+    decided = {name: values[name] for name in ("dtype", "head_dim", "causal", "lse", "row_stride") if name in values}
+    default = implementation.config(**decided)
+    return {name: value for name, value in values.items() if getattr(default, name, None) != value}
+
+
+def _source(rows: pd.DataFrame, log: str) -> str:
+    """Where and when, and with what."""
+    last = rows.iloc[-1]
+    shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
+    toolkits = [toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit]
+    compilers = [f"CUDA {toolkit}" if toolkit[0].isdigit() else toolkit for toolkit in toolkits]
+    driver = [f"driver {last['driver']}"] if isinstance(last["driver"], str) and last["driver"] else []
+    software = ", ".join([*driver, f"torch {last['torch']}", *compilers])
+    cells = {"run": last["run"], "card": last["gpu_id"], "commit": last["commit"]}
+    marks = ", ".join(f"{name} {cell}" for name, cell in cells.items() if isinstance(cell, str) and cell)
+    where = f"{last['device']} ({marks}), {shape}; {software}; {last['time'][:10]}."
+    disturbed = remarks(rows, "GPU" if driver else "CPU")
+    return f"{where}{disturbed} Made by tools/dashboard.py from results/{log}."

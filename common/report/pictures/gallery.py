@@ -1,0 +1,109 @@
+"""Every picture that is kept in the repository, by its path, and whether it is still what the code says."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flashladder.common import catalog
+from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.sass import read
+from flashladder.common.compiler.sass.diff import comparable_configs
+from flashladder.common.paths import ROOT, VERSIONS
+from flashladder.common.report import evidence
+from flashladder.common.report.pictures import layouts, loops, roles, timelines
+from flashladder.common.report.pictures.device import DeviceHeaders, device_headers
+from flashladder.common.studies.timeline import events
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file beside a README, and what draws it."""
+
+    path: Path
+    draw: Callable[[], str]
+    compiler: str | None = None  # whose machine code it shows
+
+    def write(self) -> bool:
+        """Brings the file up to date; whether that changed it."""
+        drawn = self.draw()
+        if self.path.exists() and self.path.read_text() == drawn:
+            return False
+        self.path.write_text(drawn)
+        return True
+
+    def is_current(self) -> bool | None:
+        """Whether the file is what would be drawn; None where another compiler made the code that it shows."""
+        if not self.path.exists():
+            return False
+        kept = self.path.read_text()
+        made_with = re.search(r"ptxas (\d[\d.]*\d)", kept)
+        if self.compiler and made_with and made_with[1] != self.compiler:
+            return None
+        return kept == self.draw()
+
+
+def drawn_layouts() -> list[Picture]:
+    """Pictures of layouts, loop orders and roles: no compiler of CUDA has a part in them."""
+    of_headers: dict[str, Callable[[DeviceHeaders], str]] = {
+        "00_minimal/lanes.svg": layouts.quad_columns,
+        "01_base/accumulator.svg": layouts.accumulator,
+        "01_base/banks.svg": partial(layouts.banks, layout="RowMajor"),
+        "02_swizzling/banks.svg": partial(layouts.banks, layout="Swizzled"),
+        "08_fewer_address_ops/copies.svg": layouts.copy_map,
+        "09_fewer_moves/ldmatrix.svg": layouts.ldmatrix_lanes,
+        "15_d_head_tiling/panels.svg": layouts.panels,
+    }
+    others: dict[str, Callable[[], str]] = {
+        "traffic.svg": loops.traffic,
+        **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
+        "29_two_consumers/roles.svg": partial(roles.sketch, "29"),
+        "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
+        "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
+    }
+    drawn: dict[str, Callable[[], str]] = {path: partial(_of_headers, draw) for path, draw in of_headers.items()}
+    return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
+
+
+def recorded_timelines() -> list[Picture]:
+    """A picture for each timeline that is kept in results/, beside its events."""
+    return [
+        Picture(path.with_suffix(".svg"), partial(_timeline, path))
+        for path in sorted((ROOT / "results" / "timelines").glob("*.csv"))
+    ]
+
+
+def _timeline(path: Path) -> str:
+    return timelines.draw(events.read(path))
+
+
+def machine_loops() -> list[Picture]:
+    """For each rung from 02 up, its main loop beside that of the rung below, or of its parent."""
+    rungs = [version for version in catalog.versions() if int(version.number) > 0]
+    pairs = [(upper.below() or lower, upper) for lower, upper in itertools.pairwise(rungs)]
+    build([request for pair in pairs for request in _requests(*pair)])
+    return [
+        Picture(upper.directory / "loop.svg", partial(_machine_loop, lower, upper), evidence.compiler())
+        for lower, upper in pairs
+    ]
+
+
+def _requests(lower: catalog.Version, upper: catalog.Version) -> Iterator[BuildRequest]:
+    """Both rungs as the tables of the upper one's page have them."""
+    latest = max((version.instruction_set for version in (lower, upper)), key=[*INSTRUCTION_SETS].index)
+    configs = comparable_configs(lower, upper)
+    return (BuildRequest(*each, INSTRUCTION_SETS[latest].arch) for each in zip((lower, upper), configs, strict=True))
+
+
+def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:
+    before, after = map(read, build(list(_requests(lower, upper))))
+    return loops.machine_loop(before, after, evidence.compiler())
+
+
+def _of_headers(draw: Callable[[DeviceHeaders], str]) -> str:
+    return draw(device_headers())

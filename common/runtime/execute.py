@@ -1,0 +1,181 @@
+"""An artifact and a problem become an output: on the GPU or on the emulator, the one place where both are driven."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from flashladder.common import tensor_map
+from flashladder.common.compiler.artifact import Artifact, PtxModule
+from flashladder.common.console import warn
+from flashladder.common.errors import EmulatorError, UnsupportedProblemError
+from flashladder.common.problem.problem import Problem, Tensors, make_inputs
+from flashladder.common.runtime.launch import KernelLaunch, launches, pack, workspace_bytes
+
+if TYPE_CHECKING:
+    from flashladder.common.emulator import Report
+    from flashladder.common.runtime.gpu import Launch
+
+EMULATED_SMS = 2  # of a persistent grid: few, so that a CTA has more than one tile to do
+LEAST_BUDGET = 200_000  # instructions of a warp, however small the problem
+LONG_FLOPS = 8e9  # a problem from here on takes the emulator more than some seconds
+MAP_ALIGNMENT = 64  # bytes, of tensor maps among the arguments
+CHUNK = 64  # CTAs that the emulator runs together
+
+
+def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
+    """What launches the kernels on these tensors, on torch's current stream; DeviceError without a GPU."""
+    from flashladder.common.runtime import gpu
+
+    params = _params(artifact, problem, tensors)
+    kernel = gpu.load(artifact)
+    with torch.cuda.device(tensors.device):
+        lent = [
+            (torch.zeros if workspace.zeroed else torch.empty)(
+                workspace_bytes(artifact, problem, workspace), dtype=torch.uint8, device=tensors.device
+            )
+            for workspace in artifact.workspaces
+        ]
+        return kernel.prepare(params, launches(artifact, problem, params, gpu.num_sms()), lent)
+
+
+def on_emulator(
+    module: PtxModule,
+    problem: Problem,
+    tensors: Tensors,
+    *,
+    race: bool = True,
+    lagging: Collection[int] = (),
+    progress: Callable[..., None] | None = None,
+    num_sms: int = EMULATED_SMS,
+) -> Report:
+    """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
+
+    `lagging` and `progress` are those of emulator.run; with the latter, how long a large problem without a mask will
+    take is told before. A persistent grid is the one of a GPU with `num_sms`.
+    The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
+    workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
+    """
+    from flashladder.common import emulator
+
+    if progress and problem.flops > LONG_FLOPS and not problem.causal:
+        _announce(module, problem)
+    memory = emulator.GlobalMemory()
+    addresses: dict[str, int] = {}
+    written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
+    for buffer in tensors.buffers:
+        name = "/".join(buffer.names)
+        is_input = name not in written
+        base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=is_input, initialised=is_input)
+        addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
+    params = _params(module, problem, tensors, addresses)
+    lent = [
+        memory.add(
+            f"workspace {workspace.name}",
+            np.zeros(workspace_bytes(module, problem, workspace), np.uint8),
+            initialised=workspace.zeroed,
+        )
+        for workspace in module.workspaces
+    ]
+    pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
+    reports = [
+        emulator.run(
+            program := emulator.compile_ptx(ptx, launch.entry),
+            _arguments(params, pointers, launch),
+            launch.grid,
+            launch.num_threads,
+            launch.shared_bytes,
+            memory,
+            race=race,
+            lagging=lagging,
+            chunk=CHUNK,
+            max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(launch.grid)),
+            progress=progress,
+        )
+        for launch in launches(module, problem, params, num_sms)
+    ]
+    for name, buffer in written.items():
+        buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
+    for workspace in module.workspaces:
+        if workspace.zeroed and memory.read(f"workspace {workspace.name}").any():
+            raise EmulatorError(
+                f"{module.version} leaves workspace {workspace.name} other than zero: "
+                "the next run would begin with that"
+            )
+    return emulator.total(reports)
+
+
+def _arguments(params: bytes, pointers: bytes, launch: KernelLaunch) -> bytes:
+    """What a kernel is launched with, as it lies in its parameters: each at a multiple of its alignment."""
+    maps = b"".join(tensor_map.encode(*dataclasses.astuple(each)) for each in launch.tensor_maps)
+    packed = params + pointers
+    return packed + bytes(-len(packed) % MAP_ALIGNMENT) + maps if maps else packed
+
+
+def _tiles(module: PtxModule, problem: Problem) -> int:
+    """Of Q, in all: the CTAs of most kernels."""
+    return problem.batch * problem.num_heads * -(-problem.seqlen_q // module.launch.block_m)
+
+
+def _budget(instructions: int, problem: Problem, module: PtxModule, ctas: int) -> int:
+    """More instructions than a warp can need: as if all of a kernel were executed for each key of each tile.
+
+    The rungs need 3 % of that at most, those with tensor cores 1 %.
+    """
+    tiles_a_cta = -(-_tiles(module, problem) // ctas)
+    return max(LEAST_BUDGET, instructions * max(problem.seqlen_q, problem.seqlen_k) * tiles_a_cta)
+
+
+def _announce(module: PtxModule, problem: Problem) -> None:
+    """Tells how long the emulator will take."""
+    seconds = emulation_seconds(module, problem)
+    spelled = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    warn(f"about {spelled} on the emulator, for {_tiles(module, problem):,} CTAs; fewer rows or heads take less")
+
+
+def emulation_seconds(module: PtxModule, problem: Problem) -> float:
+    """How long the emulator takes for a problem without a mask, within a factor of about two: it runs a few blocks.
+
+    With a causal mask the CTAs of a chunk part ways. What that costs, a few blocks do not show.
+    """
+    tile, tiles, heads = module.launch, _tiles(module, problem), problem.num_heads
+    rows = max(1, min(CHUNK, tiles) // heads)
+    few, more = 2, 6  # blocks
+
+    def spent(blocks: int) -> float:
+        short = dataclasses.replace(
+            problem, batch=1, seqlen_q=rows * tile.block_m, seqlen_k=blocks * tile.block_n, layout="bshd"
+        )
+        return on_emulator(module, short, make_inputs(short)).elapsed
+
+    spent(1)  # parses the kernel
+    shorter, longer = spent(few), spent(more)
+    a_block = max(0.0, longer - shorter) / (more - few)
+    return tiles / (rows * heads) * (shorter + a_block * (problem.seqlen_k / tile.block_n - few))
+
+
+def _is_written(names: tuple[str, ...], problem: Problem) -> bool:
+    return set(problem.asked.outputs).issuperset(names)
+
+
+def _params(module: PtxModule, problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
+    _check_row_stride(module, problem, tensors)
+    return pack(problem, tensors, addresses)
+
+
+def _check_row_stride(module: PtxModule, problem: Problem, tensors: Tensors) -> None:
+    """A kernel compiled for one row stride would be silently wrong on tensors with another."""
+    if "row_stride" not in module.config.fields:
+        return
+    compiled = module.config.row_stride
+    for name, shape in problem.asked.shapes(problem).items():
+        if len(shape) == 4 and (stride := tensors.by_name[name].stride(1)) != compiled:
+            raise UnsupportedProblemError(
+                f"{name} has rows {stride} elements apart; {module.version} was compiled for row_stride={compiled}: "
+                f"configure it with row_stride={stride}"
+            )

@@ -1,0 +1,256 @@
+"""The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
+
+Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. A winner belongs to a
+rung, a dtype, a head_dim, a mask and, unless it won among all lengths, a class of lengths. The figures that it won
+with stand beside it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flashladder.common import own
+from flashladder.common.catalog import find
+from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
+from flashladder.common.paths import CONFIGS, adopted_dir
+from flashladder.common.problem.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values
+
+if TYPE_CHECKING:
+    from flashladder.common.catalog import Version
+    from flashladder.common.problem.problem import Problem
+
+FOLDER = CONFIGS / "tuned"
+# Keys, from which on they are long: where rungs 37 and 38 are level at head_dim 64 under a mask (versions/38_next_q).
+LONG_FROM = 2048
+LENGTHS = {"short": LONG_FROM // 2, "long": LONG_FROM}  # the classes: keys for an example, of whole blocks in any rung
+_LENGTH = ",length="  # before a kind's class
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best configuration of a rung on a GPU, for the problems of one kind."""
+
+    gpu: str
+    version: str  # the rung's name
+    kind: str  # as one of `kinds_for` spells it
+    values: dict[str, Value]
+    evidence: dict[str, Any]
+
+
+def is_long(problem: Problem) -> bool:
+    """Whether its keys are of the class of the long ones; packed sequences are as long as the longest."""
+    return problem.seqlen_k >= LONG_FROM
+
+
+def kind_of(problem: Problem) -> str:
+    """The problems that share a winner, with the log-sum-exp or without.
+
+    'dtype=bf16,head_dim=128,causal=false,length=long'
+    """
+    return f"{_any_length(problem)}{_LENGTH}{'long' if is_long(problem) else 'short'}"
+
+
+def kinds_for(problem: Problem) -> list[str]:
+    """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class."""
+    own, any_length = kind_of(problem), _any_length(problem)
+    return list(dict.fromkeys([own, any_length, *(f"{any_length}{_LENGTH}{length}" for length in LENGTHS)]))
+
+
+def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
+    """The kinds of a winner that was found with problems: with both classes of lengths, it is for any length."""
+    found: dict[str, set[str]] = {}
+    for problem in problems:
+        found.setdefault(_any_length(problem), set()).add(kind_of(problem))
+    return [kind for any_length, kinds in found.items() for kind in (kinds if len(kinds) == 1 else [any_length])]
+
+
+def of_each_length(problem: Problem) -> list[Problem]:
+    """The problem, and one like it of the other class of lengths; so are the kernels for both found beforehand."""
+    others = (replace(problem, seqlen_k=keys, seqlens_q=(), seqlens_k=()) for keys in LENGTHS.values())
+    return [problem, *(other for other in others if is_long(other) != is_long(problem))]
+
+
+def _any_length(problem: Problem) -> str:
+    return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
+
+
+def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = None) -> KernelConfig | None:
+    """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem.
+
+    Those that a program adopted go first, whose folder is the program's own by default: see common/adoption.
+    """
+    homes = _homes(version.home, adopted)
+    return next(filter(None, (choose(version, problem, winners(gpu, home)) for home in homes)), None)
+
+
+def quickest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
+    """Of a ladder's rungs the one whose winner has the highest ratio, the first of equals; None where none has one.
+
+    Only winners of one kind are compared, the first kind that any of them has, and by the problems that all of them
+    were found with, if there are any. What was adopted goes first here too, so that a problem stays with the rung that
+    was tuned for it.
+    """
+    for home in _homes(None, adopted):
+        among = {(winner.kind, winner.version): winner for winner in winners(gpu, home)}
+        for kind in kinds_for(problem):
+            of_kind = [(rung, among[kind, rung.name]) for rung in rungs if (kind, rung.name) in among]
+            if able := [(rung, winner) for rung, winner in of_kind if _as_won(rung, problem, winner)]:
+                common = set.intersection(*(set(_problems(winner)) for _, winner in able))
+                return max(able, key=lambda each: _ratio(each[1], home, common))[0]
+    return None
+
+
+def _homes(home: Path | None, adopted: Path | None) -> list[Path | None]:
+    """The folders whose winners count, the first one first: what a program adopted, then the ladder's."""
+    return [first, home] if (first := adopted or adopted_dir()) else [home]
+
+
+def _problems(winner: Winner) -> list[str]:
+    """The problems that it was found with, by their names, as far as its evidence says."""
+    names = winner.evidence.get("problems")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _ratio(winner: Winner, home: Path | None, problems: Collection[str]) -> float:
+    """How fast it won: over some of its problems, or as '1.0123 [1.0101, 1.0145]' begins. 0 where it does not say.
+
+    ConfigError for what is no ratio.
+    """
+    evidence = winner.evidence
+    if (text := evidence.get("ratio")) is None:
+        return 0.0
+    with suppress(ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
+        value = float(str(text).split()[0])
+        if problems:
+            of_each = zip(_problems(winner), evidence["baseline_us"], evidence["times_us"], strict=True)
+            value = math.exp(fmean(math.log(theirs / ours) for name, theirs, ours in of_each if name in problems))
+        if 0 < value < math.inf:
+            return value
+    path = path_of(winner.gpu, home)
+    raise ConfigError(f"{path}: the winner of {winner.version} for {winner.kind} is damaged: its ratio is {text!r}")
+
+
+def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> KernelConfig | None:
+    """Of a rung's winners, one of each kind, the best that takes the problem, and that the rung still has.
+
+    None where there is none.
+    """
+    of_rung = {winner.kind: winner for winner in among if winner.version == version.name}
+    for kind in kinds_for(problem):
+        if (winner := of_rung.get(kind)) and (found := _as_won(version, problem, winner)):
+            return found
+    return None
+
+
+def _as_won(version: Version, problem: Problem, winner: Winner) -> KernelConfig | None:
+    """A winner's configuration for the problem; None where the rung has it no more, or it does not take that."""
+    with suppress(ConfigError, UnsupportedProblemError):
+        found = version.config_for(problem, **winner.values)
+        version.check(problem, found)
+        return found
+    return None
+
+
+def standing(winner: Winner) -> KernelConfig:
+    """Its configuration, of its kind: what fits depends on the head_dim. ConfigError where its rung has it no more."""
+    version = find(winner.version)
+    kind = parse_values(winner.kind.partition(_LENGTH)[0])
+    return version.config(**{name: value for name, value in kind.items() if name in version.choices} | winner.values)
+
+
+def path_of(gpu: str, home: Path | None = None) -> Path:
+    """The file of a GPU's winners; `home` is the folder of a ladder of one's own."""
+    return (home / "tuned" if home else FOLDER) / f"{gpu}.yaml"
+
+
+def winners(gpu: str, home: Path | None = None) -> list[Winner]:
+    """All winners on a GPU; ConfigError where its file is damaged."""
+    path = path_of(gpu, home)
+    found = _read(path).items()
+    return [_winner(path, version, kind, entry) for version, kinds in found for kind, entry in kinds.items()]
+
+
+def every() -> list[Winner]:
+    """The winners on all GPUs, those of one's own ladders too."""
+    homes = (None, *own.ladders().values())
+    files = ((path, home) for home in homes for path in sorted(path_of("", home).parent.glob("*.yaml")))
+    return [winner for path, home in files for winner in winners(path.stem, home)]
+
+
+def save(
+    gpu: str,
+    version: str,
+    kind: str,
+    values: Mapping[str, Value],
+    evidence: Mapping[str, Any],
+    home: Path | None = None,
+) -> Path:
+    """Write a winner in the place of an earlier one of its kind. ResultsError where that cannot be done."""
+    path = path_of(gpu, home)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.with_name(f".{gpu}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            content = _read(path)
+            entry = {"config": KernelConfig.of(**values).name, **evidence}
+            content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
+            header = (
+                f"# The configurations that measured best on {_title(gpu)}; run_version.py uses them.\n"
+                "# Written by tuner/search.py; delete an entry to have the rung's default again.\n"
+            )
+            temporary = path.with_name(f".{gpu}.new")
+            temporary.write_text(header + yaml.safe_dump(dict(sorted(content.items())), sort_keys=False, width=120))
+            temporary.replace(path)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def _title(gpu: str) -> str:
+    return f"an {load_gpu(gpu).title}" if gpu in gpu_names() else f"{gpu}, which configs/gpus does not describe"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = _parsed(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}. Mend it, or delete it and tune again") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not _is_by_name(content) or not all(map(_is_by_name, content.values())):
+        raise ConfigError(f"{path} is damaged: it should map rungs to their winners. Mend it, or delete it")
+    return dict(content)
+
+
+def _is_by_name(content: Any) -> bool:
+    return isinstance(content, dict) and all(isinstance(name, str) for name in content)
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """Every kernel of a field asks for its winner, and the file is long."""
+    return yaml.safe_load(text) or {}
+
+
+def _winner(path: Path, version: str, kind: str, entry: Any) -> Winner:
+    try:
+        if (length := kind.partition(_LENGTH)[2]) and length not in LENGTHS:
+            raise ConfigError(f"length={length} is not one of {listing(LENGTHS)}")
+        evidence = dict(entry)
+        if not isinstance(config := evidence.pop("config"), str):
+            raise ConfigError(f"config is {config!r}, and should be such as block_m=128,block_n=64")
+        return Winner(path.stem, version, kind, parse_values(config), evidence)
+    except (TypeError, ValueError, KeyError, ConfigError) as error:
+        raise ConfigError(f"{path}: the winner of {version} is damaged: {error}") from None

@@ -1,0 +1,183 @@
+"""Runs kernels over families of inputs: rows with their errors, and whether they meet the bars.
+
+Families that share a softmax_scale are the sequences of one batch, so that a kernel is launched once for all of them;
+each is judged alone. Few rows of queries are enough, however many the keys: errors are means over rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashladder.common.console import progress, warn
+from flashladder.common.measure.baselines import Baseline, official
+from flashladder.common.measure.entrants import Entrant, assemble
+from flashladder.common.problem.families import FAMILIES
+from flashladder.common.problem.problem import DTYPES, Problem, Tensors, allocate, draw
+from flashladder.common.records import records
+from flashladder.common.runtime.execute import on_emulator, on_gpu
+from flashladder.common.runtime.gpu import faults_named
+from flashladder.common.runtime.target import Target
+from flashladder.common.studies.accuracy import yardstick
+from flashladder.common.studies.accuracy.deviation import Bars, Deviation, Exact, bars, compare, exact
+
+if TYPE_CHECKING:
+    from flashladder.common.compiler.artifact import Artifact
+    from flashladder.common.records.records import Row
+
+YARDSTICK, MET, MISSED = "yardstick", "met", "missed"  # verdicts
+_BARS = {"mean": "mean_error", "rms": "rms_error", "max_ulps": "max_ulps", "lse": "lse_error"}
+
+Attend = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]  # gives O and LSE
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is run: kernels, on every family with each dtype and number of keys."""
+
+    entrants: Sequence[Entrant]
+    place: Target
+    baselines: Sequence[Baseline] = ()
+    families: Sequence[str] = tuple(FAMILIES)
+    dtypes: Sequence[str] = tuple(DTYPES)
+    lengths: Sequence[int] = (512,)
+    rows: int = 128  # of queries
+    heads: int = 1
+    seed: int = 0
+
+    @property
+    def device(self) -> str:
+        """torch's."""
+        return "cuda" if self.place.on_gpu else "cpu"
+
+    def stacks(self) -> list[Stack]:
+        """The batches, those of one dtype and length beside each other."""
+        return [stack for dtype in self.dtypes for length in self.lengths for stack in self._stacked(dtype, length)]
+
+    def _stacked(self, dtype: str, length: int) -> Iterator[Stack]:
+        groups: dict[float, list[Problem]] = {}
+        for family in self.families:
+            problem = Problem(
+                num_heads=self.heads,
+                seqlen_q=self.rows,
+                seqlen_k=length,
+                dtype=dtype,
+                seed=self.seed,
+                family=family,
+            )
+            groups.setdefault(problem.softmax_scale, []).append(problem)
+        for problems in groups.values():
+            yield Stack(replace(problems[0], batch=len(problems), family="normal"), tuple(problems))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One batch: a sequence for each problem."""
+
+    problem: Problem
+    parts: tuple[Problem, ...]
+
+    def tensors(self, device: str) -> Tensors:
+        """Each problem's inputs, drawn on the device."""
+        tensors = allocate(self.problem, device)
+        for i, part in enumerate(self.parts):
+            draw(part, {name: tensor[i : i + 1] for name, tensor in tensors.by_name.items()}, device)
+        return tensors
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """Something that computes attention: what a row says of it, and how it is run on a batch's tensors."""
+
+    row: Row
+    run: Attend
+
+
+def rows(study: Study) -> Iterator[list[Row]]:
+    """The rows of each kernel and batch as soon as it is done; what takes no part is said on the way."""
+    run, stacks = records.new_run(), study.stacks()
+    lineup, left_out = assemble(study.entrants, [stack.problem for stack in stacks], study.place)
+    for reason in dict.fromkeys(left_out):
+        warn(reason)
+    absent: dict[str, str] = {}
+    with progress("batches") as update:
+        for done, stack in enumerate(stacks):
+            update(done, len(stacks), f"{stack.problem.dtype}, {stack.problem.seqlen_k} keys")
+            place = {"run": run} | records.of_place(study.place.on_gpu)
+            for found in _rows(study, stack, lineup.get(stack.problem, {}), absent):
+                yield [place | row for row in found]
+    for name, reason in absent.items():
+        warn(f"without {name}: {reason}")
+
+
+def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: dict[str, str]) -> Iterator[list[Row]]:
+    tensors = stack.tensors(study.device)
+    truths = exact(stack.problem, tensors).sequences()
+    first, *others = _subjects(study, stack.problem, tensors, kernels, absent)
+    yardsticks = _deviations(first, truths)
+    limits = [
+        bars(truth, theirs, part.dtype, part.seqlen_k, FAMILIES[part.family].one_hot)
+        for truth, theirs, part in zip(truths, yardsticks, stack.parts, strict=True)
+    ]
+    for subject in (first, *others):
+        found = yardsticks if subject is first else _deviations(subject, truths)
+        yield [
+            {
+                **subject.row,
+                **records.of_problem(part),
+                "yardstick": first.row["version"],
+                **{name: _rounded(value) for name, value in asdict(ours).items()},
+                **{f"{name}_bar": _rounded(getattr(limit, figure)) for name, figure in _BARS.items()},
+                **({"verdict": YARDSTICK} if subject is first else _verdict(limit, ours)),
+            }
+            for part, limit, ours in zip(stack.parts, limits, found, strict=True)
+        ]
+
+
+def _deviations(subject: _Subject, truths: Sequence[Exact]) -> list[Deviation]:
+    o, lse = subject.run()
+    lses = [None] * len(truths) if lse is None else [lse[i : i + 1] for i in range(len(truths))]
+    return [compare(truth, o[i : i + 1], lses[i]) for i, truth in enumerate(truths)]
+
+
+def _rounded(value: float | None) -> float | None:
+    """Four digits are enough of an error, and keep the log small."""
+    return None if value is None else float(f"{value:.3e}")
+
+
+def _verdict(limit: Bars, ours: Deviation) -> Row:
+    missed = limit.missed(ours)
+    return {"verdict": MISSED, "missed": " ".join(missed)} if missed else {"verdict": MET}
+
+
+def _subjects(
+    study: Study, problem: Problem, tensors: Tensors, kernels: Mapping[str, Artifact], absent: dict[str, str]
+) -> Iterator[_Subject]:
+    """Other people's kernels, official FlashAttention-2 or what stands for it first, and ours."""
+    present = []
+    for baseline in study.baselines:
+        if reason := baseline.missing() or baseline.refusal(problem):
+            absent[baseline.name] = reason
+        else:
+            present.append(baseline)
+    first = official("forward").name
+    if first not in [baseline.name for baseline in present]:
+        yield _Subject({"version": yardstick.NAME}, partial(yardstick.run, problem, tensors))
+    for baseline in sorted(present, key=lambda baseline: baseline.name != first):
+        yield _Subject({"version": baseline.name}, baseline.prepare(problem, tensors))
+    for artifact in kernels.values():
+        yield _Subject(records.of_code(artifact), partial(_run, study.place, artifact, problem, tensors))
+
+
+def _run(place: Target, artifact: Artifact, problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors.poison()
+    if place.on_gpu:
+        with faults_named(artifact):
+            on_gpu(artifact, problem, tensors)()
+    else:
+        on_emulator(artifact, problem, tensors, race=False)
+    return tensors.o, tensors.lse

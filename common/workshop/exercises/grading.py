@@ -1,0 +1,108 @@
+"""Grades a kernel that was written for an exercise. No GPU needed.
+
+It runs on the emulator, under the race detector. Its output is compared with the exact answer, also on inputs that a
+softmax which is not quite right does not survive. Its figures are compared with those of the start and of the rung,
+which are found in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from flashladder.common.compiler import BuildRequest, build
+from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.sass import read
+from flashladder.common.emulator import Report
+from flashladder.common.errors import EmulatorError
+from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.problem.families import NORMAL
+from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.workshop.exercises.exercise import Exercise
+from flashladder.common.workshop.exercises.measures import MEASURES
+
+GPU = "h100"  # compiled for, wherever it is graded
+HARD = ("falling_steeply", "large_values")  # inputs: a maximum that grows with every block, and one key far above all
+TILES, BLOCKS = 2, 4  # of Q, and of K and V
+
+Figures = dict[str, int]  # by the name of the measure
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What became of a kernel. Faults are in words; without figures it did not run to its end."""
+
+    exercise: Exercise
+    start: Figures
+    rung: Figures
+    own: Figures
+    faults: tuple[str, ...]
+
+    @property
+    def bound(self) -> int:
+        """The most that the goal's figure may be."""
+        goal = self.exercise.goal
+        return self.exercise.measure.bound(self.start[goal], self.rung[goal])
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal is reached, be the kernel right or wrong."""
+        return bool(self.own) and self.own[self.exercise.goal] <= self.bound
+
+    @property
+    def solved(self) -> bool:
+        return self.reached and not self.faults
+
+
+def grade(exercise: Exercise, kernel: Path) -> Grade:
+    """The grade of a kernel. Raises BuildError where it does not compile, or spills where the rung does not."""
+    problem, config = _setting(exercise)
+    kernels = (exercise.below.kernel, exercise.version.kernel, kernel.resolve())
+    arch = load_gpu(GPU).arch
+    versions = [dataclasses.replace(exercise.version, kernel=each) for each in kernels]
+    start, rung, own = build([BuildRequest(version, config, arch) for version in versions])
+    faults: list[str] = []
+    figures: Figures = {}
+    try:
+        figures = _figures(_run(own, problem, faults), own)
+        for family in HARD:
+            _run(own, dataclasses.replace(problem, family=family), faults)
+    except EmulatorError as error:
+        faults.append(str(error))
+    return Grade(exercise, _known(start, problem), _known(rung, problem), figures, tuple(faults))
+
+
+def _setting(exercise: Exercise) -> tuple[Problem, KernelConfig]:
+    """A small problem that the rung takes, and the configuration for it."""
+    tile = exercise.version.config()
+    problem = Problem(
+        seqlen_q=TILES * tile.block_m,
+        seqlen_k=BLOCKS * tile.block_n,
+        head_dim=tile.head_dim,
+        operation=exercise.version.operation,
+    )
+    return problem, exercise.version.config_for(problem, load_gpu(GPU))
+
+
+def _run(artifact: Artifact, problem: Problem, faults: list[str]) -> Report:
+    """Runs a kernel; what is wrong with its output is added to the faults. Races are looked for on normal inputs."""
+    tensors = make_inputs(problem)
+    report = on_emulator(artifact, problem, tensors, race=problem.family == NORMAL)
+    check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
+    inputs = "" if problem.family == NORMAL else f" (inputs: {problem.family})"
+    faults += [f"{fault}{inputs}" for fault in check.faults]
+    return report
+
+
+@cache
+def _known(artifact: Artifact, problem: Problem) -> Figures:
+    """The figures of a kernel of the ladder."""
+    return _figures(on_emulator(artifact, problem, make_inputs(problem), race=False), artifact)
+
+
+def _figures(report: Report, artifact: Artifact) -> Figures:
+    code = read(artifact)
+    return {name: measure.of(report, code) for name, measure in MEASURES.items()}

@@ -1,0 +1,108 @@
+"""What a person reads of an exercise: the task beside the kernel, and the grade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from flashladder.common.console import facts, table
+from flashladder.common.errors import ResultsError
+from flashladder.common.paths import typed
+from flashladder.common.workshop.exercises.exercise import Exercise
+from flashladder.common.workshop.exercises.grading import BLOCKS, GPU, TILES, Grade, grade
+from flashladder.common.workshop.exercises.measures import MEASURES
+
+KERNEL, TASK = "kernel.cu", "TASK.md"
+
+
+def tool() -> str:
+    """What a person types for the exercises."""
+    return typed("tools/exercise.py", "exercise")
+
+
+def begin(exercise: Exercise, folder: Path) -> Grade:
+    """Writes the start and the task into a new folder; gives the grade of the start.
+
+    ResultsError where the folder holds a kernel already.
+    """
+    kernel = folder / KERNEL
+    if kernel.exists():
+        raise ResultsError(f"{kernel} is there already: grade it with --check, or name another folder with --folder")
+    start = grade(exercise, exercise.below.kernel)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TASK).write_text(_task(start))
+    kernel.write_text(exercise.below.kernel.read_text())
+    return start
+
+
+def _task(start: Grade) -> str:
+    exercise = start.exercise
+    version, below = exercise.version, exercise.below
+    return f"""# Exercise {version.address}: {version.title}
+
+{exercise.task}
+
+## The goal
+
+{goal(start)}
+
+The output has to be right, and the race detector must find nothing.
+
+## How
+
+- `{KERNEL}` is the kernel of rung {below.address}. Change it. Headers of your own may lie beside it, and those of
+  `common/cuda` are found too.
+- Grade it: `{tool()} {version.address} --check`. It is compiled for `{GPU}` as rung {version.address} is by default,
+  and runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
+- Ask for a hint: `{tool()} {version.address} --hint 1`. There are {len(exercise.hints)}.
+- The words are explained in `versions/GLOSSARY.md`.
+"""
+
+
+def goal(found: Grade) -> str:
+    """The goal, in words."""
+    exercise = found.exercise
+    title = exercise.measure.title
+    return (
+        f"{title[0].upper()}{title[1:]}: {found.start[exercise.goal]:,} at the start, at most {found.bound:,} wanted."
+    )
+
+
+def verdict(found: Grade) -> Table:
+    """Right or wrong, and how far the goal is."""
+    own = f"{found.own[found.exercise.goal]:,}" if found.own else "it did not run to its end"
+    return facts(
+        f"Exercise {found.exercise.version.address}: {found.exercise.version.title}",
+        {
+            "right": _answer(not found.faults, "yes, and without a race", "\n".join(found.faults)),
+            "goal": goal(found),
+            "your kernel": _answer(found.reached, own, own),
+            "grade": _answer(found.solved, "solved", "not solved yet"),
+        },
+    )
+
+
+def _answer(good: bool, yes: str, no: str) -> Text:
+    return Text(yes, "green") if good else Text(no, "red")
+
+
+def figures(found: Grade) -> Table:
+    """All figures of the start, of the kernel and of the rung: an idea has its price too."""
+    right = ("start", "yours", f"rung {found.exercise.version.address}")
+    made = table("What it brings, and what it costs", "figure", *right, right=right, wrap=("figure",))
+    for name, measure in MEASURES.items():
+        values = [figures.get(name) for figures in (found.start, found.own, found.rung)]
+        style = "bold" if name == found.exercise.goal else ""
+        made.add_row(measure.title, *("" if value is None else f"{value:,}" for value in values), style=style)
+    return made
+
+
+def overview(exercises: Iterable[Exercise]) -> Table:
+    """The exercises, a line each."""
+    made = table("Exercises", "rung", "less of", "hints", right=("hints",), wrap=("less of",))
+    for exercise in exercises:
+        made.add_row(exercise.version.name, exercise.measure.title, str(len(exercise.hints)))
+    return made

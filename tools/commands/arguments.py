@@ -1,0 +1,231 @@
+"""Options that several tools share: the problem, the configuration, the device."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import Value, gpu_names, parse_values
+
+if TYPE_CHECKING:
+    from flashladder.common.problem.problem import Problem
+
+_DTYPES = ("bf16", "fp16")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device and --gpu."""
+    group = parser.add_argument_group("device")
+    group.add_argument(
+        "--device",
+        choices=("auto", "gpu", "emulator", "cpu"),
+        default="auto",
+        help="default: a GPU if any; the emulator is for rungs, the cpu for references",
+    )
+    group.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help=f"the GPU to compile for ({', '.join(gpu_names())}); default: the one here, or h100",
+    )
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """--config, as many fields as wanted."""
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="compile-time parameters, such as block_m=128 num_warps=8; the others have the rung's defaults",
+    )
+
+
+def add_problem(parser: argparse.ArgumentParser) -> None:
+    """The options that describe one attention problem."""
+    parser.set_defaults(lse=True)
+    group = parser.add_argument_group("problem")
+    for option, meaning in (
+        ("--batch", "sequences"),
+        ("--heads", "heads of Q"),
+        ("--heads-k", "heads of K and V (default: as Q)"),
+        ("--seqlen", "rows of Q, K and V"),
+        ("--seqlen-q", "rows of Q (default: --seqlen)"),
+        ("--seqlen-k", "rows of K and V (default: as Q)"),
+        ("--head-dim", "columns"),
+    ):
+        group.add_argument(option, type=int, metavar="N", help=meaning)
+    group.add_argument("--dtype", choices=_DTYPES)
+    group.add_argument("--causal", action="store_true", help="each row sees no later key, aligned to the bottom right")
+    group.add_argument("--softmax-scale", type=float, metavar="X", help="default: 1/sqrt(head_dim)")
+    group.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    group.add_argument("--family", metavar="NAME", help="of inputs: plateau_4 for example (default: normal)")
+    group.add_argument("--layout", default="bshd", help="bshd, bhsd, padded or qkv: how the tensors lie in memory")
+
+
+def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
+    """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default."""
+    parser.set_defaults(lse=True, window=(None, None), softcap=0.0)
+    group = parser.add_argument_group("problems")
+    group.add_argument(
+        "--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {seqlens})"
+    )
+    group.add_argument("--causal", choices=("no", "yes", "both"), default="no")
+    group.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
+    group.add_argument("--heads", type=int, default=16)
+    group.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
+    group.add_argument("--head-dim", type=int, default=128)
+    group.add_argument("--dtype", choices=_DTYPES, default="bf16")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--family", default="normal", metavar="NAME", help="of inputs (default: normal)")
+
+
+def add_no_lse(parser: argparse.ArgumentParser) -> None:
+    """--no-lse, for tools whose rows stand for themselves: ladders, tuned configurations and studies have it."""
+    parser.add_argument(
+        "--no-lse",
+        dest="lse",
+        action="store_false",
+        help="ask for no log-sum-exp, which inference does not need: rung 24 is then compiled without its sum",
+    )
+
+
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """--window and --softcap, for tools that tell rows with them from all others."""
+    parser.add_argument(
+        "--window",
+        type=_window,
+        metavar="LEFT,RIGHT",
+        help="so many keys before a row's own and behind it; all, or nothing, is all of that side: 4096, or 512,64",
+    )
+    parser.add_argument("--softcap", type=float, metavar="X", help="scores become X * tanh(score / X)")
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """Keys before a row's own and behind it, None for all."""
+    if not re.fullmatch(r"(\d{1,18}|all)(,(\d{1,18}|all)?)?|,(\d{1,18}|all)", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not LEFT,RIGHT: keys before a row's own and behind it, such as 512,64; 4096 (all behind it); "
+            "or all,0 (all before it)"
+        )
+    left, _, right = text.partition(",")
+    return _keys(left), _keys(right)
+
+
+def _keys(side: str) -> int | None:
+    return None if side in ("", "all") else int(side)
+
+
+def add_timing(parser: argparse.ArgumentParser) -> None:
+    """--mode and --rounds."""
+    parser.add_argument(
+        "--mode",
+        choices=("hot", "cold", "sustained"),
+        default="hot",
+        help="hot: short bursts, L2 as it is; cold: L2 flushed before each launch; sustained: at the power limit",
+    )
+    add_rounds(parser)
+
+
+def add_rounds(parser: argparse.ArgumentParser, text: str = "rounds of timing (default: as many as needed)") -> None:
+    """--rounds, at least one."""
+    parser.add_argument("--rounds", type=_positive, metavar="N", help=text)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
+def above_zero(text: str) -> float:
+    """The type of an option that is a time."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def config_values(tokens: Sequence[str]) -> dict[str, Value]:
+    """The values of --config: separate words, or one word with commas."""
+    return parse_values(",".join(tokens))
+
+
+def problem(arguments: argparse.Namespace, operation: str = "forward", **defaults: int | str) -> Problem:
+    """The problem of the options, with defaults for what was not given; UnsupportedProblemError if it is none."""
+    from flashladder.common.problem.problem import Problem
+
+    given = {
+        "batch": arguments.batch,
+        "num_heads": arguments.heads,
+        "num_heads_k": arguments.heads_k,
+        "seqlen_q": arguments.seqlen_q if arguments.seqlen_q is not None else arguments.seqlen,
+        "seqlen_k": arguments.seqlen_k if arguments.seqlen_k is not None else arguments.seqlen,
+        "head_dim": arguments.head_dim,
+        "dtype": arguments.dtype,
+        "softmax_scale": arguments.softmax_scale,
+        "family": arguments.family,
+    }
+    chosen = defaults | {name: value for name, value in given.items() if value is not None}
+    return Problem(
+        **chosen,
+        causal=arguments.causal,
+        seed=arguments.seed,
+        layout=arguments.layout,
+        operation=operation,
+        lse=arguments.lse,
+    )
+
+
+def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Problem]:
+    """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for other wrong values."""
+    from flashladder.common.problem.problem import Problem
+
+    left, right = arguments.window
+    if right is not None and arguments.causal != "no":
+        before = "all" if left is None else left
+        raise ConfigError(
+            f"--window {before},{right} --causal {arguments.causal}: with a causal mask no row sees a key behind its "
+            f"own; give --window {before}, or --causal no"
+        )
+    return [
+        Problem(
+            batch=max(1, arguments.tokens // seqlen),
+            num_heads=arguments.heads,
+            num_heads_k=arguments.heads_k,
+            seqlen_q=seqlen,
+            head_dim=arguments.head_dim,
+            dtype=arguments.dtype,
+            causal=causal,
+            seed=arguments.seed,
+            family=arguments.family,
+            operation=operation,
+            lse=arguments.lse,
+            window_left=left,
+            window_right=right,
+            softcap=arguments.softcap,
+        )
+        for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
+        for seqlen in lengths(arguments.seqlens)
+    ]
+
+
+def lengths(text: str) -> list[int]:
+    """'512..4096' is 512, 1024, 2048, 4096; otherwise numbers between commas."""
+    first, doubling, last = text.partition("..")
+    try:
+        numbers = [int(number) for number in ((first, last) if doubling else text.split(","))]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or (doubling and numbers[0] > numbers[1]):
+        raise ConfigError(f"--seqlens {text} is neither a range such as 512..4096 nor a list such as 512,4096")
+    if not doubling:
+        return numbers
+    begin, end = numbers
+    return [begin << power for power in range(64) if begin << power <= end]
