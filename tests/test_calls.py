@@ -16,11 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashladder.common import tensor_map
 from flashladder.common.catalog import Supports
 from flashladder.common.compiler import library
 from flashladder.common.compiler.artifact import Artifact, RungKernel
 from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.problem.problem import Problem, make_inputs

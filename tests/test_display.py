@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from flashladder.common import console
-from flashladder.common.emulator.counters import LineCount, Report
+from flashladder.common.emulator import LineCount, Report
 from flashladder.common.measure.contest import Contest
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import CONTROL, Measurement, Sample

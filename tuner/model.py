@@ -41,7 +41,7 @@ FEW = 8  # workloads, about half a second each, that are not worth the start of 
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a TileWork has its own
 WARPGROUP_CLOCK = 0.89  # of the highest clock, what warpgroup products leave of it at the power limit: H200, README.md
 LOOP_CODE = ("common/compiler/sass/*.py", "tuner/model.py")  # that makes a MainLoop of a cubin
-PRICE_CODE = (*LOOP_CODE, "common/emulator/*.py", "common/predict/agreement.py")  # and a time of a MainLoop
+PRICE_CODE = (*LOOP_CODE, "common/emulator/**/*.py", "common/predict/agreement.py")  # and a time of a MainLoop
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
 
 

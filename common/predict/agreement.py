@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from flashladder.common.compiler.sass.opcodes import FILLER, reads_a
 from flashladder.common.compiler.sass.pipes import throughput, work
-from flashladder.common.emulator import Report
-from flashladder.common.emulator.counters import LANES, NUM_BANKS, TMA, LineCount
+from flashladder.common.emulator import LANES, NUM_BANKS, TMA, LineCount, Report
 from flashladder.common.predict.ncu import Profile
 from flashladder.common.problem.config import GpuDescription
 

@@ -127,7 +127,7 @@ def _verdict(check: Check) -> Text:
 
 def counters(report: Report, problem: Problem, every: bool = True) -> Table:
     """What the emulator counted, in total: all of it, or what tells a good kernel."""
-    from flashladder.common.emulator.counters import TMA, WGMMA
+    from flashladder.common.emulator import TMA, WGMMA
 
     ratio = report.shared_wavefronts / max(report.shared_wavefronts_ideal, 1)
     ideal_sectors = sum(line.ideal for line in report.global_memory)

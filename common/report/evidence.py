@@ -177,7 +177,7 @@ def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
 
 
 def _count(artifact: Artifact) -> dict[str, int]:
-    from flashladder.common.emulator.counters import TMA, WGMMA
+    from flashladder.common.emulator import TMA, WGMMA
     from flashladder.common.problem.problem import Problem, make_inputs
     from flashladder.common.runtime.execute import on_emulator
 

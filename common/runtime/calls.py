@@ -15,6 +15,7 @@ import torch
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.artifact import Artifact, RungKernel
 from flashladder.common.compiler.declaration import Workspace
+from flashladder.common.emulator.tensor_map import NUM_BYTES
 from flashladder.common.problem.problem import SCALES
 from flashladder.common.runtime import gpu, quick
 from flashladder.common.runtime.launch import (
@@ -31,7 +32,6 @@ from flashladder.common.runtime.launch import (
     sized,
 )
 from flashladder.common.runtime.overlap import is_apart_in_itself, span
-from flashladder.common.tensor_map import NUM_BYTES
 
 _PARAMS = struct.Struct("=5Q12q5if")  # as launch.AttentionParams
 _POINTER = struct.Struct("=Q")

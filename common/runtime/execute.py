@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flashladder.common import tensor_map
 from flashladder.common.compiler.artifact import Artifact, PtxModule
 from flashladder.common.console import warn
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.problem.problem import Problem, Tensors, make_inputs
 from flashladder.common.runtime.launch import KernelLaunch, launches, pack, workspace_bytes

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 
 from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.emulator.tensor_map import TensorMap
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.runtime.launch import KernelLaunch
-from flashladder.common.tensor_map import TensorMap
 
 Launch = Callable[[], None]
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT

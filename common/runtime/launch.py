@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from flashladder.common.emulator.tensor_map import TensorMap
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.problem.rules import Expression
-from flashladder.common.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flashladder.common import tensor_map
 from flashladder.common.compiler import library
 from flashladder.common.compiler.declaration import DEFAULT_GRID
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.problem.problem import SCALES
 from flashladder.common.runtime.launch import ALIGNMENT, MAX_ROW_STRIDE, mapped

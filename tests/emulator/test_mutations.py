@@ -13,7 +13,7 @@ import yaml
 
 from flashladder.common import catalog, emulator
 from flashladder.common.compiler import build_one
-from flashladder.common.emulator.machine import compile_ptx
+from flashladder.common.emulator import compile_ptx
 from flashladder.common.emulator.mutate import mutated, mutations
 from flashladder.common.errors import EmulatorError
 from flashladder.common.paths import CUDA_HEADERS

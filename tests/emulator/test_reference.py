@@ -11,10 +11,10 @@ from random_ptx import ALL_INSTRUCTIONS, FLOATS_OF_POOL, NAMES, POOLS, inputs_of
 from reference import interpret
 from reference.numbers import FORMATS, decode
 
-from flashladder.common.emulator import arithmetic, exchange
-from flashladder.common.emulator.codegen import BlockEmitter
-from flashladder.common.emulator.machine import compile_ptx
-from flashladder.common.emulator.scheduler import Chunk
+from flashladder.common.emulator import compile_ptx
+from flashladder.common.emulator.compile.emitter import BlockEmitter
+from flashladder.common.emulator.execute import arithmetic, exchange
+from flashladder.common.emulator.execute.scheduler import Scheduler
 from flashladder.common.errors import EmulatorError
 
 NUM_PROGRAMS, NUM_SEEDS = 80, 2  # of the default run
@@ -155,7 +155,7 @@ FAULTS = {
     "shifts wrap": ("shl", arithmetic, "shift_left", lambda a, n: a << (n % (8 * a.itemsize)).astype(a.dtype)),
 }  # fmt: skip
 FAULTS_OF_PROGRAMS = {
-    "the lowest block first": (Chunk, "_next", lambda self, warp: min(warp.ready)),
+    "the lowest block first": (Scheduler, "_next", lambda self, warp: min(warp.ready)),
     "atom flushes nothing": (exchange, "flush", lambda x: x),
 }  # fmt: skip
 
