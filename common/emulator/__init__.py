@@ -38,19 +38,30 @@ as the program allows: the order in which defects show. The race detector finds 
 A new instruction is one function in a module of compile/ops/, registered with a pattern that spells out its modifiers.
 """
 
-from .execute.counters import LANES, NUM_BANKS, TMA, WGMMA, LineCount, Report, total
-from .execute.memory import GlobalMemory
-from .launch import compile_ptx, run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "LANES",
-    "NUM_BANKS",
-    "TMA",
-    "WGMMA",
-    "GlobalMemory",
-    "LineCount",
-    "Report",
-    "compile_ptx",
-    "run",
-    "total",
-]
+if TYPE_CHECKING:
+    from .execute.counters import LANES as LANES
+    from .execute.counters import NUM_BANKS as NUM_BANKS
+    from .execute.counters import TMA as TMA
+    from .execute.counters import WGMMA as WGMMA
+    from .execute.counters import LineCount as LineCount
+    from .execute.counters import Report as Report
+    from .execute.counters import total as total
+    from .execute.memory import GlobalMemory as GlobalMemory
+    from .launch import compile_ptx as compile_ptx
+    from .launch import run as run
+
+_PUBLIC = {
+    **dict.fromkeys(("LANES", "NUM_BANKS", "TMA", "WGMMA", "LineCount", "Report", "total"), "execute.counters"),
+    "GlobalMemory": "execute.memory",
+    **dict.fromkeys(("compile_ptx", "run"), "launch"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What the house uses, imported when it is asked for: who launches on a GPU needs tensor_map alone."""
+    if name in _PUBLIC:
+        return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
