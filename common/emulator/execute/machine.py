@@ -80,7 +80,8 @@ def _place_variables(kernel: PtxKernel, memory: GlobalMemory) -> tuple[dict[str,
 
 
 def smallest_shared_access(kernel: PtxKernel) -> int:
-    """The race detector's word: 4 bytes, or the smallest element that the kernel moves to or from shared memory."""
+    """The bytes of a word, as a watcher is told of it: 4, or the smallest element that the kernel moves to or from
+    shared memory."""
     smallest = 4
     for instruction in kernel.instructions:
         root, *words = instruction.opcode.split(".")

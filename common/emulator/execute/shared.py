@@ -1,8 +1,8 @@
 """Shared memory of a chunk of CTAs.
 
 Most kernels compute the same shared addresses in every CTA, so accesses are resolved once for all CTAs that agree: an
-AccessPattern says which bytes the lanes of one warp touch, and is cached, with its bank conflicts and its words for the
-race detector.
+AccessPattern says which bytes the lanes of one warp touch, and is cached, with its bank conflicts and its words for a
+watcher.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class AccessPattern:
     Attributes:
         lanes: the active lanes, (n).
         elements: what each active lane accesses, in units of the access size from the window's start, (n).
-        words: every granule of the race detector touched, (n * granules a lane), lane by lane.
+        words: every granule touched, (n * granules a lane), lane by lane.
         word_lanes: the lane of each of these.
         repeated: which of these are touched by more than one lane.
         is_one_address: all 32 lanes access one address; elements then has length 1.

@@ -29,13 +29,13 @@ NUM_WARPS = 4
 
 @dataclass(frozen=True)
 class WaitCall:
-    """wgmma.wait_group: see gates.GateCall."""
+    """wgmma.wait_group: see GateCall."""
 
     index: int
     pending: int
 
     def enter(self, chunk: Chunk, warp: Warp, mask: Mask, block: int) -> None:
-        """See gates.GateCall."""
+        """See GateCall."""
         warp.converged(self.index, mask)
         warpgroup_of(warp).wait(Waiting(warp, block + 1, mask), self.pending)
 
@@ -55,12 +55,12 @@ class Warpgroup:
         num_ctas = len(chunk.cta_ids)
         self._commits = np.zeros((NUM_WARPS, num_ctas), np.int64)
         self._started: list[list[Started]] = [[] for _ in range(NUM_WARPS)]
-        self._unread: list[Started] = []  # of the warp that runs, what the race detector has not been told
+        self._unread: list[Started] = []  # of the warp that runs, what the watcher has not been told
         self._waits: list[tuple[Waiting, int, np.ndarray]] = []  # pending groups that are allowed, groups awaited
 
     @property
     def waiting(self) -> list[Waiting]:
-        """See gates.Gate."""
+        """See Gate."""
         return [each for each, _, _ in self._waits]
 
     # -- what a warp does
@@ -68,7 +68,7 @@ class Warpgroup:
     def start(
         self, warp: Warp, form: Form, a: tuple[Array, ...], b: Array, adds: Array, more: bool, mask: Mask
     ) -> None:
-        """wgmma.mma_async. With `more` another one follows at once: the race detector is told of them together."""
+        """wgmma.mma_async. With `more` another one follows at once: the watcher is told of them together."""
         warp.converged(form.index, mask)
         rows = self._rows(mask)
         if len(self._warps) < NUM_WARPS:
@@ -93,7 +93,7 @@ class Warpgroup:
         self._chunk.counters.shared[form.index].add(ctas, wavefronts, wavefronts, read, read // 4)
 
     def _tell(self, warp: Warp) -> None:
-        """Checks what the products read that this warp has started since the last call, and tells the race detector."""
+        """Checks what the products read that this warp has started since the last call, and tells the watcher."""
         products, self._unread = self._unread, []
         rows = products[0].rows
         if self._chunk.watch:
@@ -139,7 +139,7 @@ class Warpgroup:
     # -- the gate
 
     def open(self, stuck: bool) -> bool:
-        """See gates.Gate."""
+        """See Gate."""
         common, waits, self._waits = self._commits.min(axis=0), self._waits, []
         opened = False
         for each, pending, needed in waits:
@@ -159,7 +159,7 @@ class Warpgroup:
         return opened
 
     def progress(self, each: Waiting, row: int) -> str:
-        """See gates.Gate."""
+        """See Gate."""
         needed = next(needed[row] for waiting, _, needed in self._waits if waiting is each)
         late = [str(w.index) for w, count in zip(self._warps, self._commits[:, row], strict=True) if count < needed]
         return f"a wgmma.wait_group (warps {', '.join(late)} of its warpgroup have not committed their products)"

@@ -132,7 +132,7 @@ class GlobalRaces:
     """The race detector of a launch's global memory."""
 
     def __init__(self, machine: Machine, prior: Collection[str] = ()) -> None:
-        """`prior`: see machine.run."""
+        """`prior`: see launch.run."""
         self._machine, self._prior = machine, prior
         self._granule = smallest_global_access(machine.program.kernel.instructions)
         self._strengths = strengths(machine.program.blocks)

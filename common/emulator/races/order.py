@@ -18,7 +18,7 @@ All this has planes; the further ones know less. A copy has to know of what thre
 
 and other CTAs, which see a strong write of a thread, in
 
-    PUBLISHED  epochs with a fence of the GPU's scope, by anyone, on the way to that write (8.8; global_races.py)
+    PUBLISHED  epochs with a fence of the GPU's scope, by anyone, on the way to that write (8.8; global_memory.py)
 
 While all CTAs of a chunk do the same, they share one row of state; the first that strays gives each CTA its own.
 """

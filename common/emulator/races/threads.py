@@ -97,7 +97,7 @@ class RaceDetector:
     # -- accesses
 
     def read(self, access: Access, at: int | None = None) -> None:
-        """A load. `at`: see cluster_races.py; a CTA alone has no other memory than its own."""
+        """A load. `at`: see clusters.py; a CTA alone has no other memory than its own."""
         self._part(access.rows)
         self._check(access, atomics=True)
         self._reads.note(access)

@@ -1,4 +1,4 @@
-"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"), which warpgroup.py performs."""
+"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"), which execute/warpgroup.py performs."""
 
 from ...errors import UnsupportedInstructionError
 from ...parse.ptx import Imm, Instruction, Operand, Reg, Vector
