@@ -15,7 +15,7 @@ execute/      runs the functions
     memory        global memory                             shared        shared memory
     counters      bank conflicts, sectors, instructions     cluster       CTAs that reach each other's shared memory
     tiles         what bulk copies move                     products      what wgmma multiplies
-    machine       a launch                                  watch         what somebody who looks on is told
+    machine       a launch                                  watcher       what somebody who looks on is told
     chunk         CTAs that run together, warps, gates      spaces        generic addresses
     barrier, cluster_barrier, register_pool, polls  gates: bar, barrier.cluster, setmaxnreg, waits for global memory
     mbarrier      a gate too; mbarrier_table: which of them lanes name

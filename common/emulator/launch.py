@@ -71,7 +71,7 @@ def run(
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
     machine = Machine(program, params, grid, num_threads, shared_bytes, memory)
     machine.max_instructions, machine.lazy_copies, machine.lagging = max_instructions, lazy_copies, lagging
-    watch = partial(detector, GlobalRaces(machine, prior)) if race else None
+    watcher_of = partial(detector, GlobalRaces(machine, prior)) if race else None
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
     size = math.prod(machine.cluster)
     chunk = max(chunk // size, 1) * size
@@ -80,7 +80,7 @@ def run(
             if progress:
                 progress(first, total)
                 machine.tell = partial(progress, first, total)
-            Scheduler(machine, order[first : first + chunk], watch).run()
+            Scheduler(machine, order[first : first + chunk], watcher_of).run()
         if progress:
             progress(total, total)
     report = summarise(machine.counters, machine.program)

@@ -15,6 +15,7 @@ from flashladder.common.emulator import compile_ptx
 from flashladder.common.emulator.compile.emitter import BlockEmitter
 from flashladder.common.emulator.execute import arithmetic, exchange
 from flashladder.common.emulator.execute.scheduler import Scheduler
+from flashladder.common.emulator.execute.vocabulary import VOCABULARY
 from flashladder.common.errors import EmulatorError
 
 NUM_PROGRAMS, NUM_SEEDS = 80, 2  # of the default run
@@ -151,7 +152,8 @@ FAULTS = {
         a.astype("f8") * b + c, mode)),
     "flush loses the sign": ("neg|mul", arithmetic, "flush", lambda x: np.where(np.abs(x) < 2.0**-126, np.float32(0),
         x)),
-    "a predicate is a byte": ("xor", BlockEmitter, "_immediate_bits", lambda self, operand, code: operand.value),
+    "a predicate is its lowest bit": ("mov|xor", BlockEmitter, "_immediate_bits", lambda self, operand, code:
+        operand.value & 1),
     "shifts wrap": ("shl", arithmetic, "shift_left", lambda a, n: a << (n % (8 * a.itemsize)).astype(a.dtype)),
 }  # fmt: skip
 FAULTS_OF_PROGRAMS = {
@@ -172,6 +174,8 @@ def _compiled_anew():
 def test_a_fault_of_an_instruction_is_found(fault, monkeypatch):
     opcodes, owner, name, replacement = FAULTS[fault]
     monkeypatch.setattr(owner, name, replacement)
+    if owner is arithmetic:
+        monkeypatch.setitem(VOCABULARY, name, replacement)
     chosen = [each for each in ALL_INSTRUCTIONS if re.match(rf"({opcodes})\b", each[0])]
     assert any(differing_instructions(seed, chosen) for seed in range(4))
 

@@ -16,7 +16,7 @@ from .memory import VIEW_CODES, AccessFault, aligned_bytes, typed_views
 from .polls import polls_of
 from .shared import AccessPattern, Group
 from .spaces import resolve
-from .watch import Access
+from .watcher import Access
 
 
 def split(values: Array, code: str, count: int) -> list[Array]:
@@ -115,9 +115,9 @@ class WarpAccess:
         if self.machine.maps_addresses and ranks_of(address).any():
             return self._load_cluster(index, address, size, mask)
         groups = self._groups(index, address, size, mask)
-        if watch := self.chunk.watch:
+        if watcher := self.chunk.watcher:
             for pattern, rows in groups:
-                watch.read(Access(self.warp, index, pattern, rows, "reads", collective))
+                watcher.read(Access(self.warp, index, pattern, rows, "reads", collective))
         return self.chunk.shared.gather(groups, size)
 
     def _store_shared(self, index: int, address: Array, data: Array, mask: Mask) -> None:
@@ -125,21 +125,21 @@ class WarpAccess:
             self._store_cluster(index, address, data, mask)
             return
         groups = self._groups(index, address, data.itemsize, mask)
-        if watch := self.chunk.watch:
+        if watcher := self.chunk.watcher:
             for pattern, rows in groups:
-                watch.write(Access(self.warp, index, pattern, rows, "writes"))
+                watcher.write(Access(self.warp, index, pattern, rows, "writes"))
         self.chunk.shared.scatter(groups, data.itemsize, data)
-        if watch and any(pattern.repeated.any() for pattern, _ in groups):
+        if watcher and any(pattern.repeated.any() for pattern, _ in groups):
             kept = self.chunk.shared.gather(groups, data.itemsize)
-            watch.check_agreement(Access(self.warp, index, groups[0][0], None, "writes"), narrow(mask, kept != data))
+            watcher.check_agreement(Access(self.warp, index, groups[0][0], None, "writes"), narrow(mask, kept != data))
 
     def _load_cluster(self, index: int, address: Array, size: int, mask: Mask) -> Array:
         """A load from the shared memory of CTAs of the cluster."""
         result = np.zeros((len(self.chunk.cta_ids), 32), VIEW_CODES[size])
         for rank, places, lanes in self.chunk.cluster.by_rank(address, mask):
             for pattern, rows, where in self._cluster_groups(index, places, size, lanes, rank):
-                if watch := self.chunk.watch:
-                    watch.read(Access(self.warp, index, pattern, rows, "reads"), at=rank - 1 if rank else None)
+                if watcher := self.chunk.watcher:
+                    watcher.read(Access(self.warp, index, pattern, rows, "reads"), at=rank - 1 if rank else None)
                 chosen = np.arange(len(result)) if rows is None else rows
                 found = self.chunk.shared.views[size][where[:, None], pattern.elements]
                 result[chosen[:, None], pattern.lanes] = found
@@ -150,8 +150,8 @@ class WarpAccess:
         data = np.broadcast_to(data, (len(self.chunk.cta_ids), 32))
         for rank, places, lanes in self.chunk.cluster.by_rank(address, mask):
             for pattern, rows, where in self._cluster_groups(index, places, data.itemsize, lanes, rank):
-                if watch := self.chunk.watch:
-                    watch.write(Access(self.warp, index, pattern, rows, "writes"), at=rank - 1 if rank else None)
+                if watcher := self.chunk.watcher:
+                    watcher.write(Access(self.warp, index, pattern, rows, "writes"), at=rank - 1 if rank else None)
                 chosen = np.arange(len(data)) if rows is None else rows
                 self.chunk.shared.views[data.itemsize][where[:, None], pattern.elements] = data[chosen][
                     :, pattern.lanes
@@ -175,8 +175,8 @@ class WarpAccess:
         except AccessFault as fault:
             raise self._global_error(index, fault, address, mask) from None
         self.chunk.count_global(index, address, size, mask)
-        if self.chunk.watch:
-            self.chunk.watch.global_access(self.warp, index, address, size, mask, "reads it")
+        if self.chunk.watcher:
+            self.chunk.watcher.global_access(self.warp, index, address, size, mask, "reads it")
         return values
 
     def _store_global(self, index: int, address: Array, data: Array, mask: Mask) -> None:
@@ -190,8 +190,8 @@ class WarpAccess:
         except AccessFault as fault:
             raise self._global_error(index, fault, everywhere, mask) from None
         self.machine.global_writes += 1
-        if self.chunk.watch:
-            self.chunk.watch.global_access(self.warp, index, everywhere, data.itemsize, mask, "writes it")
+        if self.chunk.watcher:
+            self.chunk.watcher.global_access(self.warp, index, everywhere, data.itemsize, mask, "writes it")
         self.chunk.count_global(index, address, data.itemsize, mask)
 
     def _local_cells(
@@ -225,9 +225,9 @@ class WarpAccess:
             raise UnsupportedInstructionError(f"{what}\n  {self.warp.at(index, 0)}")
         if space == "shared":
             groups = self._groups(index, address, size, mask)
-            if watch := self.chunk.watch:
+            if watcher := self.chunk.watcher:
                 for pattern, rows in groups:
-                    watch.atomic(Access(self.warp, index, pattern, rows, "updates"))
+                    watcher.atomic(Access(self.warp, index, pattern, rows, "updates"))
         address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
         old, changes = np.zeros(shape, code), False
         for row, lane in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist():
@@ -248,8 +248,8 @@ class WarpAccess:
             if mask is None or mask.any():
                 active = _only_active(address, mask)
                 self.chunk.count_global(index, active, size, mask)
-                if self.chunk.watch:
-                    self.chunk.watch.global_access(self.warp, index, active, size, mask, "updates it")
+                if self.chunk.watcher:
+                    self.chunk.watcher.global_access(self.warp, index, active, size, mask, "updates it")
             self.polls.note(self.warp, index, address, old, mask)
         return old
 
@@ -279,9 +279,9 @@ class WarpAccess:
         """cp.async of `size` bytes a lane, of which those beyond `source_size` become zero."""
         data = self._copy_source(index, source, size, source_size, mask)
         groups = self._groups(index, target, size, mask)
-        if watch := self.chunk.watch:
+        if watcher := self.chunk.watcher:
             for pattern, rows in groups:
-                watch.issue_copy(Access(self.warp, index, pattern, rows, "issues a copy to it"))
+                watcher.issue_copy(Access(self.warp, index, pattern, rows, "issues a copy to it"))
         if not self.machine.lazy_copies:
             self.chunk.shared.scatter(groups, size, data)
         self.copies.issue(index, target, size, data, mask)
@@ -304,9 +304,9 @@ class WarpAccess:
     def _land(self, copy: Copy) -> None:
         shared = self.chunk.shared
         groups = shared.groups(copy.address, copy.size, copy.mask)
-        if watch := self.chunk.watch:
+        if watcher := self.chunk.watcher:
             for pattern, rows in groups:
-                watch.land_copy(Access(self.warp, copy.index, pattern, rows, "waits for its copy"))
+                watcher.land_copy(Access(self.warp, copy.index, pattern, rows, "waits for its copy"))
         if self.machine.lazy_copies:
             shared.scatter(groups, copy.size, copy.data)
 

@@ -81,8 +81,8 @@ class Barrier:
             wanted = ~call.predicate if call.reduction == "and" else call.predicate  # "and": whether none says no
             self._votes += (lanes & wanted).sum(axis=1)
             self._reduction = call.reduction
-        if self._chunk.watch:
-            self._chunk.watch.arrive(self.number, warp.index, self._chunk.rows(mask))
+        if self._chunk.watcher:
+            self._chunk.watcher.arrive(self.number, warp.index, self._chunk.rows(mask))
         full = present & (self._arrived >= self._expected)
         if full.any():
             self._complete(full)
@@ -108,9 +108,9 @@ class Barrier:
         leaving = [part for each in self.waiting if (part := each.part(full))]
         self.waiting = [part for each in self.waiting if (part := each.part(~full))] if not full.all() else []
         self._leaving += [(each, result) for each in leaving]
-        if self._chunk.watch:
+        if self._chunk.watcher:
             rows = None if full.all() else np.nonzero(full)[0]
-            self._chunk.watch.leave(self.number, sorted({each.warp.index for each in leaving}), rows)
+            self._chunk.watcher.leave(self.number, sorted({each.warp.index for each in leaving}), rows)
 
     def open(self, stuck: bool) -> bool:
         """See Gate."""

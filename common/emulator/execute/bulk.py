@@ -30,7 +30,7 @@ from .memory import AccessFault
 from .shared import WINDOW
 from .spaces import resolve
 from .tiles import CHUNK, Region, Stretch, Tile
-from .watch import AgentAccess
+from .watcher import AgentAccess
 
 _IN_CTA = (1 << RANK_BITS) - 1
 _TILE_ALIGNMENT = 128  # of a tile in shared memory (PTX ISA, 5.5.6, "Interleave layout": without interleaving)
@@ -158,12 +158,12 @@ class BulkQueue:
                 place, counter = _value(target, lane, chosen), _value(barrier, lane, chosen)
                 units = self._units(index, lane, chosen, region, place & _IN_CTA)
                 access = self._access(index, lane, units, chosen, "copies to it")
-                if self._chunk.watch:
+                if self._chunk.watcher:
                     part = region.of(chosen)
-                    self._chunk.watch.global_bulk(self._warp, index, lane, chosen, part, "reads it")
+                    self._chunk.watcher.global_bulk(self._warp, index, lane, chosen, part, "reads it")
                 for rank in self._ranks(index, lane, chosen, place, counter, ctas):
-                    if self._chunk.watch:
-                        self._chunk.watch.agent_writes(access, counter & _IN_CTA, at=rank)
+                    if self._chunk.watcher:
+                        self._chunk.watcher.agent_writes(access, counter & _IN_CTA, at=rank)
                     land = partial(self._land, access, region, chosen, counter & _IN_CTA, rank)
                     if self._chunk.machine.lazy_copies:
                         self._chunk.in_flight.append(land)
@@ -196,8 +196,8 @@ class BulkQueue:
         else:
             view[self._chunk.cluster.rows_of(np.nonzero(rows)[0], rank)[:, None], access.units] = data
             barrier |= rank + 1 << RANK_BITS
-        if self._chunk.watch:
-            self._chunk.watch.agent_lands(access, barrier, at=rank)
+        if self._chunk.watcher:
+            self._chunk.watcher.agent_lands(access, barrier, at=rank)
         self._mbarriers.complete_tx(barrier, region.num_bytes, access.rows)
 
     # -- out of shared memory
@@ -212,8 +212,8 @@ class BulkQueue:
                 units = self._units(index, lane, chosen, region, _value(source, lane, chosen))
                 if isinstance(region, Tile):
                     self._check_stored(index, lane, chosen, region.of(chosen))
-                if self._chunk.watch:
-                    self._chunk.watch.bulk_reads(self._access(index, lane, units, chosen, "copies from it"))
+                if self._chunk.watcher:
+                    self._chunk.watcher.bulk_reads(self._access(index, lane, units, chosen, "copies from it"))
                 kind = type or (region.map.dtype if isinstance(region, Tile) else "")
                 reduction = Reduction(function, _REDUCED_TYPES.get(kind, kind)) if function else None
                 copy = Outgoing(index, lane, chosen, group, units, region, reduction)
@@ -231,8 +231,8 @@ class BulkQueue:
     def commit(self, index: int, mask: Mask) -> None:
         """cp.async.bulk.commit_group."""
         self._commits = self._commits + (1 if mask is None else mask)
-        if self._chunk.watch:
-            self._chunk.watch.bulk_commits(self._warp, mask)
+        if self._chunk.watcher:
+            self._chunk.watcher.bulk_commits(self._warp, mask)
 
     def wait(self, index: int, allowed: int, reads_only: bool, mask: Mask) -> None:
         """cp.async.bulk.wait_group{.read}: all but the latest `allowed` groups of a thread are done, or read."""
@@ -242,8 +242,8 @@ class BulkQueue:
             lambda copy: copy.rows & active[:, copy.lane % active.shape[1]] & (copy.group < committed[:, copy.lane]),
             reads_only,
         )
-        if self._chunk.watch:
-            self._chunk.watch.bulk_waits(self._warp, allowed, mask)
+        if self._chunk.watcher:
+            self._chunk.watcher.bulk_waits(self._warp, allowed, mask)
 
     def finish(self) -> None:
         """The end of the kernel: everything is done."""
@@ -272,8 +272,8 @@ class BulkQueue:
         assert data is not None
         part = copy.target.of(copy.rows)
         self._chunk.machine.global_writes += 1
-        if self._chunk.watch:
-            self._chunk.watch.global_bulk(self._warp, copy.index, copy.lane, copy.rows, part, "writes it")
+        if self._chunk.watcher:
+            self._chunk.watcher.global_bulk(self._warp, copy.index, copy.lane, copy.rows, part, "writes it")
         self._count(copy.index, part, copy.rows)
         with self._faults(copy.index, copy.lane, copy.target, copy.rows):
             if copy.reduction is None:

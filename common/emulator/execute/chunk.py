@@ -18,7 +18,7 @@ from .cluster import Cluster
 from .counters import SECTOR_BYTES
 from .machine import Machine
 from .shared import SharedMemory
-from .watch import Watch
+from .watcher import Watcher
 
 _EVERY_LANE = np.ones((1, 32), bool)
 
@@ -137,7 +137,7 @@ class Chunk:
 
     Attributes:
         in_flight: what lands when no warp can go on.
-        watch: who watches them; None: nobody.
+        watcher: who watches them; None: nobody.
     """
 
     def __init__(self, machine: Machine, cta_ids: np.ndarray) -> None:
@@ -147,7 +147,7 @@ class Chunk:
         self.shared = SharedMemory(len(cta_ids), machine.patterns)
         self.gates: dict[str, Gate] = {}
         self.in_flight: list[Callable[[], None]] = []
-        self.watch: Watch | None = None
+        self.watcher: Watcher | None = None
         self.warps: Sequence[Warp] = ()
 
     def gate(self, name: str, make: Callable[[], G]) -> G:

@@ -63,8 +63,8 @@ class ClusterBarrier:
             )
         self._arrived[:, warp.index] |= lanes
         self._mine[:, warp.index] = np.where(lanes, self._phase[:, None], self._mine[:, warp.index])
-        if self._chunk.watch:
-            self._chunk.watch.cluster_arrive(warp, mask, releases)
+        if self._chunk.watcher:
+            self._chunk.watcher.cluster_arrive(warp, mask, releases)
         self._end()
 
     def _end(self) -> bool:
@@ -79,8 +79,8 @@ class ClusterBarrier:
         if ended.any():
             self._phase += ended
             self._arrived[ended] = False
-            if self._chunk.watch:
-                self._chunk.watch.cluster_ends(None if ended.all() else np.nonzero(ended)[0])
+            if self._chunk.watcher:
+                self._chunk.watcher.cluster_ends(None if ended.all() else np.nonzero(ended)[0])
         return bool(ended.any())
 
     def wait(self, warp: Warp, index: int, mask: Mask, block: int) -> None:
@@ -112,8 +112,8 @@ class ClusterBarrier:
             if (present & ~over).any() and staying is not None:
                 self.waiting.append(staying)
             assert going is not None
-            if self._chunk.watch:
-                self._chunk.watch.cluster_passed(each.warp, going.mask)
+            if self._chunk.watcher:
+                self._chunk.watcher.cluster_passed(each.warp, going.mask)
             going.go_on()
         return ended
 

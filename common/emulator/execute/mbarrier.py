@@ -83,8 +83,8 @@ class Mbarriers(MbarrierTable):
             wrong = present & ((wanted < 1) | (wanted > MAX_COUNT))
             self._forbid(warp, index, lanes, wrong, "a count out of 1 .. 2^20 - 1")
             barrier.index = index
-            for watch, access in self._accesses(warp, index, barrier, lanes, "initialises an mbarrier in"):
-                watch.mbarrier_made(barrier.address, access)
+            for watcher, access in self._accesses(warp, index, barrier, lanes, "initialises an mbarrier in"):
+                watcher.mbarrier_made(barrier.address, access)
             for state, value in (
                 (barrier.valid, True), (barrier.seen, True), (barrier.phase, 0), (barrier.tx, 0),
                 (barrier.expected, wanted), (barrier.pending, wanted),
@@ -95,8 +95,8 @@ class Mbarriers(MbarrierTable):
         """mbarrier.inval (9.7.13.15.10)."""
         for barrier, lanes, _ in self._valid_targets(warp, index, space, address, mask):
             self._once(warp, index, lanes, "mbarrier.inval")
-            for watch, access in self._accesses(warp, index, barrier, lanes, "invalidates an mbarrier in"):
-                watch.mbarrier_unmade(barrier.address, access)
+            for watcher, access in self._accesses(warp, index, barrier, lanes, "invalidates an mbarrier in"):
+                watcher.mbarrier_unmade(barrier.address, access)
             barrier.valid &= ~has_lanes(lanes)
 
     def expect_tx(self, warp: Warp, index: int, space: str, address: Array, count: Array, mask: Mask) -> None:
@@ -151,9 +151,9 @@ class Mbarriers(MbarrierTable):
             barrier.pending -= total
             if drops:
                 barrier.expected -= total
-            if watch := self._chunk.watch:
+            if watcher := self._chunk.watcher:
                 there, who = self._seen_by(barrier, lanes, source)
-                watch.mbarrier_arrive(there, warp, who, is_narrow and source is not None)
+                watcher.mbarrier_arrive(there, warp, who, is_narrow and source is not None)
             ended = self._end_phase(barrier, present)
             if not may_complete:
                 self._forbid(warp, index, lanes, ended, "an arrival with .noComplete ended the phase")
@@ -241,8 +241,8 @@ class Mbarriers(MbarrierTable):
             assert going is not None
             present = has_lanes(np.broadcast_to(True if going.mask is None else going.mask, (self._num_ctas, 32)))
             each.barrier.seen |= present & (each.phase == each.barrier.phase - 1)
-            if watch := self._chunk.watch:
-                watch.mbarrier_passed(each.barrier.address, each.warp, going.mask)
+            if watcher := self._chunk.watcher:
+                watcher.mbarrier_passed(each.barrier.address, each.warp, going.mask)
             going.go_on(np.ones((1, 1), bool))
         return bool(leaving)
 
@@ -278,8 +278,8 @@ class Mbarriers(MbarrierTable):
         ended = present & (barrier.pending == 0) & (barrier.tx == 0)
         if ended.any():
             barrier.phase += ended
-            if watch := self._chunk.watch:
-                watch.mbarrier_ends(barrier.address, barrier.phase, None if ended.all() else np.nonzero(ended)[0])
+            if watcher := self._chunk.watcher:
+                watcher.mbarrier_ends(barrier.address, barrier.phase, None if ended.all() else np.nonzero(ended)[0])
             barrier.pending = np.where(ended, barrier.expected, barrier.pending)
             barrier.seen &= ~ended
         return ended

@@ -10,7 +10,7 @@ from .chunk import Chunk, Warp
 from .cluster import RANK_BITS
 from .shared import WINDOW
 from .spaces import resolve
-from .watch import Access, Watch
+from .watcher import Access, Watcher
 
 _ALL = np.ones((1, 32), bool)
 
@@ -103,10 +103,10 @@ class MbarrierTable:
             if not barrier.valid.all():
                 what = f"no mbarrier is initialised at shared memory offset {barrier.address - WINDOW}"
                 self._forbid(warp, index, lanes, has_lanes(lanes) & ~barrier.valid, what)
-            if watch := self._chunk.watch:
+            if watcher := self._chunk.watcher:
                 there, who = self._seen_by(barrier, lanes, source)
                 active, rows = lanes_of(who, None)
-                watch.mbarrier_used(there, warp, index, _ALL if active is None else active, rows)
+                watcher.mbarrier_used(there, warp, index, _ALL if active is None else active, rows)
             yield barrier, lanes, source
 
     def _seen_by(self, barrier: Mbarrier, lanes: np.ndarray, source: np.ndarray | None) -> tuple[int, np.ndarray]:
@@ -120,11 +120,11 @@ class MbarrierTable:
 
     def _accesses(
         self, warp: Warp, index: int, barrier: Mbarrier, lanes: np.ndarray, does: str
-    ) -> Iterator[tuple[Watch, Access]]:
+    ) -> Iterator[tuple[Watcher, Access]]:
         """The watcher, if there is one, and the bytes of an mbarrier as accesses of one lane of each CTA."""
-        if self._chunk.watch:
+        if self._chunk.watcher:
             for pattern, rows in self._chunk.shared.groups(np.full((1, 1), barrier.address), 8, lanes):
-                yield self._chunk.watch, Access(warp, index, pattern, rows, does)
+                yield self._chunk.watcher, Access(warp, index, pattern, rows, does)
 
     def _once(self, warp: Warp, index: int, lanes: np.ndarray, what: str) -> None:
         self._forbid(warp, index, lanes, lanes.sum(axis=1) > 1, f"{what} by several lanes at once")

@@ -20,7 +20,7 @@ from .mbarrier import mbarriers_of
 from .polls import polls_of
 from .register_pool import RegisterPool
 from .warp import RunningWarp
-from .watch import Watch
+from .watcher import Watcher
 
 SECONDS = 1.0  # from one word of where a warp is to the next
 
@@ -28,16 +28,16 @@ SECONDS = 1.0  # from one word of where a warp is to the next
 class Scheduler:
     """Runs a chunk."""
 
-    def __init__(self, machine: Machine, cta_ids: np.ndarray, watch: Callable[[Chunk], Watch] | None) -> None:
-        """`watch` makes the watcher of a chunk."""
+    def __init__(self, machine: Machine, cta_ids: np.ndarray, watcher_of: Callable[[Chunk], Watcher] | None) -> None:
+        """`watcher_of` makes the watcher of a chunk; None: nobody watches."""
         self.machine, self.program, self.counters = machine, machine.program, machine.counters
         self.chunk = Chunk(machine, cta_ids)
         self.gates = self.chunk.gates
         self.mbarriers, self.polls = mbarriers_of(self.chunk), polls_of(self.chunk)  # the first that may open
         self.warps = [RunningWarp(self.chunk, index) for index in range(machine.num_warps)]
         self.chunk.warps = self.warps
-        if watch:
-            self.chunk.watch = watch(self.chunk)
+        if watcher_of:
+            self.chunk.watcher = watcher_of(self.chunk)
 
     def run(self) -> None:
         """Runs all CTAs to their end.
@@ -84,8 +84,8 @@ class Scheduler:
         pool = self.gates.get("registers")
         if isinstance(pool, RegisterPool):
             pool.check_all()
-        if self.chunk.watch:
-            self.chunk.watch.check_end()
+        if self.chunk.watcher:
+            self.chunk.watcher.check_end()
 
     def _advance(self, warp: RunningWarp, stuck: bool = False, alone: bool = False) -> bool:
         """Runs a warp until all its lanes wait or have left, or stand where they wait for lanes at a gate; one that

@@ -151,24 +151,24 @@ class RunningWarp(Warp):
         return self._by_group(index, members, mask, lambda group: group.argmax(axis=1)[:, None].astype(np.uint32))
 
     def fence(self, kind: str, mask: Mask) -> None:
-        """A fence, see Watch."""
-        if self.chunk.watch:
-            self.chunk.watch.fence(kind, self, mask)
+        """A fence, see Watcher."""
+        if self.chunk.watcher:
+            self.chunk.watcher.fence(kind, self, mask)
 
     def wait_for_grids(self, mask: Mask) -> None:
         """griddepcontrol.wait."""
-        if self.chunk.watch:
-            self.chunk.watch.prerequisites_done(self, mask)
+        if self.chunk.watcher:
+            self.chunk.watcher.prerequisites_done(self, mask)
 
     def sync_warp(self, index: int, members: Array, mask: Mask) -> None:
         """bar.warp.sync: orders the lanes' earlier accesses before their later ones."""
         for here, _ in self._groups(index, members, mask):
-            if self.chunk.watch:
+            if self.chunk.watcher:
                 live = _EVERY_LANE if self.live is None else self.live
                 if (live & ~here & has_lanes(here)[:, None]).any():
-                    self.chunk.watch.sync_lanes(self.index, here)
+                    self.chunk.watcher.sync_lanes(self.index, here)
                 else:
-                    self.chunk.watch.sync_warp(self.index, self.chunk.rows(here))
+                    self.chunk.watcher.sync_warp(self.index, self.chunk.rows(here))
 
     def active_mask(self, mask: Mask) -> Array:
         """activemask."""

@@ -22,7 +22,7 @@ from .chunk import Chunk, Waiting, Warp
 from .counters import WAVEFRONT_BYTES
 from .fragments import accumulators_of
 from .products import Started, part_of, product_of_chain, read_early, summed, units_read, value_at
-from .watch import AgentAccess
+from .watcher import AgentAccess
 
 NUM_WARPS = 4
 
@@ -96,9 +96,9 @@ class Warpgroup:
         """Checks what the products read that this warp has started since the last call, and tells the watcher."""
         products, self._unread = self._unread, []
         rows = products[0].rows
-        if self._chunk.watch:
+        if self._chunk.watcher:
             starting = None if rows.all() else np.nonzero(rows)[0]
-            self._chunk.watch.wgmma_starts(warp, [product.form.index for product in products], starting)
+            self._chunk.watcher.wgmma_starts(warp, [product.form.index for product in products], starting)
         for chosen in classes(rows, [each[:, 0] for product in products for each in product.matrices if len(each) > 1]):
             row = int(np.argmax(chosen))
             parts = tuple(
@@ -106,17 +106,17 @@ class Warpgroup:
             )
             units, index = units_read(parts, warp.index % NUM_WARPS), products[0].form.index
             self._check_bounds(warp, index, row, units)
-            if self._chunk.watch:
+            if self._chunk.watcher:
                 where = None if chosen.all() else np.nonzero(chosen)[0]
                 granule = self._chunk.machine.granule
-                self._chunk.watch.wgmma_reads(AgentAccess(warp, index, None, units, granule, where, "reads by wgmma"))
+                self._chunk.watcher.wgmma_reads(AgentAccess(warp, index, None, units, granule, where, "reads by wgmma"))
 
     def commit(self, warp: Warp, index: int, mask: Mask) -> None:
         """wgmma.commit_group."""
         warp.converged(index, mask)
         self._commits[warp.index % NUM_WARPS] += self._rows(mask)
-        if self._chunk.watch:
-            self._chunk.watch.wgmma_commits(warp, self._chunk.rows(mask))
+        if self._chunk.watcher:
+            self._chunk.watcher.wgmma_commits(warp, self._chunk.rows(mask))
 
     def wait(self, each: Waiting, pending: int) -> None:
         """wgmma.wait_group: a warp comes to wait until `pending` groups or fewer are under way."""
@@ -150,8 +150,8 @@ class Warpgroup:
                 continue
             opened = True
             self._land(ready, needed)
-            if self._chunk.watch:
-                self._chunk.watch.wgmma_waits(each.warp, pending, None if ready.all() else np.nonzero(ready)[0])
+            if self._chunk.watcher:
+                self._chunk.watcher.wgmma_waits(each.warp, pending, None if ready.all() else np.nonzero(ready)[0])
             if part := each.part(~ready & here):
                 self._waits.append((part, pending, needed))
             if part := each.part(ready | ~here):

@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import RaceError
 from ..execute.arrays import ALL_LANES, Mask, Rows
 from ..execute.chunk import Chunk
-from ..execute.watch import UNIT, Access, Actor, AgentAccess
+from ..execute.watcher import UNIT, Access, Actor, AgentAccess
 from .mbarriers import MbarrierRaces
 from .order import AGENT, FENCED, ORDERED, USED, Agent, where_of
 from .program_facts import facts_of

@@ -13,7 +13,7 @@ from ..execute.arrays import Array, Mask, Rows
 from ..execute.chunk import Chunk
 from ..execute.cluster import RANK_BITS
 from ..execute.tiles import Region
-from ..execute.watch import UNIT, Access, Actor, AgentAccess
+from ..execute.watcher import UNIT, Access, Actor, AgentAccess
 from .agents import WARPGROUP, AgentRaces
 
 
@@ -26,7 +26,7 @@ class RankedWarp:
 
 
 class ClusterRaces:
-    """A Watch of CTAs in clusters."""
+    """A Watcher of CTAs in clusters."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk, self._size = chunk, chunk.cluster.size

@@ -29,7 +29,7 @@ from ..execute.arrays import Array, Mask, lanes_of
 from ..execute.machine import Machine
 from ..execute.memory import Tensor
 from ..execute.tiles import Region
-from ..execute.watch import Actor
+from ..execute.watcher import Actor
 from .order import NEVER, ORDERED, PUBLISHED, Order
 from .strength import Strength, smallest_global_access, strengths
 
@@ -121,7 +121,7 @@ class WordAccess:
         return int(self.record.epochs[row if len(self.record.epochs) > 1 else 0])
 
 
-class Place(NamedTuple):
+class ChunkOrder(NamedTuple):
     """The CTAs of a chunk, and who is ordered after what in each."""
 
     ctas: np.ndarray
@@ -145,7 +145,9 @@ class GlobalRaces:
 
     # -- what warps do
 
-    def access(self, here: Place, warp: Actor, index: int, address: Array, size: int, mask: Mask, does: str) -> None:
+    def access(
+        self, here: ChunkOrder, warp: Actor, index: int, address: Array, size: int, mask: Mask, does: str
+    ) -> None:
         """Lanes access global memory; to be called when they have, in the order in which they do."""
         if self._is_watched(int(address.flat[0])):
             shape = (len(here.ctas), 32)
@@ -153,7 +155,7 @@ class GlobalRaces:
             self._enter(here, warp, index, rows, lanes, np.broadcast_to(address, shape)[rows, lanes], size, does)
 
     def bulk(
-        self, here: Place, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region, does: str
+        self, here: ChunkOrder, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region, does: str
     ) -> None:
         """A copy that a lane has issued accesses a region of these CTAs (bool)."""
         addresses, inside, size = region.elements
@@ -172,7 +174,7 @@ class GlobalRaces:
 
     def _enter(
         self,
-        here: Place,
+        here: ChunkOrder,
         warp: Actor,
         index: int,
         rows: np.ndarray,
@@ -268,7 +270,7 @@ class GlobalRaces:
                     message = _merged(message, each.message)
         return message
 
-    def fence(self, here: Place, warp: Actor, mask: Mask) -> None:
+    def fence(self, here: ChunkOrder, warp: Actor, mask: Mask) -> None:
         """A fence of the GPU's scope, before it has ended its epoch: what strong reads found before it is learnt."""
         if not self._seen:
             return
@@ -284,7 +286,7 @@ class GlobalRaces:
                     learnt = Learnt(32 * warp.index + np.array(who), int(order.clock[at, warp.index]), each.message)
                     self._learn(self._learnt, cta, learnt)
 
-    def prerequisites_done(self, here: Place, warp: Actor, mask: Mask) -> None:
+    def prerequisites_done(self, here: ChunkOrder, warp: Actor, mask: Mask) -> None:
         """griddepcontrol.wait by lanes of a warp: all of earlier grids is "performed and made visible" (9.7.13.13)."""
         if not self._prior:
             return

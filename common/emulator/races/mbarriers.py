@@ -14,7 +14,7 @@ from ..execute.chunk import Chunk
 from ..execute.cluster import RANK_BITS
 from ..execute.mbarrier import mbarriers_of
 from ..execute.shared import WINDOW
-from ..execute.watch import Access, Actor
+from ..execute.watcher import Access, Actor
 from .order import AGENT, ORDERED, Agent, where_of
 from .stamps import COLUMN_MASK, EPOCH, INSTRUCTION, INSTRUCTION_MASK, Touch, put
 from .threads import BARRIER, IN_FLIGHT, OBJECT, RaceDetector

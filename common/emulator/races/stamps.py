@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ..execute.arrays import Rows
-from ..execute.watch import Access, Actor
+from ..execute.watcher import Access, Actor
 from .order import CROSSED, NEVER, ORDERED, USED, Order, Where, where_of
 
 # A stamp, from its low end: column 12 bits, kind of access 4, instruction 24, epoch 23.

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import MemoryAccessError, RaceError, SynchronisationError
 from ..execute.arrays import Rows, lanes_of
 from ..execute.chunk import Chunk
-from ..execute.watch import Access
+from ..execute.watcher import Access
 from .order import NEVER, ORDERED, Order, where_of
 from .program_facts import facts_of
 from .stamps import (

@@ -1,4 +1,4 @@
-"""Bulk copies and TMA (PTX ISA, "Bulk copy", "Tensor copy"), which execute/bulk.py performs. Cache hints have no effect."""
+"""Bulk copies and TMA (PTX ISA, "Bulk copy", "Tensor copy"), which execute/bulk.py performs. Cache hints do nothing."""
 
 from ...parse.ptx import Imm, Instruction, Operand, TensorAddress
 from ..emitter import BlockEmitter

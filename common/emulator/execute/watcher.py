@@ -1,7 +1,7 @@
 """What a watcher is told of a run: the race detector is one. Nothing here knows who watches.
 
-A Watch has one method an event, called in the order in which things happen. Where nobody watches a chunk, its `watch`
-is None, and nothing is called.
+A Watcher has one method an event, called in the order in which things happen. Where nobody watches a chunk, its
+`watcher` is None, and nothing is called.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class AgentAccess:
         return np.array([-1 if self.lane is None else 32 * self.warp.index + self.lane])
 
 
-class Watch(Protocol):
+class Watcher(Protocol):
     """Sees what the CTAs of a chunk do. It raises where that is wrong."""
 
     # -- order
