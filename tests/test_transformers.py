@@ -298,7 +298,7 @@ def test_the_readmes_lines_give_a_model(tmp_path):
 
 
 def test_the_command_compares(device, capsys):
-    assert "    python tools/model.py  " in (ROOT / "README.md").read_text()
+    assert "    flashladder model  " in (ROOT / "README.md").read_text()
     small = ["--seqlen", "512", "--layers", "2", "--tokens", "4"]
     words = ["--device", "emulator"] if device == "cpu" else small
     assert console.run(command.main, command.parser(), [*words, "--implementations", "eager,sdpa,ladder"]) == 0

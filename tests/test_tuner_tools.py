@@ -1,4 +1,4 @@
-"""What a person types: search.py and plots.py; and the bench of a GPU on a stand-in for one."""
+"""What a person types: `flashladder search` and `plots`; and the bench of a GPU on a stand-in for one."""
 
 import dataclasses
 import itertools
@@ -43,7 +43,7 @@ def places(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Calls search.py on spaces of four configurations; gives its exit code, output and errors."""
+    """Calls `flashladder search` on spaces of four configurations; gives its exit code, output and errors."""
     whole = Space.of
     few = {"block_n": (64,), "num_warps": (4,), "k_fragments": (0,), "v_fragments": (0, 2), "double_buffer": (False,)}
 

@@ -2,11 +2,11 @@
 
 And what hard inputs cost: a GPU gives the time of each family, the emulator the share of tiles computed twice.
 
-python tools/accuracy.py                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
-python tools/accuracy.py 24 --families plateau_4,jump_rows --seqlens 131072
-python tools/accuracy.py 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
-python tools/accuracy.py --list                         the families, and what each is for
-python tools/accuracy.py --page                         only writes the page and its pictures, from the log
+flashladder accuracy                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
+flashladder accuracy 24 --families plateau_4,jump_rows --seqlens 131072
+flashladder accuracy 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
+flashladder accuracy --list                         the families, and what each is for
+flashladder accuracy --page                         only writes the page and its pictures, from the log
 
 Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; results/accuracy.md says what bars are.
 """

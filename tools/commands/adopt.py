@@ -1,10 +1,10 @@
 """Tune for one program: which attention problems it asks for, what it gains by tuning for them, and the winners.
 
-python tools/adopt.py -- python my_model.py --batch 4          run it, note its problems, tune, and export the winners
-python tools/adopt.py --budget-seconds 900 --export mine -- python -m my_package
-python tools/adopt.py --record -- python my_model.py           its problems only: adopted/problems.json
-python tools/adopt.py --problems adopted/problems.json         tune for what was recorded, perhaps elsewhere
-python tools/adopt.py --check                                  has anything become slower since?
+flashladder adopt -- python my_model.py --batch 4          run it, note its problems, tune, and export the winners
+flashladder adopt --budget-seconds 900 --export mine -- python -m my_package
+flashladder adopt --record -- python my_model.py           its problems only: adopted/problems.json
+flashladder adopt --problems adopted/problems.json         tune for what was recorded, perhaps elsewhere
+flashladder adopt --check                                  has anything become slower since?
 
 `python` is the one that runs this command, unless it is a path. The program runs once, as it is but for torch.compile,
 which is off. What is noted are its calls of torch's scaled_dot_product_attention and of this project's functions, in

@@ -1,6 +1,6 @@
 """Says what this machine has and lacks, each lack with the command that mends it.
 
-python tools/doctor.py
+flashladder doctor
 
 Exits with 0 when kernels can be compiled and run on the emulator, with 1 when something needed for that lacks.
 """

@@ -1,10 +1,10 @@
 """What a model of transformers gains: prefill and generation of a random Llama, ours beside torch's attention.
 
-python tools/model.py                                      8 layers, 16/4 heads: 2 x 4,096 tokens, then 64 more
-python tools/model.py --layers 32 --heads 32 --heads-k 8 --batch 1 --seqlen 16384
-python tools/model.py --implementations sdpa,flash_attention_2,ladder
-python tools/model.py --padding 1024                       the same, the first sequence padded by so much, to the left
-python tools/model.py --device emulator                    without a GPU: a few tokens, logits compared, not timed
+flashladder model                                      8 layers, 16/4 heads: 2 x 4,096 tokens, then 64 more
+flashladder model --layers 32 --heads 32 --heads-k 8 --batch 1 --seqlen 16384
+flashladder model --implementations sdpa,flash_attention_2,ladder
+flashladder model --padding 1024                       the same, the first sequence padded by so much, to the left
+flashladder model --device emulator                    without a GPU: a few tokens, logits compared, not timed
 
 `sdpa:flash` and `sdpa:cudnn` are transformers' sdpa with that kernel of torch's and no other. Errors of logits are
 against the same model in fp32; the exit code is 2 where one is above twice that of the first implementation that ran,

@@ -1,7 +1,7 @@
 """What a call of attention() costs the host, beside torch's own attention and the official kernels.
 
-python tools/overhead.py                    attention()'s own rung, and the oldest general one
-python tools/overhead.py 24 --seqlen 1024 --heads 16
+flashladder overhead                    attention()'s own rung, and the oldest general one
+flashladder overhead 24 --seqlen 1024 --heads 16
 
 Microseconds of the host: the median over rounds, after some to warm up. In a round each call has its turn, a batch that
 the GPU's queue holds, so that their order does not matter. The first call of a rung is timed alone; it includes what a

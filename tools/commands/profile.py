@@ -1,9 +1,9 @@
 """What the GPU counts in a rung's kernel, beside what the emulator and the machine code predict.
 
-python tools/profile.py 09                      ncu's counters of one launch, agreement, where warps wait
-python tools/profile.py 09 --seqlen 4096 --heads 16 --batch 2
-python tools/profile.py 08 09                   a summary of several, or --all; rows go to results/profile.csv
-python tools/profile.py 09 --pages folder       keep ncu's pages; with pages there, no GPU is needed
+flashladder profile 09                      ncu's counters of one launch, agreement, where warps wait
+flashladder profile 09 --seqlen 4096 --heads 16 --batch 2
+flashladder profile 08 09                   a summary of several, or --all; rows go to results/profile.csv
+flashladder profile 09 --pages folder       keep ncu's pages; with pages there, no GPU is needed
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from flashladder.common import catalog
 from flashladder.common.compiler.sources import own_line
-from flashladder.common.console import EXIT_ERROR, Parser, console, facts, table, warn
+from flashladder.common.console import Parser, UsageError, console, facts, table, warn
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.tools.commands import arguments as options
 
@@ -46,8 +46,7 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     if bool(arguments.versions) == arguments.all:
-        parser().print_help()
-        return EXIT_ERROR
+        raise UsageError
     versions = catalog.select(arguments.versions)
     rungs = _profiled(versions, arguments)
     for shown in _details(rungs[0]) if len(versions) == 1 else [_summary(rungs)]:

@@ -1,13 +1,13 @@
 """Compile a rung of the ladder or a reference, run it, check it, measure it, and log what came of it.
 
-python tools/run_version.py 02                        on the GPU of this machine, or on the emulator
-python tools/run_version.py 02 --config block_m=128 num_warps=8 --seqlen 1024
-python tools/run_version.py triton --causal           a reference, on the GPU or on the CPU
-python tools/run_version.py --list                    the ladders and the references
-python tools/run_version.py my_idea --watch           beside the editor: a trial at every save
-python tools/run_version.py my_idea --against 24      the verdict, which goes to the rung's log of what was tried
-python tools/run_version.py my_idea --against 24 --drop                 the same, which goes to the log of rung 24
-python tools/run_version.py 37 --against 37 --config num_stages=3       a configuration beside the default one
+flashladder run 02                        on the GPU of this machine, or on the emulator
+flashladder run 02 --config block_m=128 num_warps=8 --seqlen 1024
+flashladder run triton --causal           a reference, on the GPU or on the CPU
+flashladder run --list                    the ladders and the references
+flashladder run my_idea --watch           beside the editor: a trial at every save
+flashladder run my_idea --against 24      the verdict, which goes to the rung's log of what was tried
+flashladder run my_idea --against 24 --drop                 the same, which goes to the log of rung 24
+flashladder run 37 --against 37 --config num_stages=3       a configuration beside the default one
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
+from flashladder.common.console import EXIT_ERROR, Parser, UsageError, console, progress, warn
 from flashladder.common.errors import ConfigError, FlashLadderError
 from flashladder.common.report import display
 from flashladder.tools.commands import arguments as options
@@ -96,8 +96,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _list()
     if arguments.version is None:
-        parser().print_help()
-        return EXIT_ERROR
+        raise UsageError
     if arguments.drop and not arguments.against:
         raise ConfigError("--drop keeps a verdict with the rung compared with: add --against RUNG")
     kernel = catalog.find_implementation(arguments.version)
@@ -146,7 +145,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
         _log(version, records.of_place(place.on_gpu) | records.of_artifact(artifact), problem, outcome)
     if is_tuned:
         console.print(
-            f"[dim]configured as tuner/search.py tuned it for {place.gpu.name}; --untuned: the rung's default"
+            f"[dim]configured as `flashladder search` tuned it for {place.gpu.name}; --untuned: the rung's default"
         )
     outcome.check.require(f"{version.name} with {config.name}")
     return 0

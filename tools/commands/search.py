@@ -1,16 +1,16 @@
 """Find the configuration with which a rung of the ladder is fastest on a GPU.
 
-python tuner/search.py 16 --gpu h100                  one rung
-python tuner/search.py --gpu h100                     every rung that the GPU can run
-python tuner/search.py --gpu h100 --budget-seconds 360      the same, all in six minutes
-python tuner/search.py 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
-python tuner/search.py 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
-python tuner/search.py 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
+flashladder search 16 --gpu h100                  one rung
+flashladder search --gpu h100                     every rung that the GPU can run
+flashladder search --gpu h100 --budget-seconds 360      the same, all in six minutes
+flashladder search 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
+flashladder search 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
+flashladder search 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
 
 Every configuration is compiled first, on all cores; those with the same machine code are one kernel. Kernels are
 checked, and timed beside official FlashAttention-2, in processes that are replaced when a kernel faults, hangs or is
 wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
-measured again, together, and the winner goes to configs/tuned/GPU.yaml, where run_version.py finds it.
+measured again, together, and the winner goes to configs/tuned/GPU.yaml, where `flashladder run` finds it.
 
 A winner is for short keys, fewer than 2,048, or for long ones, as the problems are; or for any length, where they are
 of both. What runs takes the winner for its own length; without one that for any length, and then that for the other.
