@@ -21,7 +21,7 @@ from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import plots, search
-from flashladder.tuner import job, trial_log
+from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
@@ -141,9 +141,9 @@ def test_a_budget_that_is_no_time_is_refused(run, capsys, option, value):
 
 def test_what_a_budget_affords_to_compile(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    assert search.affordable(360, 24) == 80
-    assert search.affordable(0.1, 23) == 1
-    assert search.affordable(float("inf"), 23) is None
+    assert campaign.affordable(360, 24) == 80
+    assert campaign.affordable(0.1, 23) == 1
+    assert campaign.affordable(float("inf"), 23) is None
 
 
 def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
