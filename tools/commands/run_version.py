@@ -91,7 +91,6 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
     from flashladder.common.measure.entrants import Entrant
     from flashladder.common.runtime import target
     from flashladder.common.studies import single
-    from flashladder.tuner import outlook
 
     place = target.resolve(arguments.device, arguments.gpu)
     problem = options.problem(arguments, version.operation, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
@@ -106,6 +105,8 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
         with progress("emulated CTAs") as update:
             outcome = single.emulate(artifact, problem, update)
         if outcome.report and not arguments.no_measure:
+            from flashladder.tuner import outlook
+
             ask = partial(options.problem, arguments, version.operation, **GPU_DEFAULTS)
             facts = {"predicted": outlook.in_words(entrant, ask, place.gpu, outcome.report)}
     console.print(display.summary(version, artifact, problem, place.title, outcome.check, facts))
