@@ -1,4 +1,4 @@
-"""tools/bench.py on a stand-in for a GPU: what is timed, printed, logged and refused."""
+"""`flashladder bench` on a stand-in for a GPU: what is timed, printed, logged and refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""tools/experiment.py: what each experiment runs, logs and draws, and the traffic formulas of the papers as counted."""
+"""Experiments: what each experiment runs, logs and draws, and the traffic formulas of the papers as counted."""
 
 import pytest
 import torch

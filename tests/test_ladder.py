@@ -1,4 +1,4 @@
-"""tools/ladder.py on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
+"""The ladder on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""A rung made by tools/new_version.py: complete, taken up by every tool and test, and breaking none of them."""
+"""A rung made by `flashladder new`: complete, taken up by every tool and test, and breaking none of them."""
 
 import os
 import shutil
@@ -65,7 +65,7 @@ def checkout(tmp_path_factory):
         done = subprocess.run([sys.executable, *command], **options)
         return done.returncode, done.stdout + done.stderr
 
-    code, out = call("tools/new_version.py", "my_idea", "--from", "24")
+    code, out = call("-m", "flashladder", "new", "my_idea", "--from", "24")
     assert code == 0, out
     return call
 
@@ -147,8 +147,8 @@ def test_the_tool_says_what_to_fill_in_and_what_comes_next(ladder, run):
     code, out, _ = run("my_idea", "--from", "24", "--private")
     assert code == 0
     assert f"mine/00_my_idea in {ladder / '00_my_idea'}" in " ".join(out.split())
-    assert "python tools/run_version.py my_idea --watch" in out
-    assert "python tools/run_version.py my_idea --against 24" in out
+    assert "flashladder run my_idea --watch" in out
+    assert "flashladder run my_idea --against 24" in out
 
 
 def test_a_ladder_of_a_hundred_rungs_is_full(ladder):

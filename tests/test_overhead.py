@@ -1,4 +1,4 @@
-"""tools/overhead.py on a stand-in for a GPU: which calls it times, and that it shows each beside torch's."""
+"""`flashladder overhead` on a stand-in for a GPU: which calls it times, and that it shows each beside torch's."""
 
 import re
 

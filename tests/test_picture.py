@@ -26,12 +26,12 @@ from flashladder.tools.commands import picture
     "drawn", gallery.drawn_layouts(), ids=lambda drawn: drawn.path.relative_to(VERSIONS).as_posix()
 )
 def test_the_kept_picture_is_what_the_code_says(drawn):
-    assert drawn.is_current(), "python tools/picture.py brings it up to date"
+    assert drawn.is_current(), "flashladder picture brings it up to date"
     ElementTree.parse(drawn.path)
 
 
 def test_kept_timelines_are_drawn_from_their_events(monkeypatch, tmp_path):
-    assert all(drawn.is_current() for drawn in gallery.recorded_timelines()), "python tools/picture.py timelines"
+    assert all(drawn.is_current() for drawn in gallery.recorded_timelines()), "flashladder picture timelines"
     kept = tmp_path / "results" / "timelines" / "one.csv"
     events.write(events.Timeline(events.decode(made_up_timeline.buffer(), made_up_timeline.SITES), FACTS), kept)
     monkeypatch.setattr(gallery, "ROOT", tmp_path)

@@ -194,7 +194,7 @@ def test_a_winner_that_contradicts_itself_is_found(old, new, words, tmp_path):
     ("name", "text", "words"),
     [
         ("ladder_l4.csv", None, "there is no file "),
-        ("notes.txt", "12", "is neither ladder_GPU.csv, as tools/ladder.py logs, nor GPU.yaml"),
+        ("notes.txt", "12", "is neither ladder_GPU.csv, as `flashladder ladder` logs, nor GPU.yaml"),
         ("l4.yaml", "{}", "should lie in a folder tuned"),
         ("tuned/l4.yaml", "[3", "is damaged"),
         ("ladder_l4.csv", "a,b\n1,2\n", ""),
@@ -220,8 +220,7 @@ def test_a_problem_is_found_by_its_name():
 def test_the_page_says_how():
     page = (ROOT / "results" / "SENDING.md").read_text()
     assert "results/SENDING.md" in (ROOT / "README.md").read_text()
-    commands = re.findall(r"^ +python (\S+\.py)(.*)", page, re.M)
-    assert [door for door, _ in commands] == ["tuner/search.py", "tools/ladder.py", "tools/received.py"]
-    for door, words in commands:
-        (module,) = (known.module for known in COMMANDS.values() if known.door == door)
-        import_module(module).parser().parse_args(words.split())
+    commands = re.findall(r"^ +flashladder (\w+)(.*)", page, re.M)
+    assert [name for name, _ in commands] == ["search", "ladder", "received"]
+    for name, words in commands:
+        import_module(COMMANDS[name].module).parser().parse_args(words.split())

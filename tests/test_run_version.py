@@ -1,4 +1,4 @@
-"""tools/run_version.py as a person types it: on the emulator from end to end, and what it says to bad input."""
+"""`flashladder run` as a person types it: on the emulator from end to end, and what it says to bad input."""
 
 import dataclasses
 import re
@@ -192,7 +192,7 @@ def test_without_arguments_it_says_how_to_use_it(run):
     code, out, _ = run()
     assert code == console.EXIT_ERROR
     assert "usage: " in out
-    assert "python tools/run_version.py --list" in out
+    assert "flashladder run --list" in out
 
 
 @pytest.mark.parametrize(

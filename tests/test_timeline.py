@@ -1,4 +1,4 @@
-"""Time stamps: that they change nothing but time, what they are taken to mean, and tools/timeline.py."""
+"""Time stamps: that they change nothing but time, what they are taken to mean, and `flashladder timeline`."""
 
 import ctypes
 import dataclasses
@@ -177,7 +177,7 @@ def test_a_timeline_is_kept_as_a_csv(recorded, tmp_path):
     events.write(recorded, path)
     assert events.read(path) == recorded
     path.write_text(path.read_text().replace("cycle", "time", 1))
-    with pytest.raises(ResultsError, match=r"one.csv is no timeline .*: record it again with tools/timeline.py"):
+    with pytest.raises(ResultsError, match=r"one.csv is no timeline .*: record it again with `flashladder timeline`"):
         events.read(path)
 
 

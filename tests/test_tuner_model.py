@@ -153,7 +153,7 @@ def test_the_rungs_rank_as_the_ladder_has_them(timed_ladder):
 
 
 def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(timed_ladder):
-    """As README.md says of tools/explain.py."""
+    """As README.md says of `flashladder explain`."""
     built, measured = timed_ladder
     predicted = []
     for artifact in built:

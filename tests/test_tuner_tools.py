@@ -1,4 +1,4 @@
-"""What a person types: search.py and plots.py; and the bench of a GPU on a stand-in for one."""
+"""What a person types: `flashladder search` and `plots`; and the bench of a GPU on a stand-in for one."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import plots, search
-from flashladder.tuner import job, trial_log
+from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
@@ -43,7 +43,7 @@ def places(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Calls search.py on spaces of four configurations; gives its exit code, output and errors."""
+    """Calls `flashladder search` on spaces of four configurations; gives its exit code, output and errors."""
     whole = Space.of
     few = {"block_n": (64,), "num_warps": (4,), "k_fragments": (0,), "v_fragments": (0, 2), "double_buffer": (False,)}
 
@@ -141,9 +141,9 @@ def test_a_budget_that_is_no_time_is_refused(run, capsys, option, value):
 
 def test_what_a_budget_affords_to_compile(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    assert search.affordable(360, 24) == 80
-    assert search.affordable(0.1, 23) == 1
-    assert search.affordable(float("inf"), 23) is None
+    assert campaign.affordable(360, 24) == 80
+    assert campaign.affordable(0.1, 23) == 1
+    assert campaign.affordable(float("inf"), 23) is None
 
 
 def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):

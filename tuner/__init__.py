@@ -7,6 +7,10 @@ strategy    which kernel is next               worker        a process that meas
 ledger      the study in its storage           finalists     who wins, and by what evidence
 gpu_bench   what it does on a GPU              show          what a person sees of a search
 trial_log   the study as CSV                   recorded      the search over a study in which every kernel was measured
+campaign    rungs one after the other          outlook       what a run would take on a GPU that is not here
+pair        two kernels beside each other
 
-search, plots and replay are the doors to commands of that name, in tools/commands/.
+search is the script of the command of that name, in tools/commands/.
 """
+
+AUTO = "auto"  # workers: one for each GPU that is visible

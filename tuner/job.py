@@ -21,7 +21,7 @@ from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.problem.config import GpuDescription, spell
 from flashladder.common.runtime import tuned
 from flashladder.common.runtime.gpu import require_gpu
-from flashladder.tuner import candidates, model
+from flashladder.tuner import AUTO, candidates, model
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
@@ -206,9 +206,9 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
         ) from None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-    if (number != "auto" and not number.isdigit()) or number == "0":
+    if (number != AUTO and not number.isdigit()) or number == "0":
         raise ConfigError(f"--workers {number} is neither auto nor a number of GPUs, 1 to {len(devices)}")
-    wanted = len(devices) if number == "auto" else int(number)
+    wanted = len(devices) if number == AUTO else int(number)
     if wanted > len(devices):
         raise DeviceError(f"--workers {number}: each needs a GPU of its own, and {len(devices)} are visible")
     bench = OnGpu(gpu.name, mode, operation)

@@ -34,7 +34,7 @@ class ExhaustiveStudy:
         frame, _ = log.read()
         measured = frame[frame["verdict"] == "measured"]
         if measured.empty:
-            raise ResultsError(f"{path} has no measured trials; `python tuner/search.py RUNG --gpu GPU --exhaustive`")
+            raise ResultsError(f"{path} has no measured trials; `flashladder search RUNG --gpu GPU --exhaustive`")
         found = []
         for row in measured.sort_values("trial").itertuples():
             names = [row.config, *filter(None, row.same_code.split(";"))]

@@ -155,5 +155,5 @@ def _refusal(folder: Path) -> str:
         reason = str(error)
     return (
         f"ncu counts on a GPU, but {reason}, and {pages}. Profile where there is a GPU, with --pages FOLDER, and bring "
-        "the folder here; what is predicted needs none: tools/sass.py, and tools/run_version.py --device emulator"
+        "the folder here; what is predicted needs none: `flashladder sass`, and `flashladder run --device emulator`"
     )

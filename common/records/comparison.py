@@ -44,7 +44,7 @@ _USUAL = {
     "softcap": 0.0,
 }
 _BENCHMARK = {"run", "ratio", "seqlen_q"}  # columns that the log of a benchmark has, and no other file
-_COMPARED = "Ratios to a baseline are compared, which bench.py, ladder.py and experiment.py log"
+_COMPARED = "Ratios to a baseline are compared, which bench, ladder and experiment log"
 _SCHEMA = Schema({**LADDER.columns, **EXPERIMENT.columns})  # of every log with ratios
 
 

@@ -50,7 +50,9 @@ def faults(path: Path, known: Path | None = None) -> list[str]:
         return _of_ladder(path, match[1], known)
     if path.suffix == ".yaml":
         return _of_winners(path)
-    raise ResultsError(f"{path} is neither ladder_GPU.csv, as tools/ladder.py logs, nor GPU.yaml, as winners are kept")
+    raise ResultsError(
+        f"{path} is neither ladder_GPU.csv, as `flashladder ladder` logs, nor GPU.yaml, as winners are kept"
+    )
 
 
 def _of_ladder(path: Path, gpu: str, known: Path | None) -> list[str]:

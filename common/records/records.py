@@ -218,17 +218,17 @@ SAMPLES = Schema(
 
 
 def runs(folder: Path | None = None) -> Log:
-    """Every run of tools/run_version.py."""
+    """Every run of `flashladder run`."""
     return Log((folder or results_dir()) / "runs.csv", RUNS)
 
 
 def bench(name: str = "bench", folder: Path | None = None) -> Log:
-    """Every comparison of tools/bench.py, a row for each shape and kernel."""
+    """Every comparison of `flashladder bench`, a row for each shape and kernel."""
     return Log((folder or results_dir()) / f"{name}.csv", BENCH)
 
 
 def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
-    """A ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape.
+    """A ladder as `flashladder ladder` measured it on a GPU, a row for each rung, kind of configuration and shape.
 
     Further ladders, which have a name, each have a folder of their own.
     """
@@ -236,17 +236,17 @@ def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
 
 
 def experiment(name: str, folder: Path | None = None) -> Log:
-    """The runs of one experiment of tools/experiment.py."""
+    """The runs of one experiment of `flashladder experiment`."""
     return Log((folder or results_dir()) / "experiments" / f"{name}.csv", EXPERIMENT)
 
 
 def accuracy(folder: Path | None = None) -> Log:
-    """Errors and times of kernels over families of inputs, as tools/accuracy.py finds them."""
+    """Errors and times of kernels over families of inputs, as `flashladder accuracy` finds them."""
     return Log((folder or results_dir()) / "accuracy.csv", ACCURACY)
 
 
 def packed(gpu: str) -> Log:
-    """Packed sequences as tools/packed.py timed them on a GPU, a row for each mix of lengths and contender."""
+    """Packed sequences as `flashladder packed` timed them on a GPU, a row for each mix of lengths and contender."""
     return Log(results_dir() / f"packed_{gpu}.csv", PACKED)
 
 

@@ -253,7 +253,7 @@ def faults_named(kernel: Named) -> Iterator[None]:
             raise
         raise DeviceError(
             f"{describe(kernel)} faulted: {str(error).splitlines()[0]}. This process can no longer use the GPU; "
-            "compute-sanitizer names the line: compute-sanitizer python tools/run_version.py ... --no-measure"
+            "compute-sanitizer names the line: compute-sanitizer flashladder run ... --no-measure"
         ) from error
 
 

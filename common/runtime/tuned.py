@@ -205,8 +205,8 @@ def save(
             entry = {"config": KernelConfig.of(**values).name, **evidence}
             content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
             header = (
-                f"# The configurations that measured best on {_title(gpu)}; run_version.py uses them.\n"
-                "# Written by tuner/search.py; delete an entry to have the rung's default again.\n"
+                f"# The configurations that measured best on {_title(gpu)}; `flashladder run` uses them.\n"
+                "# Written by `flashladder search`; delete an entry to have the rung's default again.\n"
             )
             temporary = path.with_name(f".{gpu}.new")
             temporary.write_text(header + yaml.safe_dump(dict(sorted(content.items())), sort_keys=False, width=120))

@@ -144,6 +144,6 @@ def _words(origin: Version) -> dict[str, str]:
         waste: f"{OPEN}: what {origin.name} spends that it need not, with the figure that shows it and its date.",
         idea: f"{OPEN}: what is done instead, and why that is right for every input.",
         where: f"{OPEN}: the names in [`kernel.cu`](kernel.cu) to look for.",
-        measured: f"{OPEN}: what was expected, what was measured, and why. tools/evidence.py makes the tables.",
-        tried: f"`python tools/run_version.py ... --against {origin.address}` adds a line at each verdict.",
+        measured: f"{OPEN}: what was expected, what was measured, and why. `flashladder evidence` makes the tables.",
+        tried: f"`flashladder run ... --against {origin.address}` adds a line at each verdict.",
     }

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flashladder.common.catalog import PTXAS_LEVEL, Version, one_operation
+from flashladder.common.catalog import PTXAS_LEVEL, Version, find, one_operation
 from flashladder.common.compiler import Artifact, BuildRequest, PtxModule, build
 from flashladder.common.compiler.sass.code import Code, read
 from flashladder.common.errors import ConfigError, FlashLadderError
@@ -121,6 +121,13 @@ class Trial:
 
 
 TrialPart = Emulated | Built | Trial
+
+
+def opponent(version: Version, against: str | None) -> Version:
+    """The rung of that name, or the one below. ConfigError where there is none."""
+    if parent := find(against) if against else version.below():
+        return parent
+    raise ConfigError(f"{version.name} has no rung below: say what to compare it with, --against RUNG")
 
 
 def compare(version: Version, parent: Version, problem: Problem, place: Target, values: Mapping[str, Value]) -> Idea:

@@ -1,10 +1,10 @@
 """Time rungs of the ladder and references against official kernels, side by side, over shapes.
 
-python tools/bench.py 07 16
-python tools/bench.py 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
-python tools/bench.py 16 --seqlens 4096 --rounds 8 --brief      a quick look
-python tools/bench.py 24 47 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
-python tools/bench.py c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
+flashladder bench 07 16
+flashladder bench 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
+flashladder bench 16 --seqlens 4096 --rounds 8 --brief      a quick look
+flashladder bench 24 47 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
+flashladder bench c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, warn
+from flashladder.common.console import EXIT_ERROR, Parser, UsageError, console, warn
 from flashladder.common.report import display
 from flashladder.tools.commands import arguments as options
 
@@ -46,8 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(display.baselines())
         return 0
     if not arguments.kernels:
-        parser().print_help()
-        return EXIT_ERROR
+        raise UsageError
 
     from flashladder.common.measure import baselines, contest
     from flashladder.common.measure.entrants import assemble_all, parse

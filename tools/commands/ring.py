@@ -1,8 +1,8 @@
 """Ring attention of one sequence over the GPUs of this machine: right? how near to linear? is the exchange hidden?
 
-python tools/ring.py --causal                          131,072 tokens on 2 GPUs
-python tools/ring.py --ranks 4 --seqlen 262144 --heads 8
-python tools/ring.py --device emulator --causal        without GPUs: few tokens, checked, not timed
+flashladder ring --causal                          131,072 tokens on 2 GPUs
+flashladder ring --ranks 4 --seqlen 262144 --heads 8
+flashladder ring --device emulator --causal        without GPUs: few tokens, checked, not timed
 
 Every rank also computes the whole sequence alone, which gives the time of one GPU. Nothing is logged. The exit code is
 1 where an error is above its tolerance.

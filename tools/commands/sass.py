@@ -1,9 +1,9 @@
 """The machine code of a rung: opcode counts, resources, occupancy and what each pipe of an SM needs. No GPU needed.
 
-python tools/sass.py 08                                tables for an H100
-python tools/sass.py 08 --gpu a100 --config block_n=32
-python tools/sass.py 08 --loop --listing               the main loop, instruction by instruction
-python tools/sass.py --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
+flashladder sass 08                                tables for an H100
+flashladder sass 08 --gpu a100 --config block_n=32
+flashladder sass 08 --loop --listing               the main loop, instruction by instruction
+flashladder sass --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.compiler.sass import Code, read
 from flashladder.common.compiler.sass.diff import RungPair
-from flashladder.common.console import EXIT_ERROR, Parser, console
+from flashladder.common.console import Parser, UsageError, console
 from flashladder.common.problem.config import GpuDescription, load_gpu
 from flashladder.common.report import sass as show
 from flashladder.common.report.export import write_csv
@@ -36,8 +36,7 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     if (arguments.version is None) == (arguments.diff is None):
-        parser().print_help()
-        return EXIT_ERROR
+        raise UsageError
     gpu = load_gpu(arguments.gpu)
     codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
     if arguments.csv:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashladder.common.errors import ResultsError, UnsupportedProblemError
+from flashladder.common.catalog import Version
+from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import tuned
@@ -97,6 +98,15 @@ def least_us(problem: Problem, gpu: GpuDescription) -> float:
     rows, keys = (p.total_q, p.total_k) if p.packed else (p.batch * p.seqlen_q, p.batch * p.seqlen_k)
     num_bytes = 2 * _ELEMENT_BYTES * p.head_dim * (rows * p.num_heads + keys * p.num_heads_k)
     return max(p.flops / gpu.dense_bf16_tflops / 1e6, num_bytes / gpu.bandwidth_gb_s / 1e3)
+
+
+def refusal(rung: Version, problem: Problem) -> str | None:
+    """Why the rung does not take a problem, in words that are the same for all such problems."""
+    try:
+        rung.check(problem, rung.config_for(problem))
+    except (ConfigError, UnsupportedProblemError) as refused:
+        return str(refused).partition(";")[0]
+    return None
 
 
 def stand_in(problem: Problem) -> Problem:

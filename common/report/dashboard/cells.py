@@ -1,6 +1,6 @@
 """The fastest rung beside the fastest official kernel, cell by cell: a table in the README, and results/cells.md.
 
-A cell is a head_dim, a mask and a length. tools/bench.py logs them: --log cells_GPU. Only kernels of one run are
+A cell is a head_dim, a mask and a length. `flashladder bench` logs them: --log cells_GPU. Only kernels of one run are
 compared, those of the latest run of each dtype, head_dim and mask.
 """
 

@@ -1,6 +1,6 @@
 """Tables of results/references.csv, for READMEs and for the page.
 
-tools/bench.py writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
+`flashladder bench` writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
 """
 
 from __future__ import annotations
@@ -148,4 +148,4 @@ def _source(rows: pd.DataFrame, log: str) -> str:
     marks = ", ".join(f"{name} {cell}" for name, cell in cells.items() if isinstance(cell, str) and cell)
     where = f"{last['device']} ({marks}), {shape}; {software}; {last['time'][:10]}."
     disturbed = remarks(rows, "GPU" if driver else "CPU")
-    return f"{where}{disturbed} Made by tools/dashboard.py from results/{log}."
+    return f"{where}{disturbed} Made by `flashladder dashboard` from results/{log}."
