@@ -245,19 +245,19 @@ def _emulated(
 def _predicted(configured: Configuration, report: Report, arguments: argparse.Namespace) -> str:
     """The time of what the same command would measure on the GPU, by the cost model."""
     from flashladder.common.compiler import build_one
+    from flashladder.common.predict import cost
     from flashladder.common.predict.agreement import conflict_factor
-    from flashladder.tuner import model
 
     gpu = configured.place.gpu
     try:
         problem = options.problem(arguments, configured.version.operation, **GPU_DEFAULTS)
         config, _ = configured.of(problem)
         artifact = build_one(configured.version, config, gpu.arch)
-        time_us = model.time_us(problem, artifact, gpu, conflict_factor(report))
+        time_us = cost.time_us(problem, artifact, gpu, conflict_factor(report))
     except FlashLadderError as error:
         return f"nothing: {error}"
     named = problem.name.replace(",", ", ")
-    told = f"by the cost model: nothing was timed; {named}; {model.experience(artifact)}"
+    told = f"by the cost model: nothing was timed; {named}; {cost.experience(artifact)}"
     return f"{time_us:,.0f} us on {gpu.title}, {told}"
 
 
