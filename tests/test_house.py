@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import flashladder
-from flashladder import common
+from flashladder import common, tuner
 from flashladder.common.paths import ROOT
 
 COMMON = ROOT / "common"
 ROOMS = re.findall(r"^(\w+) {2,}", common.__doc__, re.MULTILINE)  # in the order of the map
 MOST_MODULES = 16  # at the top of common/
+DOORS = ("search", "plots", "replay")  # of tuner/: scripts that are typed
 
 
 def imports(code: str, package: str) -> Iterator[str]:
@@ -108,6 +109,15 @@ def test_a_room_knows_only_those_above_it():
     between = {(a, b) for a, b in between if a != b and {a, b} <= set(ROOMS)}
     assert len(between) > len(ROOMS)
     assert not [f"{a} -> {b}" for a, b in sorted(between) if ROOMS.index(b) > ROOMS.index(a)]
+
+
+def test_a_module_of_the_tuner_knows_only_those_above_it():
+    order = re.findall(r"^(\w+) {2,}", tuner.__doc__, re.MULTILINE)
+    assert {*order} == {name.partition(".")[2] for name in modules("tuner")} - {"", *DOORS}
+    known = [(module, other) for module, others in graph("tuner").items() for other in others]
+    places = {pair: [order.index(name.partition(".")[2]) for name in pair] for pair in known}
+    assert places
+    assert not [pair for pair, (place, of_other) in places.items() if of_other > place]
 
 
 def test_no_module_imports_itself_by_way_of_others():

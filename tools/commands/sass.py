@@ -4,8 +4,8 @@ python tools/sass.py 08                                tables for an H100
 python tools/sass.py 08 --gpu a100 --config block_n=32
 python tools/sass.py 08 --loop --listing               the main loop, instruction by instruction
 python tools/sass.py --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
-flashladder sass --commits HEAD~3                       every rung as it was then and as it lies here, kernel by kernel
-flashladder sass 37 43 --commits e18886d HEAD      two rungs, as they are at two commits
+flashladder sass --commits HEAD~3                      every rung as it was then and as it lies here, kernel by kernel
+flashladder sass 37 43 --commits e18886d HEAD          two rungs, as they are at two commits
 
 --commits compiles the rungs' default configurations, and those of the winners on GPUs of the same arch as --gpu, with
 the kernels and headers of both sides; --features adds the default configuration with each feature that the rung has.
