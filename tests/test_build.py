@@ -14,7 +14,7 @@ from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
 from flashladder.common.compiler import compile as build_module
-from flashladder.common.compiler.artifact import _resources
+from flashladder.common.compiler.artifact import resources as read_resources
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import ROOT
@@ -359,7 +359,7 @@ ptxas info    : Function properties for attention_forward
     40 bytes stack frame, 44 bytes spill stores, 24 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack size, 592 bytes cmem[0]"""
     resources = {"registers": 255, "stack_bytes": 40, "spill_store_bytes": 44, "spill_load_bytes": 24}
-    assert _resources(log, "attention_forward") == resources
+    assert read_resources(log, "attention_forward") == resources
 
 
 def _not_sources(folder, names):

@@ -111,8 +111,8 @@ def test_what_cannot_be_predicted_is_no_failure(run, monkeypatch):
     def without(*_):
         raise ToolchainError("no nvdisasm")
 
-    monkeypatch.setattr("flashladder.tuner.model.sass.read", without)
-    monkeypatch.setattr("flashladder.tuner.model.digest", lambda *_: "of no cache")
+    monkeypatch.setattr("flashladder.common.predict.cost.sass.read", without)
+    monkeypatch.setattr("flashladder.common.predict.cost.digest", lambda *_: "of no cache")
     code, out, _ = run("02", "--seqlen", "64", "--heads", "1")
     assert code == 0
     assert figure(out, "predicted").split(maxsplit=1)[1].strip() == "nothing: no nvdisasm"

@@ -21,7 +21,7 @@ from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.problem.config import GpuDescription, spell
 from flashladder.common.runtime import tuned
 from flashladder.common.runtime.gpu import require_gpu
-from flashladder.tuner import AUTO, candidates, model
+from flashladder.tuner import AUTO, candidates
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
@@ -120,7 +120,7 @@ class Job:
         """Compile everything, or as much as the settings say, and rank it."""
         settings = self.settings
         stock = candidates.compile_all(self.space, self.gpu, settings.spills, on_progress, settings.compiled)
-        predicted_us = model.predict(stock, self.gpu, on_progress)
+        predicted_us = candidates.predict(stock, self.gpu, on_progress)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
         return Ranking(stock, order, predicted_us)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashladder.common.errors import ResultsError
+from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import KernelConfig, Value
 from flashladder.tuner import trial_log
 from flashladder.tuner.candidates import Candidate
-from flashladder.tuner.model import rank_correlation
 from flashladder.tuner.strategy import Guided
 
 CLOSE = 0.99  # of the best ratio

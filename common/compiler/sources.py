@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
 
 Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 
 
 def header_folders(kernel: Path) -> list[Path]:
-    """Where a kernel's headers are looked for, behind its own folder: `cuda` beside its rung, and common/cuda."""
-    return [kernel.parents[1] / "cuda", CUDA_HEADERS]
+    """Where a kernel's headers are looked for, behind its own folder: `cuda` beside its rung, and common/cuda.
+
+    A rung in a checkout has that checkout's common/cuda; one that lies elsewhere has this one's.
+    """
+    in_checkouts = (parent / CUDA_HEADERS.relative_to(ROOT) for parent in kernel.parents[1:])
+    return [kernel.parents[1] / "cuda", next(filter(Path.is_dir, in_checkouts), CUDA_HEADERS)]
 
 
 class Sources:
@@ -54,7 +58,7 @@ class Sources:
 
     def check_complete(self, kernel: Path, depfile: Path) -> None:
         """Raises BuildError when the compiler read a file of ours that the closure lacks: its edits would go unseen."""
-        ours = (CUDA_HEADERS, VERSIONS, kernel.resolve().parents[1])
+        ours = (*header_folders(kernel.resolve()), VERSIONS, kernel.resolve().parents[1])
         unseen = [
             path
             for path in _dependencies(depfile)

@@ -105,7 +105,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
         with progress("emulated CTAs") as update:
             outcome = single.emulate(artifact, problem, update)
         if outcome.report and not arguments.no_measure:
-            from flashladder.tuner import outlook
+            from flashladder.common.predict import outlook
 
             ask = partial(options.problem, arguments, version.operation, **GPU_DEFAULTS)
             facts = {"predicted": outlook.in_words(entrant, ask, place.gpu, outcome.report)}

@@ -78,6 +78,11 @@ class Code:
         return self.artifact.launch.num_threads / WARP
 
     @property
+    def whole_warps(self) -> int:
+        """The same as a number of warps that can be simulated."""
+        return max(1, round(self.loop_warps))
+
+    @property
     def loop_blocks(self) -> float:
         """Blocks of K and V that a CTA does in one pass through the main loop; 0 without tensor cores."""
         return self.loop_flops * self.loop_warps / self.block_flops

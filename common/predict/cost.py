@@ -1,9 +1,9 @@
 """How fast a kernel should be on a GPU that need not be there: from its machine code and the emulator's counters.
 
-The main loop's instructions, without those seldom executed, run through a simulated sub-core (sass/subcore.py), as many
+The main loop's instructions, without those seldom executed, run through a simulated sub-core (subcore.py), as many
 CTAs side by side as an SM holds; CTAs beyond that come in further waves. The emulator says how much bank conflicts
 lengthen loads and stores of shared memory. Of a kernel with warpgroup products (Hopper) the whole way through a tile is
-simulated (sass/tile.py). Each time is a prediction, and is called one wherever it is shown.
+simulated (tile.py). Each time is a prediction, and is called one wherever it is shown.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common.compiler import sass
+from flashladder.common.catalog import Version
+from flashladder.common.compiler import BuildRequest, build, sass
 from flashladder.common.compiler.artifact import Artifact
-from flashladder.common.compiler.sass.occupancy import SUB_CORES
 from flashladder.common.compiler.sass.pipes import WARP
 from flashladder.common.errors import ConfigError, EmulatorError
 from flashladder.common.paths import ROOT, cache_dir
-from flashladder.common.predict.subcore import Step, cycles
+from flashladder.common.predict.agreement import conflict_factor
+from flashladder.common.predict.subcore import Step, cycles, on_a_sub_core
 from flashladder.common.predict.tile import TileCycles, TileWork
 from flashladder.common.problem.config import GpuDescription, KernelConfig
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
-    from flashladder.tuner.candidates import Candidate, Stock
-    from flashladder.tuner.space import Space
 
 FEW = 8  # workloads, about half a second each, that are not worth the start of processes
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a TileWork has its own
 WARPGROUP_CLOCK = 0.89  # of the highest clock, what warpgroup products leave of it at the power limit: H200, README.md
-LOOP_CODE = ("common/compiler/sass/*.py", "tuner/model.py")  # that makes a MainLoop of a cubin
-PRICE_CODE = (*LOOP_CODE, "common/emulator/**/*.py", "common/predict/agreement.py")  # and a time of a MainLoop
+LOOP_CODE = ("common/compiler/sass/*.py", "common/predict/*.py")  # that makes a MainLoop of a cubin
+PRICE_CODE = (*LOOP_CODE, "common/emulator/**/*.py")  # and a time of a MainLoop
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
 
 
@@ -62,7 +61,7 @@ class MainLoop:
             return cls.of_values(json.loads(place.read_text()))
         code = sass.read(artifact)
         blocks = code.loop_blocks or _blocks_by_ffma(code) or 1.0
-        loop = cls(tuple(map(Step.of, code.usual_loop)), max(1, round(code.loop_warps)), blocks, TileWork.of(code))
+        loop = cls(tuple(map(Step.of, code.usual_loop)), code.whole_warps, blocks, TileWork.of(code))
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(dataclasses.asdict(loop)))
@@ -117,8 +116,7 @@ class Workload:
         """Of so many CTAs, or tiles of persistent ones, side by side."""
         if loop.tile:
             return tile_cycles(self.artifact, self.gpu, ctas).of(self.blocks)
-        warps = max(1, loop.warps // SUB_CORES)
-        rates = sass.throughput(self.gpu)
+        warps, rates = on_a_sub_core(loop.warps), sass.throughput(self.gpu)
         spent = cycles(loop.steps, ctas, warps, rates, self.conflict_factor) if loop.steps else 0.0
         return SETUP_CYCLES + self.blocks / loop.blocks * spent
 
@@ -129,28 +127,6 @@ def tile_cycles(artifact: Artifact, gpu: GpuDescription, ctas: int) -> TileCycle
     tile = MainLoop.of(artifact).tile
     assert tile
     return tile.cycles(ctas, sass.throughput(gpu))
-
-
-def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str, float]:
-    """The predicted time of every kernel by its code: microseconds, the geometric mean over the space's problems."""
-    factors = conflicts(stock.space, (kernel.config for kernel in stock.kernels), gpu)
-    wanted = {
-        (kernel.code, problem): workload(problem, artifact, gpu, _factor(kernel, factors))
-        for kernel in stock.kernels
-        for problem, artifact in zip(stock.space.problems, kernel.artifacts, strict=True)
-    }
-    times: dict[str, list[float]] = {}
-    for (code, _), spent in zip(wanted, _everywhere(list(wanted.values()), progress), strict=True):
-        times.setdefault(code, []).append(spent)
-    return {code: _mean(several) for code, several in times.items()}
-
-
-def price(
-    kernel: Candidate, problems: Sequence[Problem], gpu: GpuDescription, factors: Mapping[object, float]
-) -> float:
-    """The same of one kernel, here and now; factors: of its layout, by `conflicts`."""
-    pairs = zip(problems, kernel.artifacts, strict=True)
-    return _mean([time_us(problem, artifact, gpu, _factor(kernel, factors)) for problem, artifact in pairs])
 
 
 def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> float:
@@ -166,11 +142,8 @@ def experience(artifact: Artifact) -> str:
     return "on an H100, kernels of mma.sync took 1.12 to 1.41 times what it predicts"
 
 
-def _factor(kernel: Candidate, factors: Mapping[object, float]) -> float:
-    return factors.get(layout_of(kernel.config), 1.0)
-
-
-def _mean(times: Sequence[float]) -> float:
+def mean_us(times: Sequence[float]) -> float:
+    """What several problems count together: the geometric mean of their times."""
     return math.exp(sum(map(math.log, times)) / len(times))
 
 
@@ -194,25 +167,25 @@ def _blocks(problem: Problem, block_m: int, block_n: int) -> float:
     return sum(math.ceil(max(0, problem.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
 
 
-def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription) -> dict[object, float]:
+def conflicts(
+    version: Version, problem: Problem, configs: Iterable[KernelConfig], gpu: GpuDescription
+) -> dict[object, float]:
     """By how much bank conflicts lengthen loads and stores of shared memory, by layout.
 
-    What cannot be emulated is left out, and so is what has warpgroup products, which conflict with nothing.
+    Configs: the fields that the problem leaves open. What cannot be emulated is left out, and so is what has warpgroup
+    products, which conflict with nothing.
     """
-    from flashladder.common.compiler import BuildRequest, build
-    from flashladder.common.predict.agreement import conflict_factor
     from flashladder.common.problem.problem import make_inputs
     from flashladder.common.runtime.execute import on_emulator
 
     examples = {layout_of(config): config for config in configs}
-    problems = {layout: _small(space.problems[0], config) for layout, config in examples.items()}
-    requests = {
-        layout: BuildRequest(space.version, space.full(config, problems[layout]), gpu.arch)
+    problems = {layout: _small(problem, config) for layout, config in examples.items()}
+    requests = [
+        BuildRequest(version, version.config_for(problems[layout], **config.as_dict()), gpu.arch)
         for layout, config in examples.items()
-    }
-    built = dict(zip(requests, build(list(requests.values()), on_error="return"), strict=True))
+    ]
     found: dict[object, float] = {}
-    for layout, artifact in built.items():
+    for layout, artifact in zip(examples, build(requests, on_error="return"), strict=True):
         with suppress(EmulatorError):
             if isinstance(artifact, Artifact) and not MainLoop.of(artifact).tile:
                 report = on_emulator(artifact, problems[layout], make_inputs(problems[layout]), race=False)
@@ -233,16 +206,7 @@ def _small(problem: Problem, config: KernelConfig) -> Problem:
     )
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's: 1 where both orders are the same, -1 where one is the reverse; nan for fewer than three values."""
-    import pandas as pd
-
-    if len(first) < 3:
-        return math.nan
-    return float(pd.Series(first).rank().corr(pd.Series(second).rank()))
-
-
-def _everywhere(workloads: Sequence[Workload], progress: Any) -> list[float]:
+def times_us(workloads: Sequence[Workload], progress: Any = None) -> list[float]:
     """The time of each, on all cores."""
     cores = len(os.sched_getaffinity(0))
     results: list[float] = []
