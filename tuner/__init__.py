@@ -15,8 +15,9 @@ trial_log     the study as CSV
 finalists     who wins, and by what evidence
 study_runner  the loop: claim, measure, record
 job           all of it for one rung and one GPU: Job.tune(ranking, workers, ledger)
-campaign      rungs one after the other
 show          what a person sees of a search
+campaign      rungs one after the other
+adoption      what one program asks for, tuned
 recorded      the search replayed over a study in which every kernel was measured
 pair          a rung timed beside its parent in a worker's process, for common/workshop
 
