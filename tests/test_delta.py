@@ -14,8 +14,10 @@ from flashladder.common.compiler.sass import read
 from flashladder.common.errors import BuildError, ConfigError, EmulatorError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import ProblemInstance
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations import OPERATIONS
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch

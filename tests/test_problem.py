@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.problem.operations import OPERATIONS
-from flashladder.common.problem.operations.forward import Forward, attention
-from flashladder.common.problem.problem import LAYOUTS, Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.operations.forward import LAYOUTS, Forward, attention
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import pack
 
 SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
@@ -54,7 +55,7 @@ def test_an_output_may_not_be_asked_for():
 
 
 def test_what_is_no_output_cannot_be_left_out(monkeypatch):
-    monkeypatch.setitem(OPERATIONS, "forward", type("Given", (Forward,), {"outputs": ("o",)})())
+    monkeypatch.setattr(Forward, "outputs", ("o",))
     assert Problem(**SMALL).outputs == ("o",)
     with pytest.raises(UnsupportedProblemError, match="lse=false: the log-sum-exp is no output of the operation forw"):
         Problem(**SMALL, lse=False)

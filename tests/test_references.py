@@ -17,8 +17,10 @@ from flashladder.common import catalog, console, host
 from flashladder.common.compiler.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
 from flashladder.common.measure.references import Configured, device_for, load, missing, tiling
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.tools.commands import run_version
 

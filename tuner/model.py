@@ -201,7 +201,7 @@ def conflicts(space: Space, configs: Iterable[KernelConfig], gpu: GpuDescription
     """
     from flashladder.common.compiler import BuildRequest, build
     from flashladder.common.predict.agreement import conflict_factor
-    from flashladder.common.problem.problem import make_inputs
+    from flashladder.common.problem.inputs import make_inputs
     from flashladder.common.runtime.execute import on_emulator
 
     examples = {layout_of(config): config for config in configs}

@@ -19,7 +19,8 @@ from flashladder.common.compiler.sass.opcodes import kinds
 from flashladder.common.errors import DeviceError
 from flashladder.common.predict.agreement import Agreement, compare
 from flashladder.common.predict.ncu import Profile, load, profile
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.log import Log, Schema
 from flashladder.common.runtime.execute import on_emulator, on_gpu

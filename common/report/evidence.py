@@ -178,7 +178,8 @@ def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
 
 def _count(artifact: Artifact) -> dict[str, int]:
     from flashladder.common.emulator.counters import TMA, WGMMA
-    from flashladder.common.problem.problem import Problem, make_inputs
+    from flashladder.common.problem.inputs import make_inputs
+    from flashladder.common.problem.problem import Problem
     from flashladder.common.runtime.execute import on_emulator
 
     config = artifact.config

@@ -216,10 +216,11 @@ def _adopt(
     from flashladder.common.compiler import prebuilt
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.tools.commands import search
-    from flashladder.tuner import job
+    from flashladder.tuner.job import workers
 
     choose = partial(chosen, version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
-    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE), seconds)
+    operation = catalog.one_operation(job.space.version.operation for job in jobs)
+    code = search.run(jobs, workers(search.AUTO, place.gpu, "hot", PATIENCE, operation), seconds)
     measured, left_out = gains.measure(alike[:TIMED], choose, place, folder, TimingSettings("hot"))
     for reason in dict.fromkeys(left_out):
         warn(reason)

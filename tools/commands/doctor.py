@@ -92,7 +92,9 @@ def kernel_compiles() -> str:
 
 def emulator_runs() -> str:
     """Runs the kernel on the emulator and checks its output."""
-    from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+    from flashladder.common.problem.check import expect, verify
+    from flashladder.common.problem.inputs import make_inputs
+    from flashladder.common.problem.problem import Problem
     from flashladder.common.runtime.execute import on_emulator
 
     artifact = smoke_artifact()
@@ -166,8 +168,9 @@ def disassembler(name: str) -> str:
 
 def baseline(name: str) -> str:
     from flashladder.common.measure.baselines import find as find_baseline
+    from flashladder.common.problem.problem import FIRST_OPERATION
 
-    found = find_baseline(name)
+    found = find_baseline(name, FIRST_OPERATION)
     if lack := found.missing():
         raise ImportError(lack)
     return found.version

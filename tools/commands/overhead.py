@@ -26,10 +26,12 @@ from rich.table import Table
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console, table, warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem, Tensors
+    from flashladder.common.problem.inputs import Tensors
+    from flashladder.common.problem.problem import Problem
 
 OTHERS = ("fa3", "fa4")
 TORCH = "scaled_dot_product_attention"
@@ -50,15 +52,17 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.problem.problem import Tensors, make_inputs
+    from flashladder.common.problem.inputs import Tensors, make_inputs
     from flashladder.common.runtime import ahead, gpu, quick, target
 
     place = target.resolve("gpu", None)
-    problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
+    problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)
     usual = [ahead.fastest(problem, place.arch, place.gpu.name), catalog.find(ahead.GENERAL[-1])]
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors, first = make_inputs(problem, "cuda"), {}
-    wanting = Tensors({name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()})
+    wanting = Tensors(
+        {name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()}, tensors.operation
+    )
     with torch.no_grad():
         calls: Calls = {TORCH: _torch(problem, tensors), **_others(problem, tensors)}
         for rung in rungs:
@@ -113,7 +117,8 @@ def _others(problem: Problem, tensors: Tensors) -> Calls:
     found: Calls = {}
     for name in OTHERS:
         try:
-            found[baselines.find(name).title] = baselines.find(name).prepare(problem, tensors)
+            official = baselines.find(name, problem.operation)
+            found[official.title] = official.prepare(problem, tensors)
         except DeviceError as error:
             warn(str(error))
     return found

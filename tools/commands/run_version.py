@@ -30,14 +30,11 @@ if TYPE_CHECKING:
     from flashladder.common.compiler.artifact import Artifact
     from flashladder.common.emulator import Report
     from flashladder.common.measure.references import Configured
+    from flashladder.common.problem.check import Check
     from flashladder.common.problem.config import KernelConfig, Value
-    from flashladder.common.problem.problem import Check, Problem
+    from flashladder.common.problem.problem import Problem
     from flashladder.common.records.records import Row
     from flashladder.common.runtime.target import Target
-
-# Small enough for the emulator to end within a second; on a GPU, the size of a published benchmark.
-EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 2, "seqlen_q": 256}
-GPU_DEFAULTS = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}
 
 
 def parser() -> Parser:
@@ -130,7 +127,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
     from flashladder.common.runtime import target
 
     place = target.resolve(arguments.device, arguments.gpu)
-    problem = options.problem(arguments, version.operation, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
+    problem = options.problem(arguments, version.operation, "usual" if place.on_gpu else "small")
     configured = Configuration(version, values, place, arguments.untuned)
     config, is_tuned = configured.of(problem)
     artifact = build.build_one(version, config, place.arch)
@@ -166,7 +163,7 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
         parent = catalog.find(arguments.against) if arguments.against else rung.below()
         if parent is None:
             raise ConfigError(f"{rung.name} has no rung below: say what to compare it with, --against RUNG")
-        problem = options.problem(arguments, rung.operation, **GPU_DEFAULTS)
+        problem = options.problem(arguments, rung.operation)
         return trial.compare(rung, parent, problem, place, values)
 
     first = idea(version)  # what cannot be compared is no matter of a save
@@ -201,7 +198,7 @@ def _run_reference(reference: catalog.Reference, values: dict[str, Value], argum
 
     device = references.device_for(reference, arguments.device)
     on_gpu = device == "cuda"
-    problem = options.problem(arguments, reference.operation, **(GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS))
+    problem = options.problem(arguments, reference.operation, "usual" if on_gpu else "small")
     config = reference.config_for(problem, **values)
     reference.check(problem, config)
     kernel = references.Configured(reference, config)
@@ -228,7 +225,8 @@ def _log(kernel: catalog.Implementation, what: Row, problem: Problem, outcome: O
 def _emulated(
     artifact: Artifact, problem: Problem, configured: Configuration, arguments: argparse.Namespace
 ) -> Outcome:
-    from flashladder.common.problem.problem import expect, make_inputs, verify
+    from flashladder.common.problem.check import expect, verify
+    from flashladder.common.problem.inputs import make_inputs
     from flashladder.common.records import records
     from flashladder.common.runtime.execute import on_emulator
 
@@ -250,7 +248,7 @@ def _predicted(configured: Configuration, report: Report, arguments: argparse.Na
 
     gpu = configured.place.gpu
     try:
-        problem = options.problem(arguments, configured.version.operation, **GPU_DEFAULTS)
+        problem = options.problem(arguments, configured.version.operation)
         config, _ = configured.of(problem)
         artifact = build_one(configured.version, config, gpu.arch)
         time_us = model.time_us(problem, artifact, gpu, conflict_factor(report))
@@ -271,8 +269,8 @@ def _contest(kernel: Artifact | Configured, problem: Problem, arguments: argpars
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.records import records
 
-    official = [baselines.official(problem.operation)] if problem.operation in baselines.OFFICIAL else []
-    others = official if device == "cuda" else list(baselines.CPU_BASELINES.values())
+    on_gpu = device == "cuda"
+    others = list(baselines.of(problem.operation, on_gpu).values())[: 1 if on_gpu else None]
     settings = None if arguments.no_measure else TimingSettings(arguments.mode, arguments.rounds)
     name = kernel.version
     result = contest.hold(problem, {name: kernel}, others, settings, device)

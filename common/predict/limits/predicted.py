@@ -23,7 +23,8 @@ from flashladder.common.predict.limits.diagnosis import CYCLES, Diagnosis, Limit
 from flashladder.common.predict.limits.kinds import TENSOR, limit_of
 from flashladder.common.predict.subcore import BESIDE_MMA, Step, cycles
 from flashladder.common.problem.config import GpuDescription
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 PASSES = 12  # of the simulation: with the tuner's 4, how the warps begin still shows

@@ -36,9 +36,7 @@ SLOW = "00"  # takes 25 times as long as the others
 NUM_HEADS, HEAD_DIM = 16, 128
 
 
-def problems(
-    dtypes: Iterable[str], lengths: Iterable[int], tokens: int, operation: str = "forward"
-) -> Iterator[Problem]:
+def problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int, operation: str) -> Iterator[Problem]:
     """The shapes: so many tokens in each, in batches of a length."""
     for dtype in dtypes:
         for seqlen in lengths:
@@ -77,13 +75,13 @@ def _takes(version: Version, values: dict[str, Value]) -> bool:
     return True
 
 
-def beside(names: Iterable[str], operation: str = "forward") -> tuple[list[baselines.Baseline], list[ReferenceEntrant]]:
+def beside(names: Iterable[str], operation: str) -> tuple[list[baselines.Baseline], list[ReferenceEntrant]]:
     """The official kernels, first the one that ratios refer to, and this project's references; what cannot run here is
     left out with a word. ConfigError for another name."""
     official, references = [baselines.official(operation)], []
     for name in dict.fromkeys(names):
-        if name in baselines.BASELINES:
-            official.append(baselines.find(name))
+        if name in baselines.of(operation):
+            official.append(baselines.find(name, operation))
             continue
         try:
             entrant = parse(name, {})
