@@ -12,6 +12,7 @@ from flashladder.common.measure import contest, nvml
 from flashladder.common.measure.baselines import Baseline, forward
 from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.config import parse_values, spell
+from flashladder.common.problem.operations.forward import Forward
 from flashladder.common.records import ladder_runs, ladders, records
 from flashladder.common.runtime import tuned
 from flashladder.common.studies.experiments import ladder as experiment
@@ -26,7 +27,7 @@ def run(monkeypatch, tmp_path, capsys):
     """Calls the tool as a person does; gives its exit code, output and errors."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setattr(experiment, "NUM_HEADS", 1)
+    monkeypatch.setattr(Forward, "usual", {"num_heads": 1})
     fake_gpu.install(monkeypatch)
 
     def call(*arguments):

@@ -343,6 +343,7 @@ def test_triton_becomes_tensor_core_code_without_a_gpu():
 YAML = """
 title: Small
 idea: None.
+operation: forward
 devices: [cpu]
 supports: {dtype: [bf16], head_dim: [64]}
 config: {}
@@ -359,8 +360,8 @@ config: {}
     ],
 )
 def test_bad_declaration_is_refused_with_its_path(tmp_path, old, new, message):
-    folder = tmp_path / "small"
-    folder.mkdir()
+    folder = tmp_path / "references" / "small"
+    folder.mkdir(parents=True)
     (folder / "kernel.py").write_text("")
     (folder / "version.yaml").write_text(YAML.replace(old, new))
     with pytest.raises(ConfigError, match=f"(?s)small/version.yaml: .*{message}"):

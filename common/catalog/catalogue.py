@@ -39,7 +39,7 @@ class Implementation(Configurable):
     idea: str
     directory: Path
     kernel: Path
-    supports: Supports
+    supports: Supports = dataclasses.field(hash=False)
     operation: str  # the name of what it computes
     root: Path  # the folder of all ladders and references
 
@@ -90,8 +90,9 @@ class Implementation(Configurable):
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
         if problem.head_dim not in supports.head_dim:
             return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
-        if problem.head_dim_v != problem.head_dim and problem.head_dim_v not in supports.head_dim_v:
-            return f"takes head_dim_v {listing(supports.head_dim_v or ['as head_dim'])}, not {problem.head_dim_v}"
+        if problem.head_dim_v not in (supports.head_dim_v or [problem.head_dim]):
+            known = listing(supports.head_dim_v) or f"{problem.head_dim}, as head_dim"
+            return f"takes head_dim_v {known}, not {problem.head_dim_v}"
         for name, value in problem.options:
             if refusal := supports.refusal(name, value, problem.asked.option(name).default):
                 return refusal

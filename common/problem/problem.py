@@ -22,7 +22,7 @@ from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
 from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
 from flashladder.common.problem.buffers import LAYOUTS, View
-from flashladder.common.problem.config import Field, Value, listing, spelled
+from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,6 +31,7 @@ MAX_SOFTCAP = 1000.0  # kernels' scores are good to 2^-22 of it
 SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
 _TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
 _BUILT_IN = Path(__file__).parent / "operations"
+_CONFIGURED = ("dtype", "head_dim", "head_dim_v", "causal")  # what a configuration and a problem say alike
 COMPUTE, BANDWIDTH = "TFLOP/s", "TB/s"  # units of speed
 # What only some operations know. The others refuse a problem that has it.
 FEATURES = ("causal", "window_left", "window_right", "softcap", "alibi")
@@ -109,6 +110,14 @@ class Problem:
             )
         self._check_bounds()
         kind.check(self)
+
+    @classmethod
+    def of_config(cls, operation: str, config: KernelConfig, **sizes: int) -> Problem:
+        """A problem that a kernel so configured computes: what the configuration does not say is as usual."""
+        kind, decided = operation_named(operation), config.as_dict()
+        same: dict[str, Any] = {name: decided[name] for name in _CONFIGURED if name in decided}
+        options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
+        return cls(**sizes, **same, operation=operation, options=tuple(options.items()))
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
@@ -293,6 +302,16 @@ class Operation(ABC):
         needed = {*self.inputs, *problem.outputs}
         shapes = {name: shape for name, shape in self.shapes(problem).items() if name in needed}
         return float(sum(math.prod(shape) * self.dtype(problem, name).itemsize for name, shape in shapes.items()))
+
+    def blocks(self, problem: Problem, block_m: int, block_n: int) -> float:
+        """Blocks of keys that a tile of rows goes through, on average."""
+        p = problem
+        rows = p.batch * p.num_heads * p.seqlen_q
+        return self.flops(p) / rows / self.block_flops(1, block_n, p.head_dim, p.head_dim_v)
+
+    def block_flops(self, block_m: int, block_n: int, head_dim: int, head_dim_v: int) -> int:
+        """The operations of the matrix products of a tile of rows and one block of keys."""
+        return 2 * block_m * block_n * (head_dim + head_dim_v)
 
     def argument(self, problem: Problem, name: str) -> Any:
         """The number that kernels are given under this name."""

@@ -69,6 +69,15 @@ class Forward(Operation):
             rows, keys = min(rows, p.seqlen_k), (max(0, p.seqlen_k - p.seqlen_q) + p.seqlen_k) / 2
         return 2.0 * p.batch * p.num_heads * rows * keys * (p.head_dim + p.head_dim_v)
 
+    def blocks(self, problem: Problem, block_m: int, block_n: int) -> float:
+        """One that a causal mask cuts is computed whole."""
+        p = problem
+        if p.packed or p.window:
+            return super().blocks(p, block_m, block_n)
+        ends = [min(first + block_m, p.seqlen_q) for first in range(0, p.seqlen_q, block_m)]
+        hidden = [p.seqlen_q - end if p.causal else 0 for end in ends]
+        return sum(math.ceil(max(0, p.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
+
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Each tensor in a buffer of its own; in the layout qkv the inputs share one."""
         p = problem
