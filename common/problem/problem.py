@@ -117,7 +117,7 @@ class Problem:
         kind, decided = operation_named(operation), config.as_dict()
         same: dict[str, Any] = {name: decided[name] for name in _CONFIGURED if name in decided}
         options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
-        return cls(**sizes, **same, operation=operation, options=tuple(options.items()))
+        return cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
