@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
@@ -14,7 +23,7 @@ from flashladder.common.problem.config import listing
 
 FILE = "version.yaml"
 
-StrictValue = StrictBool | StrictInt | StrictStr
+StrictValue = StrictBool | StrictInt | StrictFloat | StrictStr
 Fields = dict[StrictStr, StrictValue]
 ByHeadDim = dict[StrictInt, Fields]
 

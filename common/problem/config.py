@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,8 +14,8 @@ from flashladder.common.errors import ConfigError, instead, unknown
 from flashladder.common.paths import CONFIGS
 from flashladder.common.problem.rules import Rule
 
-Value = str | int | bool
-_TYPES: dict[str, type[Value]] = {"int": int, "bool": bool, "str": str}
+Value = str | int | float | bool
+_TYPES: dict[str, type[Value]] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,15 @@ class Field:
             value = {"true": True, "false": False}.get(text, text)
         elif self.type is int and text.isascii() and text.isdigit():
             value = int(text)
+        elif self.type is float:
+            with suppress(ValueError):
+                value = float(text)
         self.check(value)
         return value
 
     def _expected(self) -> str:
-        return {bool: "true or false", int: f"a whole number, {self.minimum} or more", str: "a word"}[self.type]
+        whole = f"a whole number, {self.minimum} or more"
+        return {bool: "true or false", int: whole, float: "a number", str: "a word"}[self.type]
 
 
 FIELDS = {
@@ -196,7 +201,7 @@ def _of_ladders(name: str) -> Field | None:
             if declared := _parsed(path.read_text()).get(name):
                 return Field(name, _TYPES[declared["type"]], str(declared["meaning"]))
         except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: {name}: not a type (int, bool or str) and a meaning: {error!r}") from None
+            raise ConfigError(f"{path}: {name}: not a type ({', '.join(_TYPES)}) and a meaning: {error!r}") from None
     return None
 
 

@@ -48,8 +48,9 @@ def ladder(name: str = catalog.FIRST) -> Table:
 def _takes(supports: catalog.Supports) -> str:
     features = [name for name in ("causal", "gqa") if getattr(supports, name)]
     lengths = "any length" if supports.seqlen_q == supports.seqlen_k == "any" else "whole tiles"
-    shape = [", ".join(supports.dtype), f"d {', '.join(map(str, sorted(supports.head_dim)))}", lengths]
-    return "; ".join([*shape, *features])
+    wide = {"d": supports.head_dim, "d of V": supports.head_dim_v}
+    widths = [f"{name} {', '.join(map(str, sorted(columns)))}" for name, columns in wide.items() if columns]
+    return "; ".join([", ".join(supports.dtype), *widths, lengths, *features])
 
 
 def references() -> Table:

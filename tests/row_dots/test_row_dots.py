@@ -15,7 +15,7 @@ from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import ProblemInstance
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.check import expect, verify
-from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received, records
@@ -124,6 +124,18 @@ def test_an_operation_is_not_another():
     assert f"computes the operation forward, not {NAME}" in baselines.of("forward", on_gpu=False)["sdpa"].refusal(
         problem()
     )
+
+
+def test_what_a_ladder_declares_wrongly_is_refused_with_its_path(folder):
+    assert KernelConfig.parse("chunk=8").chunk == 8
+    (folder / "fields.yaml").write_text("chunk: {type: real, meaning: what}")
+    with pytest.raises(
+        ConfigError, match=r"row_dots/fields\.yaml: chunk: not a type \(int, float, bool, str\) and a meaning"
+    ):
+        KernelConfig.parse("chunk=8")
+    (folder / "operation.py").write_text("OPERATION = None")
+    with pytest.raises(ConfigError, match=rf"{NAME}/operation\.py: sets no OPERATION that is called {NAME}"):
+        problem()
 
 
 # Kernels
