@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ROOT / "versions"
+REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
 PREBUILT = ROOT / "prebuilt"  # kernels that came with an installed package

@@ -23,7 +23,8 @@ from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, W
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu, quick
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_gpu

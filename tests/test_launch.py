@@ -20,7 +20,8 @@ from flashladder.common.compiler.declaration import (
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import AttentionParams, TensorStride, launches, pack, workspace_bytes
 
 ARTIFACT = Artifact(
@@ -29,6 +30,7 @@ ARTIFACT = Artifact(
     arch="sm_80",
     directory=Path(),
     kernels=(RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, params_bytes=160), 32, 0, 0, 0),),
+    operation="forward",
     compile_seconds=0.0,
     cached=True,
 )
@@ -43,7 +45,7 @@ def tensors():
 
 
 def packed(given, **options):
-    return AttentionParams.from_buffer_copy(pack(PROBLEM, Tensors(given), **options))
+    return AttentionParams.from_buffer_copy(pack(PROBLEM, Tensors(given, PROBLEM.asked), **options))
 
 
 def grid(problem=PROBLEM, num_sms=132, params=bytes(160), **declared):
@@ -144,7 +146,7 @@ def test_what_cannot_be_run_yet_is_refused_by_name(declared, message):
 def test_a_tensor_map_has_the_strides_of_its_tensor():
     """Fastest first, in bytes; where a dimension has one element only, torch's stride means nothing to TMA."""
     problem = dataclasses.replace(PROBLEM, batch=1)
-    given = Tensors({name: tensor[:1] for name, tensor in tensors().items()})
+    given = Tensors({name: tensor[:1] for name, tensor in tensors().items()}, PROBLEM.asked)
     maps = TensorMapInfo("q", 128, 64, 128), TensorMapInfo("k", 64, 64, 128)
     kernel = dataclasses.replace(ARTIFACT.main, launch=dataclasses.replace(ARTIFACT.launch, tensor_maps=maps))
     (launch,) = launches(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, pack(problem, given), num_sms=1)
@@ -198,4 +200,4 @@ def test_refused_tensors(name, change, message):
     given = tensors()
     given[name] = change(given[name])
     with pytest.raises(UnsupportedProblemError, match=message):
-        pack(PROBLEM, Tensors(given))
+        pack(PROBLEM, Tensors(given, PROBLEM.asked))

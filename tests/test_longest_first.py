@@ -8,7 +8,7 @@ from test_packed import packed
 from tiny_ladder import make_rung
 
 from flashladder.common.compiler import build_one
-from flashladder.common.problem.problem import make_inputs
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
 
 VERSION_YAML = """

@@ -146,8 +146,11 @@ def test_a_broken_declaration_hides_no_other_rung(mine, run):
     [
         ("gone", r"gone, which FLASHLADDER_VERSIONS or --versions names, is no folder: make it, or name another"),
         ("9lives", r"9lives: a ladder is called as its folder, by letters, digits and _, a letter first"),
-        ("triton", r"triton would be the ladder triton, but so is .*versions/triton: rename the folder"),
-        ("again/mine", r"again/mine would be the ladder mine, but so is .*mine: rename the folder"),
+        (
+            "triton",
+            r"triton would be the ladder triton, but .*versions/references/triton is called so: rename the folder",
+        ),
+        ("again/mine", r"again/mine would be the ladder mine, but .*mine is called so: rename the folder"),
     ],
 )
 def test_a_folder_that_can_be_no_ladder_is_said(mine, tmp_path, monkeypatch, folder, message):

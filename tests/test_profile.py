@@ -20,7 +20,8 @@ from flashladder.common.paths import ROOT
 from flashladder.common.predict import ncu, profiling
 from flashladder.common.predict.agreement import Agreement, compare, sass_opcode
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests import fake_ncu

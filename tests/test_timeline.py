@@ -14,7 +14,9 @@ import pytest
 from flashladder.common import catalog, console, emulator
 from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.errors import BuildError, DeviceError, ResultsError
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.report.pictures import timelines
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_emulator

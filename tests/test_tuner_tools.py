@@ -244,10 +244,10 @@ def test_an_unusable_storage_is_named_before_anything_is_compiled(run, simulated
 def test_workers_and_gpus(monkeypatch, number, message):
     monkeypatch.setattr(job, "require_gpu", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    found = job.workers("auto", load_gpu("h100"), "hot", 60)
+    found = job.workers("auto", load_gpu("h100"), "hot", 60, "forward")
     assert [worker._environment["CUDA_VISIBLE_DEVICES"] for worker in found] == ["4", "7"]
     with pytest.raises((ConfigError, DeviceError), match=message):
-        job.workers(number, load_gpu("h100"), "hot", 60)
+        job.workers(number, load_gpu("h100"), "hot", 60, "forward")
 
 
 def test_the_program_starts():
@@ -289,7 +289,7 @@ class TestGpuBench:
     @pytest.fixture
     def bench(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        made = OnGpu("h100", "hot")()
+        made = OnGpu("h100", "hot", "forward")()
         made.prepare(self.PROBLEM)
         return made
 
@@ -303,7 +303,7 @@ class TestGpuBench:
 
     def test_ours_alone_are_timed_beside_the_first(self, artifacts, monkeypatch):
         fake_gpu.install(monkeypatch)
-        bench = OnGpu("h100", "hot", is_alone=True)()
+        bench = OnGpu("h100", "hot", None)()
         bench.prepare(self.PROBLEM)
         comparison = bench.compare((self.PROBLEM,), artifacts, 4)
         assert (comparison.baseline, comparison.control) == ("0", CONTROL)
@@ -328,11 +328,11 @@ class TestGpuBench:
     def test_another_gpu(self, monkeypatch):
         fake_gpu.install(monkeypatch)
         with pytest.raises(DeviceError, match=r"the GPU here is NVIDIA H100.*, not a100: .*--gpu here, .*--offline"):
-            OnGpu("a100", "hot")()
+            OnGpu("a100", "hot", "forward")()
 
     def test_without_the_official_kernel(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        bench = OnGpu("h100", "hot")()
+        bench = OnGpu("h100", "hot", "forward")()
         monkeypatch.setattr("flashladder.common.measure.baselines.Baseline.missing", lambda self: "it is not installed")
         with pytest.raises(DeviceError, match="nothing to compare with: it is not installed"):
             bench.prepare(self.PROBLEM)

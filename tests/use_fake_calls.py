@@ -31,7 +31,7 @@ folder = Path(sys.argv[1]).parent
 (folder / "kernel.cubin").write_bytes(b"ELF!")
 kernel = RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, params_bytes=160), 32, 0, 0, 0)
 config = KernelConfig.of(dtype="bf16", head_dim=64)
-artifact = Artifact("24_made_up", config, "sm_90a", folder, (kernel,), compile_seconds=0.0, cached=True)
+artifact = Artifact("24_made_up", config, "sm_90a", folder, (kernel,), "forward", compile_seconds=0.0, cached=True)
 artifact.__dict__["code"] = "0123"
 quick.prepare = lambda: None
 call = Call(find("24"), artifact, torch.device("cpu"))

@@ -193,7 +193,7 @@ def usual_trials(kernels: int) -> int:
     return kernels if kernels <= FEW else max(FEW, int(PART * kernels))
 
 
-def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str = "forward") -> list[Worker]:
+def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str) -> list[Worker]:
     """One worker a GPU, for as many as asked for ('auto': all that are visible). DeviceError where there are fewer."""
     import torch
 

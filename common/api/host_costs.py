@@ -14,7 +14,8 @@ from flashladder.common.api import attention
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
 from flashladder.common.measure import baselines
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import quick
 from flashladder.common.runtime.gpu import CALLS
 
@@ -59,7 +60,8 @@ def _others(problem: Problem, tensors: Tensors) -> Calls:
     found: Calls = {}
     for name in OTHERS:
         try:
-            found[baselines.find(name).title] = baselines.find(name).prepare(problem, tensors)
+            official = baselines.find(name, problem.operation)
+            found[official.title] = official.prepare(problem, tensors)
         except DeviceError as error:
             warn(str(error))
     return found

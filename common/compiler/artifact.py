@@ -58,7 +58,7 @@ class PtxModule:
     arch: str
     directory: Path
     kernels: tuple[DeclaredKernel, ...]  # in the order in which they run
-    operation: str = "forward"
+    operation: str
     workspaces: tuple[Workspace, ...] = ()  # memory that the kernels share
 
     @property

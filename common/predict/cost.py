@@ -76,7 +76,9 @@ class MainLoop:
 
 
 def _blocks_by_ffma(code: sass.Code) -> float:
-    """Blocks of K and V in one pass of a kernel without tensor cores, by its multiplications."""
+    """Blocks of K and V in one pass of a kernel without tensor cores, by its multiplications; 0 without blocks."""
+    if not code.block_flops:
+        return 0.0
     return 2 * WARP * sass.count(code.loop, ("FFMA",)) * code.loop_warps / code.block_flops
 
 
@@ -131,7 +133,9 @@ def tile_cycles(artifact: Artifact, gpu: GpuDescription, ctas: int) -> TileCycle
 
 def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> float:
     """The predicted time of a kernel. UnsupportedProblemError where it does not fit an SM, ToolchainError without
-    nvdisasm."""
+    nvdisasm, ConfigError where it has no loop over blocks of keys."""
+    if not artifact.launch.block_n:
+        raise ConfigError(f"the cost model prices loops over keys, and {artifact.version} declares no block_n")
     return workload(problem, artifact, gpu, conflict_factor).time_us()
 
 
@@ -148,23 +152,11 @@ def mean_us(times: Sequence[float]) -> float:
 
 
 def workload(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> Workload:
-    """The share of one SM in a problem. ConfigError for a kernel that has no loop over blocks of keys."""
+    """The share of one SM in a problem. Of a kernel that declares no blocks of keys, its CTAs alone count."""
     tile = artifact.launch
-    if not tile.block_n:
-        raise ConfigError(f"the cost model prices loops over keys, and {artifact.version} declares no block_n")
     ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
-    blocks = _blocks(problem, tile.block_m, tile.block_n)
+    blocks = problem.asked.blocks(problem, tile.block_m, tile.block_n) if tile.block_n else 0.0
     return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), blocks, conflict_factor)
-
-
-def _blocks(problem: Problem, block_m: int, block_n: int) -> float:
-    """Blocks of keys that a tile of rows goes through, on average. One that a causal mask cuts is computed whole."""
-    if problem.operation != "forward" or problem.packed or problem.window:
-        rows = problem.batch * problem.num_heads * problem.seqlen_q
-        return problem.flops / (4 * rows * problem.head_dim) / block_n
-    ends = [min(first + block_m, problem.seqlen_q) for first in range(0, problem.seqlen_q, block_m)]
-    hidden = [problem.seqlen_q - end if problem.causal else 0 for end in ends]
-    return sum(math.ceil(max(0, problem.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
 
 
 def conflicts(
@@ -175,7 +167,7 @@ def conflicts(
     Configs: the fields that the problem leaves open. What cannot be emulated is left out, and so is what has warpgroup
     products, which conflict with nothing.
     """
-    from flashladder.common.problem.problem import make_inputs
+    from flashladder.common.problem.inputs import make_inputs
     from flashladder.common.runtime.execute import on_emulator
 
     examples = {layout_of(config): config for config in configs}

@@ -178,11 +178,11 @@ def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
 
 def _count(artifact: Artifact) -> dict[str, int]:
     from flashladder.common.emulator import TMA, WGMMA
-    from flashladder.common.problem.problem import Problem, make_inputs
+    from flashladder.common.problem.inputs import make_inputs
+    from flashladder.common.problem.problem import Problem
     from flashladder.common.runtime.execute import on_emulator
 
-    config = artifact.config
-    problem = Problem(num_heads=HEADS, seqlen_q=ROWS, head_dim=config.head_dim, dtype=config.dtype)
+    problem = Problem.of_config(artifact.operation, artifact.config, num_heads=HEADS, seqlen_q=ROWS)
     report = on_emulator(artifact, problem, make_inputs(problem), race=False)
     movers = {"of them for wgmma's operands": WGMMA, "of them by TMA": TMA}
     return {

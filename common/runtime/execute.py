@@ -14,7 +14,8 @@ from flashladder.common.compiler.artifact import Artifact, PtxModule
 from flashladder.common.console import warn
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import KernelLaunch, launches, pack, workspace_bytes
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from flashladder.common.compiler import LaunchInfo, PtxModule
     from flashladder.common.compiler.declaration import TensorMapInfo, Workspace
-    from flashladder.common.problem.problem import Problem, Tensors
+    from flashladder.common.problem.inputs import Tensors
+    from flashladder.common.problem.problem import Problem
 
 ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy

@@ -13,7 +13,9 @@ from flashladder.common.emulator import Report
 from flashladder.common.measure import baselines, contest
 from flashladder.common.measure.references import Configured
 from flashladder.common.measure.timing import Measurement, TimingSettings
-from flashladder.common.problem.problem import Check, Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import Check, expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.records import Row
 from flashladder.common.runtime.execute import on_emulator
@@ -46,8 +48,8 @@ def measure(
     kernel: Artifact | Configured, problem: Problem, settings: TimingSettings | None, device: str = "cuda"
 ) -> Outcome:
     """Beside the official kernel; on the CPU, beside what torch computes there. Without settings nothing is timed."""
-    official = [baselines.official(problem.operation)] if problem.operation in baselines.OFFICIAL else []
-    others = official if device == "cuda" else list(baselines.CPU_BASELINES.values())
+    on_gpu = device == "cuda"
+    others = list(baselines.of(problem.operation, on_gpu).values())[: 1 if on_gpu else None]
     name = kernel.version
     held = contest.hold(problem, {name: kernel}, others, settings, device)
     facts, measurement = held.facts.get(name, {}), held.measurement

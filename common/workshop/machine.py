@@ -138,8 +138,9 @@ def disassembler(name: str) -> str:
 
 def baseline(name: str) -> str:
     from flashladder.common.measure.baselines import find as find_baseline
+    from flashladder.common.own import FIRST_OPERATION
 
-    found = find_baseline(name)
+    found = find_baseline(name, FIRST_OPERATION)
     if lack := found.missing():
         raise ImportError(lack)
     return found.version

@@ -14,8 +14,10 @@ from flashladder.common.catalog import PTXAS_LEVEL, Version, find, one_operation
 from flashladder.common.compiler import Artifact, BuildRequest, PtxModule, build
 from flashladder.common.compiler.sass.code import Code, read
 from flashladder.common.errors import ConfigError, FlashLadderError
+from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.config import Value
-from flashladder.common.problem.problem import Check, Problem, expect, make_inputs, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.target import Target
 

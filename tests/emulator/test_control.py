@@ -8,7 +8,8 @@ from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from flashladder.common.errors import EmulatorError
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 LANES = 32

@@ -17,7 +17,8 @@ from flashladder.common.emulator import compile_ptx
 from flashladder.common.emulator.mutate import mutated, mutations
 from flashladder.common.errors import EmulatorError
 from flashladder.common.paths import CUDA_HEADERS
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())

@@ -99,9 +99,11 @@ def _study(arguments: argparse.Namespace) -> Study:
 
     place = target.resolve(arguments.device, arguments.gpu)
     tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
-    official = [baselines.find(name) for name in arguments.baselines.split(",")] if place.on_gpu else []
+    rungs = _rungs(arguments.rungs, place.arch)
+    operation = catalog.one_operation(version.operation for version in rungs)
+    official = [baselines.find(name, operation) for name in arguments.baselines.split(",")] if place.on_gpu else []
     return Study(
-        entrants=[Entrant(version.address, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
+        entrants=[Entrant(version.address, version, {}, tuned_for) for version in rungs],
         place=place,
         baselines=official,
         families=_chosen("family", arguments.families, FAMILIES),

@@ -131,7 +131,8 @@ def _adopt(
     from flashladder.tuner import AUTO, campaign, job
 
     choose = partial(chosen, version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
-    code = campaign.run(jobs, job.workers(AUTO, place.gpu, "hot", PATIENCE), seconds)
+    operation = catalog.one_operation(each.space.version.operation for each in jobs)
+    code = campaign.run(jobs, job.workers(AUTO, place.gpu, "hot", PATIENCE, operation), seconds)
     measured, left_out = gains.measure(alike[:TIMED], choose, place, folder, TimingSettings("hot"))
     for reason in dict.fromkeys(left_out):
         warn(reason)

@@ -27,7 +27,9 @@ def parser() -> Parser:
     made = Parser(__doc__)
     made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung or reference, @ a configuration")
     made.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="the cpu is for references")
-    made.add_argument("--baselines", help="first the one that ratios refer to (default: fa2; on a cpu: sdpa,math)")
+    made.add_argument(
+        "--baselines", help="first the one that ratios refer to (default: the official one; on a cpu: all)"
+    )
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     options.add_shapes(made, seqlens="512..16384")
     options.add_no_lse(made)
@@ -55,9 +57,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     entrants = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
     on_gpu, operation = arguments.device == "gpu", catalog.one_operation(entrant.operation for entrant in entrants)
-    names = arguments.baselines or (baselines.official(operation).name if on_gpu else ",".join(baselines.CPU_BASELINES))
-    among = baselines.BASELINES if on_gpu else baselines.CPU_BASELINES
-    official = [baselines.find(name, among) for name in names.split(",")]
+    usual = baselines.official(operation).name if on_gpu else ",".join(baselines.of(operation, on_gpu))
+    names = [name for name in (arguments.baselines or usual).split(",") if name]
+    official = [baselines.find(name, operation, on_gpu) for name in names]
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
     folder = catalog.results_of(entrant.kernel for entrant in entrants)
     run, log = records.new_run(), records.bench(arguments.log, folder)

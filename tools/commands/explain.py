@@ -21,8 +21,6 @@ from flashladder.tools.commands import arguments as options
 if TYPE_CHECKING:
     from flashladder.common.predict.limits import Diagnosis
 
-SAMPLED = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # as `flashladder profile` has it
-
 
 def parser() -> Parser:
     made = Parser(__doc__)
@@ -59,7 +57,7 @@ def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
 
     place = target.resolve("emulator" if arguments.predict else "auto", arguments.gpu)
     if arguments.pages or place.on_gpu:
-        problem = options.problem(arguments, version.operation, **SAMPLED)
+        problem = options.problem(arguments, version.operation, "sampled")
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
         version.check(problem, config)
         try:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console, table
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.tools.commands import arguments as options
 
 
@@ -39,15 +40,17 @@ def main(arguments: argparse.Namespace) -> int:
     import torch
 
     from flashladder.common.api import host_costs
-    from flashladder.common.problem.problem import Tensors, make_inputs
+    from flashladder.common.problem.inputs import Tensors, make_inputs
     from flashladder.common.runtime import ahead, gpu, quick, target
 
     place = target.resolve("gpu", None)
-    problem = options.problem(arguments, batch=1, num_heads=16, seqlen_q=128)
+    problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)
     usual = [ahead.fastest(problem, place.arch, place.gpu.name), catalog.find(ahead.GENERAL[-1])]
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors = make_inputs(problem, "cuda")
-    wanting = Tensors({name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()})
+    wanting = Tensors(
+        {name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()}, tensors.operation
+    )
     with torch.no_grad():
         calls, first = host_costs.calls_of(problem, tensors, rungs)
         console.print(_shown(f"host, microseconds a call: {problem.name}", gpu.host_costs_us(calls)))

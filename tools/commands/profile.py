@@ -21,8 +21,6 @@ from flashladder.tools.commands import arguments as options
 if TYPE_CHECKING:
     from flashladder.common.predict.profiling import ProfiledRung
 
-DEFAULTS = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU, and takes the emulator a few seconds
-
 
 def parser() -> Parser:
     made = Parser(__doc__)
@@ -55,7 +53,7 @@ def _profiled(versions: Sequence[catalog.Version], arguments: argparse.Namespace
     from flashladder.common.runtime import target
 
     place = target.resolve("auto", arguments.gpu)
-    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)
+    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), "sampled")
     rungs = []
     for version in versions:
         try:

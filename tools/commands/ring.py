@@ -17,6 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from flashladder.common.console import EXIT_ERROR, Parser, console, fail, table
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.tools.commands import arguments as options
 
 EMULATOR_DEFAULTS = {"num_heads": 1, "seqlen_q": 64, "head_dim": 64}
@@ -41,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
         return fail(f"--ranks {arguments.ranks}: there is at least one")
     on_gpu = target.resolve(arguments.device, None).on_gpu
     defaults: dict[str, Any] = GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS
-    problem = options.problem(arguments, **defaults)
+    problem = options.problem(arguments, FIRST_OPERATION, **defaults)
     trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or DEFAULT)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
     checked = table("", "output", "error", "tolerance", right=("error", "tolerance"))

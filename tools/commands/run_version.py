@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from flashladder.common.problem.config import Value
     from flashladder.common.studies.single import Outcome
 
-# Small enough for the emulator to end within a second; on a GPU, the size of a published benchmark.
-EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 2, "seqlen_q": 256}
-GPU_DEFAULTS = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}
-
 
 def parser() -> Parser:
     """The options; what needs torch is imported later, so that a wrong one is reported at once."""
@@ -93,7 +89,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
     from flashladder.common.studies import single
 
     place = target.resolve(arguments.device, arguments.gpu)
-    problem = options.problem(arguments, version.operation, **(GPU_DEFAULTS if place.on_gpu else EMULATOR_DEFAULTS))
+    problem = options.problem(arguments, version.operation, "usual" if place.on_gpu else "small")
     tuned_for = None if values or arguments.untuned else place.gpu.name
     entrant = Entrant(version.address, version, values, tuned_for)
     artifact = build_one(version, entrant.config(problem, place.gpu), place.arch)
@@ -107,7 +103,7 @@ def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: arg
         if outcome.report and not arguments.no_measure:
             from flashladder.common.predict import outlook
 
-            ask = partial(options.problem, arguments, version.operation, **GPU_DEFAULTS)
+            ask = partial(options.problem, arguments, version.operation)
             facts = {"predicted": outlook.in_words(entrant, ask, place.gpu, outcome.report)}
     console.print(display.summary(version, artifact, problem, place.title, outcome.check, facts))
     _show(version, outcome, place.on_gpu, arguments)
@@ -128,7 +124,7 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
     place = target.resolve(arguments.device, arguments.gpu)
 
     def idea(rung: catalog.Version) -> trial.Idea:
-        problem = options.problem(arguments, rung.operation, **GPU_DEFAULTS)
+        problem = options.problem(arguments, rung.operation)
         return trial.compare(rung, trial.opponent(rung, arguments.against), problem, place, values)
 
     first = idea(version)  # what cannot be compared is no matter of a save
@@ -159,7 +155,7 @@ def _run_reference(reference: catalog.Reference, values: dict[str, Value], argum
 
     device = references.device_for(reference, arguments.device)
     on_gpu = device == "cuda"
-    problem = options.problem(arguments, reference.operation, **(GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS))
+    problem = options.problem(arguments, reference.operation, "usual" if on_gpu else "small")
     kernel = ReferenceEntrant(reference.name, reference, values).configured(problem)
     outcome = single.measure(kernel, problem, _settings(arguments), device)
     title = torch.cuda.get_device_name() if on_gpu else host.title()

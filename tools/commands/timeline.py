@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
     from flashladder.common.studies.timeline.events import Timeline
 
-DEFAULTS = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}
-
 
 def parser() -> Parser:
     """The options."""
@@ -59,7 +57,7 @@ def _record(arguments: argparse.Namespace) -> None:
     except DeviceError as error:
         raise DeviceError(f"{error}. Time stamps need a GPU: the emulator counts instructions, not cycles") from None
     place, versions = target.resolve("gpu", None), catalog.select(arguments.versions)
-    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)
+    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions))
     requests = []
     for version in versions:
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))

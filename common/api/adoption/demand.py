@@ -147,7 +147,8 @@ def write_json(file: Path, content: object) -> None:
 
 def fields_of(problem: Problem) -> dict[str, Any]:
     """Those of a problem that say it all, as far as they are not the defaults; a softmax_scale is left out."""
-    usual = {each.name: each.default for each in dataclasses.fields(Problem)} | {"num_heads_k": problem.num_heads}
+    usual = {each.name: each.default for each in dataclasses.fields(Problem)}
+    usual |= {"num_heads_k": problem.num_heads, "head_dim_v": problem.head_dim}
     values = {name: value for name, value in dataclasses.asdict(problem).items() if value != usual[name]}
     for name in ("softmax_scale", *(_DERIVED if problem.packed else ())):
         values.pop(name, None)

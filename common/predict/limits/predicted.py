@@ -22,7 +22,8 @@ from flashladder.common.predict.limits.diagnosis import CYCLES, Diagnosis, Limit
 from flashladder.common.predict.limits.kinds import TENSOR, limit_of
 from flashladder.common.predict.subcore import BESIDE_MMA, Step, cycles, on_a_sub_core
 from flashladder.common.problem.config import GpuDescription
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 PASSES = 12  # of the simulation: with subcore.PASSES, how the warps begin still shows
@@ -86,15 +87,8 @@ def _emulated(version: Version, artifact: Artifact) -> Report:
     """The counters of one CTA and two blocks of K and V."""
     config, launch = artifact.config, artifact.launch
     heads = config.row_stride // config.head_dim if "row_stride" in config.fields else 1
-    problem = Problem(
-        num_heads=heads,
-        seqlen_q=launch.block_m,
-        seqlen_k=2 * launch.block_n,
-        head_dim=config.head_dim,
-        dtype=config.dtype,
-        causal="causal" in config.fields and config.causal,
-        operation=version.operation,
-    )
+    sizes = {"num_heads": heads, "seqlen_q": launch.block_m, "seqlen_k": 2 * launch.block_n}
+    problem = Problem.of_config(version.operation, config, **sizes)
     return on_emulator(artifact, problem, make_inputs(problem), race=False)
 
 

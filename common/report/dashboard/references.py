@@ -15,7 +15,7 @@ import pandas as pd
 from flashladder.common import catalog
 from flashladder.common.catalog import Implementation
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
+from flashladder.common.measure import baselines
 from flashladder.common.problem.config import Value, parse_values, spell
 from flashladder.common.records.ladders import means
 from flashladder.common.records.records import unbounded
@@ -118,9 +118,8 @@ def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
 
 def _label(version: str, config: str) -> str:
     """A kernel in words: a rung's number, a reference's or a baseline's name, and what is not its default."""
-    official = {**CPU_BASELINES, **BASELINES}.get(version)
-    if official:
-        return official.title
+    if official := baselines.titles().get(version):
+        return official
     try:
         changes = _changes(catalog.find_implementation(version), config)
     except ConfigError:  # what has another name or other fields by now, or whose row is damaged

@@ -1,116 +1,31 @@
-"""Other people's attention kernels behind one interface, to measure against.
+"""Other people's kernels for the forward pass. "Official" is FlashAttention-2 as torch ships it.
 
-"Official" is FlashAttention-2 as torch ships it. A baseline runs on the same tensors as our kernels, and computes the
-log-sum-exp too, which is given where it costs nothing. Where a problem asks for none, cuDNN leaves it out, and the
-others compute it all the same. What is not installed is named with the line that installs it.
+They compute the log-sum-exp too, which is given where it costs nothing. Where a problem asks for none, cuDNN leaves it
+out, and the others compute it all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module, metadata
+from functools import partial
+from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 
-from flashladder.common.errors import ConfigError, DeviceError, unknown
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.operations import forward
+from flashladder.common.problem.problem import Problem
 
-OFFICIAL = {"forward": "fa2"}  # by operation
-_BOUNDS = {"window": "no sliding window", "softcap": "no softcap", "alibi": "no ALiBi"}  # what not all take
 _SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
 
 
 class Output(NamedTuple):
-    """O, (batch, seqlen_q, num_heads, head_dim), and LSE, (batch, num_heads, seqlen_q), where the library gives it.
-
-    Those of the forward operation: kernels of another give a named tuple of its outputs.
-    """
+    """O, (batch, seqlen_q, num_heads, head_dim_v); LSE, (batch, num_heads, seqlen_q), where the library gives it."""
 
     o: torch.Tensor
     lse: torch.Tensor | None = None
-
-
-RunOnce = Callable[[], Output]  # runs the kernel once
-
-
-def _takes_anything(_: Problem) -> str | None:
-    return None
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A library's kernel."""
-
-    name: str
-    title: str
-    module: str  # what is imported
-    package: str  # whose version is quoted
-    install: str
-    bind: Callable[[Any, Problem, Tensors], RunOnce]  # with the imported module
-    refuses: Callable[[Problem], str | None] = _takes_anything  # the reason, to be read after the title
-    arches: tuple[int, ...] = (8, 9, 10, 12)  # major compute capabilities
-    operation: str = "forward"
-    bounds: tuple[str, ...] = ()  # which of `_BOUNDS` it is asked for
-
-    def missing(self) -> str | None:
-        """Why it cannot be used here, with the line that mends it; None when it can."""
-        if self.module == "torch" and torch.version.cuda is None:
-            return f"torch {torch.__version__} is a build without CUDA: {self.install}"
-        try:
-            self._import()
-        except Exception as error:  # a foreign package may fail in any way
-            return f"{self.module} cannot be imported ({_first_line(error)}): {self.install}"
-        return None
-
-    @property
-    def version(self) -> str:
-        """The package's version, as its metadata has it."""
-        if self.package == "cudnn":
-            return str(torch.backends.cudnn.version())
-        try:
-            return metadata.version(self.package)
-        except metadata.PackageNotFoundError:
-            return "unknown"
-
-    def refusal(self, problem: Problem) -> str | None:
-        """Why it does not take the problem on the current device; None when it does."""
-        major, minor = torch.cuda.get_device_capability()
-        reason = self._does_not_take(problem)
-        if major not in self.arches:
-            reason = f"has no kernel for sm_{major}{minor}"
-        elif problem.head_dim > 256 or problem.head_dim % 8:
-            reason = f"takes no head_dim of {problem.head_dim}"
-        return f"{self.title} {reason}" if reason else None
-
-    def _does_not_take(self, problem: Problem) -> str | None:
-        if problem.operation != self.operation:
-            return f"computes the operation {self.operation}, not {problem.operation}"
-        if lacking := [no for name, no in _BOUNDS.items() if getattr(problem, name) and name not in self.bounds]:
-            return f"is asked for {' and '.join(lacking)} here"
-        return self.refuses(problem)
-
-    def prepare(self, problem: Problem, tensors: Tensors) -> RunOnce:
-        """What runs the kernel on these tensors. Raises DeviceError where it is missing or refuses."""
-        if reason := self.missing() or self.refusal(problem):
-            raise DeviceError(f"baseline {self.name}: {reason}")
-        return self.bind(self._import(), problem, tensors)
-
-    def _import(self) -> Any:
-        return import_module(self.module)
-
-
-class CpuBaseline(Baseline):
-    """What torch computes on the CPU."""
-
-    def missing(self) -> str | None:
-        return None
-
-    def refusal(self, problem: Problem) -> str | None:
-        reason = self._does_not_take(problem)
-        return f"{self.title} {reason}" if reason else None
 
 
 def _takes_square_causal(problem: Problem) -> str | None:
@@ -299,13 +214,14 @@ def _takes_what_was_built(problem: Problem) -> str | None:
     return f"was built without head_dim {size}" if flags.get(f"FLASHATTENTION_DISABLE_HDIM{size}") else None
 
 
+_baseline = partial(Baseline, forward.OPERATION.name)
 _TORCH = "pip install torch (a CUDA build)"
 _FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
-_ALL = (
-    Baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, bounds=("window",)),
-    Baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
-    Baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
-    Baseline(
+BASELINES = by_name(
+    _baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, bounds=("window",)),
+    _baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
+    _baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
+    _baseline(
         name="flash-attn",
         title="FlashAttention-2",
         module="flash_attn",
@@ -314,7 +230,7 @@ _ALL = (
         bind=_flash_attn,
         bounds=("window", "softcap"),
     ),
-    Baseline(
+    _baseline(
         name="fa3",
         title="FlashAttention-3",
         module="flash_attn_interface",
@@ -325,7 +241,7 @@ _ALL = (
         arches=(9,),
         bounds=("window", "softcap"),
     ),
-    Baseline(
+    _baseline(
         name="fa4",
         title="FlashAttention-4",
         module="flash_attn.cute",
@@ -335,7 +251,7 @@ _ALL = (
         arches=(9, 10),
         bounds=("window", "softcap"),
     ),
-    Baseline(
+    _baseline(
         name="flashinfer",
         title="FlashInfer",
         module="flashinfer",
@@ -344,30 +260,11 @@ _ALL = (
         bind=_flashinfer,
         refuses=_takes_contiguous,
     ),
-    Baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),
+    _baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),
 )
-BASELINES = {baseline.name: baseline for baseline in _ALL}
-
 _MATH = BASELINES["math"]
-SDPA = CpuBaseline("sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses)
-AS_TORCH_CHOOSES = Baseline("sdpa", SDPA.title, "torch", "torch", _TORCH, _sdpa, _takes_square_causal)  # on a GPU
-CPU_BASELINES = {"sdpa": SDPA, "math": CpuBaseline(**vars(_MATH))}
-
-
-def find(name: str, among: Mapping[str, Baseline] = BASELINES) -> Baseline:
-    """The baseline of this name; ConfigError lists those there are."""
-    if name not in among:
-        raise unknown("baseline", name, among)
-    return among[name]
-
-
-def official(operation: str) -> Baseline:
-    """The kernel that an operation is measured against; ConfigError where nobody has one."""
-    if operation not in OFFICIAL:
-        raise ConfigError(f"there is no official kernel for the operation {operation}, only for {', '.join(OFFICIAL)}")
-    return BASELINES[OFFICIAL[operation]]
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+SDPA = CpuBaseline(
+    forward.OPERATION.name, "sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses
+)
+AS_TORCH_CHOOSES = _baseline("sdpa", SDPA.title, "torch", "torch", _TORCH, _sdpa, _takes_square_causal)  # on a GPU
+ON_CPU = by_name(SDPA, CpuBaseline(**vars(_MATH)))

@@ -14,7 +14,8 @@ from flashladder.common.compiler.library import build_library, find_c_compiler
 from flashladder.common.compiler.toolchain import version_text
 from flashladder.common.measure.references import Prepared
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 
 SOURCE = Path(__file__).parent / "attention.c"
 REALS = {"fp32": (torch.float32, "float"), "fp64": (torch.float64, "double")}

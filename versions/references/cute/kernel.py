@@ -17,7 +17,8 @@ from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from flashladder.common.measure.references import Prepared, room_for_lse
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 COPY = 8  # 16-bit elements of a 16-byte copy

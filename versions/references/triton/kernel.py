@@ -14,7 +14,8 @@ import torch
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.references import Prepared, room_for_lse
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
