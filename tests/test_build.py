@@ -374,7 +374,8 @@ def test_installed_package_finds_its_kernels(tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", target, source], check=True)
     code = (
-        "from flashladder.common import paths, catalog, config\n"
+        "from flashladder.common import paths, catalog\n"
+        "from flashladder.common.problem import config\n"
         "print(paths.ROOT, paths.results_dir(), (paths.CUDA_HEADERS / 'params.cuh').exists())\n"
         "print(catalog.find('02').kernel, config.load_gpu('h100').arch)"
     )

@@ -29,7 +29,6 @@ from flashladder.common.compiler.sass.diff import RungPair
 from flashladder.common.console import Parser, UsageError, console, progress
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, gpu_names, listing, load_gpu
-from flashladder.common.problem.problem import Problem
 from flashladder.common.report import sass as show
 from flashladder.common.report import sass_commits as show_commits
 from flashladder.common.report.export import write_csv
@@ -137,6 +136,8 @@ def _standing(rung: catalog.Version, arch: str, winners: Iterable[tuned.Winner])
 
 def _features(rung: catalog.Version, gpu: GpuDescription, values: dict[str, Value]) -> Iterator[KernelConfig]:
     """The default configuration with each value of each field that the problem decides."""
+    from flashladder.common.problem.problem import Problem
+
     for name in catalog.decided_by(Problem()).keys() & rung.choices.keys():
         for value in rung.choices[name].values:
             with suppress(ConfigError):  # not every value goes with the other defaults
