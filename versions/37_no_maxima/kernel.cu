@@ -1,12 +1,12 @@
 // Rung 35, but the scores of a block are taken before anyone knows their maximum.
+#include "37_no_maxima/trusting_softmax.cuh"
 #include "config.cuh"
+#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "tile_queue.cuh"
-#include "tma_store.cuh"
-#include "trusting_softmax.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/tile_queue.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 

@@ -1,14 +1,13 @@
 // Rung 38 with a shorter turn from tile to tile: where the next one is has been worked out, and what needs no O is done while
 // the last P V sums into it.
-#include "block_store.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 

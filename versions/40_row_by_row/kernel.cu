@@ -1,14 +1,13 @@
 // Rung 39 with a softmax that takes one row after the other.
-#include "block_store.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 

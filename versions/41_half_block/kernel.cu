@@ -1,15 +1,14 @@
 // Rung 40, but a warpgroup whose rows see no more than half of their first block leaves the other half out.
-#include "block_store.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
+#include "tile/widen.cuh"
 
 #include <type_traits>
 

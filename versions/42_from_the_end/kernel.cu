@@ -1,16 +1,15 @@
 // Rung 41 with the tiles of a head counted from its last row.
-#include "block_store.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
-#include "from_the_end.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/from_the_end.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
+#include "tile/widen.cuh"
 
 #include <type_traits>
 

@@ -1,16 +1,15 @@
 // Rung 42 with no pause from tile to tile: the next one's first Q K^T runs beside the last P V of this one.
-#include "block_store.cuh"
+#include "40_row_by_row/row_by_row.cuh"
+#include "43_across_tiles/crossing_softmax.cuh"
 #include "config.cuh"
-#include "crossing_softmax.cuh"
-#include "from_the_end.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/from_the_end.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
+#include "tile/widen.cuh"
 
 #include <type_traits>
 

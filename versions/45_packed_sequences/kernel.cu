@@ -1,16 +1,15 @@
 // Rung 44 for packed sequences too.
-#include "block_store.cuh"
-#include "bounds.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
+#include "45_packed_sequences/sequences.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "schedule.cuh"
-#include "sequences.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "softmax/bounds.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
+#include "tile/widen.cuh"
 
 #include <type_traits>
 

@@ -1,16 +1,16 @@
 // Rung 45 with a warp that draws tiles and finds them.
-#include "block_store.cuh"
-#include "bounds.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
+#include "46_scheduler_warp/longest_first.cuh"
+#include "46_scheduler_warp/scheduler.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "longest_first.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "scheduler.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "softmax/bounds.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
+#include "tile/widen.cuh"
 
 #include <type_traits>
 
