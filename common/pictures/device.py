@@ -1,7 +1,7 @@
 """Runs the device headers on the host: their own functions say where elements lie and which thread copies what.
 
-tile/layout.cuh, pipeline/load.cuh and rung 00's kernel.cu are compiled by the C++ compiler as they are; only
-ptx/ptx.cuh, the instructions, is replaced, by functions that note what would have been done.
+The layouts, copiers and readers and rung 00's kernel.cu are compiled by the C++ compiler as they are; only
+ptx/sm80.cuh, the instructions, is replaced, by functions that note what would have been done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flashladder.common.build.toolchain import find_host_compiler
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 
-HEADERS = ("params.cuh", "tile/layout.cuh", "pipeline/load.cuh")
+HEADERS = ("params.cuh", "tile/layout.cuh", "tile/reader.cuh", "pipeline/copy.cuh")
 ROWS, COLS, WARPS = 64, 128, 4  # of the tile that is shown, and of the CTA
 
 _HOST = """
@@ -41,6 +41,7 @@ struct uint4 { uint32_t x, y, z, w; };
 inline Index threadIdx, blockIdx;
 inline void __syncthreads() {}
 inline float __shfl_xor_sync(unsigned, float value, int) { return value; }
+inline int __shfl_sync(unsigned, int value, int) { return value; }
 """
 
 _PTX = """
@@ -62,7 +63,8 @@ _PROGRAM = """
 #include "host.h"
 #include "config.cuh"
 #include "params.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
+#include "tile/reader.cuh"
 namespace minimal {
 #include "kernel.cu"
 }
@@ -138,7 +140,7 @@ def device_headers() -> DeviceHeaders:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         shutil.copy(_minimal(), folder)
-        replaced = {"host.h": _HOST, "ptx/ptx.cuh": _PTX, "config.cuh": _CONFIG, "program.cpp": _PROGRAM}
+        replaced = {"host.h": _HOST, "ptx/sm80.cuh": _PTX, "config.cuh": _CONFIG, "program.cpp": _PROGRAM}
         for name, text in {**{name: (CUDA_HEADERS / name).read_text() for name in HEADERS}, **replaced}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)

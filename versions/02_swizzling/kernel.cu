@@ -1,7 +1,7 @@
 // Rung 01 with swizzled tiles in shared memory, so without bank conflicts.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

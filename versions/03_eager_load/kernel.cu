@@ -1,7 +1,7 @@
 // Rung 02 with every copy of K and V started as soon as its buffer is free: V(j) before S, K(j + 1) before P V.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

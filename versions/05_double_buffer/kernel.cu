@@ -1,7 +1,7 @@
 // Rung 04 with double-buffered fragments: the ldmatrix of the next k-step is issued before the mmas of the current one.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

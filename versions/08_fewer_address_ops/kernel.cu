@@ -1,7 +1,7 @@
 // Rung 07 with less address arithmetic: copies step down the tile by constants, and each swizzle is worked out once.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

@@ -1,7 +1,7 @@
 // Rung 09 with the first block of K and V taken out of the loop: it has no maximum to raise and no O to rescale.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

@@ -1,7 +1,7 @@
 // Rung 10 with the swizzled addresses of O in shared memory worked out once, as rung 08 does for Q, K and V.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

@@ -1,7 +1,7 @@
 // Rung 11 with O multiplied by 1 / l, one reciprocal per row.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

@@ -1,7 +1,7 @@
 // Rung 12 with the blocks of K and V taken from the last to the first: the loop counts down to zero.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

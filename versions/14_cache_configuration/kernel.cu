@@ -1,7 +1,7 @@
 // Rung 13 with O stored without a place in L1, as nothing on this SM reads it again.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

@@ -1,7 +1,7 @@
 // Rung 14 with the tiles in shared memory cut into panels of 64 columns.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

@@ -1,7 +1,7 @@
 // Rung 15 with the row stride of Q, K, V and O known at compile time. The host checks it before every launch.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

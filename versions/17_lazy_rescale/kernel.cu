@@ -2,7 +2,7 @@
 #include "17_lazy_rescale/lazy_softmax.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 #include "tile/gemm.cuh"
 

@@ -1,7 +1,6 @@
 // Copies blocks of K and V into shared memory.
 #pragma once
-#include "ptx/ptx.cuh"
-#include "tile/layout.cuh"
+#include "ptx/sm80.cuh"
 
 // Copies the blocks from the last to the first, and each block from its last rows to its first, 16 bytes per lane. So
 // one pointer into each tensor runs backwards through it. The rows of one thread are a multiple of 8 apart, so all have

@@ -54,3 +54,19 @@ __device__ inline void woven_gemm(Accumulator<rows, cols> &c, A &a, FragmentRing
         weave(t);
     }
 }
+
+// A ring of `count` tiles in shared memory. One is read while the next one is filled.
+template <int count, int tile_bytes>
+struct TileRing {
+    int tile = 0;  // the one that is read
+
+    // Bytes from this tile to the next.
+    __device__ int to_next() const { return tile + 1 < count ? tile_bytes : (1 - count) * tile_bytes; }
+
+    // Moves both addresses on by one tile: `reader` is in the tile that is read, `writer` in the one that is filled.
+    __device__ void turn(uint32_t &reader, uint32_t &writer) {
+        reader += to_next();
+        tile = tile + 1 < count ? tile + 1 : 0;
+        writer += to_next();
+    }
+};

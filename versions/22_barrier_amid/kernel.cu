@@ -5,7 +5,7 @@
 #include "21_woven_exponentials/woven_softmax.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
+#include "pipeline/copy.cuh"
 #include "schedule/query_block.cuh"
 
 #include <type_traits>

@@ -1,6 +1,6 @@
 // Copies tiles of panels to and from global memory, with any row stride. Rows may end in the middle of a tile.
 #pragma once
-#include "ptx/ptx.cuh"
+#include "ptx/sm80.cuh"
 #include "tile/layout.cuh"
 
 // Copies a tile by panels of 64 columns, 16 bytes per lane, 8 lanes per row. A thread has the same 8 columns of every

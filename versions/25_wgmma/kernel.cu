@@ -2,8 +2,8 @@
 // from shared memory by itself.
 #include "config.cuh"
 #include "epilogue/store.cuh"
-#include "pipeline/load.cuh"
-#include "ptx/ptx_async.cuh"
+#include "pipeline/copy.cuh"
+#include "ptx/sm90.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/warpgroup_gemm.cuh"

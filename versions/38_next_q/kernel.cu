@@ -6,6 +6,7 @@
 #include "pipeline/roles.cuh"
 #include "schedule/tile_queue.cuh"
 #include "softmax/mask.cuh"
+#include "tile/gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>

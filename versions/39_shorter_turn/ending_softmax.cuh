@@ -1,7 +1,7 @@
 // A trusting softmax whose end needs little of O: sums and log-sum-exp come while the last P V still sums into it.
 #pragma once
 #include "37_no_maxima/trusting_softmax.cuh"
-#include "ptx/ptx_store.cuh"
+#include "ptx/sm90.cuh"
 
 template <int rows, class Base = DeferredSoftmax<rows>>
 struct EndingSoftmax : TrustingSoftmax<rows, Base> {

@@ -7,8 +7,8 @@
 #include "pipeline/roles.cuh"
 #include "schedule/turns.cuh"
 #include "softmax/mask.cuh"
+#include "tile/gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
-#include "tile/widen.cuh"
 
 #include <type_traits>
 

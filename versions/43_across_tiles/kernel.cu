@@ -8,8 +8,8 @@
 #include "schedule/from_the_end.cuh"
 #include "schedule/turns.cuh"
 #include "softmax/mask.cuh"
+#include "tile/gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
-#include "tile/widen.cuh"
 
 #include <type_traits>
 

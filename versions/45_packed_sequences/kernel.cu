@@ -8,8 +8,8 @@
 #include "pipeline/roles.cuh"
 #include "softmax/bounds.cuh"
 #include "softmax/mask.cuh"
+#include "tile/gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
-#include "tile/widen.cuh"
 
 #include <type_traits>
 

@@ -1,7 +1,7 @@
 // A persistent grid in which a warp of its own draws the tiles: it looks up where the next one is while the producer
 // loads and the consumers compute.
 #pragma once
-#include "ptx/ptx_async.cuh"
+#include "ptx/sm90.cuh"
 #include "tile/layout.cuh"
 
 // All there is to know of a tile.

@@ -1,9 +1,9 @@
 // Registers -> shared memory -> global memory, as in tma_store.cuh, with less to do once the last product has come.
 #pragma once
 #include "epilogue/tma_store.cuh"
-#include "pipeline/load.cuh"
-#include "ptx/ptx_store.cuh"
-#include "softmax/online.cuh"
+#include "ptx/sm90.cuh"
+#include "tile/fragment.cuh"
+#include "tile/reader.cuh"
 
 // All stores of this warp have read their shared memory. No branch: a lane that has started none does not wait.
 __device__ inline void wait_for_own_stores() {

@@ -1,6 +1,6 @@
 // Registers -> shared memory -> global memory.
 #pragma once
-#include "tile/gemm.cuh"
+#include "tile/fragment.cuh"
 
 // Writes a warp's accumulator, rounded to T, to rows first_row.. of a tile in shared memory.
 template <class Tile, class T, int rows, int cols>

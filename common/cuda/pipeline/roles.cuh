@@ -1,6 +1,6 @@
 // A CTA of warpgroups with roles: some consume tiles, the last one produces them.
 #pragma once
-#include "ptx/ptx_async.cuh"
+#include "ptx/sm90.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 // How many registers a thread has. All are launched with the same number; then the producer gives back what it does not

@@ -1,6 +1,6 @@
 // Tiles that TMA brings from global memory: one thread asks, and an mbarrier tells when all bytes have come.
 #pragma once
-#include "ptx/ptx_async.cuh"
+#include "ptx/sm90.cuh"
 #include "tile/layout.cuh"
 
 // Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows

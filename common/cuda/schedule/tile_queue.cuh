@@ -1,7 +1,7 @@
 // Tiles of different length, for a persistent grid: a CTA draws its next tile when it is ready for one.
 #pragma once
 #include "params.cuh"
-#include "ptx/ptx_async.cuh"
+#include "ptx/sm90.cuh"
 
 // Which rows of which head a tile is. Without a mask the rows of a head come first. With a causal mask later rows see
 // more keys and take longer: the longest of each head come first, so that all CTAs end together. If K and V of all heads

@@ -2,7 +2,7 @@
 // is too far from there. Masks are aligned to the bottom right, so that the last row's own key is the last one.
 #pragma once
 #include "params.cuh"
-#include "tile/gemm.cuh"
+#include "tile/fragment.cuh"
 
 // Row i of Q sees the first `keys(i)` keys. These are all seqlen_k of them; with a causal mask they are
 // i + 1 + seqlen_k - seqlen_q, and with a window `right` more. Of these it sees none before `first(i)`.

@@ -1,6 +1,6 @@
 // Online softmax over the rows of one warp (Milakov and Gimelshein, 2018), as FlashAttention uses it.
 #pragma once
-#include "tile/gemm.cuh"
+#include "tile/fragment.cuh"
 
 constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
@@ -145,19 +145,3 @@ struct OnlineSoftmax {
                 }
     }
 };
-
-// P as the A operand of P V: two neighbouring 16 x 8 accumulator blocks are one 16 x 16 operand block, lane by lane.
-template <class T, int rows, int cols>
-__device__ inline HeldA<rows, cols> round_to_operand(const Accumulator<rows, cols> &p) {
-    HeldA<rows, cols> a;
-#pragma unroll
-    for (int step = 0; step < cols / 16; ++step)
-#pragma unroll
-        for (int m = 0; m < rows / 16; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float(&block)[4] = p.block[m][step * 2 + i / 2];
-                a.block[step][m][i] = pack<T>(block[i % 2 * 2], block[i % 2 * 2 + 1]);
-            }
-    return a;
-}

@@ -1,33 +1,8 @@
 // One warp's share of a product of tiles: C += A B, in steps of 16 along k. Operands are held in registers, or streamed
 // from shared memory.
 #pragma once
-#include "pipeline/load.cuh"
-
-// A warp's C: rows x cols floats, in blocks of 16 x 8.
-template <int rows_, int cols_>
-struct Accumulator {
-    static constexpr int rows = rows_;
-    static constexpr int cols = cols_;
-    float block[rows / 16][cols / 8][4];
-
-    __device__ void clear() {
-#pragma unroll
-        for (int m = 0; m < rows / 16; ++m)
-#pragma unroll
-            for (int n = 0; n < cols / 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) block[m][n][i] = 0.0f;
-    }
-};
-
-// An A operand of rows x k in registers, in blocks of 16 x 16.
-template <int rows, int k>
-struct HeldA {
-    uint32_t block[k / 16][rows / 16][4];
-
-    __device__ void fetch(int) {}
-    __device__ const uint32_t (&at(int step, int m) const)[4] { return block[step][m]; }
-};
+#include "tile/fragment.cuh"
+#include "tile/reader.cuh"
 
 // The part of an operand that is in registers while the operand streams from shared memory. A k-step has `count` blocks
 // of 16 x 16. One load brings `fragments` blocks of 8 along k; 0 means all of them. `buffers` is 2 if a load may arrive

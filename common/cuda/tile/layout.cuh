@@ -67,19 +67,3 @@ struct SwizzledPanels {
 // holds the same columns of row l / 4 + 8 in c[2] and c[3].
 __device__ inline int accumulator_row() { return lane_index() / 4; }
 __device__ inline int accumulator_col() { return lane_index() % 4 * 2; }
-
-// A ring of `count` tiles in shared memory. One is read while the next one is filled.
-template <int count, int tile_bytes>
-struct TileRing {
-    int tile = 0;  // the one that is read
-
-    // Bytes from this tile to the next.
-    __device__ int to_next() const { return tile + 1 < count ? tile_bytes : (1 - count) * tile_bytes; }
-
-    // Moves both addresses on by one tile: `reader` is in the tile that is read, `writer` in the one that is filled.
-    __device__ void turn(uint32_t &reader, uint32_t &writer) {
-        reader += to_next();
-        tile = tile + 1 < count ? tile + 1 : 0;
-        writer += to_next();
-    }
-};

@@ -2,8 +2,8 @@
 // time. Tiles are SwizzledPanels: rows of 128 bytes whose chunks are permuted over 8 rows, which is the hardware's
 // 128-byte swizzle if a tile begins at a multiple of 1024 bytes.
 #pragma once
-#include "ptx/ptx_wgmma.cuh"
-#include "tile/gemm.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/fragment.cuh"
 
 constexpr int warpgroup_threads = 128;
 constexpr int warpgroup_rows = 64;
@@ -97,4 +97,15 @@ __device__ inline void wait_for(Accumulator<16, cols> &c, HeldA<16, k> &a) {
     for (int step = 0; step < k / 16; ++step)
 #pragma unroll
         for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
+}
+
+// P for k keys of P for fewer: those that are added weigh nothing.
+template <int k, int fewer>
+__device__ inline HeldA<16, k> widen(const HeldA<16, fewer> &p) {
+    HeldA<16, k> wide;
+#pragma unroll
+    for (int step = 0; step < k / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wide.block[step][0][i] = step < fewer / 16 ? p.block[step][0][i] : 0;
+    return wide;
 }

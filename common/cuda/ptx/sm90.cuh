@@ -1,7 +1,7 @@
 // What runs beside the threads on Hopper, and how they wait for it: TMA copies, mbarriers, proxies, registers that move
 // between warpgroups. One function per instruction; names follow the PTX ISA. sm_90a.
 #pragma once
-#include "ptx/ptx.cuh"
+#include "ptx/sm80.cuh"
 
 // A tensor map: the host has put it into the kernel's parameters, where TMA reads it.
 struct alignas(64) TensorMapBytes {
@@ -79,4 +79,18 @@ __device__ inline void take_registers() {
 // A barrier of some warps of the CTA. Number 0 is __syncthreads.
 __device__ inline void named_barrier_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// The other way round than ldmatrix_x4: four 8 x 8 blocks of 16-bit elements to shared memory.
+__device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&block)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(block[0]),
+                 "r"(block[1]), "r"(block[2]), "r"(block[3])
+                 : "memory");
+}
+
+// Stores a float if it is `wanted`, without a branch.
+__device__ inline void store_global_4_if(bool wanted, float *global, float value) {
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %2, 0;\n@wanted st.global.f32 [%0], %1;\n}" ::"l"(global),
+                 "f"(value), "r"(static_cast<int>(wanted))
+                 : "memory");
 }
