@@ -5,7 +5,6 @@
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
 #include "softmax/rare_rescale.cuh"
-#include "tile/gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>

@@ -6,7 +6,6 @@
 #include "schedule/tile_queue.cuh"
 #include "softmax/mask.cuh"
 #include "softmax/rare_rescale.cuh"
-#include "tile/gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>

@@ -2,8 +2,9 @@
 // time. Tiles are SwizzledPanels: rows of 128 bytes whose chunks are permuted over 8 rows, which is the hardware's
 // 128-byte swizzle if a tile begins at a multiple of 1024 bytes.
 #pragma once
+#include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/fragment.cuh"
+#include "tile/gemm.cuh"
 
 constexpr int warpgroup_threads = 128;
 constexpr int warpgroup_rows = 64;
@@ -108,4 +109,23 @@ __device__ inline HeldA<16, k> widen(const HeldA<16, fewer> &p) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) wide.block[step][0][i] = step < fewer / 16 ? p.block[step][0][i] : 0;
     return wide;
+}
+
+// S = Q K^T of one warp alone, by mma: no other warp takes part. Q is held, or an operand that is streamed.
+template <class KVTile, class T, int cols, class Q>
+__device__ inline void scores_of_warp(Accumulator<16, cols> &s, Q &q, const T *k_tile, const T *, int) {
+    KOperand<cols, KVTile::cols, 2, HoistedReader<KVTile, T, ByRow>> k;
+    k.reader.start(k_tile);
+    s.clear();
+    gemm<T, KVTile::cols>(s, q, k);
+    fence_proxy_async();  // this warp has read before TMA writes again
+}
+
+// The same of Q in shared memory, where the warp's rows begin at `first_row`.
+template <class KVTile, class T, int cols, class QTile>
+__device__ inline void scores_of_warp(Accumulator<16, cols> &s, ByRows<QTile> &, const T *k_tile, const T *q_tile,
+                                      int first_row) {
+    QOperand<16, QTile::cols, 2, HoistedReader<QTile, T>> q;
+    q.start(q_tile, first_row);
+    scores_of_warp<KVTile>(s, q, k_tile, q_tile, first_row);
 }
