@@ -105,10 +105,7 @@ struct LongestFirst {
             const int fitting = min(max(l2_keys / max(k.length, 1), 1), params.num_heads_k);
             const int sections = (params.num_heads_k + fitting - 1) / fitting;
             const int section = (params.num_heads_k + sections - 1) / sections * group;  // all of about the same size
-            const int first = within / (section * blocks) * section;
-            const int left = within - first * blocks, together = min(section, params.num_heads - first);
-            block = blocks - 1 - left / together;
-            head = first + left % together;
+            longest_first(within, blocks, params.num_heads, section, block, head);
         }
         Turn turn;
         set_rows<block_m, causal>(turn, block, blocks, q.length);

@@ -2,6 +2,7 @@
 #pragma once
 #include "params.cuh"
 #include "ptx/sm90.cuh"
+#include "schedule/longest_first.cuh"
 
 // Which rows of which head a tile is. Without a mask the rows of a head come first. With a causal mask later rows see
 // more keys and take longer: the longest of each head come first, so that all CTAs end together. If K and V of all heads
@@ -26,10 +27,7 @@ struct TileOrder {
         if (causal) {
             const int group = params.num_heads / params.num_heads_k;
             const int section = min(max(l2_keys / params.seqlen_k, 1) * group, heads);
-            const int first = number / (section * blocks) * section;  // head of this section
-            const int within = number - first * blocks, together = min(section, heads - first);
-            block = blocks - 1 - within / together;
-            any_head = first + within % together;
+            longest_first(number, blocks, heads, section, block, any_head);
         }
         const int head = any_head % params.num_heads;
         return {block * block_m, head, head / (params.num_heads / params.num_heads_k), any_head / params.num_heads};
@@ -40,20 +38,26 @@ struct TileOrder {
     __device__ float *lse(const Tile &tile) const { return lse(tile.head, tile.batch) + tile.first_row; }
 };
 
-// What the producer draws goes through shared memory to the consumers.
-struct TileQueue {
-    static constexpr int none = -1;
-    static constexpr int slots = 2;
-    int number[slots];
-    Mbarrier full[slots], empty[slots];
+// What a producer draws goes through shared memory to the consumers. One place is read while the next one is filled.
+template <class Work>
+struct WorkQueue {
+    static constexpr int none = -1;  // instead of a tile's number or first row, when all are drawn
+    Work work[2];
+    Mbarrier full[2], empty[2];
 
     __device__ void init(int reading_warps) {
-        for (int slot = 0; slot < slots; ++slot) {
-            full[slot].init(1);
-            empty[slot].init(reading_warps);
+        for (int place = 0; place < 2; ++place) {
+            full[place].init(1);
+            empty[place].init(reading_warps);
         }
     }
+    // Work is counted from 0. A producer acquires its place and commits it, a consumer waits for it and releases it.
+    __device__ void acquire(int number) { empty[number % 2].wait(number / 2 % 2 ^ 1); }
+    __device__ void commit(int number) { full[number % 2].arrive(); }
+    __device__ void wait(int number) { full[number % 2].wait(number / 2 % 2); }
+    __device__ void release(int number) { empty[number % 2].arrive_as_warp(); }
 };
+using TileQueue = WorkQueue<int>;
 
 // The producer's end. The first tile is the CTA's own number; `counter`, which is 0 at first, deals out the others. Each
 // CTA draws once in vain, so there are `count` draws in all, and the last one sets it to 0 again.
@@ -65,10 +69,9 @@ struct TileDrawer {
 
     __device__ int draw() {
         const int next = drawn == 0 ? blockIdx.x : gridDim.x + atomicInc(counter, count - 1);
-        const int slot = drawn % TileQueue::slots;
-        queue.empty[slot].wait(drawn / TileQueue::slots % 2 ^ 1);
-        queue.number[slot] = next < count ? next : TileQueue::none;
-        queue.full[slot].arrive();
+        queue.acquire(drawn);
+        queue.work[drawn % 2] = next < count ? next : TileQueue::none;
+        queue.commit(drawn);
         ++drawn;
         return next < count ? next : TileQueue::none;
     }
@@ -80,11 +83,10 @@ struct TileReader {
     int taken = 0;
 
     __device__ int next() {
-        const int slot = taken % TileQueue::slots;
-        queue.full[slot].wait(taken / TileQueue::slots % 2);
-        const int number = queue.number[slot];
+        queue.wait(taken);
+        const int number = queue.work[taken % 2];
         __syncwarp();  // all lanes have read it
-        queue.empty[slot].arrive_as_warp();
+        queue.release(taken);
         ++taken;
         return number;
     }

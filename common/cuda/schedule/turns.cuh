@@ -2,19 +2,7 @@
 #pragma once
 #include "schedule/tile_queue.cuh"
 
-// One place is read while the next turn comes to the other one.
-struct TurnQueue {
-    static constexpr int none = -1;  // instead of a first row, when all tiles are drawn
-    int4 turn[2];                    // first row, head, head of K and V, batch
-    Mbarrier full[2], empty[2];
-
-    __device__ void init(int reading_warps) {
-        for (int place = 0; place < 2; ++place) {
-            full[place].init(1);
-            empty[place].init(reading_warps);
-        }
-    }
-};
+using TurnQueue = WorkQueue<int4>;  // first row, head, head of K and V, batch
 
 // The producer's end; the counter is TileDrawer's. Where a tile is takes several divisions, of which consumers do none.
 template <class Order>
@@ -33,15 +21,14 @@ struct TurnDrawer {
         }
         return hand_over(turn);
     }
-    __device__ int next() const { return gridDim.x + atomicInc(counter, order.count - 1); }
     __device__ int4 hand_over(int4 turn) {
-        const int place = drawn % 2;
-        queue.empty[place].wait(drawn / 2 % 2 ^ 1);
-        queue.turn[place] = turn;
-        queue.full[place].arrive();
+        queue.acquire(drawn);
+        queue.work[drawn % 2] = turn;
+        queue.commit(drawn);
         ++drawn;
         return turn;
     }
+    __device__ int next() const { return gridDim.x + atomicInc(counter, order.count - 1); }
 };
 
 // A consumer's. The compiler is to know that what it reads is the same in a warp, as TMA wants the place of a tile.
@@ -51,12 +38,12 @@ struct TurnReader {
 
     // The tile's first row, or `none`.
     __device__ int begin() const {
-        queue.full[taken % 2].wait(taken / 2 % 2);
-        return same(queue.turn[taken % 2].x);
+        queue.wait(taken);
+        return same(queue.work[taken % 2].x);
     }
     // All of it, read again at the tile's end: in between it needs no registers.
     __device__ int4 turn() const {
-        const int4 turn = queue.turn[taken % 2];
+        const int4 turn = queue.work[taken % 2];
         return {same(turn.x), same(turn.y), turn.z, same(turn.w)};
     }
     // As `begin`, of the next tile.
@@ -66,7 +53,7 @@ struct TurnReader {
     }
     // Gives back the place of the tile before. A __syncwarp has been since `turn`, so all lanes have read it.
     __device__ void release(bool really) {
-        if (really) queue.empty[(taken - 1) % 2].arrive_as_warp();
+        if (really) queue.release(taken - 1);
     }
 
   private:
