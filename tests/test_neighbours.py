@@ -104,6 +104,12 @@ def test_what_is_lower_than_a_parent_in_another_ladder_is_lower(pair, tmp_path):
     assert [step.below.name for step in neighbours.steps([further, second])] == ["01_upper", "further/00_first"]
 
 
+def test_no_two_headers_have_one_name():
+    """What is said of a line names its file without the folder."""
+    names = [header.name for header in HEADERS]
+    assert len({*names}) == len(names)
+
+
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.stem)
 def test_every_line_of_a_header_is_in_one_definition_with_a_name(header):
     left_out = [line for line in neighbours.code(header) if re.match(r"#(pragma once|include|undef)", line)]

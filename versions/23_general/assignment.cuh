@@ -1,7 +1,7 @@
 // Which rows of which head a CTA computes, and where these lie in global memory.
 #pragma once
 #include "params.cuh"
-#include "schedule/longest_first.cuh"
+#include "schedule/l2_sections.cuh"
 #include "tile/layout.cuh"
 
 // One CTA computes block_m rows of one head's output, or as many as are left. Consecutive query heads share a head of K

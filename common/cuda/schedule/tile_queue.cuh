@@ -2,7 +2,7 @@
 #pragma once
 #include "params.cuh"
 #include "ptx/sm90.cuh"
-#include "schedule/longest_first.cuh"
+#include "schedule/l2_sections.cuh"
 
 // Which rows of which head a tile is. Without a mask the rows of a head come first. With a causal mask later rows see
 // more keys and take longer: the longest of each head come first, so that all CTAs end together. If K and V of all heads
