@@ -155,11 +155,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.v.wait(v_at);
         start_sum<dtype>(o, p, v_tiles.after(v_at.stage));
     };
-
-    auto scores_again = [&] {
-        const dtype *k_tile = shared.k.tiles[k_at.stage];
-        scores_of_warp<KVTile>(s, q, k_tile, shared.q.tiles[q_at.stage], warp_row);
-    };
     // S = Q K^T of block j, then O += P V of the one before
     auto step = [&](int j, auto is_masked) {
         constexpr bool masked = decltype(is_masked)::value;
@@ -172,6 +167,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
         };
         hide();
+        auto scores_again = [&] {
+            const dtype *k_tile = shared.k.tiles[k_at.stage];
+            scores_of_warp<KVTile>(s, q, k_tile, shared.q.tiles[q_at.stage], warp_row);
+        };
         softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
         shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
         wait_for(o, p);
