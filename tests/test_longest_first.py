@@ -24,7 +24,7 @@ config:
 KERNEL = """
 #include "config.cuh"
 #include "launch.cuh"
-#include "longest_first.cuh"
+#include "46_scheduler_warp/longest_first.cuh"
 using namespace config;
 FLASHLADDER_KERNEL(attention_forward, PackedParams, Launch{32, 0, block_m, 64}.persistent());
 extern "C" __global__ void attention_forward(const __grid_constant__ PackedParams params) {

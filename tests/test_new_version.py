@@ -9,6 +9,7 @@ import pytest
 
 from flashladder.common import catalog, console, own
 from flashladder.common.catalog import find
+from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT
 from flashladder.common.report import evidence, markers
@@ -112,6 +113,12 @@ def test_rungs_follow_each_other_and_their_kernel_is_their_own(ladder):
     assert (third.name, third.parent) == ("mine/02_three", "mine/00_one")
     assert (third.directory / "beside.cuh").exists()
     assert find("three") == third
+
+
+def test_headers_that_lie_with_lower_rungs_are_found_from_everywhere(ladder):
+    made = scaffold.make("my_idea", "22", private=True)
+    assert not [*made.directory.glob("*.cuh")]
+    assert Sources().headers(made.kernel) == Sources().headers(find("22").kernel)
 
 
 def test_evidence_compares_a_rung_with_its_parent(ladder):

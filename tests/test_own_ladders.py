@@ -94,6 +94,15 @@ def test_a_header_of_its_own_goes_before_one_of_this_repository(tmp_path):
         build_one(rung, rung.config(), "sm_80")
 
 
+def test_a_header_in_its_own_folder_goes_before_all_others_also_for_headers(tmp_path):
+    rung = make_rung(tmp_path, helper='#include "ptx/sm80.cuh"\n')
+    replaced = rung.directory / "ptx" / "sm80.cuh"
+    replaced.parent.mkdir()
+    replaced.write_text("#error not this one\n")
+    with pytest.raises(Exception, match="not this one"):
+        build_one(rung, rung.config(), "sm_80")
+
+
 def test_its_results_are_beside_it(mine, run, monkeypatch, tmp_path):
     code, _, err = run("my_idea", "--heads", "1", "--seqlen", "128", "--device", "emulator")
     assert code == 0, err

@@ -48,7 +48,7 @@ The output has to be right, and the race detector must find nothing.
 ## How
 
 - `{KERNEL}` is the kernel of rung {below.address}. Change it. Headers of your own may lie beside it, and those of
-  `common/cuda` are found too.
+  `common/cuda` and `versions` are found too.
 - Grade it: `flashladder exercise {version.address} --check`. It is compiled for `{GPU}` as rung {version.address}
   is by default, and runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
 - Ask for a hint: `flashladder exercise {version.address} --hint 1`. There are {len(exercise.hints)}.
