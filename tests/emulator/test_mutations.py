@@ -99,7 +99,7 @@ class Rung:
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
         self.sources = [
             version.kernel,
-            *(header for header in CUDA_HEADERS.iterdir() if not header.name.startswith("ptx")),
+            *(header for header in CUDA_HEADERS.rglob("*.cuh") if not header.name.startswith("ptx")),
         ]
 
     def inputs(self):
