@@ -6,7 +6,7 @@
 #include "pipeline/pipeline.cuh"
 #include "roles.cuh"
 #include "schedule/order.cuh"
-#include "schedule/scheduler.cuh"
+#include "schedule/work_tile.cuh"
 #include "softmax/optimistic.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/multiply_alone.cuh"

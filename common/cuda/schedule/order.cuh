@@ -2,7 +2,7 @@
 // read the same K and V come together.
 #pragma once
 #include "packed.cuh"
-#include "schedule/scheduler.cuh"
+#include "schedule/work_tile.cuh"
 #include "wgmma.cuh"
 
 // Tiles of block_m rows. Under a causal mask the first rows see the fewest keys. So tiles are counted from the last row's
