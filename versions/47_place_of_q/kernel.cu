@@ -210,7 +210,8 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
             q.start(shared.q_tiles[q_at.stage], q_in_registers ? warp_row : group_row);
             // The rare path: scores that this warp has lost.
             auto recompute = [&] {
-                scores_of_warp<KVTile>(s, q, shared.k_tiles[k.at.stage], shared.q_tiles[q_at.stage], warp_row);
+                const dtype *k_tile = shared.k_tiles[k.at.stage];
+                scores_of_warp<KVTile>(s, q, k_tile, shared.q_tiles[q_at.stage], warp_row);
             };
             attend_blocks(o, s, p, q, k, v, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
                           recompute, release_q_before, finalize);
