@@ -7,7 +7,7 @@ import pytest
 from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH
+from flashladder.common.records.schemas import BENCH
 from flashladder.common.report.dashboard import cells, data
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard

@@ -12,7 +12,7 @@ from flashladder.common.measure.statistics import harmonic_mean
 from flashladder.common.paths import ROOT
 from flashladder.common.records import ladders
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH
+from flashladder.common.records.schemas import BENCH
 from flashladder.common.report import theme
 from flashladder.common.report.dashboard import data, figures, opcodes, studies
 from flashladder.common.report.dashboard import readme as readme_part

@@ -6,7 +6,7 @@ import pytest
 
 from flashladder.common import catalog, console
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH
+from flashladder.common.records.schemas import BENCH
 from flashladder.common.report.dashboard import references
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard

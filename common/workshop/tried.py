@@ -18,6 +18,7 @@ from flashladder.common.paths import CUDA_HEADERS, ROOT
 from flashladder.common.problem.config import KernelConfig, spell
 from flashladder.common.records import records
 from flashladder.common.records.log import Log, PositiveFloat, Schema
+from flashladder.common.records.schemas import RUNS, ConfigText
 from flashladder.common.report import evidence, markers
 from flashladder.common.workshop import scaffold, verdict
 from flashladder.common.workshop.trial import Trial
@@ -35,16 +36,16 @@ _FIGURES = {  # columns of the machine code, of the rung and of its parent
 SCHEMA = Schema(
     {
         "run": str,
-        **{name: records.RUNS.columns[name] for name in ("time", "commit", "torch", "toolkit", "driver")},
-        **{name: records.RUNS.columns[name] for name in ("device", "gpu_id", "power_limit_w")},
+        **{name: RUNS.columns[name] for name in ("time", "commit", "torch", "toolkit", "driver")},
+        **{name: RUNS.columns[name] for name in ("device", "gpu_id", "power_limit_w")},
         "version": str,
         "parent": str,
         "change": str,  # lines that the patch adds and takes away, and the first of them; or values that differ
         "patch": str,  # its file
         "note": str,
         "problem": str,
-        "config": records.ConfigText,
-        "parent_config": records.ConfigText,
+        "config": ConfigText,
+        "parent_config": ConfigText,
         "arch": str,
         "code": str,
         "parent_code": str,

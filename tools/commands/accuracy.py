@@ -141,7 +141,7 @@ def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
     """Runs a study, logging each kernel and batch as soon as it is done; its rows as the log would give them."""
     import pandas as pd
 
-    from flashladder.common.records.records import ACCURACY
+    from flashladder.common.records.schemas import ACCURACY
     from flashladder.common.studies.accuracy import study as studies
     from flashladder.common.studies.accuracy import tiles, timing
 
