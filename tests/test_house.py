@@ -1,4 +1,4 @@
-"""Where things are, who knows whom, and what they are called: one word is one type.
+"""Where things are, and who knows whom.
 
 The map in common/__init__.py is held against the imports.
 """
@@ -39,21 +39,6 @@ def arrows(*tops: str) -> Iterator[tuple[Path, str]]:
                 yield path, name
 
 
-def types(*tops: str) -> Iterator[tuple[str, str]]:
-    """Each class and each alias of a type in these folders by its name, and the file it is in."""
-    for top in tops:
-        for path in sorted((ROOT / top).rglob("*.py")):
-            module = ast.parse(path.read_text())
-            found = [node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-            found += [name for node in module.body for name in assigned(node) if re.match("_?[A-Z].*[a-z]", name)]
-            yield from ((name, str(path.relative_to(ROOT))) for name in found)
-
-
-def assigned(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
 def place(path: Path) -> str:
     """The room of a file of common/, or the file's own name."""
     return path.relative_to(COMMON).parts[0].removesuffix(".py")
@@ -91,14 +76,6 @@ def test_no_circle_goes_through_the_modules_beside_the_rooms():
             graph.setdefault(place(path), set()).add(other)
     assert {"problem", "console"} <= graph.keys()
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-def test_a_word_names_one_type():
-    files: dict[str, list[str]] = {}
-    for name, file in types("common", "tuner", "tools"):
-        files.setdefault(name.lstrip("_"), []).append(file)  # a private one means no other thing by the word
-    assert len(files) > 100
-    assert not {name: where for name, where in files.items() if len(where) > 1}
 
 
 @pytest.mark.parametrize(

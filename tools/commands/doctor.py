@@ -19,10 +19,11 @@ from rich.text import Text
 from flashladder.common.catalog import find
 from flashladder.common.compiler import Artifact, build_one
 from flashladder.common.compiler.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
-from flashladder.common.console import Parser, console, table
+from flashladder.common.console import Parser, console
 from flashladder.common.errors import DeviceError, FlashLadderError
 from flashladder.common.packages import requirements
 from flashladder.common.paths import cache_dir, results_dir
+from flashladder.common.report.tables import folding, table
 
 SMOKE_VERSION, SMOKE_ARCH = "02", "sm_80"
 
@@ -41,7 +42,7 @@ def parser() -> Parser:
 
 
 def main(_: argparse.Namespace | None = None) -> int:
-    report = table("FlashLadder on this machine", "", "what", "found", wrap=["found"])
+    report = table("FlashLadder on this machine", ["", "what", *folding("found")])
     healthy = True
     for title, probes in (("Needed", NEEDED), ("For a GPU", FOR_A_GPU), ("Optional", OPTIONAL)):
         report.add_section()

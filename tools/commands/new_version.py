@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common.console import Parser, console, facts
+from flashladder.common.console import Parser, console
 from flashladder.common.paths import typed
+from flashladder.common.report.tables import facts
 
 
 def parser() -> Parser:

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.console import Parser, console, warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
+from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
@@ -81,10 +82,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _shown(title: str, costs: Mapping[str, float]) -> Table:
-    made = table(title, "call", "us", "to torch's", right=("us", "to torch's"))
-    for name, cost in costs.items():
-        made.add_row(name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}")
-    return made
+    rows = ((name, f"{cost:.1f}", f"{cost / costs[TORCH]:.2f}") for name, cost in costs.items())
+    return table(title, ["call", *numbers("us", "to torch's")], rows)
 
 
 def _refusal(problem: Problem, wanting: Tensors) -> str:
