@@ -4,14 +4,12 @@ import re
 
 import pytest
 
-from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import BENCH
 from flashladder.common.report.dashboard import data
 from flashladder.common.report.pages import cells
 from flashladder.tests import made_up
-from flashladder.tools.commands import dashboard
 
 EMPTY = "# Title\n\n<!-- cells:begin -->\n<!-- cells:end -->\n"
 
@@ -112,19 +110,6 @@ def test_without_markers_or_rows_nothing_is_written(log, tmp_path):
     log.path.unlink()
     readme.write_text(EMPTY)
     assert cells.sections(readme, folder, loaded(log)) == []
-
-
-def test_the_tool_says_what_is_out_of_date(log, tmp_path, capsys):
-    def call(*arguments):
-        options = ["--readme", str(tmp_path / "README.md"), *arguments]
-        return console.run(dashboard.main, dashboard.parser(), options), capsys.readouterr().out
-
-    (tmp_path / "README.md").write_text(EMPTY + "<!-- ladder:begin -->\n<!-- ladder:end -->\n")
-    code, out = call("--check")
-    assert code == dashboard.EXIT_STALE
-    assert "cells.md is out of date" in out.replace("\n", "")
-    assert call()[0] == 0
-    assert call("--check")[0] == 0
 
 
 def test_the_first_lines_of_the_readme_say_what_the_log_says():

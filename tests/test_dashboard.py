@@ -371,15 +371,6 @@ def test_two_runs_stand_side_by_side(folder, run):
     assert "<td>16 Static global stride</td><td>1.071</td><td>1.060</td><td>-1.0 %</td>" in page(folder)
 
 
-def test_the_first_lines_of_the_readme_hold_for_what_was_measured():
-    """They claim FlashAttention-2 as torch ships it, and no other library."""
-    first = (ROOT / "README.md").read_text().partition("\n## ")[0].replace("\n", " ")
-    assert "kernels that are faster than FlashAttention-2 as torch ships it" in first
-    assert "each one idea faster" not in first
-    own = ladders.summary(data.Results.load(ROOT / "results").ladders).query("kind == 'own'")
-    assert own.groupby("gpu")["ratio_low"].max().gt(1).all()
-
-
 def test_without_a_gpu_runs_have_no_rates(folder, run):
     """A log of nothing but emulated runs, as on a machine where FlashLadder was just installed."""
     made_up.runs(folder)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
+
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.compiler.sass import Code, read
@@ -18,7 +20,6 @@ from flashladder.common.compiler.sass.diff import RungPair
 from flashladder.common.console import EXIT_ERROR, Parser, console
 from flashladder.common.problem.config import GpuDescription, load_gpu
 from flashladder.common.report import sass as show
-from flashladder.common.report.export import write_csv
 from flashladder.tools.commands import arguments as options
 
 
@@ -41,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
     gpu = load_gpu(arguments.gpu)
     codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
     if arguments.csv:
-        write_csv(arguments.csv, [row for code in codes for row in show.rows(code)])
+        pd.DataFrame([row for code in codes for row in show.rows(code)]).to_csv(arguments.csv, index=False)
         console.print(f"[dim]opcode counts written to {arguments.csv}")
     return 0
 

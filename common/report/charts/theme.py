@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -42,6 +43,7 @@ PALETTE = {
     "other": ("#9aa0a8", "#6b7480"),
 }
 SCHEMES = ("light", "dark")
+CODE = Path(__file__)  # decides how charts look
 
 _FONTS = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _SVG = "http://www.w3.org/2000/svg"
@@ -120,6 +122,14 @@ class Chart:
         """What shows it on a Markdown page."""
         places = {scheme: Path(os.path.relpath(file, page.parent)).as_posix() for scheme, file in self.files.items()}
         return render("picture.md.j2", title=self.title, **places)
+
+
+def made_from(what: str, *files: Path) -> str:
+    """A digest of what decides a chart, and of the code that draws it."""
+    digest = hashlib.sha256(what.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return f"made from {digest.hexdigest()[:16]}"
 
 
 def _style() -> dict[Any, Any]:

@@ -29,6 +29,7 @@ LARGE_STUDY = 50  # trials of a study that is shown unfolded
 def render(results: Results, summary: pd.DataFrame) -> str:
     """The page; `summary` is ladders.summary of the results' ladders."""
     groups = summary.groupby(["gpu", "dtype"], sort=False) if len(summary) else ()
+    functions = (step, direction, registers, configuration, tile, problem, formats.interval, formats.rate, pd.notna)
     studies = {name: trials for name, trials in results.tuning.items() if trials["ratio"].notna().any()}
     return templating.render(
         "dashboard.html.j2",
@@ -40,7 +41,7 @@ def render(results: Results, summary: pd.DataFrame) -> str:
         experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
         references=references.every_table(results.references),
         runs=_runs(results),
-        **{function.__name__: function for function in (step, direction, registers, configuration, formats.interval)},
+        **{function.__name__: function for function in functions},
     )
 
 
@@ -74,31 +75,16 @@ def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     return {"title": experiment.title, "text": experiment.text, "source": source, "svg": svg}
 
 
-def _runs(results: Results) -> list[dict[str, Any]]:
+def _runs(results: Results) -> list[Any]:
     """The latest rows of all logs of runs, the newest first."""
     logs = (results.runs, results.bench, results.references, *(ladder.rows for ladder in results.ladders.values()))
     rows = pd.concat([frame for frame in logs if len(frame)] or [results.runs])
-    newest = rows.sort_values("time", ascending=False, kind="stable").head(LATEST_RUNS)
-    return [_run(row) for row in newest.itertuples()]
+    return [*rows.sort_values("time", ascending=False, kind="stable").head(LATEST_RUNS).itertuples()]
 
 
-def _run(row: Any) -> dict[str, Any]:
+def problem(row: Any) -> str:
+    """The problem of a row, in short."""
     lengths = row.seqlen_q if row.seqlen_q == row.seqlen_k else f"{row.seqlen_q}x{row.seqlen_k}"
     more = (", causal" if row.causal else "") + (", no LSE" if row.lse is False else "")
     more += bounds(row.window_left, row.window_right, row.softcap)
-    return {
-        "time": row.time[:16].replace("T", " "),
-        "kernel": f"{row.version} {tile(row.config)}".strip(),
-        "config": row.config,
-        "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{more}",
-        "device": row.device,
-        "us": _number(row.time_us, ",.1f"),
-        "tflops": formats.rate(row.tflops) if pd.notna(row.tflops) else "",
-        "ratio": _number(row.ratio, ".3f"),
-        "verdict": row.verdict,
-        "passed": row.passed is True,
-    }
-
-
-def _number(value: float | None, spelling: str) -> str:
-    return format(value, spelling) if pd.notna(value) else ""
+    return f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{more}"

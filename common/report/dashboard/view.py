@@ -1,4 +1,4 @@
-"""What the page shows of one GPU and dtype: cards, the ladder, the heat map, the roofline."""
+"""What the page shows of one GPU and dtype: the ladder, the heat map, the roofline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
 from flashladder.common.records.ladders import Limits
 from flashladder.common.records.slowdowns import remarks
-from flashladder.common.report import formats
 from flashladder.common.report.charts import theme
 from flashladder.common.report.charts.ladder import ladder as ladder_chart
 from flashladder.common.report.charts.roofline import roofline
@@ -29,7 +28,7 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
     """The parts of one view: `summary` has the lines of this GPU and dtype, `ladder` the rows of the GPU."""
     rows = ladder.rows[ladder.rows["dtype"] == dtype]
     limits = Limits.of(gpu)
-    rate = summary["official_tflops"].median()
+    own = summary[summary["kind"] == OWN]
     name = f"{gpu}-{dtype}"
     drawn = theme.inline_svg(ladder_chart(summary), f"ladder-{name}", f"The ladder on {gpu}, {dtype}")
     roofs = theme.inline_svg(roofline(rows, limits), f"roofline-{name}", f"Roofline of {gpu}") if limits else ""
@@ -38,41 +37,20 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
         "label": f"{gpu} {dtype}",
         "gpu_title": limits.title if limits else gpu,
         "lengths": sorted(rows["seqlen_q"].unique()),
-        "cards": _cards(summary, limits),
+        "num_rungs": len(own),
+        "best": own.loc[own["ratio"].idxmax()],
+        "faster": own[own["ratio_low"] > 1].to_dict("records"),
         "ladder": drawn,
         "conditions": _conditions(rows, ladder) + _gaps(summary),
         "rungs": _rungs(summary),
         "field": [*ladders.field(summary).itertuples()],
         "cards_apart": on_two_cards(summary, ladder, in_full=True) if ladder.again else None,
-        "has_limits": limits is not None,
+        "limits": limits,
         "official": official(summary),
-        "official_of_mma_sync": f"{100 * rate / limits.mma_sync:.0f} %" if limits and limits.mma_sync else "",
-        "official_of_peak": f"{100 * rate / limits.peak:.0f}" if limits else "",
-        "mma_sync_of_peak": f"{100 * limits.mma_sync / limits.peak:.0f}" if limits and limits.mma_sync else "100",
+        "official_tflops": summary["official_tflops"].median(),
         "heats": [_heat(_heated(rows, kind), title) for kind, title in HEATS.items() if kind in set(rows["kind"])],
         "roofline": roofs,
     }
-
-
-def _cards(summary: pd.DataFrame, limits: Limits | None) -> list[Parts]:
-    own = summary[summary["kind"] == "own"]
-    best = own.loc[own["ratio"].idxmax()]
-    interval = f"95 % interval {formats.interval(best['ratio_low'], best['ratio_high'])}"
-    faster = own[own["ratio_low"] > 1]
-    cards = [
-        {"label": "best rung", "value": best["rung"], "detail": best["title"]},
-        {"label": "times FlashAttention-2", "value": formats.ratio(best["ratio"]), "detail": interval},
-        {"label": "TFLOP/s", "value": f"{best['tflops']:.0f}", "detail": _of_limits(best, limits)},
-    ]
-    first = f"the first is {faster['rung'].iloc[0]} {faster['title'].iloc[0]}" if len(faster) else ""
-    return [*cards, {"label": "rungs faster than it", "value": f"{len(faster)} of {len(own)}", "detail": first}]
-
-
-def _of_limits(best: pd.Series[Any], limits: Limits | None) -> str:
-    if limits is None:
-        return ""
-    instructions = f"{best['of_mma_sync']:.0f} % of mma.sync, " if limits.mma_sync else ""
-    return f"{instructions}{best['of_peak']:.0f} % of the dense peak"
 
 
 def _conditions(rows: pd.DataFrame, ladder: Ladder) -> str:

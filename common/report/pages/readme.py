@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +16,7 @@ from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
 from flashladder.common.report import formats
 from flashladder.common.report.charts import ladder as ladder_chart
 from flashladder.common.report.charts import theme
-from flashladder.common.report.charts.theme import Chart
+from flashladder.common.report.charts.theme import Chart, made_from
 from flashladder.common.report.ladder_tables import configuration, official, on_two_cards, registers, step
 from flashladder.common.report.sections import Section
 from flashladder.common.report.tables import Rows, numbers
@@ -54,7 +53,8 @@ def _first_dtype(lines: pd.DataFrame) -> pd.DataFrame:
 def _chart(folder: Path, lines: pd.DataFrame) -> Chart:
     first, log = _first_dtype(lines), _log(folder, lines)
     title = f"The ladder on {_gpu_title(lines)}, {first['dtype'].iloc[0]}"
-    return Chart(log.with_suffix(".svg"), title, partial(ladder_chart.ladder, first), _made_from(log))
+    note = made_from(repr(ladders.titles()), log, *DRAWN_BY)
+    return Chart(log.with_suffix(".svg"), title, partial(ladder_chart.ladder, first), note)
 
 
 def _log(folder: Path, lines: pd.DataFrame) -> Path:
@@ -65,14 +65,6 @@ def _gpu_title(lines: pd.DataFrame) -> str:
     gpu = str(lines["gpu"].iloc[0])
     limits = ladders.Limits.of(gpu)
     return limits.title if limits else gpu
-
-
-def _made_from(log: Path) -> str:
-    """A digest of what decides a chart: the log, the rungs' titles, and the code that draws it."""
-    digest = hashlib.sha256(repr(ladders.titles()).encode())
-    for file in (log, *DRAWN_BY):
-        digest.update(file.read_bytes())
-    return f"made from {log.name}, {digest.hexdigest()[:16]}"
 
 
 def _part(readme: Path, folder: Path, ladder: Ladder, lines: pd.DataFrame) -> dict[str, Any]:

@@ -13,15 +13,18 @@ from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.sass import read
 from flashladder.common.compiler.sass.diff import comparable_configs
 from flashladder.common.paths import ROOT, VERSIONS
+from flashladder.common.report.charts import traffic
+from flashladder.common.report.charts.theme import Chart
 from flashladder.common.report.pictures import layouts, loops, roles, timelines
 from flashladder.common.report.pictures.device import DeviceHeaders, device_headers
 from flashladder.common.report.sections import Section, compiler
 from flashladder.common.studies.timeline import events
 
+Picture = Section | Chart
 ALL = ""  # the whole file
 
 
-def drawn_layouts() -> list[Section]:
+def drawn_layouts() -> list[Picture]:
     """Pictures of layouts, loop orders and roles: no compiler of CUDA has a part in them."""
     of_headers: dict[str, Callable[[DeviceHeaders], str]] = {
         "00_minimal/lanes.svg": layouts.quad_columns,
@@ -33,17 +36,17 @@ def drawn_layouts() -> list[Section]:
         "15_d_head_tiling/panels.svg": layouts.panels,
     }
     others: dict[str, Callable[[], str]] = {
-        "traffic.svg": loops.traffic,
         **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
         "29_two_consumers/roles.svg": partial(roles.sketch, "29"),
         "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
         "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_headers, draw) for path, draw in of_headers.items()}
-    return [Section(VERSIONS / path, ALL, draw) for path, draw in {**drawn, **others}.items()]
+    pictures = (Section(VERSIONS / path, ALL, draw) for path, draw in {**drawn, **others}.items())
+    return [*pictures, traffic.chart(VERSIONS / "traffic.svg")]
 
 
-def recorded_timelines() -> list[Section]:
+def recorded_timelines() -> list[Picture]:
     """A picture for each timeline that is kept in results/, beside its events."""
     return [
         Section(path.with_suffix(".svg"), ALL, partial(_timeline, path))
@@ -55,7 +58,7 @@ def _timeline(path: Path) -> str:
     return timelines.draw(events.read(path))
 
 
-def machine_loops() -> list[Section]:
+def machine_loops() -> list[Picture]:
     """For each rung from 02 up, its main loop beside that of the rung below, or of its parent."""
     rungs = [version for version in catalog.versions() if int(version.number) > 0]
     pairs = [(upper.below() or lower, upper) for lower, upper in itertools.pairwise(rungs)]
