@@ -57,7 +57,7 @@ setup(
             "versions/**/*",
             "common/cuda/**/*",
             "common/runtime/*.cpp",
-            "common/report/dashboard/page.*",
+            "common/report/templates/*",
             "configs/**/*",
         ]
     },

@@ -1,4 +1,4 @@
-"""What a person sees: tables, progress, and errors as one clear message. Every tool ends through `run`."""
+"""What a person sees: progress, and errors as one clear message. Every tool ends through `run`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from flashladder.common.errors import FlashLadderError, did_you_mean
 from flashladder.common.packages import lack
@@ -99,30 +97,6 @@ def fail(message: str) -> int:
     errors.print("[bold red]error:[/]", end=" ")
     errors.print(message, markup=False, soft_wrap=True)
     return EXIT_ERROR
-
-
-def table(title: str, *columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
-    """An empty table; the columns in `right` hold figures, those in `wrap` fold where there is no room."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD)
-    for column in columns:
-        folds = column in wrap
-        made.add_column(
-            column,
-            justify="right" if column in right else "left",
-            no_wrap=not folds,
-            overflow="fold" if folds else "ellipsis",
-        )
-    return made
-
-
-def facts(title: str, values: Mapping[str, str | Text]) -> Table:
-    """A table of names and values."""
-    made = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.SIMPLE)
-    made.add_column(style="cyan", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in values.items():
-        made.add_row(name, value)
-    return made
 
 
 def warn(message: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from flashladder.common import catalog
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH, LADDER, RUNS, RoundTimes
+from flashladder.common.records.schemas import BENCH, LADDER, RUNS, RoundTimes
 
 FIELD = {"cudnn": 1.9, "fa3": 2.0, "triton": 1.3}
 RATIOS = {"01": 0.16, "02": 0.76, "07": 0.91, "16": 1.06}  # of the rungs' own configurations

@@ -21,8 +21,9 @@ from flashladder.common.problem.operations.forward import attention
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.records import records
 from flashladder.common.records.log import Log
-from flashladder.common.report import markers
-from flashladder.common.report.accuracy import page, view
+from flashladder.common.report import accuracy as view
+from flashladder.common.report import sections
+from flashladder.common.report.pages import accuracy as page
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.studies.accuracy import deviation, study, timing, yardstick
@@ -389,7 +390,7 @@ def test_the_page_shows_the_latest_of_a_gpu(run, tmp_path):
 def test_the_committed_page_shows_the_committed_log():
     frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
     written = ROOT / "results" / "accuracy.md"
-    assert markers.between(written, page.MARKER) == page.text(written, view.latest(frame))
+    assert sections.between(written, page.MARKER) == page.text(written, view.latest(frame))
 
 
 def test_the_last_row_counts():

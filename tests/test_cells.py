@@ -4,13 +4,12 @@ import re
 
 import pytest
 
-from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH
-from flashladder.common.report.dashboard import cells, data
+from flashladder.common.records.schemas import BENCH
+from flashladder.common.report.dashboard import data
+from flashladder.common.report.pages import cells
 from flashladder.tests import made_up
-from flashladder.tools.commands import dashboard
 
 EMPTY = "# Title\n\n<!-- cells:begin -->\n<!-- cells:end -->\n"
 
@@ -81,9 +80,10 @@ def test_rows_that_were_not_timed_are_no_run(log):
 
 def test_the_tables(log, tmp_path):
     readme, folder = tmp_path / "README.md", tmp_path / "results"
-    assert set(cells.stale(readme, folder, loaded(log))) == {readme, folder / cells.PAGE}
-    assert set(cells.write(readme, folder, loaded(log))) == {readme, folder / cells.PAGE}
-    assert cells.stale(readme, folder, loaded(log)) == cells.write(readme, folder, loaded(log)) == []
+    sections = cells.sections(readme, folder, loaded(log))
+    assert {section.path for section in sections} == {readme, folder / cells.PAGE}
+    assert [section.write() for section in sections] == [True, True]
+    assert all(section.is_current() and not section.write() for section in sections)
     short = readme.read_text()
     assert "| S | 512 | 4096 | mean |" in short
     assert "| bf16, d128 | 1.10 (02) | 1.10 (02) | **1.10** |" in short
@@ -104,25 +104,12 @@ def test_without_markers_or_rows_nothing_is_written(log, tmp_path):
     readme, folder = tmp_path / "README.md", tmp_path / "results"
     readme.write_text("# Title\n")
     (folder / cells.PAGE).unlink()
-    assert cells.write(readme, folder, loaded(log)) == []
-    assert cells.write(None, folder, loaded(log)) == []
+    assert cells.sections(readme, folder, loaded(log)) == []
+    assert cells.sections(None, folder, loaded(log)) == []
     assert readme.read_text() == "# Title\n"
     log.path.unlink()
     readme.write_text(EMPTY)
-    assert cells.write(readme, folder, loaded(log)) == []
-
-
-def test_the_tool_says_what_is_out_of_date(log, tmp_path, capsys):
-    def call(*arguments):
-        options = ["--readme", str(tmp_path / "README.md"), *arguments]
-        return console.run(dashboard.main, dashboard.parser(), options), capsys.readouterr().out
-
-    (tmp_path / "README.md").write_text(EMPTY + "<!-- ladder:begin -->\n<!-- ladder:end -->\n")
-    code, out = call("--check")
-    assert code == dashboard.EXIT_STALE
-    assert "cells.md is out of date" in out.replace("\n", "")
-    assert call()[0] == 0
-    assert call("--check")[0] == 0
+    assert cells.sections(readme, folder, loaded(log)) == []
 
 
 def test_the_first_lines_of_the_readme_say_what_the_log_says():

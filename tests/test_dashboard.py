@@ -12,11 +12,12 @@ from flashladder.common.measure.statistics import harmonic_mean
 from flashladder.common.paths import ROOT
 from flashladder.common.records import ladders
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH
-from flashladder.common.report import theme
-from flashladder.common.report.dashboard import data, figures, opcodes, studies
-from flashladder.common.report.dashboard import readme as readme_part
-from flashladder.common.report.dashboard.roofline import milestones
+from flashladder.common.records.schemas import BENCH
+from flashladder.common.report.charts import ladder as figures
+from flashladder.common.report.charts import studies, theme
+from flashladder.common.report.charts.roofline import milestones
+from flashladder.common.report.dashboard import data, opcodes
+from flashladder.common.report.pages import readme as readme_part
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard
 
@@ -122,16 +123,18 @@ def test_a_gpu_that_nobody_described_has_no_limits(folder, run):
 def test_a_picture_is_painted_in_each_scheme_and_always_the_same(folder, tmp_path):
     made_up.ladder(folder, dtypes=("bf16",))
     summary = ladders.summary(data.Results.load(folder).ladders)
-    first, second = (
-        theme.write(figures.ladder(summary), tmp_path / name, "Title", "a note") for name in ("a.svg", "a.svg")
-    )
-    light, dark = (path.read_text() for path in first)
-    assert [path.read_text() for path in second] == [light, dark]
+    chart = theme.Chart(tmp_path / "a.svg", "Title", lambda: figures.ladder(summary))
+    light, dark = _drawn(chart)
+    assert _drawn(chart) == [light, dark]
     assert theme.PALETTE["own"][0] in light
     assert theme.PALETTE["own"][1] in dark
     assert not re.search(r"#fe..ed", light + dark)
-    assert theme.note_of(first[0]) == "a note"
     ElementTree.fromstring(light)
+
+
+def _drawn(chart):
+    assert chart.write()
+    return [path.read_text() for path in chart.files.values()]
 
 
 def test_a_picture_in_the_page_follows_its_scheme_and_tells_what_its_marks_are(folder):
@@ -262,7 +265,7 @@ def test_check_says_what_is_out_of_date_and_changes_nothing(everything, run):
     readme.write_text(readme.read_text().replace("1.060", "1.960"))
     assert run("--check")[0] == dashboard.EXIT_STALE
     run()
-    theme.files(chart)["dark"].unlink()
+    chart.with_stem("ladder_h100_dark").unlink()
     assert run("--check")[0] == dashboard.EXIT_STALE
 
 
@@ -319,7 +322,8 @@ def test_the_readmes_are_not_told_of_other_results(everything, capsys, monkeypat
 
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(project / "results"))
     made_up.ladder(project / "results")
-    assert readme in readme_part.stale(readme, *_loaded(project / "results"))
+    parts = readme_part.parts(readme, *_loaded(project / "results"))
+    assert readme in [part.path for part in parts if not part.is_current()]
 
 
 def _loaded(folder):
@@ -365,15 +369,6 @@ def test_two_runs_stand_side_by_side(folder, run):
     assert "| rung | run two | run one | gap |" in text
     assert "| 16 Static global stride | 1.071 | 1.060 | -1.0 % |" in text
     assert "<td>16 Static global stride</td><td>1.071</td><td>1.060</td><td>-1.0 %</td>" in page(folder)
-
-
-def test_the_first_lines_of_the_readme_hold_for_what_was_measured():
-    """They claim FlashAttention-2 as torch ships it, and no other library."""
-    first = (ROOT / "README.md").read_text().partition("\n## ")[0].replace("\n", " ")
-    assert "kernels that are faster than FlashAttention-2 as torch ships it" in first
-    assert "each one idea faster" not in first
-    own = ladders.summary(data.Results.load(ROOT / "results").ladders).query("kind == 'own'")
-    assert own.groupby("gpu")["ratio_low"].max().gt(1).all()
 
 
 def test_without_a_gpu_runs_have_no_rates(folder, run):

@@ -6,8 +6,8 @@ import pytest
 
 from flashladder.common import catalog, console
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import BENCH
-from flashladder.common.report.dashboard import references
+from flashladder.common.records.schemas import BENCH
+from flashladder.common.report.pages import references
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard
 
@@ -43,7 +43,7 @@ def log(tmp_path, monkeypatch):
 
 def test_a_table_shows_the_latest_run(log):
     (table,) = references.tables(log.read()[0], "triton")
-    assert table.head == ("S", "512", "4096", "mean", "95 %")
+    assert table.columns == ("S", "512", "4096", "mean", "95 %")
     assert table.rows[0] == ("FlashAttention-2 (torch)", "300", "300", "1", "")
     assert table.rows[1][:4] == ("triton", "360 (1.20)", "360 (1.20)", "**1.200**")
     assert table.rows[2][0] == "cute, block_n=32"

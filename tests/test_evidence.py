@@ -8,7 +8,9 @@ from flashladder.common import console
 from flashladder.common.catalog import find, finished
 from flashladder.common.errors import ResultsError
 from flashladder.common.records import ladders
-from flashladder.common.report import evidence, markers
+from flashladder.common.report import sections
+from flashladder.common.report.pages import evidence
+from flashladder.common.report.sections import Section
 from flashladder.tests import made_up
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools.commands import evidence as tool
@@ -65,15 +67,16 @@ def row(text, name):
 
 
 def test_only_what_is_between_the_markers_changes(document):
-    assert markers.between(document, "evidence") == "old"
-    assert markers.replace(document, "evidence", "new\n\nlines")
+    assert sections.between(document, "evidence") == "old"
+    section = Section(document, "evidence", lambda: "new\n\nlines")
+    assert section.write()
     assert document.read_text() == MARKED.replace("old", "new\n\nlines")
-    assert not markers.replace(document, "evidence", "new\n\nlines")
+    assert not section.write()
 
 
 def test_missing_markers_are_named(document):
     with pytest.raises(ResultsError, match=r"README\.md has no lines <!-- table:begin --> and <!-- table:end -->"):
-        markers.replace(document, "table", "new")
+        Section(document, "table", lambda: "new").write()
 
 
 def test_tables_say_before_and_after(upper):
@@ -84,8 +87,8 @@ def test_tables_say_before_and_after(upper):
     assert row(text, "shared memory, bytes") == ["1,024", "1,024"]  # what does not change stands once
     assert row(text, "wavefronts") == ["80 → 10"]
     assert row(text, "of them by TMA") == ["0 → 4"]
-    assert f"ptxas {evidence.compiler()}" in text
-    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", evidence.compiler())
+    assert f"ptxas {sections.compiler()}" in text
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", sections.compiler())
 
 
 def test_the_lowest_rung_stands_alone(ladder):
@@ -96,25 +99,25 @@ def test_the_lowest_rung_stands_alone(ladder):
 
 def test_a_readme_is_begun_kept_and_found_out_of_date(upper):
     readme = upper.directory / "README.md"
-    assert not evidence.is_current(upper)
-    assert evidence.write(upper)
+    assert not evidence.section(upper).is_current()
+    assert evidence.section(upper).write()
     assert readme.read_text().startswith(f"# 08 Tiny\n\nNothing but a copy.\n\n## {evidence.PARTS[0]}\n")
     assert f"## {evidence.PARTS[3]}\n\n<!-- evidence:begin -->\n07_tiny → 08_tinier" in readme.read_text()
-    assert evidence.is_current(upper)
-    assert not evidence.write(upper)
+    assert evidence.section(upper).is_current()
+    assert not evidence.section(upper).write()
 
     readme.write_text(readme.read_text().replace("## Tried", "By hand.\n\n## Tried").replace("80 → 10", "80 → 11"))
-    assert evidence.is_current(upper) is False
-    assert evidence.write(upper)
+    assert evidence.section(upper).is_current() is False
+    assert evidence.section(upper).write()
     assert "By hand." in readme.read_text()
     assert "80 → 10" in readme.read_text()
 
 
 def test_what_another_compiler_made_is_not_judged(upper):
-    evidence.write(upper)
+    evidence.section(upper).write()
     readme = upper.directory / "README.md"
-    readme.write_text(readme.read_text().replace(evidence.compiler(), "12.4.131").replace("80 → 10", "80 → 11"))
-    assert evidence.is_current(upper) is None
+    readme.write_text(readme.read_text().replace(sections.compiler(), "12.4.131").replace("80 → 10", "80 → 11"))
+    assert evidence.section(upper).is_current() is None
 
 
 def test_a_rung_is_compared_with_one_for_the_same_instructions(ladder, upper):
@@ -141,15 +144,15 @@ def test_every_rung_has_a_readme_with_room_for_evidence():
     for version in finished():
         text = (version.directory / "README.md").read_text()
         assert text.startswith(f"# {version.number} {version.title}\n"), version.name
-        assert "ptxas" in markers.between(version.directory / "README.md", "evidence"), version.name
+        assert "ptxas" in sections.between(version.directory / "README.md", "evidence"), version.name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMITTED)
 def test_committed_evidence_is_current(name):
-    is_current = evidence.is_current(find(name))
+    is_current = evidence.section(find(name)).is_current()
     if is_current is None:
-        pytest.skip(f"made with another compiler than {evidence.compiler()}")
+        pytest.skip(f"made with another compiler than {sections.compiler()}")
     assert is_current, f"`flashladder evidence {name}` mends it"
 
 
@@ -185,7 +188,7 @@ def test_a_rung_has_no_step_where_rounds_were_not_kept_or_another_is_below(monke
 
 def test_the_ratios_in_every_readme_are_those_of_the_log():
     for version in finished():
-        text = markers.between(version.directory / "README.md", "evidence")
+        text = sections.between(version.directory / "README.md", "evidence")
         assert all(part in text for part in evidence._measured(version)), (
             f"`flashladder evidence {version.number}` mends it"
         )

@@ -8,7 +8,7 @@ from flashladder.common.errors import VerificationError
 from flashladder.common.problem import check
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.common.report import experiments as figures
+from flashladder.common.report.charts import experiments as figures
 from flashladder.common.studies.experiments import run as experiments
 from flashladder.common.studies.experiments import sweeps, traffic
 from flashladder.tests import fake_gpu, made_up

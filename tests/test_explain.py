@@ -11,7 +11,7 @@ from flashladder.common.console import EXIT_ERROR
 from flashladder.common.console import run as run_tool
 from flashladder.common.errors import ConfigError, DeviceError, ToolchainError
 from flashladder.common.paths import ROOT
-from flashladder.common.predict.limits import predict, sample, words
+from flashladder.common.predict.limits import predict, sample
 from flashladder.common.predict.limits.kinds import limit_of
 from flashladder.common.predict.limits.predicted import without
 from flashladder.common.predict.ncu import Counted, Profile, find_ncu
@@ -19,6 +19,7 @@ from flashladder.common.predict.profiling import ProfiledRung
 from flashladder.common.predict.subcore import Step
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
+from flashladder.common.report import diagnosis
 from flashladder.tests import fake_ncu
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import explain as tool
@@ -56,13 +57,13 @@ def test_every_rung_names_the_idea_of_a_later_one_or_says_that_it_cannot(number)
     assert found.tensor < found.time
     assert found.limiter.lines
     assert all(place.file == str(found.version.kernel) for place, _ in found.limiter.lines)
-    said = "\n".join(words.report(found))
+    said = "\n".join(diagnosis.report(found))
     if ideas:
         named = found.ideas(found.advice)[0]
         assert named.number in ideas
         assert named.number > number
-        assert words.page(named) in said
-        assert (ROOT / words.page(named)).exists()
+        assert diagnosis.page(named) in said
+        assert (ROOT / diagnosis.page(named)).exists()
     else:
         assert found.advice is None
         assert "No later rung of this ladder has an idea against it" in said
@@ -110,7 +111,7 @@ def sampled(number, stalls_of, wavefronts=1):
 def test_a_wait_for_a_result_counts_for_who_makes_it():
     found = sampled("02", lambda i: {"short_sb": 5} if i.base == "HMMA" and i.control.wait_mask else {})
     assert found.limiter.name == "fragment_loads"
-    assert "gemm" in words.report(found)[2]
+    assert "gemm" in diagnosis.report(found)[2]
     assert found.time == 1000
 
 
@@ -132,7 +133,7 @@ def test_of_a_load_with_conflicts_the_conflicts_have_their_share():
     left = {limit.name: limit.without for limit in found.limits}
     assert left["bank_conflicts"] == pytest.approx(1000 * (1 - 7 / 8 * loads / (loads + mmas)))
     assert left["fragment_loads"] == pytest.approx(1000 * (1 - 1 / 8 * loads / (loads + mmas)))
-    assert "at best" in " ".join(words.report(found))
+    assert "at best" in " ".join(diagnosis.report(found))
 
 
 def test_without_samples_there_is_no_diagnosis():

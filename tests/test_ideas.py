@@ -19,7 +19,8 @@ from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.common.report import evidence, markers
+from flashladder.common.report import sections
+from flashladder.common.report.pages import evidence
 from flashladder.common.runtime.target import Target
 from flashladder.common.workshop import scaffold, tried, verdict
 from flashladder.common.workshop.trial import Built, Emulated, Timing, Trial, compare, hold, make
@@ -173,7 +174,7 @@ def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
     assert rows["patch"].nunique() == len([*(rung.directory / "tried").iterdir()]) == 1, "what has not changed, once"
     assert "--- 02_swizzling/kernel.cu\n+++ 00_my_idea/kernel.cu\n" in kept
     assert "\n+        __syncthreads();\n" in kept
-    lines = markers.between(rung.directory / "README.md", evidence.TRIED).splitlines()
+    lines = sections.between(rung.directory / "README.md", evidence.TRIED).splitlines()
     assert len(lines) == 4
     assert "the same \\| without a GPU" in lines[2]
     assert "| predicted |" in lines[2]

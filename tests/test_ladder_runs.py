@@ -6,7 +6,7 @@ import pytest
 
 from flashladder.common.records import ladder_runs, ladders
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import LADDER
+from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed, remarks
 from flashladder.common.report import ladder_tables
 from flashladder.common.runtime.tuned import LONG_FROM

@@ -194,4 +194,4 @@ def test_what_cannot_be_done_is_said(run, tmp_path):
     assert run("00")[::2] == (2, "error: 00 has no rung below; name a higher one\n")
     code, _, err = run("02", "--csv", str(tmp_path / "nowhere" / "steps.csv"))
     assert code == 2
-    assert "name a file in a folder that exists" in err
+    assert "non-existent directory" in err

@@ -12,7 +12,8 @@ from flashladder.common.catalog import find
 from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT
-from flashladder.common.report import evidence, markers
+from flashladder.common.report import sections
+from flashladder.common.report.pages import evidence
 from flashladder.common.workshop import scaffold
 from flashladder.tools.commands import new_version
 
@@ -99,7 +100,7 @@ def test_a_new_rung_is_its_parent_under_another_name(ladder):
     assert made.kernel.read_text() == find("22").kernel.read_text()
     page = (made.directory / "README.md").read_text()
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*evidence.PARTS]
-    assert markers.between(made.directory / "README.md", evidence.TRIED) == ""
+    assert sections.between(made.directory / "README.md", evidence.TRIED) == ""
     assert scaffold.OPEN in page
 
 

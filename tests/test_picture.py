@@ -16,9 +16,11 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass import read
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+from flashladder.common.report import sections
 from flashladder.common.report.pictures import device as device_module
 from flashladder.common.report.pictures import gallery, layouts, loops, roles
 from flashladder.common.report.pictures.device import COLS, ROWS, WARPS, device_headers
+from flashladder.common.report.sections import Section
 from flashladder.common.studies.timeline import events
 from flashladder.tools.commands import picture
 
@@ -126,7 +128,8 @@ def test_the_tool_writes_checks_and_tells_compilers_apart(monkeypatch, tmp_path,
         return console.run(picture.main, picture.parser(), [*arguments]), capsys.readouterr().out
 
     kept = tmp_path / "one.svg"
-    drawn = gallery.Picture(kept, lambda: "<svg/> ptxas 13.0", "13.0")
+    drawn = Section(kept, gallery.ALL, lambda: "<svg/> ptxas 13.0")
+    monkeypatch.setattr(sections, "compiler", lambda: "13.0")
     monkeypatch.setattr(gallery, "drawn_layouts", lambda: [drawn])
     monkeypatch.setattr(gallery, "machine_loops", list)
     monkeypatch.setattr(gallery, "recorded_timelines", list)

@@ -8,7 +8,8 @@ import pytest
 from flashladder.common import own
 from flashladder.common.catalog import finished
 from flashladder.common.paths import VERSIONS
-from flashladder.common.report import evidence, markers, spills
+from flashladder.common.report import sections
+from flashladder.common.report.pages import evidence, spills
 from flashladder.common.workshop import scaffold, tried
 
 PAGES = [page for page in sorted(VERSIONS.glob("**/*.md")) if own.PRIVATE not in page.parents]
@@ -59,7 +60,7 @@ def test_a_page_has_five_parts(rung):
 
 @of_each_rung
 def test_the_table_of_what_was_tried_is_that_of_the_log(rung):
-    assert tried.is_current(rung), f"flashladder evidence {rung.number}"
+    assert all(section.is_current() for section in tried.sections_of(rung)), f"flashladder evidence {rung.number}"
     rows, damaged = tried.log_of(rung).read()
     assert not damaged
     for row in rows.itertuples():
@@ -103,5 +104,5 @@ def test_the_path_names_every_rung_as_its_page_does():
 
 def test_the_page_on_spills_says_what_the_tuner_measured():
     """Of the machine code too, `flashladder evidence --check` finds out: it takes a minute."""
-    assert spills.measured() in markers.between(spills.PAGE, spills.MARKER)
+    assert spills.measured() in sections.between(spills.PAGE, spills.MARKER)
     assert [rung.number for rung in spills.rungs()] == [f"{number:02}" for number in range(9, 17)]

@@ -95,7 +95,7 @@ def test_counts_to_a_file(run, tmp_path):
         (["99"], "no version 99; there are 00_minimal"),
         (["09", "--gpu", "v100"], "no description of the GPU v100; did you mean h100? There are a100"),
         (["09", "--config", "block_n=48"], "block_n=48 is not one of 32, 64, 128"),
-        (["09", "--csv", "/nowhere/counts.csv"], "/nowhere/counts.csv cannot be written"),
+        (["09", "--csv", "/nowhere/counts.csv"], "non-existent directory: '/nowhere'"),
     ],
 )
 def test_bad_input_is_refused_by_name(run, arguments, message):

@@ -16,7 +16,7 @@ from flashladder.common.measure.timing import CONTROL
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.report.dashboard import studies
+from flashladder.common.report.charts import studies
 from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.console import console, table, warn
+from flashladder.common.console import console, warn
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import spell
+from flashladder.common.report import formats
 from flashladder.common.report.display import VERDICT_STYLES
+from flashladder.common.report.tables import folding, numbers, table
 from flashladder.common.runtime import tuned
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
@@ -83,21 +85,16 @@ def forecast(job: Job, found: Forecast) -> None:
         console.print(f"{name} on {job.gpu.title}: {found.extent}, as there was no time to price one")
         console.print("The same command goes on with the others.")
         return
-    figures = ("predicted us", "registers", "spills", "CTAs/SM", "alike")
     title = f"{name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured; {found.extent}"
     what = "what differs from the default"  # as --config takes it
-    made = table(title, what, *figures, right=figures, wrap=(what,))
-    for first, *others in found.kernels[:SHOWN]:
-        is_default = default in (price.config for price in (first, *others))
-        made.add_row(
-            "nothing" if is_default else _differing(first.config, default),
-            f"{first.predicted_us:.0f}",
-            str(first.registers),
-            str(first.local_bytes),
-            str(first.ctas_per_sm),
-            str(len(others) + 1),
-        )
-    console.print(made)
+    rows = []
+    for alike in found.kernels[:SHOWN]:
+        first, is_default = alike[0], default in (price.config for price in alike)
+        change = "nothing" if is_default else _differing(first.config, default)
+        limits = (first.registers, first.local_bytes, first.ctas_per_sm)
+        rows.append((change, f"{first.predicted_us:.0f}", *limits, len(alike)))
+    figures = numbers("predicted us", "registers", "spills", "CTAs/SM", "alike")
+    console.print(table(title, [*folding(what), *figures], rows))
     if found.left_out:
         console.print(f"left out: {_counts(found.left_out)}", soft_wrap=True)
     if not found.is_whole:
@@ -116,21 +113,16 @@ def _counts(left_out: Mapping[str, int]) -> str:
 
 
 def _standings(job: Job, record: dict[str, Any]) -> Table:
-    figures = ("ratio", "95 % interval", "to the default")
     rounds = "+".join(map(str, record["rounds"]))
     title = f"{job.space.version.name} on {record.get('device', job.gpu.title)}: finalists, in {rounds} rounds together"
-    made = table(title, "configuration", *figures, "", right=figures, wrap=("configuration",))
-    for standing in record["standings"]:
-        versus = f"{standing['to_default']:.3f}" if "to_default" in standing else "-"
-        is_winner = standing["code"] == record["winner"]
-        made.add_row(
-            standing["config"].replace(",", ", "),
-            f"{standing['ratio']:.3f}",
-            f"{standing['low']:.3f} to {standing['high']:.3f}",
-            versus,
-            Text("winner", VERDICT_STYLES["faster"]) if is_winner else "",
-        )
-    return made
+    rows = []
+    for each in record["standings"]:
+        ratios = (formats.ratio(each["ratio"]), formats.interval(each["low"], each["high"]))
+        versus = formats.ratio(each["to_default"]) if "to_default" in each else "-"
+        winner = Text("winner", VERDICT_STYLES["faster"]) if each["code"] == record["winner"] else None
+        rows.append((each["config"].replace(",", ", "), *ratios, versus, winner))
+    figures = numbers("ratio", "95 % interval", "to the default")
+    return table(title, [*folding("configuration"), *figures, ""], rows)
 
 
 def _pairs(ledger: Ledger) -> tuple[list[float], list[float]]:

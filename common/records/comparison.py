@@ -17,7 +17,7 @@ from flashladder.common.errors import ResultsError, unknown
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.records.ladders import mean_ratio
 from flashladder.common.records.log import Damage, Log, Schema
-from flashladder.common.records.records import EXPERIMENT, LADDER
+from flashladder.common.records.schemas import EXPERIMENT, LADDER
 
 CIRCUMSTANCES = {
     "device": "card",

@@ -20,7 +20,7 @@ from flashladder.common.measure.statistics import Times, geometric_mean
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.records.ladder_runs import FIELD, Ladder, Run
 from flashladder.common.records.log import Damage, read_all
-from flashladder.common.records.records import LADDER
+from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed
 
 _LATEST = (

@@ -16,14 +16,26 @@ import torch
 from flashladder.common import host
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.toolchain import toolchain
-from flashladder.common.errors import ConfigError, ToolchainError
+from flashladder.common.errors import ToolchainError
 from flashladder.common.measure import baselines
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem.check import Check
-from flashladder.common.problem.config import parse_values, spelled
+from flashladder.common.problem.config import spelled
 from flashladder.common.problem.problem import Problem, operation_named
-from flashladder.common.records.log import Cell, Log, PositiveFloat, Schema, Share
+from flashladder.common.records.log import Cell, Log
+from flashladder.common.records.schemas import (
+    ACCURACY,
+    BENCH,
+    CHECK,
+    EXPERIMENT,
+    LADDER,
+    PACKED,
+    PROBLEM,
+    RESOURCES,
+    RUNS,
+    SAMPLES,
+)
 from flashladder.common.records.slowdowns import SLOWDOWN_SHARES
 
 if TYPE_CHECKING:
@@ -34,189 +46,11 @@ if TYPE_CHECKING:
     from flashladder.common.emulator import Report
     from flashladder.common.measure.contest import Contest
     from flashladder.common.measure.references import Configured
-    from flashladder.common.measure.statistics import Times
     from flashladder.common.measure.timing import Measurement
 
 Row = dict[str, Cell]
 
-
-class ConfigText(str):
-    """A configuration's name; empty for what has none. ValueError where its fields cannot be read."""
-
-    def __new__(cls, text: str) -> ConfigText:
-        try:
-            parse_values(text)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return super().__new__(cls, text)
-
-
-class LadderKind(str):
-    """What a row of the ladder is of: a rung in its own or in the fixed configuration, or one of the field beside it.
-
-    ValueError for another.
-    """
-
-    def __new__(cls, text: str) -> LadderKind:
-        if text not in ("own", "fixed", "field"):
-            raise ValueError(f"{text!r} is none of own, fixed and field")
-        return super().__new__(cls, text)
-
-
-class RoundTimes(str):
-    """The time of each round in microseconds, in order, between spaces; empty where they were not kept.
-
-    ValueError where one is no time.
-    """
-
-    def __new__(cls, text: str) -> RoundTimes:
-        for word in text.split():
-            PositiveFloat(word)
-        return super().__new__(cls, text)
-
-    @classmethod
-    def of(cls, times: Times) -> RoundTimes:
-        """Spells the times of `Measurement.times`, to a hundred-thousandth."""
-        return cls(" ".join(f"{time:.5g}" for time in times))
-
-
-_PLACE = {
-    "time": str,  # UTC
-    "commit": str,  # of this repository, with + where files differed from it
-    "torch": str,
-    "toolkit": str,  # CUDA release of the compiler; of a reference, what compiled it
-    "driver": str,
-    "device": str,  # the GPU's name, or emulator; of a reference also the CPU's name
-    "gpu_id": str,  # a hash of the GPU's UUID
-    "power_limit_w": float,
-}
-_KERNEL = {"version": str, "config": ConfigText, "arch": str, "code": str}  # code: Artifact.code, or a reference's key
-_PROBLEM = {
-    "batch": int,
-    "num_heads": int,
-    "num_heads_k": int,
-    "seqlen_q": int,
-    "seqlen_k": int,
-    "head_dim": int,
-    "dtype": str,
-    "causal": bool,
-    "softmax_scale": float,
-    "seed": int,
-    "layout": str,
-    "family": str,  # of inputs; empty in older rows, which are normal
-    "lse": bool,  # whether it is asked for; empty in older rows, which all did
-    "window_left": int,  # these three are empty in older rows, which have no bounds
-    "window_right": int,  # empty for all keys
-    "softcap": float,  # 0 for none
-    "operation": str,  # these three are empty in older rows, which are of the first ladder's
-    "head_dim_v": int,  # empty where it is head_dim
-    "options": str,  # the operation's own that are not at their defaults: page_size=64
-}
-_CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 _RUNS_OF: Counter[str] = Counter()  # runs of this process by second
-_RESOURCES = {
-    "registers": int,
-    "spill_store_bytes": int,
-    "spill_load_bytes": int,
-    "shared_bytes": int,
-    "compile_seconds": float,
-}
-_TIMES = {
-    "mode": str,
-    "rounds": int,
-    "time_us": PositiveFloat,
-    "tflops": PositiveFloat,
-    "sm_mhz": float,
-    "baseline": str,
-    "baseline_version": str,
-    "baseline_us": PositiveFloat,
-    "ratio": PositiveFloat,  # baseline's time / ours
-    "ratio_low": PositiveFloat,
-    "ratio_high": PositiveFloat,
-    "control_low": float,  # the baseline against itself
-    "control_high": float,
-    "verdict": str,
-    "notes": str,
-    "samples": int,  # of all contenders, of which the shares are
-    **dict.fromkeys(SLOWDOWN_SHARES, Share),
-}
-_COUNTERS = {
-    "emulated_seconds": float,
-    "instructions": int,
-    "mma_flops": int,
-    "shared_wavefronts": int,
-    "shared_wavefronts_ideal": int,
-    "global_requests": int,
-    "global_sectors": int,
-    "global_bytes_read": int,
-    "global_bytes_written": int,
-}
-
-RUNS = Schema({**_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES, **_COUNTERS})
-BENCH = Schema({"run": str, **_PLACE, **_KERNEL, **_PROBLEM, **_CHECK, **_RESOURCES, **_TIMES})
-# Chosen_by, of an own configuration: tuner, or default as in all rows without it. Round_us: those of one run and
-# problem are of the same rounds, so that any two of them can be paired.
-LADDER = Schema({"kind": LadderKind, **BENCH.columns, "chosen_by": str, "round_us": RoundTimes})
-EXPERIMENT = Schema({"run": str, "label": str, **RUNS.columns, "memory_bytes": int})  # memory: beyond Q, K and V
-# A row has errors, as studies/accuracy/deviation.py says, with the bars they are held against; or times; or tiles.
-ACCURACY = Schema(
-    {
-        "run": str,
-        **_PLACE,
-        **_KERNEL,
-        **_PROBLEM,
-        "yardstick": str,  # whose errors the bars come from
-        "verdict": str,  # yardstick, met or missed
-        "missed": str,  # which bars
-        "mean_error": float,
-        "mean_stderr": float,
-        "rms_error": float,
-        "max_error": float,
-        "max_ulps": float,
-        "lse_error": float,
-        "mean_bar": float,
-        "rms_bar": float,
-        "max_ulps_bar": float,
-        "lse_bar": float,
-        "time_us": PositiveFloat,
-        "normal_us": PositiveFloat,  # on normal inputs, in the same rounds
-        "time_ratio": PositiveFloat,  # normal_us / time_us
-        "time_ratio_low": PositiveFloat,
-        "time_ratio_high": PositiveFloat,
-        "computed_twice": float,  # tiles that were computed again / those on normal inputs, by the emulator's count
-    }
-)
-# Packed sequences beside official kernels, and beside padding. Tflops are of the work without padding.
-PACKED = Schema(
-    {
-        "run": str,
-        **_PLACE,
-        "contender": str,
-        **_KERNEL,
-        "mix": str,
-        "tokens": int,
-        **dict.fromkeys(("batch", "shortest", "longest"), int),  # how many sequences, and how long
-        **{name: _PROBLEM[name] for name in ("num_heads", "num_heads_k", "head_dim", "dtype", "causal", "seed")},
-        **_CHECK,
-        **_RESOURCES,
-        **_TIMES,
-    }
-)
-SAMPLES = Schema(
-    {
-        "run": str,
-        "problem": str,
-        "contender": str,
-        "mode": str,
-        "round": int,
-        "launches": int,
-        "time_us": PositiveFloat,
-        "sm_mhz": int,
-        "power_w": float,
-        "temperature_c": int,
-        "slowdowns": str,
-    }
-)
 
 
 # Each log is in a folder of results, by default this repository's; catalog.results_of says which is that of some rungs.
@@ -307,7 +141,7 @@ def of_code(artifact: Artifact) -> Row:
 
 def of_artifact(artifact: Artifact) -> Row:
     """The same, and what the compiler said."""
-    resources: Row = {name: getattr(artifact, name) for name in _RESOURCES if name != "shared_bytes"}
+    resources: Row = {name: getattr(artifact, name) for name in RESOURCES if name != "shared_bytes"}
     return {**of_code(artifact), **resources, "shared_bytes": artifact.launch.shared_bytes}
 
 
@@ -333,7 +167,7 @@ def of_kernel(kernel: Artifact | Configured) -> Row:
 
 def of_problem(problem: Problem) -> Row:
     """The shape and the rest of the problem."""
-    row: Row = {name: getattr(problem, name) for name in _PROBLEM if name != "options"}
+    row: Row = {name: getattr(problem, name) for name in PROBLEM if name != "options"}
     if problem.head_dim_v == problem.head_dim:
         row["head_dim_v"] = None
     return row | {"options": spelled(problem.set_options)}
@@ -341,8 +175,8 @@ def of_problem(problem: Problem) -> Row:
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a row; UnsupportedProblemError where it is none."""
-    filled = {name: row[name] for name in _PROBLEM if row.get(name) not in (None, "") and row[name] == row[name]}
-    given = {name: _PROBLEM[name](value) for name, value in filled.items()}
+    filled = {name: row[name] for name in PROBLEM if row.get(name) not in (None, "") and row[name] == row[name]}
+    given = {name: PROBLEM[name](value) for name, value in filled.items()}
     options = operation_named(given.get("operation", FIRST_OPERATION)).parse(given.pop("options", ""))
     return Problem(**given, options=tuple(options.items()))
 
@@ -362,7 +196,7 @@ def unbounded(rows: pd.DataFrame) -> pd.Series[bool]:
 
 def of_check(check: Check) -> Row:
     """Whether the output was right, and how close."""
-    return {name: getattr(check, name) for name in _CHECK}
+    return {name: getattr(check, name) for name in CHECK}
 
 
 def of_measurement(measurement: Measurement, name: str, problem: Problem, baseline_version: str) -> Row:

@@ -1,8 +1,12 @@
-"""What people read: tables for the terminal, parts of READMEs, and the colours of all figures.
+"""What people read: every table, section, chart, picture and page.
 
-display    tables and panels in the terminal          theme     colours, and figures as SVG
-evidence   what a rung changes, for its README        markers   the part of a README that a tool writes
-spills     the page on register spills
+tables     tables for the terminal and in Markdown     formats    how figures are spelled
+sections   what tools write into documents             templates  the text of pages, filled in by `templating`
 
-ladder_tables    what is said of a rung's figures, and one run of the ladder in the terminal
+display    runs and contests                           sass       machine code
+diagnosis  what limits a kernel                        neighbours how far rungs are apart, in lines of code
+accuracy   errors over families of inputs              ladder_tables  the ladder, rung by rung
+
+charts     what was measured, by matplotlib            pictures   what code does, drawn by hand
+pages      the sections of Markdown pages              dashboard  results/dashboard.html
 """

@@ -13,7 +13,8 @@ from rich.text import Text
 from flashladder.common import catalog
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.compiler.sources import own_line
-from flashladder.common.console import facts, table
+from flashladder.common.report import formats
+from flashladder.common.report.tables import facts, folding, numbers, table
 
 if TYPE_CHECKING:
     from flashladder.common.compiler.artifact import Artifact
@@ -36,13 +37,16 @@ VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear
 def ladder(name: str = catalog.FIRST) -> Table:
     """Every rung of a ladder, with its idea and what it takes."""
     title = f"The ladder {name}" if name else "The ladder"
-    made = table(title, "rung", "idea", "needs", "takes", wrap=("idea", "takes"))
-    for version in catalog.versions(ladder=name):
-        needs = INSTRUCTION_SETS[version.instruction_set].needs
-        draft = f" (a draft, from {version.parent})" if version.draft else ""
-        idea = Text.assemble((version.title, "bold"), draft, "\n", version.idea)
-        made.add_row(version.name, idea, needs, _takes(version.supports))
-    return made
+    rows = (
+        (version.name, _idea(version), INSTRUCTION_SETS[version.instruction_set].needs, _takes(version.supports))
+        for version in catalog.versions(ladder=name)
+    )
+    return table(title, ["rung", *folding("idea"), "needs", *folding("takes")], rows)
+
+
+def _idea(of: catalog.Implementation) -> Text:
+    draft = f" (a draft, from {of.parent})" if isinstance(of, catalog.Version) and of.draft else ""
+    return Text.assemble((of.title, "bold"), draft, "\n", of.idea)
 
 
 def _takes(supports: catalog.Supports) -> str:
@@ -57,23 +61,27 @@ def references() -> Table:
     """The implementations beside the ladder, and what they lack here."""
     from flashladder.common.measure.references import missing
 
-    made = table("References", "name", "idea", "runs on", "takes", "here", wrap=("idea", "takes", "here"))
-    for reference in catalog.references():
-        idea = Text.assemble((reference.title, "bold"), "\n", reference.idea)
-        here = Text(reason, "yellow") if (reason := missing(reference)) else "yes"
-        made.add_row(reference.name, idea, ", ".join(reference.devices), _takes(reference.supports), here)
-    return made
+    rows = (
+        (each.name, _idea(each), ", ".join(each.devices), _takes(each.supports), _here(missing(each), "yes"))
+        for each in catalog.references()
+    )
+    return table("References", ["name", *folding("idea"), "runs on", *folding("takes", "here")], rows)
+
+
+def _here(missing: str | None, present: str) -> Text:
+    return Text(missing, "yellow") if missing else Text(present)
 
 
 def baselines() -> Table:
     """Every official kernel: its version here, or why it is missing and the line that installs it."""
     from flashladder.common.measure import baselines as official
 
-    made = table("Official kernels", "name", "kernel", "computes", "here", wrap=("here",))
-    for baseline in (each for operation in official.measured() for each in official.of(operation).values()):
-        here = Text(missing, "yellow") if (missing := baseline.missing()) else baseline.version
-        made.add_row(baseline.name, baseline.title, baseline.operation, here)
-    return made
+    rows = (
+        (each.name, each.title, each.operation, _here(each.missing(), each.version))
+        for operation in official.measured()
+        for each in official.of(operation).values()
+    )
+    return table("Official kernels", ["name", "kernel", "computes", *folding("here")], rows)
 
 
 def summary(
@@ -156,9 +164,8 @@ def traffic(report: Report, every: bool = True) -> Table | None:
 
     Unless it is of every line, of those with bank conflicts; None where there are none.
     """
-    figures = ("wavefronts", "ideal", "ratio")
     title = "Shared memory, line by line" if every else "Lines with bank conflicts"
-    made = table(title, "line", "source", "access", *figures, right=figures, wrap=("source",))
+    made = table(title, ["line", *folding("source"), "access", *numbers("wavefronts", "ideal", "ratio")])
     totals: dict[tuple[str, int, str], list[int]] = {}
     for line in report.shared:
         access = ".".join(word for word in line.opcode.split(".") if word in _ACCESSES)
@@ -182,34 +189,21 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
     clocks = {name: clock for name in measurement.checks if (clock := measurement.clock_mhz(name))}
     figures = ("us", problem.asked.unit, *(("SM MHz",) if clocks else ()), "ratio", "95 % interval")
     title = f"Timed: {measurement.mode}, {measurement.rounds} rounds, noise {noise_floor(measurement.control):.1%}"
-    made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
+    made = table(title, [*folding("kernel"), *numbers(*figures), "verdict"])
     for name in measurement.checks:
         time_us = measurement.time_us(name)
-        made.add_row(
-            titles.get(name, name),
-            f"{time_us:.1f}",
-            rate(problem.rate(time_us), problem.asked.unit),
-            *((f"{clocks[name]:.0f}" if name in clocks else "",) if clocks else ()),
-            *(
-                ("1", "", "")
-                if name == measurement.baseline
-                else ratio(measurement.ratio(name), measurement.verdict(name))
-            ),
-        )
+        cells = [titles.get(name, name), f"{time_us:.1f}", formats.rate(problem.rate(time_us), problem.asked.unit)]
+        if clocks:
+            cells.append(f"{clocks[name]:.0f}" if name in clocks else "")
+        is_baseline = name == measurement.baseline
+        made.add_row(*cells, *(["1"] if is_baseline else _ratio(measurement.ratio(name), measurement.verdict(name))))
     return made
 
 
-def rate(value: float, unit: str = "TFLOP/s") -> str:
-    """A speed in its unit; of what is slower than one, as CPUs are, two digits. Memory's speed has two decimals."""
-    if value < 1:
-        return f"{value:.2g}"
-    return f"{value:.2f}" if unit == "TB/s" else f"{value:.1f}"
-
-
-def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
+def _ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
     """A ratio's cells: value, interval, verdict."""
-    interval = f"{estimate.low:.3f} to {estimate.high:.3f}"
-    return f"{estimate.value:.3f}", interval, Text(verdict, VERDICT_STYLES[verdict])
+    interval = formats.interval(estimate.low, estimate.high)
+    return formats.ratio(estimate.value), interval, Text(verdict, VERDICT_STYLES[verdict])
 
 
 def overview(contests: Sequence[Contest]) -> list[Table]:
@@ -231,21 +225,19 @@ def overview(contests: Sequence[Contest]) -> list[Table]:
 
 
 def _lengths(timed: Timed, what: str) -> Table:
-    lengths = [str(problem.seqlen_q) for problem, _ in timed]
-    made = table(f"{what}: {_unit(timed)}, and ratio", "kernel", *lengths, right=lengths, wrap=("kernel",))
-    for name in _names(timed):
-        made.add_row(name, *(_cell(measurement, problem, name) for problem, measurement in timed))
-    return made
+    columns = [*folding("kernel"), *numbers(*(problem.seqlen_q for problem, _ in timed))]
+    rows = ((name, *(_cell(measured, problem, name) for problem, measured in timed)) for name in _names(timed))
+    return table(f"{what}: {_unit(timed)}, and ratio", columns, rows)
 
 
 def _cell(measurement: Measurement, problem: Problem, name: str) -> Text:
     if name not in measurement.checks:
         return Text("-")
-    speed = rate(problem.rate(measurement.time_us(name)), problem.asked.unit)
+    rate = formats.rate(problem.rate(measurement.time_us(name)), problem.asked.unit)
     if name == measurement.baseline:
-        return Text(speed)
+        return Text(rate)
     style = VERDICT_STYLES[measurement.verdict(name)]
-    return Text.assemble(speed, "\n", (f"{measurement.ratio(name).value:.3f}", style))
+    return Text.assemble(rate, "\n", (formats.ratio(measurement.ratio(name).value), style))
 
 
 def _means(timed: Timed, what: str) -> Table:
@@ -253,16 +245,15 @@ def _means(timed: Timed, what: str) -> Table:
     from flashladder.common.measure.timing import CONTROL
 
     unit = _unit(timed)
-    figures = (unit, "ratio", "95 % interval")
     title = f"{what}: harmonic mean of {unit}, geometric mean of the ratios"
-    made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
+    made = table(title, [*folding("kernel"), *numbers(unit, "ratio", "95 % interval"), "verdict"])
     for name in _names(timed):
         there = [(problem, measurement) for problem, measurement in timed if name in measurement.checks]
         pairs, controls = ([(m.times(m.baseline), m.times(other)) for _, m in there] for other in (name, CONTROL))
         mean, control = geometric_mean(pairs), geometric_mean(controls)
         speed = harmonic_mean([problem.rate(measurement.time_us(name)) for problem, measurement in there])
         is_baseline = all(name == measurement.baseline for _, measurement in there)
-        made.add_row(name, rate(speed, unit), *([] if is_baseline else ratio(mean, verdict(mean, control))))
+        made.add_row(name, formats.rate(speed, unit), *([] if is_baseline else _ratio(mean, verdict(mean, control))))
     return made
 
 

@@ -9,12 +9,13 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.console import table
 from flashladder.common.problem.config import parse_values
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, MOST_THERMAL, OWN, Ladder
 from flashladder.common.records.records import spilled
 from flashladder.common.records.slowdowns import completed
+from flashladder.common.report import formats
+from flashladder.common.report.tables import Rows, numbers, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +27,7 @@ def step(row: Any) -> str:
         return ""
     if row.step == row.step_low == row.step_high == 1:
         return "same code"
-    half = max(row.step_high - row.step, row.step - row.step_low)
+    half = formats.half(row.step, row.step_low, row.step_high)
     return f"x {row.step:.2f} ± {half:.2f}" if row.step > 2 else f"{100 * (row.step - 1):+.1f} ± {100 * half:.1f} %"
 
 
@@ -75,30 +76,30 @@ def of_run(frame: pd.DataFrame, gpu: str, name: str) -> Iterator[RenderableType]
     for dtype, of_dtype in lines.groupby("dtype", sort=False):
         yield _rungs(str(dtype), of_dtype)
         if ladder.again:
-            yield _again(str(dtype), of_dtype, ladder)
+            yield table(f"{dtype}: own ratios on two cards", *on_two_cards(of_dtype, ladder))
 
 
 def _rungs(dtype: str, lines: pd.DataFrame) -> Table:
-    figures = ("TFLOP/s", "own ratio", "step", "fixed", "its step")
+    columns = ["", *numbers("TFLOP/s", "own ratio", "step", "fixed", "its step"), "config"]
     title = f"{dtype}: means over the lengths, ratios to FlashAttention-2, ± half of 95 %"
-    made = table(title, "", *figures, "config", right=figures)
+    made = table(title, columns)
     made.padding = (0, 1, 0, 0)
     for version, group in lines.groupby("version", sort=False):
         kinds = {row.kind: row for row in group.itertuples()}
         first, fixed = kinds.get(OWN) or kinds[FIELD], kinds.get(FIXED)
-        half = max(first.ratio_high - first.ratio, first.ratio - first.ratio_low)
-        cells = [f"{first.tflops:.0f}", f"{first.ratio:.3f} ± {half:.3f}", step(first)]
-        cells += [f"{fixed.ratio:.3f}", step(fixed)] if fixed else ["", ""]
+        half = formats.half(first.ratio, first.ratio_low, first.ratio_high)
+        cells = [f"{first.tflops:.0f}", f"{formats.ratio(first.ratio)} ± {half:.3f}", step(first)]
+        cells += [formats.ratio(fixed.ratio), step(fixed)] if fixed else ["", ""]
         made.add_row(first.rung or str(version), *cells, first.chosen_by if first.rung else "")
     made.add_row("fa2", official(lines), "1")
     return made
 
 
-def _again(dtype: str, lines: pd.DataFrame, ladder: Ladder) -> Table:
-    """Both runs side by side."""
+def on_two_cards(lines: pd.DataFrame, ladder: Ladder, in_full: bool = False) -> tuple[list[str], Rows]:
+    """The own ratios of two runs side by side, and the gap; `in_full`, with titles."""
     assert ladder.again is not None
-    runs = (f"run {ladder.runs[0].name}", f"run {ladder.again.name}")
-    made = table(f"{dtype}: own ratios on two cards", "", *runs, "gap", right=(*runs, "gap"))
+    rows = []
     for row in lines[(lines["kind"] != FIXED) & lines["again"].notna()].itertuples():
-        made.add_row(row.rung or row.version, f"{row.ratio:.3f}", f"{row.again:.3f}", ladders.gap(row))
-    return made
+        name = f"{row.rung} {row.title}".strip() if in_full else row.rung or row.version
+        rows.append((name, formats.ratio(row.ratio), formats.ratio(row.again), ladders.gap(row)))
+    return ["rung", *numbers(f"run {ladder.runs[0].name}", f"run {ladder.again.name}", "gap")], rows

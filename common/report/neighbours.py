@@ -20,11 +20,10 @@ from functools import cache
 from pathlib import Path
 
 from rich.table import Table
-from rich.text import Text
 
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.sources import Sources
-from flashladder.common.console import table
+from flashladder.common.report.tables import folding, numbers, styled, table
 
 LIMIT = 40  # lines that a step may have
 LARGER = {  # the steps that are larger: how many lines they may have, and why
@@ -163,21 +162,20 @@ def lower(version: Version) -> list[Version]:
 
 def overview(found: Sequence[LadderStep]) -> Table:
     """A line for each step."""
-    figures = ("added", "removed", "whole", "used")
-    made = table("Steps in lines of code", "rung", "technique", *figures, "headers", right=figures, wrap=("headers",))
-    for each in found:
-        sizes = (Text(str(size), "red" if each.is_too_large else "") for size in (each.whole, each.used))
-        brought = ", ".join(f"{name} {lines}" for name, lines in each.headers.items())
-        made.add_row(each.upper.address, each.upper.title, str(each.added), str(each.removed), *sizes, brought)
-    return made
+    columns = ["rung", "technique", *numbers("added", "removed", "whole", "used"), *folding("headers")]
+    return table("Steps in lines of code", columns, map(_cells, found))
+
+
+def _cells(each: LadderStep) -> Sequence[object]:
+    sizes = styled("red" if each.is_too_large else "", (each.whole, each.used))
+    brought = ", ".join(f"{name} {lines}" for name, lines in each.headers.items())
+    return each.upper.address, each.upper.title, each.added, each.removed, *sizes, brought
 
 
 def details(each: LadderStep) -> Table:
     """The definitions that a step newly uses."""
-    made = table(f"{each.upper.name} newly uses", "definition", "header", "lines", right=("lines",))
-    for definition in each.definitions:
-        made.add_row(definition.name, definition.header, str(len(definition.lines)))
-    return made
+    rows = ((definition.name, definition.header, len(definition.lines)) for definition in each.definitions)
+    return table(f"{each.upper.name} newly uses", ["definition", "header", *numbers("lines")], rows)
 
 
 def row(each: LadderStep) -> dict[str, str | int]:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from flashladder.common import catalog
 from flashladder.common.compiler.sources import own_line
-from flashladder.common.console import facts, table
 from flashladder.common.predict.profiling import ProfiledRung
+from flashladder.common.report.tables import facts, folding, numbers, table
 
 GOOD, FAIR = 0.01, 0.05  # deviations up to them are green and yellow
 HOTTEST = 12  # instructions shown
@@ -40,26 +40,25 @@ def _facts(rung: ProfiledRung) -> Table:
 
 
 def _agreements(rung: ProfiledRung) -> Table:
-    right = ("ncu", "predicted", "off by")
-    made = table("Counted by ncu, and predicted", "figure", "of", *right, "by", right=right, wrap=("figure",))
+    rows = []
     for figure in rung.agreements:
         spelled = "{:,.1f}" if figure.quantity.endswith("%") else "{:,.0f}"
         values = spelled.format(figure.measured), spelled.format(figure.predicted)
-        made.add_row(figure.quantity, figure.opcode, *values, _deviation(figure.deviation), figure.by)
-    return made
+        rows.append((figure.quantity, figure.opcode, *values, _deviation(figure.deviation), figure.by))
+    columns = [*folding("figure"), "of", *numbers("ncu", "predicted", "off by"), "by"]
+    return table("Counted by ncu, and predicted", columns, rows)
 
 
 def _stalls(rung: ProfiledRung) -> Table:
-    made = table("What warps were found doing", "reason", "samples", "share", right=("samples", "share"))
-    for reason, samples in rung.profile.stalls().items():
-        made.add_row(reason, f"{samples:,}", f"{samples / rung.profile.samples:.1%}")
-    return made
+    found = rung.profile.stalls().items()
+    rows = ((reason, f"{samples:,}", f"{samples / rung.profile.samples:.1%}") for reason, samples in found)
+    return table("What warps were found doing", ["reason", *numbers("samples", "share")], rows)
 
 
 def _hottest(rung: ProfiledRung) -> Table:
     """The instructions at which warps were found most often."""
-    right, wrap = ("address", "share"), ("instruction", "source")
-    made = table("Where warps were found", *right, "reason", *wrap, right=right, wrap=wrap)
+    columns = [*numbers("address", "share"), "reason", *folding("instruction", "source")]
+    made = table("Where warps were found", columns)
     pairs = list(zip(rung.code.instructions, rung.profile.instructions, strict=False))
     for instruction, counted in sorted(pairs, key=lambda pair: -pair[1].samples)[:HOTTEST]:
         share = f"{counted.samples / rung.profile.samples:.1%}"
@@ -71,9 +70,9 @@ def _hottest(rung: ProfiledRung) -> Table:
 
 def summary(rungs: Sequence[ProfiledRung]) -> Table:
     """All rungs, a line each."""
-    right = ("us", "tensor", "DRAM", "shared", "global", "executed", "pipes")
+    columns = ["rung", *numbers("us", "tensor", "DRAM", "shared", "global", "executed", "pipes")]
     title = "ncu's counters; then how far wavefronts, sectors, instructions and pipes are off at most"
-    made = table(title, "rung", *right, right=right)
+    made = table(title, columns)
     for rung in rungs:
         tensor = rung.agreement("busy %", "tensor") or rung.agreement("busy %", "wgmma")
         made.add_row(

@@ -18,8 +18,8 @@ from flashladder.common.compiler.sass.instruction import Position, SassInstructi
 from flashladder.common.compiler.sass.occupancy import Occupancy, occupancy
 from flashladder.common.compiler.sass.opcodes import kinds, pipe_of
 from flashladder.common.compiler.sass.pipes import source_text
-from flashladder.common.console import facts, table
 from flashladder.common.problem.config import GpuDescription, KernelConfig, spell
+from flashladder.common.report.tables import facts, folding, numbers, table
 
 PIPE_STYLES = {"tensor": "green", "mufu": "magenta", "fma": "blue", "alu": "cyan", "lsu": "yellow"}
 TEXT_WIDTH = 64  # of an instruction in a listing
@@ -57,8 +57,7 @@ def summary(version: Version, code: Code, gpu: GpuDescription) -> Table:
 
 def opcodes(code: Code, *, loop_only: bool = False) -> Table:
     """How often each kind of opcode is in the loop and in the kernel, and the cycles that the compiler put after it."""
-    right = ("loop", "share", "stall cycles", "kernel")
-    made = table("Opcodes", "kind", "pipe", *right, right=right)
+    made = table("Opcodes", ["kind", "pipe", *numbers("loop", "share", "stall cycles", "kernel")])
     stalls: Counter[str] = Counter()
     for kind, instruction in zip(kinds(code.loop), code.loop, strict=True):
         stalls[kind] += max(1, instruction.control.stall)
@@ -74,17 +73,16 @@ def opcodes(code: Code, *, loop_only: bool = False) -> Table:
 
 def bounds(code: Code, gpu: GpuDescription) -> Table:
     """The least cycles of every pipe for one CTA's pass through the main loop."""
-    right = ("work", "cycles", "of the longest")
     title = f"One CTA's pass through the main loop needs at least, of an SM of {gpu.name}"
-    made = table(title, "pipe", "what", *right, "rate from", right=right)
     found = code.loop_bounds(gpu)
+    sources = "; ".join(f"{mark}: {source_text(mark)}" for mark in sorted({bound.source for bound in found}))
+    columns = ["pipe", "what", *numbers("work", "cycles", "of the longest"), "rate from"]
+    made = table(title, columns, caption=sources)
     longest = found[0].cycles if found else 1.0
     for bound in found:
         style = "bold" if bound.cycles == longest else ""
         figures = f"{bound.work:,.0f}", f"{bound.cycles:,.0f}", f"{bound.cycles / longest:.0%}"
         made.add_row(bound.pipe, PIPE_MEANINGS[bound.pipe], *figures, bound.source, style=style)
-    made.caption = "; ".join(f"{mark}: {source_text(mark)}" for mark in sorted({bound.source for bound in found}))
-    made.caption_justify = "left"
     return made
 
 
@@ -111,8 +109,8 @@ def lines(code: Code) -> Table:
     for instruction in code.loop:
         if instruction.source:
             counts[instruction.source[-1]][instruction.base] += 1
-    right = ("instructions", *kinds)
-    made = table("The main loop by source line", "line", *right, "source", right=right, wrap=("source",))
+    columns = ["line", *numbers("instructions", *kinds), *folding("source")]
+    made = table("The main loop by source line", columns)
     for place, found in sorted(counts.items()):
         figures = _figures(found.total(), *(found[kind] for kind in kinds))
         made.add_row(str(place), *figures, Text(linecache.getline(place.file, place.line).strip()))
@@ -158,18 +156,15 @@ def source(lower: Version, upper: Version) -> Syntax | Text:
 
 def resources(left: Code, right: Code) -> Table:
     """Resources and lengths, before and after."""
-    made = table("Resources", "", "before", "after", "change", right=("before", "after", "change"))
     after = right.figures()
-    for name, before in left.figures().items():
-        made.add_row(name, *_comparison(before, after[name]))
-    return made
+    rows = ((name, *_comparison(before, after[name])) for name, before in left.figures().items())
+    return table("Resources", ["", *numbers("before", "after", "change")], rows)
 
 
 def count_changes(title: str, before: Counter[str], after: Counter[str]) -> Table:
     """The kinds of opcodes whose counts differ."""
-    made = table(title, "kind", "before", "after", "change", right=("before", "after", "change"))
-    for kind, left, right in diff.changed(before, after):
-        made.add_row(kind, *_comparison(left, right))
+    rows = ((kind, *_comparison(left, right)) for kind, left, right in diff.changed(before, after))
+    made = table(title, ["kind", *numbers("before", "after", "change")], rows)
     made.add_row("all", *_comparison(before.total(), after.total()), style="bold")
     return made
 
@@ -178,7 +173,7 @@ def side_by_side(
     title: str, left: Sequence[SassInstruction], right: Sequence[SassInstruction], context: int = 2
 ) -> Table:
     """Two listings: - and + mark what one side alone has, | what differs; long equal stretches are left out."""
-    made = table(title, "before", "", "after", wrap=("before", "after"))
+    made = table(title, [*folding("before"), "", *folding("after")])
     aligned = list(diff.align(left, right))
     shown = _near_changes(aligned, context)
     skipped = 0

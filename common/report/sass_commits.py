@@ -10,23 +10,18 @@ from rich.text import Text
 
 from flashladder.common.compiler import BuildRequest
 from flashladder.common.compiler.sass.commits import Comparison, Verdict
-from flashladder.common.console import table
 from flashladder.common.problem.config import spell
+from flashladder.common.report.tables import folding, numbers, table
 
 _STYLES = {Verdict.CHANGED: "red", Verdict.FAILED: "red", Verdict.NEW: "yellow"}
-_WRAPPED = ("configuration", "what differs")
 _MOST_KINDS = 6  # of instructions, in a row
 
 
 def compared(comparisons: Sequence[Comparison]) -> Table:
     """A row for each kernel, with what differs."""
-    right = ("instructions", "registers", "spills")
-    made = table("Kernels", "rung", "configuration", "machine code", *right, "what differs", right=right, wrap=_WRAPPED)
-    for each in comparisons:
-        figures = [_change(each, name) for name in ("instructions", "registers", "spill_bytes")]
-        verdict = Text(each.verdict.value, _STYLES.get(each.verdict, ""))
-        made.add_row(each.request.version.name, _short(each.request), verdict, *figures, Text(_what(each)))
-    return made
+    figures = numbers("instructions", "registers", "spills")
+    columns = ["rung", *folding("configuration"), "machine code", *figures, *folding("what differs")]
+    return table("Kernels", columns, map(_row, comparisons))
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
@@ -34,6 +29,12 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     found = Counter(each.verdict for each in comparisons)
     parts = [f"{found[verdict]} {verdict.value}" for verdict in Verdict if found[verdict]]
     return f"{len(comparisons)} kernels: {', '.join(parts) or 'none'}"
+
+
+def _row(each: Comparison) -> Sequence[object]:
+    figures = (_change(each, name) for name in ("instructions", "registers", "spill_bytes"))
+    verdict = Text(each.verdict.value, _STYLES.get(each.verdict, ""))
+    return each.request.version.name, _short(each.request), verdict, *figures, Text(_what(each))
 
 
 def _short(request: BuildRequest) -> str:

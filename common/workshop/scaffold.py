@@ -14,7 +14,7 @@ from flashladder.common import catalog, own
 from flashladder.common.catalog import Reference, Version, schema
 from flashladder.common.compiler.sources import Sources, find_header, header_folders
 from flashladder.common.errors import ConfigError
-from flashladder.common.report import evidence
+from flashladder.common.report.pages import evidence
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 LAST = 99

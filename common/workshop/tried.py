@@ -18,7 +18,11 @@ from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
 from flashladder.common.problem.config import KernelConfig, spell
 from flashladder.common.records import records
 from flashladder.common.records.log import Log, PositiveFloat, Schema
-from flashladder.common.report import evidence, markers
+from flashladder.common.records.schemas import RUNS, ConfigText
+from flashladder.common.report import formats
+from flashladder.common.report.pages import evidence
+from flashladder.common.report.sections import Section
+from flashladder.common.report.tables import markdown, numbers
 from flashladder.common.workshop import scaffold, verdict
 from flashladder.common.workshop.trial import Trial
 
@@ -35,16 +39,16 @@ _FIGURES = {  # columns of the machine code, of the rung and of its parent
 SCHEMA = Schema(
     {
         "run": str,
-        **{name: records.RUNS.columns[name] for name in ("time", "commit", "torch", "toolkit", "driver")},
-        **{name: records.RUNS.columns[name] for name in ("device", "gpu_id", "power_limit_w")},
+        **{name: RUNS.columns[name] for name in ("time", "commit", "torch", "toolkit", "driver")},
+        **{name: RUNS.columns[name] for name in ("device", "gpu_id", "power_limit_w")},
         "version": str,
         "parent": str,
         "change": str,  # lines that the patch adds and takes away, and the first of them; or values that differ
         "patch": str,  # its file
         "note": str,
         "problem": str,
-        "config": records.ConfigText,
-        "parent_config": records.ConfigText,
+        "config": ConfigText,
+        "parent_config": ConfigText,
         "arch": str,
         "code": str,
         "parent_code": str,
@@ -64,17 +68,9 @@ SCHEMA = Schema(
     }
 )
 COLUMNS = (
-    "date",
-    "what changed",
-    "against",
-    "at",
-    "registers",
-    "spills",
-    "loop",
-    "cycles",
-    "ratio",
-    "verdict",
-    "patch",
+    *("date", "what changed", "against", "at"),
+    *numbers("registers", "spills", "loop", "cycles", "ratio"),
+    *("verdict", "patch"),
 )
 
 
@@ -92,7 +88,8 @@ def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
     text = patch(trial.idea.version, trial.idea.parent)
     log = log_of(version)
     log.append([_row(trial, run, note, text, _keep(text, version.directory / "tried", run) if text else "")])
-    write(version)
+    for section in sections_of(version):
+        section.write()
     return log.path
 
 
@@ -104,27 +101,16 @@ def _keep(text: str, folder: Path, run: str) -> str:
     return f"{folder.name}/{file.name}"
 
 
-def write(version: Version) -> bool:
-    """Brings the table on a rung's page up to date, where it has room for one; whether that changed it."""
-    return _has_table(version) and markers.replace(version.directory / "README.md", evidence.TRIED, table(version))
+def sections_of(version: Version) -> list[Section]:
+    """The table on a rung's page, where something was tried and there is room for one."""
+    section = Section(version.directory / "README.md", evidence.TRIED, lambda: _table(version))
+    return [section] if log_of(version).path.exists() and section.has_place else []
 
 
-def is_current(version: Version) -> bool:
-    """Whether a rung's page tells what its log does, where it has room for that."""
-    page = version.directory / "README.md"
-    return not _has_table(version) or markers.between(page, evidence.TRIED) == table(version)
-
-
-def _has_table(version: Version) -> bool:
-    return log_of(version).path.exists() and markers.has(version.directory / "README.md", evidence.TRIED)
-
-
-def table(version: Version) -> str:
+def _table(version: Version) -> str:
     """What was tried, in Markdown, the latest first."""
     rows, _ = log_of(version).read()
-    lines = [COLUMNS, ("---", "---", "---", "---", *["---:"] * 5, "---", "---")]
-    lines += [_cells(row) for row in reversed([*rows.itertuples()])]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(COLUMNS, map(_cells, reversed([*rows.itertuples()])))
 
 
 def patch(version: Version, parent: Version) -> str:
@@ -250,16 +236,12 @@ def _row(trial: Trial, run: str, note: str, text: str, file: str) -> Row:
 def _cells(row: Any) -> tuple[str, ...]:
     """A line of the table."""
     is_measured = row.verdict in verdict.ADVICE
-    ratio = f"{row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f})" if is_measured else ""
+    ratio = formats.with_interval(row.ratio, row.ratio_low, row.ratio_high) if is_measured else ""
     device = "" if not is_measured else f", {row.device}"
     change = (row.note or _code(row.change)).replace("|", "\\|")
-    figures = (_change_of(getattr(row, f"parent_{name}"), getattr(row, name)) for name in _FIGURES)
+    figures = (formats.change((getattr(row, f"parent_{name}"), getattr(row, name))) for name in _FIGURES)
     against = row.parent.rpartition("/")[2][:2]
     return row.time[:10], change, against, _at(row.problem), *figures, ratio, f"{row.verdict}{device}", _link(row.patch)
-
-
-def _change_of(before: float, after: float) -> str:
-    return f"{after:,.0f}" if before == after else f"{before:,.0f} → {after:,.0f}"
 
 
 def _at(problem: str) -> str:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
-from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.console import Parser, console, warn
 from flashladder.common.errors import ConfigError, unknown
+from flashladder.common.report.tables import folding, table
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
@@ -83,10 +85,8 @@ def main(arguments: argparse.Namespace) -> int:
 def _list() -> int:
     from flashladder.common.problem.families import FAMILIES
 
-    made = table("Families of inputs", "name", "what it is", wrap=("what it is",))
-    for family in FAMILIES.values():
-        made.add_row(family.name, family.purpose)
-    console.print(made)
+    rows = ((family.name, family.purpose) for family in FAMILIES.values())
+    console.print(table("Families of inputs", ["name", *folding("what it is")], rows))
     return 0
 
 
@@ -142,27 +142,25 @@ def _chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
 
 def _show(found: pd.DataFrame) -> int:
     """The worst family of each kernel, and the bars that rungs miss."""
-    from flashladder.common.report.accuracy import view
+    from flashladder.common.report import accuracy
 
-    rows = view.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
-    lines = [(view.short(kernel.version), *kernel.cells()) for kernel in view.kernels(rows)]
-    columns = dict(zip(("kernel", *view.COLUMNS), zip(*lines, strict=True), strict=True))
-    known = {name: cells for name, cells in columns.items() if any(cells)}  # times are a GPU's, tiles the emulator's
-    made = table("The worst family of each kernel", *known, right=view.FIGURES, wrap=(view.TWICE,))
-    for cells in zip(*known.values(), strict=True):
-        made.add_row(*cells)
-    console.print(made)
-    missed = view.missed(rows)
+    rows = accuracy.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
+    lines = [(accuracy.short(kernel.version), *kernel.cells()) for kernel in accuracy.kernels(rows)]
+    known = [any(cells) for cells in zip(*lines, strict=True)]  # times are a GPU's, tiles the emulator's
+    columns, *cells = (list(compress(line, known)) for line in (("kernel", *accuracy.COLUMNS), *lines))
+    console.print(table("The worst family of each kernel", columns, cells))
+    missed = accuracy.missed(rows)
     for words in missed:
         console.print(f"beyond a bar: {words}", soft_wrap=True)
     return EXIT_MISSED if missed else 0
 
 
 def _write_page(log: Log) -> None:
-    from flashladder.common.report.accuracy import page
+    from flashladder.common.report.pages.accuracy import parts
 
     frame, damaged = log.read()
     for damage in damaged:
         warn(f"{damage}; the line is left where it is")
-    for path in page.write(log.path.with_suffix(".md"), frame):
-        console.print(f"[dim]{path} brought up to date")
+    for part in parts(log.path.with_suffix(".md"), frame):
+        if part.write():
+            console.print(f"[dim]{part.path} brought up to date")

@@ -14,9 +14,10 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.console import Parser, console, warn
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import results_dir
+from flashladder.common.report.tables import folding, numbers, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,23 +70,18 @@ def _check_no_rungs(names: Sequence[str]) -> None:
 
 def _circumstances(first: LoggedRun, second: LoggedRun) -> Table:
     """Under what the runs were measured, as far as that differs."""
-    made = table("What differs", "", first.name, second.name, wrap=(first.name, second.name))
     pairs = [(what, value, second.circumstances()[what]) for what, value in first.circumstances().items()]
-    for what, one, other in pairs:
-        if one != other:
-            made.add_row(what, one or "-", other or "-")
     alike = ", ".join(f"{what} {one}" for what, one, other in pairs if one == other and one)
-    made.caption, made.caption_justify = f"alike: {alike or 'nothing'}", "left"
-    return made
+    rows = ((what, one or "-", other or "-") for what, one, other in pairs if one != other)
+    return table("What differs", ["", *folding(first.name, second.name)], rows, f"alike: {alike or 'nothing'}")
 
 
 def _ratios(compared: Sequence[ComparedKernel], first: LoggedRun, second: LoggedRun) -> Table:
     """The ratios of both, kernel by kernel."""
-    figures = (first.name, second.name)
-    made = table("Ratios", "kernel", "shapes", *figures, "", right=("shapes", *figures), wrap=("kernel", ""))
+    rows = []
     for each in compared:
         one, other = each.differing_fields
         remarks = ["" if each.is_same_code else "other code", f"{one} | {other}" if one or other else ""]
         intervals = [f"{value:.3f} ({low:.3f}-{high:.3f})" for value, low, high in each.ratios]
-        made.add_row(each.title, str(each.shapes), *intervals, "; ".join(filter(None, remarks)))
-    return made
+        rows.append((each.title, each.shapes, *intervals, "; ".join(filter(None, remarks))))
+    return table("Ratios", [*folding("kernel"), *numbers("shapes", first.name, second.name), *folding("")], rows)

@@ -29,7 +29,8 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.records import ladders
-    from flashladder.common.report.dashboard import cells, data, opcodes, page, readme, references
+    from flashladder.common.report.dashboard import data, opcodes, page
+    from flashladder.common.report.pages import cells, readme, references
 
     folder = results_dir()
     if arguments.sass:
@@ -41,13 +42,16 @@ def main(arguments: argparse.Namespace) -> int:
     summary = ladders.summary(results.ladders)
     is_own = folder == ROOT / "results"  # the project's READMEs tell of its own results, and of no others
     page_of = arguments.readme or (ROOT / "README.md" if is_own else None)
-    of_ladder, of_cells = (page_of, folder, results.ladders, summary), (page_of, folder, results.cells)
+    parts = [
+        *readme.parts(page_of, folder, results.ladders, summary),
+        *cells.sections(page_of, folder, results.cells),
+        *(references.sections(results.references) if is_own else []),
+    ]
     if arguments.check:
-        of_references = references.stale(results.references) if is_own else []
-        return _check([*readme.stale(*of_ladder), *cells.stale(*of_cells), *of_references])
-    of_references = references.write(results.references) if is_own else []
-    for path in [*readme.write(*of_ladder), *cells.write(*of_cells), *of_references]:
-        console.print(f"[dim]{path}")
+        return _check([part.path for part in parts if not part.is_current()])
+    for part in parts:
+        if part.write():
+            console.print(f"[dim]{part.path}")
     if not is_own:
         console.print(f"[dim]the READMEs are left as they are: they tell of {ROOT / 'results'}", soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)

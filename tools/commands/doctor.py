@@ -9,7 +9,8 @@ import argparse
 
 from rich.text import Text
 
-from flashladder.common.console import Parser, console, table
+from flashladder.common.console import Parser, console
+from flashladder.common.report.tables import folding, table
 from flashladder.common.workshop.machine import FOR_A_GPU, NEEDED, OPTIONAL, examine
 
 
@@ -18,7 +19,7 @@ def parser() -> Parser:
 
 
 def main(_: argparse.Namespace | None = None) -> int:
-    report = table("FlashLadder on this machine", "", "what", "found", wrap=["found"])
+    report = table("FlashLadder on this machine", ["", "what", *folding("found")])
     healthy = True
     for title, probes in (("Needed", NEEDED), ("For a GPU", FOR_A_GPU), ("Optional", OPTIONAL)):
         report.add_section()

@@ -8,26 +8,19 @@ flashladder evidence --check    changes nothing, and fails where a README is out
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.catalog import Version
 from flashladder.common.compiler import build
 from flashladder.common.console import Parser, console, progress, warn
 
+if TYPE_CHECKING:
+    from flashladder.common.report.sections import Section
+
+    Pages = dict[str, list[Section]]  # by what names the rung to this tool; empty for the page of several
+
 EXIT_STALE = 1
-
-
-@dataclass(frozen=True)
-class Page:
-    """A document with a part that this tool writes."""
-
-    name: str
-    argument: str  # of this tool, for this page alone
-    write: Callable[[], bool]
-    is_current: Callable[[], bool | None]
 
 
 def parser() -> Parser:
@@ -38,53 +31,43 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.report import evidence, spills
+    from flashladder.common.report.pages import evidence, spills
+    from flashladder.common.workshop import tried
 
     versions = catalog.select(arguments.versions)
-    pages = [_page(version) for version in versions]
+    pages = {version.address: [evidence.section(version), *tried.sections_of(version)] for version in versions}
     requests = [request for version in versions for request in evidence.requests(version)]
     if not arguments.versions:
-        pages.append(Page(spills.PAGE.name, "", spills.write, spills.is_current))
+        pages[""] = [spills.section()]
         requests += spills.requests()
     with progress("kernels compiled") as update:
         build(requests, update)
     return _check(pages) if arguments.check else _write(pages)
 
 
-def _page(version: Version) -> Page:
-    return Page(f"{version.name}/README.md", version.address, partial(_write_page, version), partial(_judge, version))
-
-
-def _write_page(version: Version) -> bool:
-    from flashladder.common.report import evidence
-    from flashladder.common.workshop import tried
-
-    return evidence.write(version) | tried.write(version)
-
-
-def _judge(version: Version) -> bool | None:
-    from flashladder.common.report import evidence
-    from flashladder.common.workshop import tried
-
-    return tried.is_current(version) and evidence.is_current(version)
-
-
-def _write(pages: list[Page]) -> int:
-    for page in pages:
-        console.print(page.name, "brought up to date" if page.write() else "[dim]is up to date")
+def _write(pages: Pages) -> int:
+    for sections in pages.values():
+        is_changed = sum(section.write() for section in sections) > 0
+        console.print(_name(sections), "brought up to date" if is_changed else "[dim]is up to date")
     return 0
 
 
-def _check(pages: list[Page]) -> int:
-    from flashladder.common.report import evidence
+def _check(pages: Pages) -> int:
+    from flashladder.common.report.sections import compiler
 
-    states = {page: page.is_current() for page in pages}
-    for page, is_current in states.items():
-        if is_current is None:
-            warn(f"{page.name} was made with another compiler than {evidence.compiler()}, so it was not checked")
-        elif not is_current:
-            mends = f"flashladder evidence {page.argument}".strip()
-            console.print(f"{page.name} is out of date; `{mends}` mends it")
-    stale = [page for page, is_current in states.items() if is_current is False]
-    console.print(f"{len(stale)} of {len(states)} READMEs are out of date")
+    stale = 0
+    for argument, sections in pages.items():
+        states = [section.is_current() for section in sections]
+        if False in states:
+            stale += 1
+            mends = f"flashladder evidence {argument}".strip()
+            console.print(f"{_name(sections)} is out of date; `{mends}` mends it")
+        elif None in states:
+            warn(f"{_name(sections)} was made with another compiler than {compiler()}, so it was not checked")
+    console.print(f"{stale} of {len(pages)} READMEs are out of date")
     return EXIT_STALE if stale else 0
+
+
+def _name(sections: Sequence[Section]) -> str:
+    path = sections[0].path
+    return f"{path.parent.name}/{path.name}"

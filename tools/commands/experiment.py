@@ -9,10 +9,12 @@ flashladder experiment loop_order               FlashAttention-1's and -2's traf
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, console, table, warn
+from flashladder.common.console import Parser, console, warn
+from flashladder.common.report.tables import folding, numbers, table
 from flashladder.common.studies.experiments import sweeps
 from flashladder.tools.commands import arguments as options
 
@@ -63,10 +65,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _overview() -> Table:
-    made = table("Experiments", "name", "what its picture shows", wrap=("what its picture shows",))
-    for experiment in sweeps.EXPERIMENTS.values():
-        made.add_row(experiment.name, experiment.text)
-    return made
+    rows = ((experiment.name, experiment.text) for experiment in sweeps.EXPERIMENTS.values())
+    return table("Experiments", ["name", *folding("what its picture shows")], rows)
 
 
 def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
@@ -90,8 +90,8 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
 
 def _show(experiment: Experiment, log: Log) -> None:
     """A table of the latest run in the log; a picture of the latest on a GPU, where there is any."""
-    from flashladder.common.report import experiments as figures
-    from flashladder.common.report import theme
+    from flashladder.common.report.charts import experiments as figures
+    from flashladder.common.report.charts.theme import Chart
 
     log.report()
     frame, _ = log.read()
@@ -100,18 +100,20 @@ def _show(experiment: Experiment, log: Log) -> None:
         return
     ran, drawn = frame[frame["run"] == frame["run"].iloc[-1]], figures.latest(frame)
     console.print(_table(f"{experiment.title}, {figures.source(ran)}", ran))
-    pictures = theme.write(figures.DRAW[experiment.name](drawn), log.path.with_suffix(".svg"), experiment.title)
-    names = " and ".join(path.name for path in pictures)
+    chart = Chart(log.path.with_suffix(".svg"), experiment.title, partial(figures.DRAW[experiment.name], drawn))
+    chart.write()
+    names = " and ".join(path.name for path in chart.files.values())
     console.print(f"[dim]logged to {log.path}; {names} show what was {figures.source(drawn)}")
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:
     """The rows' figures, those that there are."""
     present = {column: words for column, (words, _) in FIGURES.items() if rows[column].notna().any()}
-    made = table(title, "kernel", "dtype", "S", *present.values(), right=("S", *present.values()), wrap=("kernel",))
-    for _, row in rows.iterrows():
-        made.add_row(row["label"], row["dtype"], str(row["seqlen_q"]), *(_cell(row[name], name) for name in present))
-    return made
+    cells = (
+        (row["label"], row["dtype"], row["seqlen_q"], *(_cell(row[name], name) for name in present))
+        for _, row in rows.iterrows()
+    )
+    return table(title, [*folding("kernel"), "dtype", *numbers("S", *present.values())], cells)
 
 
 def _cell(value: float, column: str) -> str:

@@ -34,16 +34,16 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.predict.limits import words
+    from flashladder.common.report import diagnosis
 
     versions = catalog.select(arguments.versions)
     if len(versions) == 1:
         found = _diagnose(versions[0], arguments)
-        for paragraph in words.report(found):
+        for paragraph in diagnosis.report(found):
             console.print(paragraph, markup=False, soft_wrap=False)
-        console.print(words.limits(found))
+        console.print(diagnosis.limits(found))
         return 0
-    console.print(words.summary(_predicted(versions, arguments)))
+    console.print(diagnosis.summary(_predicted(versions, arguments)))
     return 0
 
 

@@ -22,8 +22,9 @@ import warnings
 
 from rich.table import Table
 
-from flashladder.common.console import Parser, console, fail, table
+from flashladder.common.console import Parser, console, fail
 from flashladder.common.errors import ConfigError, VerificationError
+from flashladder.common.report.tables import numbers, table
 
 SIZES = {  # on a GPU, and on the emulator
     "layers": (8, 1),
@@ -93,8 +94,8 @@ def _shown(errors: dict[str, float], times: dict[str, list[float]]) -> Table:
         first = next(iter(ran), "none")
         columns += [f"{name}, ms", f"to {first}"]
         ratios.append({other: (mine, ran[first] / mine) for other, mine in ran.items()})
-    made = table("", "implementation", *columns, right=columns)
+    rows = []
     for name, error in errors.items():
         figures = [f"{figure:.3f}" if name in ran else "-" for ran in ratios for figure in ran.get(name, (0, 0))]
-        made.add_row(name, f"{error:.2g}", *figures)
-    return made
+        rows.append((name, f"{error:.2g}", *figures))
+    return table("", ["implementation", *numbers(*columns)], rows)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
+
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.report import neighbours
-from flashladder.common.report.export import write_csv
 
 EXIT_TOO_LARGE = 1
 
@@ -37,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
     for step in steps if arguments.versions else ():
         console.print(neighbours.details(step))
     if arguments.csv:
-        write_csv(arguments.csv, [neighbours.row(step) for step in steps])
+        pd.DataFrame([neighbours.row(step) for step in steps]).to_csv(arguments.csv, index=False)
         console.print(f"[dim]steps written to {arguments.csv}")
     return _check(steps) if arguments.check else 0
 

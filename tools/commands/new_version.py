@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common.console import Parser, console, facts
+from flashladder.common.console import Parser, console
+from flashladder.common.report.tables import facts
 
 
 def parser() -> Parser:

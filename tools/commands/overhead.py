@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, console, table
+from flashladder.common.console import Parser, console
 from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
 
@@ -66,8 +67,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _shown(title: str, costs: Mapping[str, float]) -> Table:
     """The first is torch's."""
-    made = table(title, "call", "us", "to torch's", right=("us", "to torch's"))
     torchs = next(iter(costs.values()))
-    for name, cost in costs.items():
-        made.add_row(name, f"{cost:.1f}", f"{cost / torchs:.2f}")
-    return made
+    rows = ((name, f"{cost:.1f}", f"{cost / torchs:.2f}") for name, cost in costs.items())
+    return table(title, ["call", *numbers("us", "to torch's")], rows)

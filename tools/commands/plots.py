@@ -44,7 +44,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.report.dashboard import studies
+    from flashladder.common.report.charts import studies
 
     drawn = studies.draw(load(arguments.study, arguments.storage))
     if not drawn:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common.console import Parser, console, table
+from flashladder.common.console import Parser, console
+from flashladder.common.report.tables import numbers, table
 
 if TYPE_CHECKING:
     from flashladder.common.records.records import Row
@@ -82,16 +83,10 @@ def show(recorded: ExhaustiveStudy, replays: Sequence[Replay]) -> None:
         f"ratio {max(recorded.truth.values()):.3f}. Spearman's rank correlation with the predicted times: "
         f"{recorded.rank_correlation:.2f}"
     )
-    figures = ("measured", "of the configurations", "of the kernels", "found", "within 1 % after")
-    made = table(title, "seed", *figures, right=figures)
+    rows = []
     for each in replays:
         measured = len(each.progress)
-        made.add_row(
-            str(each.seed),
-            str(measured),
-            f"{measured / recorded.num_configs:.1%}",
-            f"{measured / len(recorded.kernels):.1%}",
-            f"{each.found:.4f} of the best",
-            str(each.trials_to_close or "-"),
-        )
-    console.print(made)
+        shares = (f"{measured / recorded.num_configs:.1%}", f"{measured / len(recorded.kernels):.1%}")
+        rows.append((each.seed, measured, *shares, f"{each.found:.4f} of the best", each.trials_to_close or "-"))
+    figures = numbers("measured", "of the configurations", "of the kernels", "found", "within 1 % after")
+    console.print(table(title, ["seed", *figures], rows))

@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.table import Table
 
-from flashladder.common.console import EXIT_ERROR, Parser, console, fail, table
+from flashladder.common.console import EXIT_ERROR, Parser, console, fail
 from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
 EMULATOR_DEFAULTS = {"num_heads": 1, "seqlen_q": 64, "head_dim": 64}
@@ -45,10 +46,8 @@ def main(arguments: argparse.Namespace) -> int:
     problem = options.problem(arguments, FIRST_OPERATION, **defaults)
     trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or DEFAULT)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
-    checked = table("", "output", "error", "tolerance", right=("error", "tolerance"))
-    for name, error in trial.errors.items():
-        checked.add_row(name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}")
-    console.print(checked)
+    rows = ((name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}") for name, error in trial.errors.items())
+    console.print(table("", ["output", *numbers("error", "tolerance")], rows))
     if trial.times:
         console.print(_timed(trial.times, arguments.ranks))
     return 0 if trial.passed else EXIT_ERROR
@@ -56,8 +55,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _timed(times: Mapping[str, float], ranks: int) -> Table:
     """The times, and what of linear the ring reaches."""
-    made = table("", "medians of the slowest rank", "ms", "of linear", right=("ms", "of linear"))
-    for name, milliseconds in times.items():
-        share = f"{times['one GPU'] / ranks / milliseconds:.3f}" if name == "ring" else ""
-        made.add_row(name, f"{milliseconds:.3f}", share)
-    return made
+    rows = (
+        (name, f"{milliseconds:.3f}", f"{times['one GPU'] / ranks / milliseconds:.3f}" if name == "ring" else "")
+        for name, milliseconds in times.items()
+    )
+    return table("", ["medians of the slowest rank", *numbers("ms", "of linear")], rows)

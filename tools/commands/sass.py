@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pandas as pd
+
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.compiler.sass import Code, read
@@ -31,7 +33,6 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, gpu_names, listing, load_gpu
 from flashladder.common.report import sass as show
 from flashladder.common.report import sass_commits as show_commits
-from flashladder.common.report.export import write_csv
 from flashladder.common.runtime import tuned
 from flashladder.tools.commands import arguments as options
 
@@ -61,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError
     codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
     if arguments.csv:
-        write_csv(arguments.csv, [row for code in codes for row in show.rows(code)])
+        pd.DataFrame([row for code in codes for row in show.rows(code)]).to_csv(arguments.csv, index=False)
         console.print(f"[dim]opcode counts written to {arguments.csv}")
     return 0
 

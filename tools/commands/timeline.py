@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, UsageError, console, progress, table, warn
+from flashladder.common.console import Parser, UsageError, console, progress, warn
 from flashladder.common.errors import DeviceError
+from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
@@ -89,14 +90,11 @@ def _show(timeline: Timeline, path: Path) -> None:
     picture = path.with_suffix(".svg")
     picture.write_text(timelines.draw(timeline))
     consumers = [lane for lane in timeline.lanes if lane.consumes]
-    shown = table(
-        f"{timeline.facts['version']}: mean cycles a block of a consumer", "phase", "cycles", right=("cycles",)
-    )
     means = phases.means(consumers)
-    for phase, cycles in sorted(means.items(), key=lambda each: -each[1]):
-        shown.add_row(phase, f"{cycles:,.0f}")
-    shown.add_row("all", f"{sum(means.values()):,.0f}")
-    console.print(shown)
+    cycles = sorted(means.items(), key=lambda each: -each[1])
+    rows = [(phase, f"{mean:,.0f}") for phase, mean in [*cycles, ("all", sum(means.values()))]]
+    title = f"{timeline.facts['version']}: mean cycles a block of a consumer"
+    console.print(table(title, ["phase", *numbers("cycles")], rows))
     plain, with_stamps = (float(timeline.facts[f"us_{name}_stamps"]) for name in ("without", "with"))
     console.print(f"{plain:,.1f} us without stamps, {with_stamps:,.1f} us with them: {with_stamps / plain - 1:+.1%}")
     console.print(f"picture: {picture}", soft_wrap=True)

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from flashladder.common.api.adoption.demand import Alike, Demand, least_us
 from flashladder.common.api.adoption.gains import Gain
-from flashladder.common.console import table
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
 from flashladder.common.report.display import VERDICT_STYLES
+from flashladder.common.report.tables import folding, numbers, table
 
 SHOWN = 20  # problems
 
@@ -22,13 +22,13 @@ def demand(asked: Demand, alike: Sequence[Alike], gpu: GpuDescription) -> Table:
     """The problems, those first that should take most of the time. Shares are of the least that the GPU can take."""
     least = [each.weight * least_us(each.problem, gpu) for each in alike]
     title = f"{' '.join(asked.command)}: {sum(asked.calls.values())} calls, {len(asked.calls)} problems"
-    figures = ("calls", "problems", "share")
-    made = table(title, "the heaviest of those alike", *figures, right=figures, wrap=("the heaviest of those alike",))
-    for each, time in list(zip(alike, least, strict=True))[:SHOWN]:
-        made.add_row(_spelled(each.problem), str(each.calls), str(each.different), f"{time / sum(least):.1%}")
-    if (rest := len(alike) - SHOWN) > 0:
-        made.caption = f"and {rest} more, {sum(least[SHOWN:]) / sum(least):.1%}"
-    return made
+    rows = [
+        (_spelled(each.problem), each.calls, each.different, f"{time / sum(least):.1%}")
+        for each, time in zip(alike, least, strict=True)
+    ]
+    rest = f"and {len(alike) - SHOWN} more, {sum(least[SHOWN:]) / sum(least):.1%}" if len(alike) > SHOWN else None
+    columns = [*folding("the heaviest of those alike"), *numbers("calls", "problems", "share")]
+    return table(title, columns, rows[:SHOWN], rest)
 
 
 def _spelled(problem: Problem) -> str:
@@ -53,39 +53,31 @@ class Prediction:
 
 def predicted(kinds: Sequence[Prediction]) -> Table:
     """The gain of each kind, and of all, over the rung's default."""
-    figures = ("share", "default, us", "best, us", "gain")
-    title = "PREDICTED by the cost model, nothing was measured"
-    made = table(title, "kind", *figures, "ranked", right=figures, wrap=("ranked",))
+    rows = []
     for each in kinds:
-        gain = f"x {each.default_us / each.best_us:.3f}"
-        made.add_row(each.kind, f"{each.share:.1%}", f"{each.default_us:.1f}", f"{each.best_us:.1f}", gain, each.extent)
-    before, after = (
-        sum(each.share for each in kinds),
-        sum(each.share * each.best_us / each.default_us for each in kinds),
-    )
-    made.caption = f"In all, predicted: x {before / after:.3f}"
-    return made
+        times = (f"{each.default_us:.1f}", f"{each.best_us:.1f}", f"x {each.default_us / each.best_us:.3f}")
+        rows.append((each.kind, f"{each.share:.1%}", *times, each.extent))
+    before = sum(each.share for each in kinds)
+    after = sum(each.share * each.best_us / each.default_us for each in kinds)
+    columns = ["kind", *numbers("share", "default, us", "best, us", "gain"), *folding("ranked")]
+    title = "PREDICTED by the cost model, nothing was measured"
+    return table(title, columns, rows, f"In all, predicted: x {before / after:.3f}")
 
 
 def gained(gains: Sequence[Gain], alike: int) -> Table:
     """Each problem's times of one call, and what all calls come to, in milliseconds."""
     title = "measured; a program leaves to torch what torch is faster at"
     figures = ("calls", "torch, us", "default, us", "ours, us", "torch's / ours", "default / ours")
-    made = table(title, "problem", *figures, right=figures, wrap=("problem",))
-    for gain in gains:
-        style = VERDICT_STYLES["faster" if gain.ratio.low > 1 else "slower" if gain.ratio.high < 1 else "tied"]
-        made.add_row(
-            _spelled(gain.problem),
-            str(gain.calls),
-            f"{gain.baseline_us:.1f}" if gain.has_official else "",
-            f"{gain.default_us:.1f}",
-            f"{gain.ours_us:.1f}",
-            Text(str(gain.ratio), style) if gain.has_official else "",
-            str(gain.to_default),
-        )
     before, after = (sum(getattr(gain, name) for gain in gains) / 1e3 for name in ("before_us", "after_us"))
-    made.caption = (
+    in_all = (
         f"In all: attention took {before:.1f} ms, and takes {after:.1f} ms with what is adopted, x {before / after:.3f}"
         + (f"; of {len(gains)} groups of {alike}, the heaviest" if len(gains) < alike else "")
     )
-    return made
+    return table(title, [*folding("problem"), *numbers(*figures)], map(_gained, gains), in_all)
+
+
+def _gained(gain: Gain) -> Sequence[object]:
+    style = VERDICT_STYLES["faster" if gain.ratio.low > 1 else "slower" if gain.ratio.high < 1 else "tied"]
+    official, by = (f"{gain.baseline_us:.1f}", Text(str(gain.ratio), style)) if gain.has_official else ("", Text())
+    times = (f"{gain.default_us:.1f}", f"{gain.ours_us:.1f}")
+    return _spelled(gain.problem), gain.calls, official, *times, by, gain.to_default

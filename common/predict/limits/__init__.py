@@ -2,7 +2,6 @@
 
 diagnosis   what was found: limits, their source lines, ideas     kinds    which instruction belongs to which limit
 predicted   without a GPU: the loop simulated without each        sampled  where warps were found, by Nsight Compute
-words       sentences and tables
 """
 
 from flashladder.common.predict.limits.diagnosis import Diagnosis, Limit

@@ -10,7 +10,7 @@ import pandas as pd
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import Ladder
 from flashladder.common.records.log import Damage, Log, PositiveFloat, Schema, read_all
-from flashladder.common.records.records import BENCH, EXPERIMENT, RUNS, ConfigText
+from flashladder.common.records.schemas import BENCH, EXPERIMENT, RUNS, ConfigText
 from flashladder.common.records.slowdowns import completed
 from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
 

@@ -1,4 +1,4 @@
-"""What the page shows of one GPU and dtype: cards, the ladder, steps, the heat map, the roofline."""
+"""What the page shows of one GPU and dtype: the ladder, the heat map, the roofline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
 from flashladder.common.records.ladders import Limits
 from flashladder.common.records.slowdowns import remarks
-from flashladder.common.report import ladder_tables, theme
-from flashladder.common.report.dashboard import figures
-from flashladder.common.report.dashboard.roofline import roofline
-from flashladder.common.report.ladder_tables import configuration, is_clear, registers, step
+from flashladder.common.report.charts import theme
+from flashladder.common.report.charts.ladder import ladder as ladder_chart
+from flashladder.common.report.charts.roofline import roofline
+from flashladder.common.report.ladder_tables import is_clear, official, on_two_cards
 
 FULL_STRENGTH = 0.25  # a ratio so far from 1 (in logarithms) has the strongest colour of the heat map
 STRONGEST = 55  # per cent of that colour
@@ -28,50 +28,29 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
     """The parts of one view: `summary` has the lines of this GPU and dtype, `ladder` the rows of the GPU."""
     rows = ladder.rows[ladder.rows["dtype"] == dtype]
     limits = Limits.of(gpu)
-    official = summary["official_tflops"].median()
+    own = summary[summary["kind"] == OWN]
     name = f"{gpu}-{dtype}"
-    drawn = theme.inline_svg(figures.ladder(summary), f"ladder-{name}", f"The ladder on {gpu}, {dtype}")
+    drawn = theme.inline_svg(ladder_chart(summary), f"ladder-{name}", f"The ladder on {gpu}, {dtype}")
     roofs = theme.inline_svg(roofline(rows, limits), f"roofline-{name}", f"Roofline of {gpu}") if limits else ""
     return {
         "name": name,
         "label": f"{gpu} {dtype}",
         "gpu_title": limits.title if limits else gpu,
         "lengths": sorted(rows["seqlen_q"].unique()),
-        "cards": _cards(summary, limits),
+        "num_rungs": len(own),
+        "best": own.loc[own["ratio"].idxmax()],
+        "faster": own[own["ratio_low"] > 1].to_dict("records"),
         "ladder": drawn,
         "conditions": _conditions(rows, ladder) + _gaps(summary),
         "rungs": _rungs(summary),
-        "field": [_field(row, limits) for row in ladders.field(summary).itertuples()],
-        "cards_apart": _on_two_cards(summary, ladder),
-        "has_limits": limits is not None,
-        "official": ladder_tables.official(summary),
-        "official_of_mma_sync": f"{100 * official / limits.mma_sync:.0f} %" if limits and limits.mma_sync else "",
-        "official_of_peak": f"{100 * official / limits.peak:.0f}" if limits else "",
-        "mma_sync_of_peak": f"{100 * limits.mma_sync / limits.peak:.0f}" if limits and limits.mma_sync else "100",
+        "field": [*ladders.field(summary).itertuples()],
+        "cards_apart": on_two_cards(summary, ladder, in_full=True) if ladder.again else None,
+        "limits": limits,
+        "official": official(summary),
+        "official_tflops": summary["official_tflops"].median(),
         "heats": [_heat(_heated(rows, kind), title) for kind, title in HEATS.items() if kind in set(rows["kind"])],
         "roofline": roofs,
     }
-
-
-def _cards(summary: pd.DataFrame, limits: Limits | None) -> list[Parts]:
-    own = summary[summary["kind"] == "own"]
-    best = own.loc[own["ratio"].idxmax()]
-    interval = f"95 % interval {best['ratio_low']:.3f} to {best['ratio_high']:.3f}"
-    faster = own[own["ratio_low"] > 1]
-    cards = [
-        {"label": "best rung", "value": best["rung"], "detail": best["title"]},
-        {"label": "times FlashAttention-2", "value": f"{best['ratio']:.3f}", "detail": interval},
-        {"label": "TFLOP/s", "value": f"{best['tflops']:.0f}", "detail": _of_limits(best, limits)},
-    ]
-    first = f"the first is {faster['rung'].iloc[0]} {faster['title'].iloc[0]}" if len(faster) else ""
-    return [*cards, {"label": "rungs faster than it", "value": f"{len(faster)} of {len(own)}", "detail": first}]
-
-
-def _of_limits(best: pd.Series[Any], limits: Limits | None) -> str:
-    if limits is None:
-        return ""
-    instructions = f"{best['of_mma_sync']:.0f} % of mma.sync, " if limits.mma_sync else ""
-    return f"{instructions}{best['of_peak']:.0f} % of the dense peak"
 
 
 def _conditions(rows: pd.DataFrame, ladder: Ladder) -> str:
@@ -87,62 +66,14 @@ def _gaps(summary: pd.DataFrame) -> str:
     return f" Not measured at every length, so that their means are of fewer: {', '.join(short)}." if short else ""
 
 
-def _rungs(summary: pd.DataFrame) -> list[Parts]:
-    """The lines of the table of rungs."""
-    lines = []
-    for _, group in summary[summary["kind"] != FIELD].groupby("version", sort=True):
-        kinds = {row.kind: row for row in group.itertuples()}
-        fixed = kinds.get(FIXED)
-        line: Parts = {"fixed_ratio": f"{fixed.ratio:.3f}" if fixed else ""}
-        line |= {"fixed_step": step(fixed), "fixed_step_class": _direction(fixed)}
-        lines.append(line | _own(kinds[OWN]))
-    return lines
+def _rungs(summary: pd.DataFrame) -> list[tuple[Any, Any]]:
+    """Of each rung the lines of its own configuration and of the fixed one, None where it has no such."""
+    groups = summary[summary["kind"] != FIELD].groupby("version", sort=True)
+    kinds = ({row.kind: row for row in group.itertuples()} for _, group in groups)
+    return [(of_kind[OWN], of_kind.get(FIXED)) for of_kind in kinds]
 
 
-def _own(row: Any) -> Parts:
-    return {
-        "rung": row.rung,
-        "version": row.version,
-        "title": row.title,
-        "config": row.config,
-        "tflops": f"{row.tflops:.0f}",
-        "ratio": f"{row.ratio:.3f}",
-        "interval": f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
-        "of_mma_sync": f"{row.of_mma_sync:.0f} %" if row.of_mma_sync == row.of_mma_sync and row.of_mma_sync else "",
-        "of_peak": f"{row.of_peak:.0f}" if row.of_peak else "",
-        "step": step(row),
-        "step_class": _direction(row),
-        "registers": registers(row),
-        "configuration": configuration(row),
-    }
-
-
-def _field(row: Any, limits: Limits | None) -> Parts:
-    """A line of the same table for a kernel beside the ladder."""
-    return {
-        "title": row.title,
-        "tflops": f"{row.tflops:.0f}",
-        "ratio": f"{row.ratio:.3f}",
-        "interval": f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
-        "of_mma_sync": f"{row.of_mma_sync:.0f} %" if limits and limits.mma_sync else "",
-        "of_peak": f"{row.of_peak:.0f}" if limits else "",
-    }
-
-
-def _on_two_cards(summary: pd.DataFrame, ladder: Ladder) -> Parts | None:
-    """The own ratios of two runs side by side; None where there is one."""
-    if ladder.again is None:
-        return None
-    lines = summary[(summary["kind"] != FIXED) & summary["again"].notna()]
-    rows = [
-        {"name": f"{row.rung} {row.title}".strip(), "first": f"{row.ratio:.3f}", "again": f"{row.again:.3f}"}
-        | {"gap": ladders.gap(row)}
-        for row in lines.itertuples()
-    ]
-    return {"first": ladder.runs[0].name, "again": ladder.again.name, "rows": rows}
-
-
-def _direction(row: Any) -> str:
+def direction(row: Any) -> str:
     """Whether a step is up or down, or within the intervals."""
     if row is None or not is_clear(row):
         return "level"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,37 +13,15 @@ from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.sass import read
 from flashladder.common.compiler.sass.diff import comparable_configs
 from flashladder.common.paths import ROOT, VERSIONS
-from flashladder.common.report import evidence
+from flashladder.common.report.charts import traffic
+from flashladder.common.report.charts.theme import Chart
 from flashladder.common.report.pictures import layouts, loops, roles, timelines
 from flashladder.common.report.pictures.device import DeviceHeaders, device_headers
+from flashladder.common.report.sections import Section, compiler
 from flashladder.common.studies.timeline import events
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A file beside a README, and what draws it."""
-
-    path: Path
-    draw: Callable[[], str]
-    compiler: str | None = None  # whose machine code it shows
-
-    def write(self) -> bool:
-        """Brings the file up to date; whether that changed it."""
-        drawn = self.draw()
-        if self.path.exists() and self.path.read_text() == drawn:
-            return False
-        self.path.write_text(drawn)
-        return True
-
-    def is_current(self) -> bool | None:
-        """Whether the file is what would be drawn; None where another compiler made the code that it shows."""
-        if not self.path.exists():
-            return False
-        kept = self.path.read_text()
-        made_with = re.search(r"ptxas (\d[\d.]*\d)", kept)
-        if self.compiler and made_with and made_with[1] != self.compiler:
-            return None
-        return kept == self.draw()
+Picture = Section | Chart
+ALL = ""  # the whole file
 
 
 def drawn_layouts() -> list[Picture]:
@@ -60,20 +36,20 @@ def drawn_layouts() -> list[Picture]:
         "15_d_head_tiling/panels.svg": layouts.panels,
     }
     others: dict[str, Callable[[], str]] = {
-        "traffic.svg": loops.traffic,
         **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
         "29_two_consumers/roles.svg": partial(roles.sketch, "29"),
         "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
         "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_headers, draw) for path, draw in of_headers.items()}
-    return [Picture(VERSIONS / path, draw) for path, draw in {**drawn, **others}.items()]
+    pictures = (Section(VERSIONS / path, ALL, draw) for path, draw in {**drawn, **others}.items())
+    return [*pictures, traffic.chart(VERSIONS / "traffic.svg")]
 
 
 def recorded_timelines() -> list[Picture]:
     """A picture for each timeline that is kept in results/, beside its events."""
     return [
-        Picture(path.with_suffix(".svg"), partial(_timeline, path))
+        Section(path.with_suffix(".svg"), ALL, partial(_timeline, path))
         for path in sorted((ROOT / "results" / "timelines").glob("*.csv"))
     ]
 
@@ -87,10 +63,7 @@ def machine_loops() -> list[Picture]:
     rungs = [version for version in catalog.versions() if int(version.number) > 0]
     pairs = [(upper.below() or lower, upper) for lower, upper in itertools.pairwise(rungs)]
     build([request for pair in pairs for request in _requests(*pair)])
-    return [
-        Picture(upper.directory / "loop.svg", partial(_machine_loop, lower, upper), evidence.compiler())
-        for lower, upper in pairs
-    ]
+    return [Section(upper.directory / "loop.svg", ALL, partial(_machine_loop, lower, upper)) for lower, upper in pairs]
 
 
 def _requests(lower: catalog.Version, upper: catalog.Version) -> Iterator[BuildRequest]:
@@ -102,7 +75,7 @@ def _requests(lower: catalog.Version, upper: catalog.Version) -> Iterator[BuildR
 
 def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:
     before, after = map(read, build(list(_requests(lower, upper))))
-    return loops.machine_loop(before, after, evidence.compiler())
+    return loops.machine_loop(before, after, compiler())
 
 
 def _of_headers(draw: Callable[[DeviceHeaders], str]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of order: how loops pass over tiles, what that costs in traffic, what a kernel's loop consists of."""
+"""Pictures of order: how loops pass over tiles, what a kernel's loop consists of."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from flashladder.common.compiler.sass import Code, SassInstruction
 from flashladder.common.compiler.sass.opcodes import PIPES
 from flashladder.common.measure import references
 from flashladder.common.measure.references import tiling
-from flashladder.common.problem.problem import Problem
 from flashladder.common.report.pictures.svg import CELL, COLOURS, MUTED, Svg
 
 BLOCK = 16  # rows of a tile in the pictures of loop orders
 TILES_Q, TILES_K = 6, 4
-BLOCKS = (64, 128)  # block_m = block_n in the picture of traffic
-LENGTHS = (256, 512, 1024)
-_BARS = (COLOURS[7], COLOURS[3], COLOURS[2], COLOURS[5], COLOURS[0])
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ def loop_order(name: str) -> str:
 
 
 def _watch(name: str, causal: bool) -> tuple[_Journal, list[tuple[int, int]]]:
-    forward, _ = references.load(_reference(name)).algorithm
+    forward, _ = algorithm(name)
     q, k, v = (torch.zeros(rows * BLOCK, BLOCK) for rows in (TILES_Q, TILES_K, TILES_K))
     # Aligned to the top left here: a square picture of a mask is easier to read.
     mask, journal = _Watch(causal, 0), _Journal()
@@ -100,51 +96,12 @@ def _times(journal: _Journal, name: str, tile: int) -> str:
     return f"{loads or ''}{f'+{stores}' if stores else ''}"
 
 
-def traffic() -> str:
-    """Bytes between HBM and SRAM of the textbook and of both loop orders, counted."""
-    svg = Svg("HBM traffic")
-    svg.heading(16, 28, "HBM traffic, as a multiple of Q, K, V and O once")
-    svg.text(
-        16,
-        46,
-        "one head, d = 128, 16-bit; S: rows of Q, K and V; B: rows of a tile; counted by running the loops",
-        fill=MUTED,
-    )
-    multiples = {length: _multiples(length) for length in LENGTHS}
-    longest = max(value for values in multiples.values() for value in values.values())
-    y = 76.0
-    for length, values in multiples.items():
-        svg.text(16, y + 4, f"S = {length:,}", 12, bold=True)
-        for colour, (name, value) in zip(_BARS, values.items(), strict=True):
-            width = 420 * value / longest
-            svg.text(208, y + 4, name, 11, MUTED, "end")
-            svg.rect(216, y - 6, width, 13, colour, "none")
-            svg.text(222 + width, y + 5, f"{value:.1f}", 11)
-            y += 17
-        y += 12
-    return str(svg)
-
-
-def _multiples(length: int) -> dict[str, float]:
-    problem = Problem(seqlen_q=length)
-    once = tiling.io_bytes(problem)
-    orders = {
-        f"{name}, B = {block}": _bytes(name, problem, block) / once for block in BLOCKS for name in ("py_fa1", "py_fa2")
-    }
-    return {"textbook": tiling.textbook_bytes(problem) / once, **orders}
-
-
-def _bytes(name: str, problem: Problem, block: int) -> int:
-    """Counted on tensors without data."""
-    hbm = tiling.Hbm()
-    q = torch.empty(1, problem.seqlen_q, 1, problem.head_dim, dtype=torch.bfloat16, device="meta")
-    algorithm = references.load(_reference(name)).algorithm
-    tiling.attention(algorithm, q, q, q, block_m=block, block_n=block, hbm=hbm)
-    return hbm.total
-
-
-def _reference(name: str) -> catalog.Reference:
-    return next(found for found in catalog.references() if found.name == name)
+def algorithm(name: str) -> tuple[tiling.TiledForward, tiling.TiledBackward]:
+    """The passes of py_fa1 or py_fa2."""
+    passes: tuple[tiling.TiledForward, tiling.TiledBackward] = references.load(
+        next(found for found in catalog.references() if found.name == name)
+    ).algorithm
+    return passes
 
 
 # What the instructions of a main loop are for, by opcode or pipe; the first that fits.
@@ -167,11 +124,7 @@ def machine_loop(before: Code, after: Code, compiler: str) -> str:
     """The main loops of two rungs, instruction by instruction, coloured by what it is for."""
     svg = Svg(f"The main loops of {before.artifact.version} and {after.artifact.version}")
     svg.heading(16, 28, "The main loop in machine code, one stripe an instruction, in the order they are issued")
-    x = 16.0
-    for role, (_, colour) in _ROLES.items():
-        svg.rect(x, 42, 11, 11, colour, "none")
-        svg.text(x + 16, 52, role, 11, MUTED)
-        x += 34 + 6.2 * len(role)
+    svg.legend(42, {role: colour for role, (_, colour) in _ROLES.items()})
     y = 84.0
     for code in (before, after):
         stripes = [_role(instruction) for instruction in code.loop]

@@ -76,11 +76,7 @@ def sketch(*names: str) -> str:
     svg.heading(16, 28, "Who does what when: a sketch, nothing in it is measured")
     units = f"a product {PRODUCT}, a softmax {SOFTMAX}, a copy {COPY}, an epilogue {EPILOGUE}, a CTA's begin {BEGIN}"
     svg.text(16, 46, f"assumed units of time: {units}; the number is the consumer", 11, MUTED)
-    x = 16.0
-    for kind, colour in _KINDS.items():
-        svg.rect(x, 58, 11, 11, colour, "none")
-        svg.text(x + 16, 68, kind, 11, MUTED)
-        x += 34 + 6.2 * len(kind)
+    svg.legend(58, _KINDS)
     y = 96.0
     for name in names:
         y = _draw(svg, WAYS[name], y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 CELL = 22  # pixels of a square
@@ -63,6 +63,14 @@ class Svg:
     def heading(self, x: float, y: float, words: str) -> None:
         """What a part of the picture shows."""
         self.text(x, y, words, 14, bold=True)
+
+    def legend(self, y: float, colours: Mapping[str, str], gap: int = 34) -> None:
+        """What each colour means, in a line."""
+        x = 16.0
+        for words, colour in colours.items():
+            self.rect(x, y, 11, 11, colour, "none")
+            self.text(x + 16, y + 10, words, 11, MUTED)
+            x += gap + 6.2 * len(words)
 
     def __str__(self) -> str:
         width, height = round(self._width + 16), round(self._height + 12)

@@ -81,11 +81,7 @@ def _circumstances(timeline: Timeline) -> Iterator[str]:
 
 
 def _legend(svg: Svg, y: float) -> float:
-    x = 16.0
-    for name, colour in _LEGEND.items():
-        svg.rect(x, y, 11, 11, colour, "none")
-        svg.text(x + 16, y + 10, name, 11, MUTED)
-        x += 32 + 6.2 * len(name)
+    svg.legend(y, _LEGEND, gap=32)
     for line in (
         "Products are in flight from when the first is started until the warpgroup has waited for them, a copy until a "
         "warpgroup has seen its end.",

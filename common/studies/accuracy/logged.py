@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flashladder.common.records.log import Log
-from flashladder.common.records.records import ACCURACY
+from flashladder.common.records.schemas import ACCURACY
 from flashladder.common.studies.accuracy import study as studies
 from flashladder.common.studies.accuracy import tiles, timing
 from flashladder.common.studies.accuracy.study import Study

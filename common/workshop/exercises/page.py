@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.console import facts, table
 from flashladder.common.errors import ResultsError
+from flashladder.common.report.tables import facts, folding, numbers, table
+from flashladder.common.report.templating import render
 from flashladder.common.workshop.exercises.exercise import Exercise
 from flashladder.common.workshop.exercises.grading import BLOCKS, GPU, TILES, Grade, grade
 from flashladder.common.workshop.exercises.measures import MEASURES
@@ -33,27 +34,8 @@ def begin(exercise: Exercise, folder: Path) -> Grade:
 
 
 def _task(start: Grade) -> str:
-    exercise = start.exercise
-    version, below = exercise.version, exercise.below
-    return f"""# Exercise {version.address}: {version.title}
-
-{exercise.task}
-
-## The goal
-
-{goal(start)}
-
-The output has to be right, and the race detector must find nothing.
-
-## How
-
-- `{KERNEL}` is the kernel of rung {below.address}. Change it. Headers of your own may lie beside it, and those of
-  `common/cuda` and `versions` are found too.
-- Grade it: `flashladder exercise {version.address} --check`. It is compiled for `{GPU}` as rung {version.address}
-  is by default, and runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
-- Ask for a hint: `flashladder exercise {version.address} --hint 1`. There are {len(exercise.hints)}.
-- The words are explained in `versions/GLOSSARY.md`.
-"""
+    values = {"exercise": start.exercise, "goal": goal(start), "kernel": KERNEL}
+    return render("exercise.md.j2", **values, gpu=GPU, tiles=TILES, blocks=BLOCKS) + "\n"
 
 
 def goal(found: Grade) -> str:
@@ -85,8 +67,8 @@ def _answer(good: bool, yes: str, no: str) -> Text:
 
 def figures(found: Grade) -> Table:
     """All figures of the start, of the kernel and of the rung: an idea has its price too."""
-    right = ("start", "yours", f"rung {found.exercise.version.address}")
-    made = table("What it brings, and what it costs", "figure", *right, right=right, wrap=("figure",))
+    columns = [*folding("figure"), *numbers("start", "yours", f"rung {found.exercise.version.address}")]
+    made = table("What it brings, and what it costs", columns)
     for name, measure in MEASURES.items():
         values = [figures.get(name) for figures in (found.start, found.own, found.rung)]
         style = "bold" if name == found.exercise.goal else ""
@@ -96,7 +78,5 @@ def figures(found: Grade) -> Table:
 
 def overview(exercises: Iterable[Exercise]) -> Table:
     """The exercises, a line each."""
-    made = table("Exercises", "rung", "less of", "hints", right=("hints",), wrap=("less of",))
-    for exercise in exercises:
-        made.add_row(exercise.version.name, exercise.measure.title, str(len(exercise.hints)))
-    return made
+    rows = ((exercise.version.name, exercise.measure.title, len(exercise.hints)) for exercise in exercises)
+    return table("Exercises", ["rung", *folding("less of"), *numbers("hints")], rows)

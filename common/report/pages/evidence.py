@@ -5,13 +5,10 @@ Everything follows from the sources, the compiler and results/: it can be checke
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +19,12 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass.code import Code, read
 from flashladder.common.compiler.sass.diff import comparable_configs
 from flashladder.common.compiler.sass.occupancy import occupancy
-from flashladder.common.compiler.toolchain import toolchain, version_text
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import GpuDescription, KernelConfig, load_gpu, spell
-from flashladder.common.report import ladder_tables, markers
+from flashladder.common.report import formats, ladder_tables, sections
+from flashladder.common.report.sections import Section, compiler
+from flashladder.common.report.tables import markdown, numbers
+from flashladder.common.report.templating import fill, render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +39,6 @@ PARTS = (  # of a rung's page, in this order; the tables end the fourth
     "Expected, measured, why",
     "Tried and dropped",
 )
-WIDTH = 120  # of lines
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
 HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
@@ -63,40 +61,17 @@ def requests(version: Version) -> list[BuildRequest]:
     return [BuildRequest(*pair, arch) for arch in ARCHES[version.instruction_set] for pair in pairs]
 
 
-def write(version: Version) -> bool:
-    """Brings a rung's README up to date, beginning one where there is none; whether that changed it."""
-    path = _readme(version)
-    if not path.exists():
-        path.write_text(page(version.number, version.title, version.idea))
-    return markers.replace(path, MARKER, text(version))
+def section(version: Version) -> Section:
+    """The tables on a rung's page, which they begin where there is none."""
+    begins = page(version.number, version.title, version.idea)
+    return Section(version.directory / "README.md", MARKER, lambda: text(version), begins)
 
 
 def page(number: str, title: str, idea: str, words: Mapping[str, str] = MappingProxyType({})) -> str:
     """A rung's README with its five parts, which have these words, and room for what tools write."""
-    made = {PARTS[3]: markers.empty(MARKER), PARTS[4]: markers.empty(TRIED)}
-    bodies = ["\n\n".join(filter(None, [f"## {part}", words.get(part), made.get(part)])) for part in PARTS]
-    return "\n\n".join([f"# {number} {title}", idea, *bodies]) + "\n"
-
-
-def is_current(version: Version) -> bool | None:
-    """Whether a rung's README says what its code is now; None where another compiler made what it says."""
-    path = _readme(version)
-    return says(markers.between(path, MARKER) if path.exists() else "", lambda: text(version))
-
-
-def says(written: str, current: Callable[[], str]) -> bool | None:
-    """Whether a tool's text is what the tool would write now; None where another compiler made it."""
-    made_with = re.search(r"ptxas (\d[\d.]*\d)", written)
-    if made_with and made_with[1] != compiler():
-        return None
-    return written == current()
-
-
-@cache
-def compiler() -> str:
-    """The version of ptxas, which decides the machine code."""
-    match = re.search(r"V(\d[\d.]*\d)", version_text(toolchain().ptxas))
-    return match[1] if match else toolchain().release
+    made = {PARTS[3]: sections.empty(MARKER), PARTS[4]: sections.empty(TRIED)}
+    bodies = {part: [body for body in (words.get(part), made.get(part)) if body] for part in PARTS}
+    return render("rung.md.j2", number=number, title=title, idea=idea, bodies=bodies) + "\n"
 
 
 def text(version: Version) -> str:
@@ -116,10 +91,6 @@ def text(version: Version) -> str:
             f"Made by `flashladder evidence` with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
         ]
     )
-
-
-def _readme(version: Version) -> Path:
-    return version.directory / "README.md"
 
 
 def _subject(artifacts: Sequence[Artifact]) -> str:
@@ -205,8 +176,7 @@ def _measured(version: Version) -> list[str]:
         rows = lines_of[lines_of["gpu"] == gpu]
         limits = Limits.of(gpu)
         head = f"{limits.title if limits else gpu}: ratio to FlashAttention-2"
-        lines = [f"| {head} | rung below | this rung | step | configuration | registers |"]
-        lines.append("| --- | ---: | ---: | ---: | --- | ---: |")
+        lines = []
         found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
         for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
             if (ours := found.get((kind, dtype, version.name))) is None:
@@ -215,9 +185,10 @@ def _measured(version: Version) -> list[str]:
             is_pair = lower and ours.below == lower.version
             cells = [_interval(lower) if lower else "", _interval(ours), ladder_tables.step(ours) if is_pair else ""]
             cells += ["fixed" if kind == "fixed" else ladder_tables.configuration(ours), ladder_tables.registers(ours)]
-            lines.append(f"| {title}, {dtype} | {' | '.join(cells)} |")
-        if len(lines) > len(("head", "rule")):
-            parts += ["\n".join(lines), textwrap.fill(_source(ladder, version, below), WIDTH)]
+            lines.append([f"{title}, {dtype}", *cells])
+        if lines:
+            columns = [head, *numbers("rung below", "this rung", "step"), "configuration", *numbers("registers")]
+            parts += [markdown(columns, lines), fill(_source(ladder, version, below))]
     return parts
 
 
@@ -270,13 +241,9 @@ def _for_gpu(code: Code, gpu: GpuDescription) -> dict[str, int]:
 
 
 def _interval(row: Any) -> str:
-    return f"{row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f})"
+    return formats.with_interval(row.ratio, row.ratio_low, row.ratio_high)
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[TableRow]) -> str:
     """A table in Markdown; a value that does not change stands once."""
-    head = [title, *columns]
-    lines = [head, ["---", *("---:" for _ in head[1:])]]
-    for name, values in rows:
-        lines.append([name, *(" → ".join(f"{value:,}" for value in dict.fromkeys(of_arch)) for of_arch in values)])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown([title, *numbers(*columns)], ((name, *map(formats.change, values)) for name, values in rows))

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.records.records import spilled
-from flashladder.common.report.theme import colour, figure, pixels, tip
+from flashladder.common.report.charts.theme import colour, figure, pixels, tip
 from flashladder.common.studies.experiments import traffic
 from flashladder.common.studies.experiments.sweeps import FA1, FA2
 

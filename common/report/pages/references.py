@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -20,10 +20,12 @@ from flashladder.common.problem.config import Value, parse_values, spell
 from flashladder.common.records.ladders import means
 from flashladder.common.records.records import unbounded
 from flashladder.common.records.slowdowns import remarks
-from flashladder.common.report import markers
+from flashladder.common.report import formats
+from flashladder.common.report.sections import Section
+from flashladder.common.report.tables import numbers
+from flashladder.common.report.templating import render
 
 MARKER = "measured"
-WIDTH = 120  # of lines in a README
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,14 @@ class MeasuredTable:
     """What one run of the tool measured of one dtype, head_dim and mask."""
 
     title: str
-    head: tuple[str, ...]
+    columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     source: str
 
     @property
     def markdown(self) -> str:
         """A Markdown table with its title and its source."""
-        rule = ("---", *["---:"] * (len(self.head) - 1))
-        lines = [f"| {' | '.join(cells)} |" for cells in (self.head, rule, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *lines, "", textwrap.fill(self.source, WIDTH)])
+        return render("measured.md.j2", table=self)
 
 
 def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
@@ -68,23 +68,19 @@ def every_table(rows: pd.DataFrame) -> list[MeasuredTable]:
     return list(dict.fromkeys(table for implementation in shown() for table in tables(rows, implementation.name)))
 
 
-def write(rows: pd.DataFrame) -> list[Path]:
-    """Brings the READMEs up to date; those that changed. ResultsError where one has no markers."""
-    return [path for path, text in _texts(rows).items() if markers.replace(path, MARKER, text)]
-
-
-def stale(rows: pd.DataFrame) -> list[Path]:
-    """The READMEs that `write` would change."""
-    return [path for path, text in _texts(rows).items() if markers.between(path, MARKER) != text]
-
-
-def _texts(rows: pd.DataFrame) -> dict[Path, str]:
+def sections(rows: pd.DataFrame) -> list[Section]:
+    """The tables on their pages."""
     found = {implementation: tables(rows, implementation.name) for implementation in shown()}
-    return {
-        implementation.directory / "README.md": "\n\n".join(table.markdown for table in measured)
+    return [
+        Section(implementation.directory / "README.md", MARKER, partial(text, measured))
         for implementation, measured in found.items()
         if measured
-    }
+    ]
+
+
+def text(measured: Sequence[MeasuredTable]) -> str:
+    """Tables one below the other."""
+    return "\n\n".join(table.markdown for table in measured)
 
 
 def table(rows: pd.DataFrame, log: str) -> MeasuredTable:
@@ -101,7 +97,7 @@ def table(rows: pd.DataFrame, log: str) -> MeasuredTable:
     mask = "causal" if last["causal"] else "full"
     official = _label(last["baseline"], "")
     title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
-    return MeasuredTable(title, ("S", *map(str, lengths), "mean", "95 %"), tuple(lines), _source(rows, log))
+    return MeasuredTable(title, ("S", *numbers(*lengths, "mean", "95 %")), tuple(lines), _source(rows, log))
 
 
 def _cell(row: Any, factor: int) -> str:
@@ -113,7 +109,7 @@ def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
     if rows["version"].iloc[0] == rows["baseline"].iloc[0]:
         return "1", ""
     mean: dict[str, Any] = means(rows, None)
-    return f"**{mean['ratio']:.3f}**", f"{mean['ratio_low']:.3f} to {mean['ratio_high']:.3f}"
+    return formats.bold(formats.ratio(mean["ratio"])), formats.interval(mean["ratio_low"], mean["ratio_high"])
 
 
 def _label(version: str, config: str) -> str:

@@ -6,12 +6,13 @@ import linecache
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.sass.instruction import Position
-from flashladder.common.console import table
 from flashladder.common.paths import ROOT
-from flashladder.common.predict.limits.diagnosis import FLOOR, MICROSECONDS, Diagnosis
+from flashladder.common.predict.limits.diagnosis import FLOOR, MICROSECONDS, Diagnosis, Limit
+from flashladder.common.report.tables import numbers, styled, table
 
 _TIMES = {True: "{:,.1f} us", False: "{:,.0f} cycles"}
 
@@ -88,28 +89,28 @@ def page(version: Version) -> str:
 
 def limits(found: Diagnosis) -> Table:
     """All limits, the costliest first, and the later rungs against each."""
-    right = ("without it", "faster by")
-    made = table("What is gained without", "limit", *right, "ideas", right=right)
-    for limit in found.limits:
-        gain = found.gain(limit)
-        style = "" if gain >= FLOOR else "dim"
-        ideas = ", ".join(later.address for later in found.ideas(limit))
-        made.add_row(
-            limit.name, _spelled(found, limit.without), f"{gain:.1%}" if gain > 0 else "nothing", ideas, style=style
-        )
-    return made
+    columns = ["limit", *numbers("without it", "faster by"), "ideas"]
+    return table("What is gained without", columns, (_gained(found, limit) for limit in found.limits))
+
+
+def _gained(found: Diagnosis, limit: Limit) -> list[Text]:
+    gain = found.gain(limit)
+    ideas = ", ".join(later.address for later in found.ideas(limit))
+    cells = (limit.name, _spelled(found, limit.without), f"{gain:.1%}" if gain > 0 else "nothing", ideas)
+    return styled("" if gain >= FLOOR else "dim", cells)
 
 
 def summary(diagnoses: Sequence[Diagnosis]) -> Table:
     """Several rungs, a line each."""
-    right = ("time", "tensor", "gain")
-    made = table("What costs most, and the next idea against it", "rung", *right, "limiter", "idea", right=right)
-    for found in diagnoses:
-        limit = found.limiter
-        row = [found.version.address, _spelled(found, found.time), f"{found.tensor / found.time:.0%}"]
-        row += [f"{found.gain(limit):.0%}", limit.name] if limit else ["", "none"]
-        made.add_row(*row, _short(found))
-    return made
+    columns = ["rung", *numbers("time", "tensor", "gain"), "limiter", "idea"]
+    return table("What costs most, and the next idea against it", columns, map(_line_of, diagnoses))
+
+
+def _line_of(found: Diagnosis) -> list[str]:
+    limit = found.limiter
+    costs = [f"{found.gain(limit):.0%}", limit.name] if limit else ["", "none"]
+    tensor = f"{found.tensor / found.time:.0%}"
+    return [found.version.address, _spelled(found, found.time), tensor, *costs, _short(found)]
 
 
 def _short(found: Diagnosis) -> str:

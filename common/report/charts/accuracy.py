@@ -1,4 +1,4 @@
-"""The picture of accuracy: each kernel's errors on each family, of one dtype (rows of `view.latest`)."""
+"""The picture of accuracy: each kernel's errors on each family, of one dtype (rows of `accuracy.latest`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES
-from flashladder.common.report.accuracy import view
-from flashladder.common.report.theme import colour, figure, pixels
+from flashladder.common.report import accuracy
+from flashladder.common.report.charts.theme import colour, figure, pixels
 from flashladder.common.studies.accuracy.study import MISSED
 
 WIDTH, ROW = 860, 22
@@ -29,7 +29,9 @@ FINEST = 2.0**-10  # of half a unit in the last place: smaller errors lie at the
 @figure
 def errors(rows: pd.DataFrame) -> Figure:
     """A line a family; of each kernel the number of keys at which it is nearest to its bars, or farthest beyond."""
-    judged = rows[rows["has"] == view.ERRORS].sort_values("strain").drop_duplicates(["version", "family"], keep="last")
+    judged = (
+        rows[rows["has"] == accuracy.ERRORS].sort_values("strain").drop_duplicates(["version", "family"], keep="last")
+    )
     families = [name for name in FAMILIES if name in set(judged["family"])]
     height = ROW * len(families) + ABOVE + BELOW
     drawn = pixels(WIDTH, height)
@@ -61,7 +63,7 @@ def _scale(axes: Axes, column: str, half_ulp: float) -> None:
 
 def _draw(axes: Axes, column: str, judged: pd.DataFrame, families: list[str]) -> None:
     """A kernel's points, in its own place between the families' lines."""
-    versions = list(dict.fromkeys(kernel.version for kernel in view.kernels(judged)))
+    versions = list(dict.fromkeys(kernel.version for kernel in accuracy.kernels(judged)))
     for (version, verdict), rows in judged.groupby(["version", "verdict"]):
         shift = SPREAD * (versions.index(version) / max(1, len(versions) - 1) - 0.5)
         y = [families.index(name) + shift for name in rows["family"]]
@@ -79,7 +81,7 @@ def _marker(version: str, is_missed: bool = False) -> dict[str, Any]:
 def _legend(judged: pd.DataFrame) -> list[Line2D]:
     """Each of other people's kernels, ours, and where there are any, ours that miss a bar."""
     versions = list(judged["version"].unique())
-    kinds = {view.title(version): _marker(version) for version in versions if version in ROLES}
+    kinds = {accuracy.title(version): _marker(version) for version in versions if version in ROLES}
     kinds |= {"our rungs": _marker("")}
     if any(row.verdict == MISSED and row.version not in ROLES for row in judged.itertuples()):
         kinds |= {"ours, beyond a bar": _marker("", is_missed=True)}

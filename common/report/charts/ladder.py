@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from flashladder.common import catalog
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD
-from flashladder.common.report.theme import colour, figure, pixels, tip
+from flashladder.common.report.charts.theme import colour, figure, pixels, tip
 
 WIDTH = 860
 ROW = 26  # pixels of a rung's line

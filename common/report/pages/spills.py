@@ -17,7 +17,9 @@ from flashladder.common.errors import ResultsError
 from flashladder.common.paths import ROOT, VERSIONS
 from flashladder.common.problem.config import parse_values
 from flashladder.common.problem.problem import Problem
-from flashladder.common.report import evidence, markers
+from flashladder.common.report import formats
+from flashladder.common.report.sections import Section, compiler
+from flashladder.common.report.tables import markdown, numbers
 
 PAGE = VERSIONS / "SPILLS.md"
 MARKER = "spills"
@@ -33,14 +35,9 @@ FIGURES = {  # of the machine code, and their heads in the table
 }
 
 
-def write() -> bool:
-    """Brings the page up to date; whether that changed it."""
-    return markers.replace(PAGE, MARKER, text())
-
-
-def is_current() -> bool | None:
-    """Whether the page says what the code is now; None where another compiler made what it says."""
-    return evidence.says(markers.between(PAGE, MARKER), text)
+def section() -> Section:
+    """The tables on the page."""
+    return Section(PAGE, MARKER, text)
 
 
 def requests() -> list[BuildRequest]:
@@ -59,32 +56,31 @@ def rungs() -> list[Version]:
 
 def text() -> str:
     """The tables, in Markdown. Raises what building and disassembling raise."""
-    made = (
-        f"Made by `flashladder evidence` with ptxas {evidence.compiler()}, and from results/tuning/{STUDY.format('*')}."
-    )
+    made = f"Made by `flashladder evidence` with ptxas {compiler()}, and from results/tuning/{STUDY.format('*')}."
     return "\n\n".join([_machine_code(), measured(), made])
 
 
 def _machine_code() -> str:
     figures = [read(artifact).figures() for artifact in build(requests())]
-    rows = [[f"{ARCH}, `-O{USUAL}` → `-O{LOW}`", *FIGURES.values()]]
-    for version, usual, low in zip(rungs(), figures[::2], figures[1::2], strict=True):
-        rows.append([version.number, *(f"{usual[name]:,} → {low[name]:,}" for name in FIGURES)])
-    return _table(rows)
+    rows = [
+        (version.number, *(f"{usual[name]:,} → {low[name]:,}" for name in FIGURES))
+        for version, usual, low in zip(rungs(), figures[::2], figures[1::2], strict=True)
+    ]
+    return markdown([f"{ARCH}, `-O{USUAL}` → `-O{LOW}`", *numbers(*FIGURES.values())], rows)
 
 
 def measured() -> str:
     """The ratios to FlashAttention-2 that the tuner measured."""
-    rows = [["ratio to FlashAttention-2", "default", f"default, `-O{LOW}`", f"best at `-O{LOW}`", "its K, V"]]
+    rows = []
     for version in rungs():
         trials = pd.read_csv(_study(version)).dropna(subset=["ratio"])
         low = trials[trials["config"].str.endswith(f"{PTXAS_LEVEL}={LOW}")]
         best = low.loc[low["ratio"].idxmax()]
         fields = parse_values(best["config"])
         ratios = [*(_of_default(version, trials, level) for level in (USUAL, LOW)), best["ratio"]]
-        fragments = f"{fields['k_fragments']}, {fields['v_fragments']}"
-        rows.append([version.number, *(f"{ratio:.3f}" for ratio in ratios), fragments])
-    return _table(rows)
+        rows.append((version.number, *map(formats.ratio, ratios), f"{fields['k_fragments']}, {fields['v_fragments']}"))
+    heads = ("default", f"default, `-O{LOW}`", f"best at `-O{LOW}`", "its K, V")
+    return markdown(["ratio to FlashAttention-2", *numbers(*heads)], rows)
 
 
 def _of_default(version: Version, trials: pd.DataFrame, level: int) -> float:
@@ -99,8 +95,3 @@ def _of_default(version: Version, trials: pd.DataFrame, level: int) -> float:
 
 def _study(version: Version) -> Path:
     return ROOT / "results" / "tuning" / f"{STUDY.format(version.name)}.csv"
-
-
-def _table(rows: list[list[str]]) -> str:
-    head, *body = rows
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *body))

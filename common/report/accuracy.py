@@ -11,12 +11,15 @@ import pandas as pd
 
 from flashladder.common import catalog
 from flashladder.common.measure import baselines
+from flashladder.common.report.tables import folding, numbers
 from flashladder.common.studies.accuracy.deviation import STANDARD_ERRORS
 from flashladder.common.studies.accuracy.study import MISSED, YARDSTICK
 
-TWICE = "computed twice"
-COLUMNS = ("type", "met", "worst family", "keys", "of its bar", "RMS", "mean", "LSE", "slowest family", TWICE)
-FIGURES = ("met", "keys", "of its bar", "RMS", "mean", "LSE")  # the columns of figures
+COLUMNS = (
+    *("type", *numbers("met"), "worst family"),
+    *numbers("keys", "of its bar", "RMS", "mean", "LSE"),
+    *("slowest family", *folding("computed twice")),
+)
 ERRORS, TIME, TILES = "errors", "time", "tiles"  # what a row has
 _SAME = ["device", "version", "dtype", "family", "seqlen_k", "has"]  # rows of which the last counts
 

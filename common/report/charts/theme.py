@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -13,6 +16,8 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+
+from flashladder.common.report.templating import render
 
 # What a colour is for, with its light and its dark value. The categories keep apart for colour-blind eyes (Okabe, Ito).
 PALETTE = {
@@ -38,6 +43,7 @@ PALETTE = {
     "other": ("#9aa0a8", "#6b7480"),
 }
 SCHEMES = ("light", "dark")
+CODE = Path(__file__)  # decides how charts look
 
 _FONTS = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _SVG = "http://www.w3.org/2000/svg"
@@ -83,24 +89,47 @@ def inline_svg(drawn: Figure, name: str, title: str) -> str:
     return _svg(drawn, name, title, lambda role: f"var(--{role})")
 
 
-def files(path: Path) -> dict[str, Path]:
-    """Where `write` puts a figure, by scheme: NAME.svg and NAME_dark.svg."""
-    return {"light": path, "dark": path.with_stem(f"{path.stem}_dark")}
+@dataclass(frozen=True)
+class Chart:
+    """A figure as files that stand alone, one a scheme: NAME.svg and NAME_dark.svg."""
+
+    path: Path  # the light one
+    title: str
+    draw: Callable[[], Figure]
+    made_from: str = ""  # tells of what it was drawn; the file keeps that
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """By scheme."""
+        return {"light": self.path, "dark": self.path.with_stem(f"{self.path.stem}_dark")}
+
+    def is_current(self) -> bool:
+        """Whether both files were made from the same."""
+        note = f"<!-- {self.made_from} -->"
+        return all(file.exists() and file.read_text().startswith(note) for file in self.files.values())
+
+    def write(self) -> bool:
+        """Draws it, if it is not current; whether it was drawn."""
+        if self.made_from and self.is_current():
+            return False
+        drawn, note = self.draw(), f"<!-- {self.made_from} -->\n" if self.made_from else ""
+        for scheme, file in self.files.items():
+            colours = {role: values[SCHEMES.index(scheme)] for role, values in PALETTE.items()}
+            file.write_text(f"{note}{_svg(drawn, self.path.stem, self.title, colours.__getitem__)}\n")
+        return True
+
+    def markup(self, page: Path) -> str:
+        """What shows it on a Markdown page."""
+        places = {scheme: Path(os.path.relpath(file, page.parent)).as_posix() for scheme, file in self.files.items()}
+        return render("picture.md.j2", title=self.title, **places)
 
 
-def write(drawn: Figure, path: Path, title: str, note: str = "") -> list[Path]:
-    """The figure as files that stand alone, one a scheme, with a note that `note_of` reads."""
-    for scheme, file in files(path).items():
-        colours = {role: values[SCHEMES.index(scheme)] for role, values in PALETTE.items()}
-        svg = _svg(drawn, path.stem, title, colours.__getitem__)
-        file.write_text(f"<!-- {note} -->\n{svg}\n" if note else f"{svg}\n")
-    return [*files(path).values()]
-
-
-def note_of(file: Path) -> str | None:
-    """The note in a file that `write` wrote; None where there is none."""
-    match = re.match(r"<!-- (.*) -->", file.read_text()) if file.exists() else None
-    return match[1] if match else None
+def made_from(what: str, *files: Path) -> str:
+    """A digest of what decides a chart, and of the code that draws it."""
+    digest = hashlib.sha256(what.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return f"made from {digest.hexdigest()[:16]}"
 
 
 def _style() -> dict[Any, Any]:

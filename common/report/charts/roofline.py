@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from flashladder.common.records.ladder_runs import FIELD
 from flashladder.common.records.ladders import Limits, field_titles
-from flashladder.common.report.theme import PALETTE, colour, figure, pixels, tip
+from flashladder.common.report.charts.theme import PALETTE, colour, figure, pixels, tip
 
 WIDTH, HEIGHT = 860, 430
 LINE = 16  # pixels that a label needs

@@ -1,1 +1,0 @@
-"""The accuracy study in words and pictures: its tables, figures and page."""

@@ -1,0 +1,50 @@
+"""results/accuracy.md: the charts and the table of the latest study on a GPU, between markers in a page of prose."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from flashladder.common.report import accuracy
+from flashladder.common.report.charts.accuracy import errors
+from flashladder.common.report.charts.theme import Chart
+from flashladder.common.report.sections import Section, empty
+from flashladder.common.report.templating import render
+
+MARKER = "accuracy"
+
+
+def parts(page: Path, frame: pd.DataFrame) -> list[Chart | Section]:
+    """The page, begun where there is none, and its charts, by the log."""
+    rows = accuracy.latest(frame)
+    begins = f"# How exact\n\n{empty(MARKER)}\n"
+    return [*_charts(page, rows), Section(page, MARKER, partial(text, page, rows), begins)]
+
+
+def text(page: Path, rows: pd.DataFrame) -> str:
+    """The part between the markers, in Markdown."""
+    judged, counted = (rows[rows["has"] == what] for what in (accuracy.ERRORS, accuracy.TILES))
+    return render(
+        "accuracy.md.j2",
+        charts=[chart.markup(page) for chart in _charts(page, rows)],
+        columns=["kernel", *accuracy.COLUMNS],
+        rows=[[accuracy.title(kernel.version), *kernel.cells()] for kernel in accuracy.kernels(rows)],
+        missed=accuracy.missed(rows),
+        lengths=[f"{keys:,}" for keys in sorted(judged["seqlen_k"].unique())],
+        judged=judged.iloc[-1] if len(judged) else None,
+        counted=counted.iloc[-1] if len(counted) else None,
+    )
+
+
+def _charts(page: Path, rows: pd.DataFrame) -> list[Chart]:
+    """One for each dtype."""
+    return [
+        Chart(
+            page.with_name(f"{page.stem}_{dtype}.svg"),
+            f"Errors by family of inputs, {dtype}, on {of_dtype['device'].iloc[0]}",
+            partial(errors, of_dtype),
+        )
+        for dtype, of_dtype in rows[rows["has"] == accuracy.ERRORS].groupby("dtype")
+    ]

@@ -1,0 +1,80 @@
+"""What tools keep up to date: a part of a document between `<!-- name:begin -->` and `:end`, or a whole file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from flashladder.common.compiler.toolchain import toolchain, version_text
+from flashladder.common.errors import ResultsError
+
+_COMPILER = re.compile(r"ptxas (\d[\d.]*\d)")
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a tool writes into a document; ResultsError where that has no markers. Without a name: all of the file."""
+
+    path: Path
+    name: str
+    text: Callable[[], str]
+    begins: str = ""  # the document, where there is none yet
+
+    def write(self) -> bool:
+        """Brings the document up to date; whether that changed it."""
+        document = self.path.read_text() if self.path.exists() else self.begins
+        before, kept, after = _parts(self.path, document, self.name)
+        if kept == (text := self.text()):
+            return False
+        self.path.write_text(f"{before}{text}{after}")
+        return True
+
+    def is_current(self) -> bool | None:
+        """Whether the document says what would be written; None where another compiler made what it says."""
+        if not self.path.exists():
+            return False
+        _, kept, _ = _parts(self.path, self.path.read_text(), self.name)
+        made_with = _COMPILER.search(kept)
+        if made_with and made_with[1] != compiler():
+            return None
+        return kept == self.text()
+
+    @property
+    def has_place(self) -> bool:
+        """Whether there is a document, with these markers."""
+        return self.path.exists() and _lines(self.name)[0] in self.path.read_text()
+
+
+@cache
+def compiler() -> str:
+    """The version of ptxas, which decides the machine code."""
+    match = re.search(r"V(\d[\d.]*\d)", version_text(toolchain().ptxas))
+    return match[1] if match else toolchain().release
+
+
+def empty(name: str) -> str:
+    """The markers of a document with nothing between them yet."""
+    return "\n".join(_lines(name))
+
+
+def between(path: Path, name: str) -> str:
+    """The text between a document's markers; ResultsError where they are missing."""
+    return _parts(path, path.read_text(), name)[1]
+
+
+def _parts(path: Path, document: str, name: str) -> tuple[str, str, str]:
+    """What stands before a section, the section without the line breaks around it, and what stands after it."""
+    if not name:
+        return "", document, ""
+    first, last = _lines(name)
+    match = re.search(f"{re.escape(first)}(.*?){re.escape(last)}", document, re.DOTALL)
+    if match is None:
+        raise ResultsError(f"{path} has no lines {first} and {last}, between which a tool could write")
+    return f"{document[: match.start(1)]}\n", match[1].strip("\n"), f"\n{document[match.end(1) :]}"
+
+
+def _lines(name: str) -> tuple[str, str]:
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
