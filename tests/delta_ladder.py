@@ -53,6 +53,8 @@ struct DeltaParams {
     TensorStride o_stride, dout_stride;
     int batch, num_heads, num_heads_k, seqlen_q, seqlen_k;
     float softmax_scale;
+    FLASHLADDER_FIELDS(o, dout, delta, o_stride, dout_stride, batch, num_heads, num_heads_k, seqlen_q, seqlen_k,
+                       softmax_scale)
 };
 
 __device__ float dot(const DeltaParams &p, int batch, int head, int row, int begin, int end) {

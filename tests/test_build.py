@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from attention_params import PARAMS
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
 from flashladder.common import catalog
@@ -43,7 +44,7 @@ def test_artifact_holds_what_the_compiler_made(tmp_path):
     progress = []
     request = BuildRequest(version, version.config(block_m=128, num_warps=8), ARCH)
     (artifact,) = build([request], lambda *step: progress.append(step))
-    assert artifact.launch == LaunchInfo(256, 1024, 128, 64, params_bytes=160)
+    assert artifact.launch == LaunchInfo(256, 1024, 128, 64, **PARAMS)
     assert artifact.registers > 0
     assert artifact.local_bytes == 0
     assert 0 < artifact.compile_seconds < 60

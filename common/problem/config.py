@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -127,7 +128,7 @@ class KernelConfig:
                     return value
         raise AttributeError(f"the configuration has no field {name}")
 
-    @property
+    @cached_property
     def fields(self) -> tuple[str, ...]:
         """The fields' names, in declared order."""
         return tuple(name for name, _ in self.items)

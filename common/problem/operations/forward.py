@@ -16,6 +16,7 @@ from flashladder.common.problem.operations.operation import DTYPES, Operation
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
 
+ALL_KEYS = 2**30  # a window without an end on that side
 _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 
 
@@ -50,6 +51,13 @@ class Forward(Operation):
         first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
         packed = {name: View(q if name == "q" else k, strides, head * p.head_dim) for name, head in first_heads.items()}
         return [packed, {"o": contiguous(*q)}, lse]
+
+    def argument(self, problem: Problem, name: str) -> float:
+        """A window without an end on a side has ALL_KEYS there."""
+        value = super().argument(problem, name)
+        if name not in ("window_left", "window_right"):
+            return value
+        return ALL_KEYS if value is None else min(value, ALL_KEYS)
 
     def default_scale(self, problem: Problem) -> float:
         """What the family of inputs wants, or 1/sqrt(head_dim)."""

@@ -53,6 +53,10 @@ class Operation(ABC):
         found = {name: view.shape for views in self.views(problem) for name, view in views.items()}
         return {name: found[name] for name in (*self.inputs, *self.outputs)}
 
+    def argument(self, problem: Problem, name: str) -> float:
+        """A number that kernels are told by its name. AttributeError for one that it does not know."""
+        return getattr(problem, name)
+
     def default_scale(self, problem: Problem) -> float:
         """The softmax_scale of a problem that was given none."""
         return float(problem.head_dim**-0.5)
