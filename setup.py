@@ -57,6 +57,7 @@ setup(
             "versions/**/*",
             "common/cuda/**/*",
             "common/runtime/*.cpp",
+            "common/runtime/*.h",
             "common/report/dashboard/page.*",
             "configs/**/*",
         ]

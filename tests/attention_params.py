@@ -2,7 +2,7 @@
 
 import itertools
 
-from flashladder.common.compiler.declaration import Field
+from flashladder.common.compiler.declaration import ParamsField
 
 NUM_BYTES = {"Q": 8, "s": 24, "i": 4, "f": 4}
 FORMATS = {
@@ -13,6 +13,6 @@ FORMATS = {
 }
 _ends = list(itertools.accumulate(NUM_BYTES[kind] for kind in FORMATS.values()))
 FIELDS = tuple(
-    Field(name, kind, end - NUM_BYTES[kind]) for (name, kind), end in zip(FORMATS.items(), _ends, strict=True)
+    ParamsField(name, kind, end - NUM_BYTES[kind]) for (name, kind), end in zip(FORMATS.items(), _ends, strict=True)
 )
 PARAMS = {"params_bytes": _ends[-1], "fields": FIELDS}

@@ -21,7 +21,7 @@ from flashladder.common import tensor_map
 from flashladder.common.catalog import Supports
 from flashladder.common.compiler import library
 from flashladder.common.compiler.artifact import Artifact, RungKernel
-from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
+from flashladder.common.compiler.declaration import LaunchInfo, ParamsField, TensorMapInfo, Workspace
 from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.problem.problem import Problem, Tensors, make_inputs
@@ -33,11 +33,20 @@ MAPS = tuple(TensorMapInfo(name, rows, 64, 128) for name, rows in (("q", 128), (
 PLAIN = LaunchInfo(128, 49152, 64, 64, **PARAMS)
 HOPPER = LaunchInfo(384, 200000, 128, 64, ctas_per_sm=1, tensor_maps=MAPS, **PARAMS)
 AFTER = LaunchInfo(32, 0, 1, 1, grid=("seqlen_q", "num_heads_k", "1"), **PARAMS)
+OWN = (
+    ParamsField("seqlen_k", "q", 0),
+    ParamsField("o_stride", "s", 8),
+    ParamsField("softmax_scale", "f", 32),
+    ParamsField("num_heads", "i", 36),
+    ParamsField("k", "Q", 40),
+)
+OTHER = LaunchInfo(96, 16, 1, 1, params_bytes=48, grid=("3", "cdiv(seqlen_q, block_n)", "batch"), fields=OWN)
 COUNTERS = Workspace("next", 4, "1", zeroed=True), Workspace("partial", 4, "batch * seqlen_k * block_m", zeroed=False)
 KINDS = {
     "plain": ({"attention_forward": PLAIN}, ()),
     "tensor maps and counters": ({"attention_forward": HOPPER}, COUNTERS),
     "tensor maps and a counter": ({"attention_forward": HOPPER}, COUNTERS[:1]),
+    "a struct of its own": ({"attention_forward": PLAIN, "combine": OTHER}, COUNTERS[1:]),
     "two kernels": ({"attention_forward": PLAIN, "combine": AFTER}, COUNTERS),
 }
 RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal=True, gqa=True))
@@ -90,7 +99,7 @@ def notes(driver, made):
     pointers = (8 * len(made.workspaces),) if made.workspaces else ()
     for kernel in made.kernels:
         maps = (128 * len(kernel.launch.tensor_maps),) if kernel.launch.tensor_maps else ()
-        driver.parts[kernel.entry] = (160, *pointers, *maps)
+        driver.parts[kernel.entry] = (kernel.launch.params_bytes, *pointers, *maps)
 
 
 def done(driver):

@@ -12,10 +12,10 @@ from attention_params import FIELDS, PARAMS
 
 from flashladder.common.compiler.artifact import Artifact, RungKernel
 from flashladder.common.compiler.declaration import (
-    Field,
     FieldRecord,
     LaunchInfo,
     LaunchRecord,
+    ParamsField,
     TensorMapInfo,
     TensorMapRecord,
     Workspace,
@@ -115,7 +115,12 @@ def test_other_addresses_and_no_lse():
 
 
 def test_fields_are_filled_by_name_wherever_they_lie():
-    fields = Field("v", "Q", 8), Field("q_stride", "s", 24), Field("seqlen_k", "q", 56), Field("window_left", "i", 64)
+    fields = (
+        ParamsField("v", "Q", 8),
+        ParamsField("q_stride", "s", 24),
+        ParamsField("seqlen_k", "q", 56),
+        ParamsField("window_left", "i", 64),
+    )
     given = tensors()
     windows = {None: ALL_KEYS, 5: 5}
     for window_left, told in windows.items():
@@ -130,14 +135,14 @@ def test_fields_are_filled_by_name_wherever_they_lie():
 def test_a_field_that_nobody_knows_is_named(name):
     message = f"attention_forward of 07_tiny takes {name}, which is no tensor of the operation forward, nor the strides"
     with pytest.raises(BuildError, match=message):
-        launched(fields=(*FIELDS[:-1], Field(name, "i", 156)))
+        launched(fields=(*FIELDS[:-1], ParamsField(name, "i", 156)))
 
 
 def test_a_number_that_has_no_room_is_refused():
     with pytest.raises(
         UnsupportedProblemError, match=r"softmax_scale=0.5 does not fit the argument of attention_forward"
     ):
-        launched(fields=(*FIELDS[:-1], Field("softmax_scale", "i", 156)))
+        launched(fields=(*FIELDS[:-1], ParamsField("softmax_scale", "i", 156)))
 
 
 @pytest.mark.parametrize(

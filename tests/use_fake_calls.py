@@ -33,9 +33,13 @@ from flashladder.common.runtime.calls import Call  # noqa: E402
 
 folder = Path(sys.argv[1]).parent
 (folder / "kernel.cubin").write_bytes(b"ELF!")
-kernel = RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, **PARAMS), 32, 0, 0, 0)
+launches = {
+    "attention_forward": LaunchInfo(128, 49152, 64, 64, cluster=(1, 2, 1), **PARAMS),
+    "combine": LaunchInfo(32, 16, 1, 0, grid=("seqlen_q", "num_heads", "1"), is_dependent=True, **PARAMS),
+}
+kernels = tuple(RungKernel(entry, launch, 32, 0, 0, 0) for entry, launch in launches.items())
 config = KernelConfig.of(dtype="bf16", head_dim=64)
-artifact = Artifact("24_made_up", config, "sm_90a", folder, (kernel,), compile_seconds=0.0, cached=True)
+artifact = Artifact("24_made_up", config, "sm_90a", folder, kernels, compile_seconds=0.0, cached=True)
 artifact.__dict__["code"] = "0123"
 quick.prepare = lambda: None
 sizes = {"batch": 3, "num_heads": 4, "seqlen_q": 100, "head_dim": 64}

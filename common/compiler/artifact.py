@@ -18,7 +18,7 @@ from typing import Any
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import declaration
 from flashladder.common.compiler.cubin import code_digest
-from flashladder.common.compiler.declaration import Field, LaunchInfo, TensorMapInfo, Workspace
+from flashladder.common.compiler.declaration import LaunchInfo, ParamsField, TensorMapInfo, Workspace
 from flashladder.common.errors import BuildError
 from flashladder.common.problem.config import KernelConfig, listing
 
@@ -169,7 +169,7 @@ def load(directory: Path, cached: bool, files: Collection[str] = FILES) -> Artif
 
 def _launch(facts: dict[str, Any]) -> LaunchInfo:
     tensor_maps = tuple(TensorMapInfo(**fields) for fields in facts.pop("tensor_maps"))
-    fields = tuple(Field(**each) for each in facts.pop("fields"))
+    fields = tuple(ParamsField(**each) for each in facts.pop("fields"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("grid", "cluster")}
     return LaunchInfo(**facts, **lists, tensor_maps=tensor_maps, fields=fields)
 

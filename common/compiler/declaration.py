@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flashladder.common.errors import BuildError
+from flashladder.common.problem.config import listing
 
 DEFAULT_GRID = ("cdiv(seqlen_q, block_m)", "num_heads", "batch")
 STRIDES = "s"  # the format of a TensorStride
@@ -68,7 +69,7 @@ class TensorMapInfo:
 
 
 @dataclass(frozen=True)
-class Field:
+class ParamsField:
     """A field of a kernel's first argument: its name, its place, and its format in Python's struct, or STRIDES."""
 
     name: str
@@ -87,10 +88,10 @@ class LaunchInfo:
     params_bytes: int  # size of its first argument
     grid: tuple[str, ...] = DEFAULT_GRID  # tiles along x, y, z: expressions (common/problem/rules.py)
     ctas_per_sm: int = 0  # of a persistent grid; 0: a CTA for each tile
-    cluster: tuple[int, ...] = (1, 1, 1)
+    cluster: tuple[int, int, int] = (1, 1, 1)
     is_dependent: bool = False  # it may begin before the kernel before it has ended
     tensor_maps: tuple[TensorMapInfo, ...] = ()
-    fields: tuple[Field, ...] = ()  # of its first argument
+    fields: tuple[ParamsField, ...] = ()  # of its first argument
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,10 @@ def read(ptx: str) -> PtxDeclaration:
     workspaces = {name: _record(content, WorkspaceRecord) for name, content in _constants(ptx, "workspace")}
     if not launches:
         raise BuildError("the kernel declares no launch; put FLASHLADDER_LAUNCH(...) of params.cuh into it")
+    if without := launches.keys() - fields.keys():
+        raise BuildError(
+            f"{listing(without)} declares no fields of its argument; put FLASHLADDER_FIELDS(...) into its struct"
+        )
     return PtxDeclaration(
         {
             name: _launch(launches[name], fields[name])
@@ -130,13 +135,14 @@ def read(ptx: str) -> PtxDeclaration:
     )
 
 
-def _launch(record: Any, fields: tuple[Field, ...]) -> LaunchInfo:
+def _launch(record: Any, fields: tuple[ParamsField, ...]) -> LaunchInfo:
     grid = tuple(text.value.decode() for text in record.grid)
+    x, y, z = (max(1, count) for count in record.cluster)
     return LaunchInfo(
         **{name: getattr(record, name) for name in _ALWAYS},
         grid=grid if grid[0] else DEFAULT_GRID,
         ctas_per_sm=record.ctas_per_sm,
-        cluster=tuple(max(1, count) for count in record.cluster),
+        cluster=(x, y, z),
         is_dependent=bool(record.is_dependent),
         tensor_maps=tuple(
             TensorMapInfo(each.tensor.decode(), each.rows, each.columns, each.swizzle_bytes)
@@ -147,10 +153,10 @@ def _launch(record: Any, fields: tuple[Field, ...]) -> LaunchInfo:
     )
 
 
-def _fields(content: bytes) -> tuple[Field, ...]:
+def _fields(content: bytes) -> tuple[ParamsField, ...]:
     """Of Fields, which has as many as the struct, and then where they end."""
     records = (FieldRecord * (len(content) // ctypes.sizeof(FieldRecord))).from_buffer_copy(content)
-    return tuple(Field(each.name.decode(), each.format.decode(), each.offset) for each in records)
+    return tuple(ParamsField(each.name.decode(), each.format.decode(), each.offset) for each in records)
 
 
 def _constants(ptx: str, role: str) -> list[tuple[str, bytes]]:

@@ -44,9 +44,8 @@ constexpr char format_of(const unsigned *) { return 'I'; }
 constexpr char format_of(const long long *) { return 'q'; }
 constexpr char format_of(const float *) { return 'f'; }
 
-void fields_are_listed_in_another_order_than_they_are_declared();
-
-// Members that follow each other from byte `end` of a struct on; `names` has theirs, with commas between.
+// Members that follow each other from byte `end` of a struct on; `names` has theirs, with commas between. Nothing, where
+// they are in another order in the struct.
 template <class... Members>
 constexpr Fields<sizeof...(Members)> listed(unsigned end, const char *names, const Members &...members) {
     Fields<sizeof...(Members)> made{};
@@ -54,7 +53,7 @@ constexpr Fields<sizeof...(Members)> listed(unsigned end, const char *names, con
     const char formats[] = {format_of(&members)...};
     const void *const places[] = {&members...};
     for (unsigned i = 0; i < sizeof...(Members); ++i) {
-        if (i && !(places[i - 1] < places[i])) fields_are_listed_in_another_order_than_they_are_declared();
+        if (i && !(places[i - 1] < places[i])) return {};
         end = (end + alignments[i] - 1) / alignments[i] * alignments[i];
         made.of[i].offset = end, made.of[i].format = formats[i];
         end += sizes[i];
@@ -153,7 +152,7 @@ struct WorkspaceSize {
 #define FLASHLADDER_KERNEL(entry, Params, ...)                                                                       \
     extern "C" __constant__ const Launch launch_##entry = (__VA_ARGS__).declared(sizeof(Params), __COUNTER__);       \
     extern "C" __constant__ const auto params_##entry = Params{}.fields();                                           \
-    static_assert(sizeof(Params) - Params{}.fields().end < alignof(Params), "FLASHLADDER_FIELDS lists every field of " #Params)
+    static_assert(sizeof(Params) - params_##entry.end < alignof(Params), #Params " lists all its fields in their order")
 
 // Declares a workspace, in the order of the pointers: FLASHLADDER_WORKSPACE(partial_lse, float, "seqlen_q * num_heads").
 #define FLASHLADDER_WORKSPACE(name, type, count)                                                                     \

@@ -20,8 +20,8 @@ struct AttentionParams {
     int seqlen_q;
     int seqlen_k;
     float softmax_scale;
-    FLASHLADDER_FIELDS(q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride, batch, num_heads, num_heads_k, seqlen_q, seqlen_k,
-                       softmax_scale)
+    FLASHLADDER_FIELDS(q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride, batch, num_heads, num_heads_k, seqlen_q,
+                       seqlen_k, softmax_scale)
 };
 
 // Declares what the host must know to launch the kernel. The build reads it from the PTX, so the kernel alone says it.

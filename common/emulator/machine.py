@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 
 import numpy as np
@@ -18,6 +18,8 @@ from .parse import parse
 from .ptx import Address, Imm, PtxKernel, Symbol, Variable
 from .scheduler import Chunk
 from .shared import WINDOW, PatternCache
+
+ALONE: GridShape = 1, 1, 1  # without a cluster
 
 
 @lru_cache(maxsize=16)
@@ -37,14 +39,15 @@ class Machine:
         num_threads: int,
         dynamic_shared: int,
         memory: GlobalMemory,
-        prior: Collection[str] = (),
+        prior: Mapping[str, str] | None = None,
+        cluster: GridShape = ALONE,
     ) -> None:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
         self.race, self.lazy_copies, self.max_instructions = True, True, 0
         self.lagging: Collection[int] = ()
         self.num_ctas = grid[0] * grid[1] * grid[2]
-        self.global_races = GlobalRaces(self, prior)
+        self.global_races = GlobalRaces(self, prior or {})
         self.global_writes = 0  # so far, by instruction: what may end a wait for global memory
         self.said = time.monotonic()  # when the last progress was told
         self.tell: Callable[[str], None] | None = None  # where a warp is, now and then
@@ -52,13 +55,20 @@ class Machine:
         self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
         if len(params) != sizes["param"]:
             raise EmulatorError(f"{program.kernel.name} takes {sizes['param']} bytes of parameters, not {len(params)}")
-        x, y, z, *_ = (*program.kernel.directives.get("reqnctapercluster", ()), 1, 1, 1)
-        self.cluster: GridShape = x, y, z
+        self.cluster = _cluster(program.kernel, cluster)
         self.maps_addresses = any(i.opcode.startswith("mapa") for i in program.kernel.instructions)
         self.granule = smallest_shared_access(program.kernel)
         self.syncs_lanes = synchronises_lanes(program.kernel)
         self.patterns = PatternCache(self.shared_bytes, self.granule)
         self.counters = Counters(len(program.blocks))
+
+
+def _cluster(kernel: PtxKernel, launched: GridShape) -> GridShape:
+    """The clusters in which a kernel is launched, or those that its code wants."""
+    x, y, z, *_ = (*kernel.directives.get("reqnctapercluster", launched), 1, 1, 1)
+    if launched not in (ALONE, (x, y, z)):
+        raise EmulatorError(f"{kernel.name} is launched in clusters of {launched}, but compiled for {(x, y, z)}")
+    return x, y, z
 
 
 def _place_variables(kernel: PtxKernel, memory: GlobalMemory) -> tuple[dict[str, int], dict[str, int]]:
@@ -123,7 +133,8 @@ def run(
     lagging: Collection[int] = (),
     chunk: int = 64,
     max_instructions: int = 50_000_000,
-    prior: Collection[str] = (),
+    prior: Mapping[str, str] | None = None,
+    cluster: GridShape = ALONE,
     progress: Callable[..., None] | None = None,
 ) -> Report:
     """Executes a kernel.
@@ -141,8 +152,9 @@ def run(
             where they need not wait; so a warp shows that others rely on without having waited for it. With any, a test
             of an mbarrier says no at first, which shows who goes on all the same.
         chunk: CTAs that are executed together.
-        prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch): with `race`, a
-            thread that accesses one has to know of a griddepcontrol.wait.
+        prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch), each with the
+            name of its kernel: with `race`, a thread that accesses one has to know of a griddepcontrol.wait.
+        cluster: CTAs of a cluster, where the kernel's code does not say it.
         max_instructions: of one warp and chunk, against endless loops.
         progress: called with (CTAs done, CTAs in total) first and after each chunk; within one now and then, with where
             a warp is as a third argument.
@@ -152,7 +164,7 @@ def run(
     """
     started = time.perf_counter()
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
-    machine = Machine(program, params, grid, num_threads, shared_bytes, memory, prior)
+    machine = Machine(program, params, grid, num_threads, shared_bytes, memory, prior, cluster)
     machine.max_instructions, machine.lazy_copies, machine.race = max_instructions, lazy_copies, race
     machine.lagging = lagging
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)

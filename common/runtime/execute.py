@@ -59,6 +59,7 @@ def on_emulator(
     take is told before. A persistent grid is the one of a GPU with `num_sms`.
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
     workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
+    A kernel that may begin before the one before it has ended waits for that before it touches what this writes.
     """
     from flashladder.common import emulator
 
@@ -78,9 +79,15 @@ def on_emulator(
         for workspace, num_bytes in zip(module.workspaces, launcher.workspace_bytes(problem), strict=True)
     ]
     pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
-    reports = [
-        emulator.run(
-            program := emulator.compile_ptx(ptx, launch.entry),
+    reports: list[Report] = []
+    earlier: dict[str, str] = {}  # what kernels that may still run write, and which of them does
+    shared = [*written, *(f"workspace {workspace.name}" for workspace in module.workspaces)]
+    for launch in launcher.launches(problem, tensors, num_sms, addresses):
+        if not launch.is_dependent:
+            earlier = {}
+        program = emulator.compile_ptx(ptx, launch.entry)
+        report = emulator.run(
+            program,
             _arguments(launch, pointers),
             launch.grid,
             launch.num_threads,
@@ -90,10 +97,12 @@ def on_emulator(
             lagging=lagging,
             chunk=CHUNK,
             max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(launch.grid)),
+            prior=earlier,
+            cluster=launch.cluster,
             progress=progress,
         )
-        for launch in launcher.launches(problem, tensors, num_sms, addresses)
-    ]
+        reports.append(report)
+        earlier = {name: launch.entry for name in shared if memory.may_be_written(name)} | earlier
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
     for workspace in module.workspaces:

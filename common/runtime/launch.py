@@ -53,7 +53,7 @@ class KernelLaunch:
     num_threads: int
     shared_bytes: int
     tensor_maps: tuple[TensorMap, ...] = ()  # its last argument
-    cluster: tuple[int, ...] = (1, 1, 1)
+    cluster: tuple[int, int, int] = (1, 1, 1)
     is_dependent: bool = False  # it may begin before the launch before it has ended
 
 
@@ -82,23 +82,21 @@ class Launcher:
         Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's, and where a grid
         is larger than CUDA allows; BuildError where a kernel takes what the operation does not have.
         """
-        shapes, shares = self._known(problem, num_sms)
+        shapes, parts = self._known(problem, num_sms)
         _check(problem, tensors, shapes)
         self._check_row_stride(tensors, shapes)
         values = _values(tensors, shapes, addresses)
-        return [
-            kernel.launch(problem, shapes, values, share) for kernel, share in zip(self._kernels, shares, strict=True)
-        ]
+        return [kernel.launch(problem, shapes, values, told) for kernel, told in zip(self._kernels, parts, strict=True)]
 
     def workspace_bytes(self, problem: Problem) -> list[int]:
         """How large the workspaces are for a problem."""
         sizes = _sizes(problem)
         return [workspace.num_bytes(sizes) for workspace in self.workspaces]
 
-    def _of_problem(self, problem: Problem, num_sms: int) -> tuple[Shapes, list[_Share]]:
+    def _of_problem(self, problem: Problem, num_sms: int) -> tuple[Shapes, list[_Told]]:
         """What does not depend on where tensors lie."""
         shapes = problem.asked.shapes(problem)
-        return shapes, [kernel.share(problem, shapes, num_sms) for kernel in self._kernels]
+        return shapes, [kernel.told(problem, shapes, num_sms) for kernel in self._kernels]
 
     def _check_row_stride(self, tensors: Tensors, shapes: Shapes) -> None:
         """A kernel compiled for one row stride would be silently wrong on tensors with another."""
@@ -112,7 +110,7 @@ class Launcher:
                 )
 
 
-class _Share(NamedTuple):
+class _Told(NamedTuple):
     """What of a kernel's launch a problem says: its grid, and numbers by their names."""
 
     grid: tuple[int, int, int]
@@ -133,18 +131,18 @@ class _Kernel:
         tiles = _expression(f"({', '.join(kernel.launch.grid)})", f"grid of {kernel.entry}")
         self._grid = _Arithmetic(tiles, constants(module, kernel.launch))
 
-    def share(self, problem: Problem, shapes: Shapes, num_sms: int) -> _Share:
+    def told(self, problem: Problem, shapes: Shapes, num_sms: int) -> _Told:
         of_tensors = {*shapes, *(f"{name}_stride" for name, shape in shapes.items() if len(shape) == DIMENSIONS)}
         grid = self._grid_for(problem, num_sms)
         names = [field.name for field in self._declared.fields if field.name not in of_tensors]
-        return _Share(grid, {name: self._number(problem, name) for name in names})
+        return _Told(grid, {name: self._number(problem, name) for name in names})
 
-    def launch(self, problem: Problem, shapes: Shapes, values: Mapping[str, Any], share: _Share) -> KernelLaunch:
+    def launch(self, problem: Problem, shapes: Shapes, values: Mapping[str, Any], told: _Told) -> KernelLaunch:
         declared = self._declared
         return KernelLaunch(
             self._entry,
-            self._params(problem, {**values, **share.numbers}),
-            share.grid,
+            self._params(problem, {**values, **told.numbers}),
+            told.grid,
             declared.num_threads,
             declared.shared_bytes,
             _mapped(declared, problem, shapes, values) if declared.tensor_maps else (),

@@ -1,4 +1,4 @@
-"""What quick.cpp is told of a rung that stands ready on a device: all of its launches that does not depend on tensors.
+"""What plan.h is told of a rung that stands ready on a device: all of its launches that does not depend on tensors.
 
 Which dimensions of tensors are which sizes, the operation shows by the shapes that it gives to two problems. A kernel's
 fields have their places from the kernel's declaration. Where a launch needs more than the plan can say, there is none.
@@ -17,7 +17,8 @@ import torch
 from flashladder.common import tensor_map
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.artifact import RungKernel
-from flashladder.common.compiler.declaration import STRIDES, Field, TensorMapInfo
+from flashladder.common.compiler.declaration import STRIDES, ParamsField, TensorMapInfo
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import LSE, SCALES, Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.launch import (
@@ -32,7 +33,7 @@ from flashladder.common.runtime.launch import (
 )
 from flashladder.common.runtime.workspaces import Lend, ZeroedMemory
 
-MAX = {"tensors": 12, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as quick.cpp has them
+MAX = {"tensors": 12, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
 MAX_SIZES, MAX_PARAMS, MAX_DIMENSIONS = 8, 512, 4
 ATTRIBUTE_BYTES = 72  # of a CUlaunchAttribute
 SCALE = "softmax_scale"  # which is said at each call
@@ -42,7 +43,7 @@ _PROBES = ((11, 221, 13, 1009, 2003), (7, 323, 19, 1511, 2503))  # SIZES, of whi
 
 
 class TensorPlan(ctypes.Structure):
-    """As quick.cpp has it, like those below."""
+    """As plan.h has it, like those below."""
 
     _fields_ = [
         *((name, ctypes.c_int) for name in ("dtype_code", "dtype_bits", "ndim", "is_output", "may_be_left_out")),
@@ -100,7 +101,7 @@ def plan(
     """That of a rung for problems of a kind on a device, which is current; None where there can be none."""
     try:
         return _plan(rung, kernel, lenders, problem, device)
-    except _CannotSay:
+    except (_CannotSay, UnsupportedProblemError):
         return None
 
 
@@ -112,7 +113,7 @@ def index_of(device: torch.device) -> int:
 def _plan(
     rung: Version, kernel: gpu.LoadedKernel, lenders: Sequence[Lend], problem: Problem, device: torch.device
 ) -> Plan:
-    config, shapes = kernel.artifact.config, _Shapes(problem)
+    config, shapes = kernel.artifact.config, _Dimensions(problem)
     kernels = [_kernel(kernel, each, shapes, device) for each in kernel.artifact.kernels]
     workspaces = [_workspace(*each, shapes) for each in zip(kernel.launcher.workspaces, lenders, strict=True)]
     tensors = [_tensor(name, problem, shape) for name, shape in shapes.shapes.items()]
@@ -151,7 +152,7 @@ def _plan(
     return made
 
 
-class _Shapes:
+class _Dimensions:
     """Of the tensors of problems of a kind: each dimension a number, or from -1 downwards one of SIZES."""
 
     def __init__(self, problem: Problem) -> None:
@@ -161,11 +162,7 @@ class _Shapes:
         if any(tuple(getattr(probe, name) for name in SIZES) not in _PROBES for probe in self.probes):
             raise _CannotSay  # other fields decide on sizes
         one, other = (self.asked.shapes(probe) for probe in self.probes)
-        self.shapes = {
-            name: tuple(map(self._dimension, one[name], other[name]))
-            for name in one
-            if len(one[name]) == len(other[name])
-        }
+        self.shapes = {name: tuple(map(self._dimension, one[name], other[name])) for name in one}
         self.told = {number for name, shape in self.shapes.items() if name != LSE for number in shape if number < 0}
 
     def _dimension(self, one: int, other: int) -> int:
@@ -202,7 +199,7 @@ def _tensor(name: str, problem: Problem, shape: tuple[int, ...]) -> TensorPlan:
 
 
 def _kernel(
-    loaded: gpu.LoadedKernel, kernel: RungKernel, shapes: _Shapes, device: torch.device
+    loaded: gpu.LoadedKernel, kernel: RungKernel, shapes: _Dimensions, device: torch.device
 ) -> tuple[KernelPlan, object]:
     """That of a kernel, and what it points to."""
     launch, known = kernel.launch, constants(loaded.artifact, kernel.launch)
@@ -230,7 +227,7 @@ def _kernel(
     return made, kept
 
 
-def _axis(text: str, known: Mapping[str, object], shapes: _Shapes) -> tuple[int, int]:
+def _axis(text: str, known: Mapping[str, object], shapes: _Dimensions) -> tuple[int, int]:
     """Of a grid's arithmetic: a number, and by what it is divided."""
     if not (found := re.fullmatch(r"cdiv\((\w+), (\w+)\)|(\w+)", text)):
         raise _CannotSay
@@ -245,7 +242,7 @@ def _axis(text: str, known: Mapping[str, object], shapes: _Shapes) -> tuple[int,
     return number, divisor
 
 
-def _field(field: Field, shapes: _Shapes) -> FieldPlan:
+def _field(field: ParamsField, shapes: _Dimensions) -> FieldPlan:
     names, tensor = list(shapes.shapes), field.name.removesuffix("_stride")
     if field.format == "Q" and field.name in names:
         return FieldPlan(ord("A"), field.offset, names.index(field.name))
@@ -258,7 +255,7 @@ def _field(field: Field, shapes: _Shapes) -> FieldPlan:
     return FieldPlan(ord(field.format), field.offset, -1 - shapes.number(field.name))
 
 
-def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Shapes, device: torch.device) -> MapPlan:
+def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Dimensions, device: torch.device) -> MapPlan:
     """A tensor map, of some tensor; a driver that makes others than tensor_map.encode makes them all."""
     somewhere = torch.empty(ALIGNMENT, dtype=torch.uint8, device=device).data_ptr()
     shape = (2, 3, 4, shapes.shapes[declared.tensor][-1])
@@ -269,7 +266,7 @@ def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Shapes, dev
     return MapPlan(list(shapes.shapes).index(declared.tensor), tuple(made))
 
 
-def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Shapes) -> WorkspacePlan:
+def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Dimensions) -> WorkspacePlan:
     if isinstance(lend, ZeroedMemory):
         return WorkspacePlan(lend, lend.of_stream)
     fixed = {"head_dim": shapes.problem.head_dim}
