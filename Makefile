@@ -18,7 +18,7 @@ PUBLIC := tests/public
 .PHONY: run test test-long test-public quick lint doctor venv dev clean
 
 run: venv
-	@$(PY) tools/run_version.py $(VERSION) $(ARGS)
+	@$(PY) -m flashladder run $(VERSION) $(ARGS)
 
 test: dev
 	$(PY) -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(LONG) $(PUBLIC)) $(ARGS)
@@ -39,7 +39,7 @@ lint: dev
 	$(PY) -m mypy
 
 doctor: venv
-	@$(PY) tools/doctor.py
+	@$(PY) -m flashladder doctor
 
 venv:
 	@$(PYTHON) tools/bootstrap.py

@@ -11,7 +11,7 @@ runtime     artifact + problem -> output, on the GPU or the emulator
 measure     times kernels side by side, and beside other people's
 records     the CSV logs, and what they come to
 predict     what a kernel will cost, and what bounds it; how far the GPU agrees
-studies     many runs for one question: sweeps, ladders, accuracy, timelines
+studies     runs, and many for one question: sweeps, ladders, accuracy, timelines
 report      every table, section, picture and page
 workshop    new rungs, trials of ideas, exercises
 api         attention under the names that models call, and adopting it

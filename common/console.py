@@ -35,6 +35,10 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 
+class UsageError(Exception):
+    """The arguments ask for nothing that can be done: the help says what could be asked for."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser with the options that every tool has; the tool's docstring gives its texts."""
 
@@ -76,6 +80,9 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
     arguments = parser.parse_args(argv)
     try:
         return main(arguments)
+    except UsageError:
+        parser.print_help()
+        return EXIT_ERROR
     except (FlashLadderError, OSError, ModuleNotFoundError) as error:  # OSError: a file is not there, for example
         if arguments.traceback:
             errors.print_exception()

@@ -3,6 +3,10 @@
     NN_name/   a rung, as in versions/          results/   its logs
     cuda/      headers that its rungs share     tuned/     the tuner's winners, GPU.yaml
 
+    operation.py   what its rungs compute, where that bears the ladder's name (common/problem/problem.py)
+    baselines.py   other people's kernels for it (common/measure/baselines)
+    fields.yaml    configuration fields of its rungs alone (common/problem/config.py)
+
 versions/private is one, where it exists; others are named in FLASHLADDER_VERSIONS, or with the option --versions of
 any tool. Such a ladder is called as its folder is.
 """
@@ -14,9 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from flashladder.common.errors import ConfigError
-from flashladder.common.paths import VERSIONS, results_dir
+from flashladder.common.paths import REFERENCES, VERSIONS, results_dir
 
 VARIABLE = "FLASHLADDER_VERSIONS"
+FIRST_OPERATION = "forward"  # what the rungs of versions/ itself compute, and what is asked for where nobody says
+OPERATION_FILE = "operation.py"
 PRIVATE = VERSIONS / "private"
 NAME = re.compile(r"[a-z]\w*", re.ASCII | re.IGNORECASE)
 
@@ -42,6 +48,12 @@ def ladders(root: Path = VERSIONS) -> dict[str, Path]:
     return found
 
 
+def declared(file: str) -> dict[str, Path]:
+    """Where ladders have this file beside their rungs, by their names: this repository's, and one's own."""
+    of_here = {path.parent.name: path for path in sorted(VERSIONS.glob(f"[!0-9]*/{file}"))}
+    return of_here | {name: folder / file for name, folder in ladders().items() if (folder / file).is_file()}
+
+
 def add(folders: Iterable[str]) -> None:
     """Searches these too from now on, in this process and in those that it starts."""
     known = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
@@ -63,6 +75,6 @@ def _check(folder: Path, others: dict[str, Path]) -> None:
         raise ConfigError(f"{folder}, which {VARIABLE} or --versions names, is no folder: make it, or name another")
     if not NAME.fullmatch(folder.name):
         raise ConfigError(f"{folder}: a ladder is called as its folder, by letters, digits and _, a letter first")
-    taken = others.get(folder.name) or VERSIONS / folder.name
-    if taken.exists():
-        raise ConfigError(f"{folder} would be the ladder {folder.name}, but so is {taken}: rename the folder")
+    known = (others.get(folder.name), VERSIONS / folder.name, VERSIONS / REFERENCES / folder.name)
+    if taken := next((path for path in known if path and path.exists()), None):
+        raise ConfigError(f"{folder} would be the ladder {folder.name}, but {taken} is called so: rename the folder")

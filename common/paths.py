@@ -6,21 +6,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ROOT / "versions"
+REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
 PREBUILT = ROOT / "prebuilt"  # kernels that came with an installed package
 
 
-def mixed_checkouts(file: Path) -> str | None:
-    """What is wrong where a file of tools/, tuner/ or tests/ is not of this checkout; None where it is, or of none.
+def mixed_checkouts(place: Path) -> str | None:
+    """What is wrong where a folder or a script is not of this checkout; None where it is, or of none.
 
     A copied checkout brings an environment that still knows the original.
     """
-    root = file.resolve().parents[1]
-    if root == ROOT or not (root / "common" / "paths.py").exists():
+    around = (place.resolve(), *place.resolve().parents)
+    root = next((folder for folder in around if _is_checkout(folder)), ROOT)
+    if root == ROOT:
         return None
     return (
-        f"{file} would run the code of another checkout, {ROOT}, which {sys.executable} knows as flashladder: run "
+        f"{place} would run the code of another checkout, {ROOT}, which {sys.executable} knows as flashladder: run "
         f"`make venv` in {root}, or set PYTHONPATH to a folder in which `flashladder` is a link to it"
     )
 
@@ -49,9 +51,8 @@ def adopted_dir() -> Path | None:
 
 def is_checkout() -> bool:
     """Whether this is the project's own folder, not a package that was installed from it."""
-    return (ROOT / "setup.py").exists()
+    return _is_checkout(ROOT)
 
 
-def typed(script: str, command: str) -> str:
-    """What a person types for a tool from this folder: its script where that lies here, else flashladder's command."""
-    return f"python {script}" if Path(script).exists() else f"flashladder {command}"
+def _is_checkout(folder: Path) -> bool:
+    return (folder / "setup.py").exists() and (folder / "common" / "paths.py").exists()

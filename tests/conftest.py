@@ -74,7 +74,7 @@ def pytest_runtest_teardown(item):
 
 @pytest.fixture
 def run(capsys):
-    """Calls tools/run_version.py in this process, on the emulator; gives its exit code, output and errors.
+    """Calls `flashladder run` in this process, on the emulator; gives its exit code, output and errors.
 
     Files that are about another tool have a `run` of their own.
     """

@@ -3,7 +3,8 @@
 import torch
 
 from flashladder.common.problem.families import Family
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.studies.accuracy import deviation, yardstick
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common import tensor_map
 from flashladder.common.api import op
+from flashladder.common.emulator import tensor_map
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.runtime import gpu, quick, target
 

@@ -1,12 +1,14 @@
 """A stand-in for a GPU, so that what drives one is tested anywhere: the emulator runs kernels, times are made up."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
 
-from flashladder.common.measure import baselines, contest, nvml, spot, timing
-from flashladder.common.problem import problem
+from flashladder.common.measure import contest, nvml, spot, timing
+from flashladder.common.measure.baselines import forward
+from flashladder.common.problem import inputs
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
@@ -49,13 +51,13 @@ def install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
     here = target.Target(on_gpu=True, arch="sm_90a", gpu=load_gpu("h100"))
     monkeypatch.setattr(target, "resolve", lambda device, gpu: here)
-    monkeypatch.setattr(contest, "make_inputs", lambda task, device: problem.make_inputs(task, "cpu"))
+    monkeypatch.setattr(contest, "make_inputs", lambda task, device: inputs.make_inputs(task, "cpu"))
     monkeypatch.setattr(contest, "on_gpu", _launch)
     monkeypatch.setattr(timing, "_GpuTimer", FakeTimer)
     monkeypatch.setattr(spot, "COUNT", 1)  # what the emulator is asked for takes a while
     monkeypatch.setattr(contest, "hard_problems", lambda task: [])
-    fa2 = baselines.BASELINES["fa2"]
-    monkeypatch.setitem(baselines.BASELINES, "fa2", baselines.Baseline(**{**vars(fa2), "bind": _attention}))
+    fa2 = forward.BASELINES["fa2"]
+    monkeypatch.setitem(forward.BASELINES, "fa2", replace(fa2, bind=_attention))
 
 
 def _launch(artifact, task, tensors):
@@ -68,7 +70,7 @@ def _launch(artifact, task, tensors):
 
 def _attention(_, task, tensors):
     def run():
-        return baselines.Output(task.asked.compute(task, tensors.by_name, torch.float32)["o"].to(tensors.q.dtype))
+        return forward.Output(task.asked.compute(task, tensors.by_name, torch.float32)["o"].to(tensors.q.dtype))
 
     run.time_us = 100.0
     return run

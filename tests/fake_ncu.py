@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from flashladder.common.compiler.sass import read
 from flashladder.common.predict.agreement import sass_opcode
-from flashladder.common.problem.problem import make_inputs
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
 
 COLUMNS = (

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from flashladder.common.problem.buffers import Buffer, View
-from flashladder.common.problem.problem import DTYPES, Expected, Problem, Tensors, expect, make_inputs
+from flashladder.common.problem.check import Expected, expect
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.problem import DTYPES, Problem
 
 NEEDED_GIB = 16
 
@@ -24,7 +26,7 @@ def spread(problem: Problem, strides: tuple[int, ...]) -> tuple[Tensors, Expecte
     views = {name: View(shape, strides, offset=-(-apart // 8) * 8 * place) for place, name in enumerate("qkvo")}
     buffer = Buffer(views, DTYPES[problem.dtype], "cuda")
     (lse_buffer,) = (other for other in near.buffers if "lse" in other.names)
-    tensors = Tensors({**buffer.views, "lse": near.lse}, buffers=(buffer, lse_buffer))
+    tensors = Tensors({**buffer.views, "lse": near.lse}, near.operation, buffers=(buffer, lse_buffer))
     for name in "qkv":
         getattr(tensors, name).copy_(getattr(near, name))
     tensors.poison()

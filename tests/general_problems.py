@@ -4,7 +4,8 @@ import math
 
 from flashladder.common import catalog
 from flashladder.common.errors import ConfigError
-from flashladder.common.problem.problem import LAYOUTS, Problem
+from flashladder.common.problem.operations.forward import LAYOUTS
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead
 
 GENERALS = [catalog.find("general"), catalog.find("woven_general")]

@@ -7,7 +7,10 @@ import torch
 from general_problems import GENERAL
 
 from flashladder.common.compiler import build_one
-from flashladder.common.problem.problem import LAYOUTS, Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.operations.forward import LAYOUTS
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 ARCH = "sm_80"

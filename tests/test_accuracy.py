@@ -16,8 +16,9 @@ from flashladder.common.measure.entrants import Entrant
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.families.sketch import heads_first
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
-from flashladder.common.problem.problem import DTYPES, Problem, make_inputs
+from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.records import records
 from flashladder.common.records.log import Log
 from flashladder.common.report import markers

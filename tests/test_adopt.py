@@ -24,8 +24,8 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime import ahead, target, tuned
-from flashladder.tools.commands import adopt, search
-from flashladder.tuner import job
+from flashladder.tools.commands import adopt
+from flashladder.tuner import campaign, job
 
 RUNG, H100 = catalog.find("24"), load_gpu("h100")
 PROGRAM = """
@@ -242,7 +242,7 @@ def on_a_gpu(monkeypatch, tmp_path):
             )
             return SimpleNamespace(checks=checks, measurement=measurement)
 
-    monkeypatch.setattr(search, "run", found)
+    monkeypatch.setattr(campaign, "run", found)
     monkeypatch.setattr(gains, "Arena", Arena)
     return times
 

@@ -15,7 +15,9 @@ from flashladder.common import catalog
 from flashladder.common.api import general
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -19,7 +19,9 @@ import flashladder
 from flashladder.common import catalog
 from flashladder.common.api import DEFAULT, attention, op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, quick
 from flashladder.common.runtime.gpu import device_arch
 
@@ -211,7 +213,7 @@ def test_the_fastest_rung_that_the_gpu_has_is_taken():
     assert ahead.fastest(problem, "sm_90a", "h100").name == "47_place_of_q"
     assert ahead.fastest(problem, "sm_90a", "h100", emulated=True).name == "24_woven_general"
     assert ahead.fastest(problem, "sm_80", "a100").name == "24_woven_general"
-    wide, wider = (dataclasses.replace(problem, head_dim=head_dim) for head_dim in (192, 256))
+    wide, wider = (dataclasses.replace(problem, head_dim=d, head_dim_v=d) for d in (192, 256))
     assert ahead.fastest(wide, "sm_90a", "h100", emulated=True).name == "36_wide_heads"
     assert ahead.fastest(wider, "sm_90a", "h100").name == "36_wide_heads"
     for asked, able in (({"softcap": 30.0}, "47_place_of_q"), ({"alibi": True}, "24_woven_general")):

@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 
 GROUPED = Problem(num_heads=4, num_heads_k=2, seqlen_q=64)
 
@@ -25,7 +26,7 @@ def on_hopper(monkeypatch):
 def test_torch_takes_the_arguments(on_hopper, name, causal):
     """Meta tensors go through the operator's schema and shapes, and compute nothing."""
     problem = Problem(batch=2, num_heads=4, seqlen_q=64, causal=causal, softmax_scale=0.3)
-    output = baselines.find(name).prepare(problem, make_inputs(problem, "meta"))()
+    output = baselines.find(name, "forward").prepare(problem, make_inputs(problem, "meta"))()
     assert output.o.shape == (2, 64, 4, 128)
     assert output.lse is None if name == "math" else output.lse.shape == (2, 4, 64)
 
@@ -43,7 +44,7 @@ BOUNDED = {
 def test_torch_is_told_of_windows(on_hopper, bounds, sides):
     problem = Problem(batch=2, num_heads=4, seqlen_q=64, softmax_scale=0.3, **bounds)
     with Told() as told:
-        output = baselines.find("fa2").prepare(problem, make_inputs(problem, "meta"))()
+        output = baselines.find("fa2", "forward").prepare(problem, make_inputs(problem, "meta"))()
     assert output.o.shape == (2, 64, 4, 128)
     assert output.lse.shape == (2, 4, 64)
     ((causal, options),) = told.calls
@@ -75,7 +76,7 @@ def test_flash_attn_is_told_of_bounds(on_hopper, monkeypatch, name, everything, 
         told.append({name: options[name] for name in ("window_size", "softcap") if name in options})
         return q, None
 
-    baseline = baselines.find(name)
+    baseline = baselines.find(name, "forward")
     monkeypatch.setattr(type(baseline), "_import", lambda _: SimpleNamespace(flash_attn_func=flash_attn_func))
     window = {"window_size": tuple(everything if side is None else side for side in sides)}
     for problem in (Problem(seqlen_q=64, **bounds), Problem(seqlen_q=64, softcap=3.0, **bounds), Problem(softcap=3.0)):
@@ -104,7 +105,7 @@ def test_flash_attn_is_told_of_bounds(on_hopper, monkeypatch, name, everything, 
     ],
 )
 def test_refusals(on_hopper, name, problem, message):
-    refusal = baselines.find(name).refusal(problem)
+    refusal = baselines.find(name, "forward").refusal(problem)
     assert refusal is None if message is None else message in refusal
 
 
@@ -130,20 +131,20 @@ def test_a_flash_attention_3_built_without_a_kernel_is_not_asked_for_it(
     """It would end the process, or take the slower one for wider heads."""
     built = SimpleNamespace(CONFIG={"build_flags": {f"FLASHATTENTION_DISABLE_{name}": True for name in missing}})
     monkeypatch.setitem(sys.modules, "flash_attn_config", built)
-    refusal = baselines.find("fa3").refusal(problem)
+    refusal = baselines.find("fa3", "forward").refusal(problem)
     assert refusal is None if message is None else message in refusal
 
 
 def test_an_arch_without_kernels_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    assert baselines.find("fa3").refusal(GROUPED) == "FlashAttention-3 has no kernel for sm_80"
+    assert baselines.find("fa3", "forward").refusal(GROUPED) == "FlashAttention-3 has no kernel for sm_80"
 
 
 def test_a_missing_package_is_named_with_its_install_line(on_hopper):
     with pytest.raises(DeviceError, match=r"xformers: xformers.ops cannot be imported .*: pip install xformers"):
-        baselines.find("xformers").prepare(GROUPED, make_inputs(GROUPED, "meta"))
+        baselines.find("xformers", "forward").prepare(GROUPED, make_inputs(GROUPED, "meta"))
 
 
 def test_an_unknown_name_lists_what_there_is():
     with pytest.raises(ConfigError, match=r"no baseline fa5; did you mean fa4\? There are fa2, cudnn, math"):
-        baselines.find("fa5")
+        baselines.find("fa5", "forward")

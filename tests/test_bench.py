@@ -1,11 +1,11 @@
-"""tools/bench.py on a stand-in for a GPU: what is timed, printed, logged and refused."""
+"""`flashladder bench` on a stand-in for a GPU: what is timed, printed, logged and refused."""
 
 import pytest
 import torch
 
 from flashladder.common import console
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure.baselines import titles
 from flashladder.common.measure.entrants import parse
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
@@ -87,7 +87,7 @@ def test_missing_baselines_are_named_with_the_line_that_installs_them(run):
 def test_the_official_kernels_are_listed(run):
     code, out, _ = run("--list-baselines")
     assert code == 0
-    assert all(baseline.title in out for baseline in BASELINES.values())
+    assert all(title in out for name, title in titles().items() if name != "sdpa")
     assert torch.__version__ in out
     assert "pip install xformers" in " ".join(out.split())
 
@@ -151,12 +151,14 @@ def test_a_window_is_two_numbers_of_keys(capsys, text):
 )
 def test_windows(text, sides):
     arguments = bench.parser().parse_args(["44", "--window", text, "--softcap", "30", "--seqlens", "512,1024"])
-    assert [(p.window_left, p.window_right, p.softcap) for p in options.shapes(arguments)] == [(*sides, 30.0)] * 2
+    assert [(p.window_left, p.window_right, p.softcap) for p in options.shapes(arguments, "forward")] == [
+        (*sides, 30.0)
+    ] * 2
 
 
 def test_a_search_has_no_bounds_that_it_would_leave_out(capsys):
     given = ["16", "--gpu", "h100"]
-    (problem,) = options.shapes(search.parser().parse_args(given))
+    (problem,) = options.shapes(search.parser().parse_args(given), "forward")
     assert (problem.window, problem.softcap) == (False, 0.0)
     for option in ("--window", "--softcap"):
         with pytest.raises(SystemExit):
@@ -173,7 +175,7 @@ def test_a_file_that_cannot_be_written_is_named(tool):
 
 def test_shapes():
     arguments = bench.parser().parse_args(["02", "--seqlens", "512..2048", "--causal", "both"])
-    problems = options.shapes(arguments)
+    problems = options.shapes(arguments, "forward")
     assert [(p.batch, p.seqlen_q, p.causal) for p in problems[::3]] == [(32, 512, False), (32, 512, True)]
     assert problems[2] == Problem(batch=8, num_heads=16, seqlen_q=2048)
 

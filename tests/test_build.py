@@ -15,7 +15,7 @@ from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
 from flashladder.common.compiler import compile as build_module
-from flashladder.common.compiler.artifact import _resources
+from flashladder.common.compiler.artifact import resources as read_resources
 from flashladder.common.compiler.declaration import ParamsField
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
@@ -373,7 +373,7 @@ ptxas info    : Function properties for attention_forward
     40 bytes stack frame, 44 bytes spill stores, 24 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack size, 592 bytes cmem[0]"""
     resources = {"registers": 255, "stack_bytes": 40, "spill_store_bytes": 44, "spill_load_bytes": 24}
-    assert _resources(log, "attention_forward") == resources
+    assert read_resources(log, "attention_forward") == resources
 
 
 def _not_sources(folder, names):
@@ -388,7 +388,8 @@ def test_installed_package_finds_its_kernels(tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", target, source], check=True)
     code = (
-        "from flashladder.common import paths, catalog, config\n"
+        "from flashladder.common import paths, catalog\n"
+        "from flashladder.common.problem import config\n"
         "print(paths.ROOT, paths.results_dir(), (paths.CUDA_HEADERS / 'params.cuh').exists())\n"
         "print(catalog.find('02').kernel, config.load_gpu('h100').arch)"
     )

@@ -17,14 +17,15 @@ from attention_params import PARAMS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashladder.common import tensor_map
 from flashladder.common.catalog import Supports
 from flashladder.common.compiler import library
 from flashladder.common.compiler.artifact import Artifact, RungKernel
 from flashladder.common.compiler.declaration import LaunchInfo, ParamsField, TensorMapInfo, Workspace
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import plan, quick
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_gpu
@@ -222,7 +223,7 @@ USUAL = Problem(batch=2, num_heads=4, num_heads_k=2, seqlen_q=64, seqlen_k=70, h
 
 def usual(o=None):
     """The tensors of a call, by name."""
-    return Tensors({"q": Q, "k": K, "v": K, "o": torch.empty_like(Q) if o is None else o})
+    return Tensors({"q": Q, "k": K, "v": K, "o": torch.empty_like(Q) if o is None else o}, USUAL.asked)
 
 
 def by(way, call, o=None):
@@ -323,7 +324,7 @@ def test_a_stride_whose_highest_bits_lie_elsewhere(driver, tmp_path):
         k = far.as_strided((2, 70, 2, 64), (bytes_apart // 2, 128, 64, 1))
         o = torch.empty_like(Q)
         if not call.quickly((Q, k, k, o, None), 0.125):
-            call(USUAL, Tensors({"q": Q, "k": k, "v": k, "o": o}))
+            call(USUAL, Tensors({"q": Q, "k": k, "v": k, "o": o}, USUAL.asked))
         maps = driver.launches[-1].arguments[2]
         assert tensor_map.decode(maps[128:256]).strides == (256, 128, bytes_apart)
 

@@ -16,11 +16,12 @@ import torch
 
 from flashladder.common.errors import VerificationError
 from flashladder.common.measure import contest, l2, spot, timing
-from flashladder.common.measure.baselines import CPU_BASELINES
+from flashladder.common.measure.baselines.forward import ON_CPU
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import Contender, Sample, TimingSettings, measure
+from flashladder.common.problem.check import Check
 from flashladder.common.problem.operations.forward import attention
-from flashladder.common.problem.problem import Check, Problem
+from flashladder.common.problem.problem import Problem
 
 PROBLEM = Problem(num_heads=2, seqlen_q=192, head_dim=64)
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
@@ -144,7 +145,7 @@ def hold(monkeypatch):
     monkeypatch.setattr(contest, "on_gpu", lambda kernel, problem, tensors: kernel(problem, tensors))
 
     def call(kernel, rounds=4, problem=PROBLEM):
-        return contest.hold(problem, {"ours": kernel}, [CPU_BASELINES["math"]], TimingSettings(rounds=rounds), "cpu")
+        return contest.hold(problem, {"ours": kernel}, [ON_CPU["math"]], TimingSettings(rounds=rounds), "cpu")
 
     return call
 

@@ -58,7 +58,7 @@ WORDS = dict(zip(CUDA_CHEATS, (SKIPS, SKIPS, LATE, SKIPS), strict=True))
 
 
 def timed(kernel, mode="hot", rounds=8):
-    return contest.hold(PROBLEM, {"ours": kernel}, [baselines.find("fa2")], TimingSettings(mode, rounds))
+    return contest.hold(PROBLEM, {"ours": kernel}, [baselines.find("fa2", "forward")], TimingSettings(mode, rounds))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def field(instance):
     ours = instance.ours("ours", build_one(RUNG, RUNG.config_for(PROBLEM), gpu.device_arch()), timed=True)
 
     def make(launch=lambda compute: compute):
-        return [instance.official(baselines.find("fa2")), replace(ours, launch=launch(ours.launch))]
+        return [instance.official(baselines.find("fa2", "forward")), replace(ours, launch=launch(ours.launch))]
 
     return make
 
@@ -176,6 +176,6 @@ def test_honest_rungs_are_no_suspects(dtype):
     problem = Problem(batch=2, num_heads=16, seqlen_q=1024, dtype=dtype)
     requests = [BuildRequest(rung, rung.config_for(problem), gpu.device_arch()) for rung in catalog.versions()]
     kernels = {artifact.version: artifact for artifact in build(requests)}
-    result = contest.hold(problem, kernels, [baselines.find("fa2")], TimingSettings(rounds=4))
+    result = contest.hold(problem, kernels, [baselines.find("fa2", "forward")], TimingSettings(rounds=4))
     assert result.measurement is not None, result.remarks
     assert result.measurement.checks.keys() == {"fa2", *kernels}, result.remarks

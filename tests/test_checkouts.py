@@ -29,9 +29,15 @@ def run(copy, *command, **environment):
     return subprocess.run([sys.executable, *command], **options)
 
 
-@pytest.mark.parametrize("tool", ["tools/run_version.py", "tools/bench.py", "tuner/search.py"])
-def test_the_originals_code_is_refused(copy, tool):
-    done = run(copy, tool, "--list")
+TOOLS = [["tools/run_version.py"], ["tuner/search.py"], ["-m", "flashladder", "run"]]
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda words: words[-1])
+@pytest.mark.parametrize("folder", [".", "versions/02_swizzling"])
+def test_the_originals_code_is_refused(copy, tool, folder):
+    if tool[0] != "-m":
+        tool = [copy / tool[0]]
+    done = run(copy / folder, *tool, "--list")
     assert done.returncode == 2
     assert f"would run the code of another checkout, {ROOT}, " in done.stderr
     assert f"run `make venv` in {copy}, or set PYTHONPATH" in done.stderr
@@ -52,5 +58,6 @@ def test_its_own_code_runs_by_way_of_pythonpath(copy, tmp_path):
 
 
 def test_what_is_of_this_checkout_or_of_none_is_not_refused(tmp_path):
-    assert mixed_checkouts(ROOT / "tools" / "bench.py") is None
+    assert mixed_checkouts(ROOT / "tools" / "run_version.py") is None
+    assert mixed_checkouts(ROOT) is None
     assert mixed_checkouts(tmp_path / "bin" / "flashladder") is None

@@ -169,7 +169,7 @@ def test_a_problem_stays_with_the_rung_that_was_adopted_for_it(monkeypatch, mine
     assert taken(SHORT, adopted=mine) == FIRST
     monkeypatch.setenv("FLASHLADDER_ADOPTED", str(mine))
     assert taken(SHORT) == taken(LONG) == FIRST, "as its configuration is: whatever its length"
-    other = dataclasses.replace(PROBLEMS[SHORT], head_dim=64)
+    other = dataclasses.replace(PROBLEMS[SHORT], head_dim=64, head_dim_v=64)
     save(SECOND, tuned.kind_of(other), "2.0")
     assert ahead.fastest(other, "sm_90a", "h200") == SECOND, "what it did not ask for"
 

@@ -1,13 +1,12 @@
-"""The one entry point, `flashladder COMMAND`, and the scripts of a checkout that lead to the same commands."""
+"""The one entry point, `flashladder COMMAND`, and the two scripts that lead to the same commands."""
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from flashladder.common import console, packages, paths
+from flashladder.common import console, packages
 from flashladder.common.paths import ROOT
 from flashladder.tools import commands
 
@@ -40,25 +39,26 @@ def test_it_runs_as_a_module():
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
-def test_a_command_and_its_door(name, capsys):
-    command = commands.COMMANDS[name]
+def test_a_command_is_spelled_as_it_is_typed(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         commands.main([name, "--help"])
     said = capsys.readouterr().out
     assert said.startswith(f"usage: flashladder {name} ")
-    assert f"flashladder {name}" in said.partition("\n\n")[2], "its examples are spelled as it was called"
-    assert f"python {command.door}" not in said
-    by_door = call(ROOT / command.door, "--help")
-    assert by_door.stdout.startswith(f"usage: {Path(command.door).name} "), by_door.stderr
-    assert f"python {command.door}" in by_door.stdout
+    assert f"flashladder {name}" in said.partition("\n\n")[2]
 
 
-def test_every_script_is_a_door_of_a_command():
-    scripts = {path for folder in ("tools", "tuner") for path in ROOT.glob(f"{folder}/*.py")}
-    doors = {path.relative_to(ROOT).as_posix() for path in scripts if "from door import enter" in path.read_text()}
-    assert doors == {command.door for command in commands.COMMANDS.values()}
+def test_every_module_is_a_command():
     modules = {path.stem for path in ROOT.glob("tools/commands/*.py")} - {"__init__", "arguments"}
-    assert modules == {Path(door).stem for door in doors}
+    assert modules == {command.file for command in commands.COMMANDS.values()}
+
+
+@pytest.mark.parametrize(("script", "name"), [("tools/run_version.py", "run"), ("tuner/search.py", "search")])
+@pytest.mark.parametrize("words", [["--help"], ["--hlep"], []])
+def test_a_script_says_what_its_command_says(script, name, words):
+    by_script, by_name = call(ROOT / script, *words), call("-m", "flashladder", name, *words)
+    assert by_name.stdout + by_name.stderr
+    for said in ("stdout", "stderr", "returncode"):
+        assert getattr(by_script, said) == getattr(by_name, said)
 
 
 def test_help_waits_for_nothing_that_is_slow_to_import():
@@ -71,13 +71,11 @@ def test_help_waits_for_nothing_that_is_slow_to_import():
     assert done.stdout == "\n", done.stderr
 
 
-def test_without_the_package_a_door_says_what_would_work(tmp_path):
+def test_without_the_package_a_script_says_what_would_work(tmp_path):
     (tmp_path / "flashladder.py").write_text("raise ModuleNotFoundError(name='flashladder')")
-    done = call(ROOT / "tools" / "bench.py", "07", env={"PYTHONPATH": str(tmp_path)})
+    done = call(ROOT / "tools" / "run_version.py", "07", env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
-    assert done.stderr == (
-        f"{sys.executable} has no flashladder: run `make venv`, then `.venv/bin/python tools/bench.py`\n"
-    )
+    assert done.stderr == f"{sys.executable} has no flashladder: run `make venv`, then `.venv/bin/flashladder run`\n"
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, capsys, tmp_path):
@@ -95,13 +93,6 @@ def test_a_missing_package_of_no_extra(monkeypatch):
     assert "has no nothing; in a checkout `make venv`" in packages.lack(ModuleNotFoundError(name="nothing"))
     with pytest.raises(ModuleNotFoundError):
         packages.lack(ModuleNotFoundError(name="flashladder.common.nothing"))
-
-
-def test_a_tool_is_named_as_it_can_be_typed_from_here(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    assert paths.typed("tools/exercise.py", "exercise") == "python tools/exercise.py"
-    monkeypatch.chdir(tmp_path)
-    assert paths.typed("tools/exercise.py", "exercise") == "flashladder exercise"
 
 
 def test_an_option_is_not_guessed_from_its_beginning(capsys):

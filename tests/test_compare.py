@@ -147,10 +147,10 @@ def results_file(name):
         (("mine", "{results}/other.csv:them"), "other.csv is called them; did you mean theirs? There are theirs"),
         (
             ("mine", "{results}/text.csv"),
-            "text.csv is no log of a benchmark. Ratios to a baseline are compared, which bench.py, ",
+            "text.csv is no log of a benchmark. Ratios to a baseline are compared, which bench, ",
         ),
         (("mine", "a check"), "the run a check in {results}/text.csv is no benchmark. Ratios to a baseline"),
-        (("24", "general"), "24 23: rungs, not runs; `python tools/bench.py 24 23` times both in one run"),
+        (("24", "general"), "24 23: rungs, not runs; `flashladder bench 24 23` times both in one run"),
         (("mine", "failed"), "the run failed in {results}/other.csv has no ratios to a baseline"),
         (("mine", "elsewhere"), "mine and elsewhere timed no kernel at the same shape"),
     ],

@@ -10,7 +10,9 @@ import torch
 
 from flashladder.common import catalog, emulator
 from flashladder.common.measure.references import load, missing
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 
 pytest.importorskip("cutlass", reason="pip install nvidia-cutlass-dsl")
 

@@ -1,4 +1,4 @@
-"""tools/dashboard.py on made-up logs: the means, the page, the README's part, and what it says to bad input."""
+"""`flashladder dashboard` on made-up logs: the means, the page, the README's part, and what it says to bad input."""
 
 import re
 from xml.etree import ElementTree
@@ -96,7 +96,7 @@ def test_instructions_are_counted_for_each_mma(folder):
 
 
 def test_the_committed_instruction_mix_has_every_rung():
-    """`python tools/dashboard.py --sass h100` brings it up to date."""
+    """`flashladder dashboard --sass h100` brings it up to date."""
     counted = data.Results.load(ROOT / "results").sass["h100"]["version"]
     assert sorted(set(counted)) == [version.name for version in catalog.finished()]
 
@@ -168,8 +168,8 @@ def test_without_results_the_page_says_how_to_get_some(folder, run):
     code, _, _ = run()
     assert code == 0
     assert "No ladder has been measured yet" in page(folder)
-    for command in ("tools/ladder.py", "tools/experiment.py", "tools/run_version.py", "dashboard.py --sass"):
-        assert command in page(folder)
+    for command in ("ladder", "experiment", "run", "dashboard --sass"):
+        assert f"flashladder {command}" in page(folder)
     assert "Nothing has been measured yet" in (folder.parent / "README.md").read_text()
     assert run("--check")[0] == 0
 

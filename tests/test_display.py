@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from flashladder.common import console
-from flashladder.common.emulator.counters import LineCount, Report
+from flashladder.common.emulator import LineCount, Report
 from flashladder.common.measure.contest import Contest
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import CONTROL, Measurement, Sample
-from flashladder.common.problem.problem import Check, Problem
+from flashladder.common.problem.check import Check
+from flashladder.common.problem.problem import Problem
 from flashladder.common.report import display
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

@@ -3,6 +3,7 @@ import pytest
 from flashladder.common.compiler import toolchain as toolchain_module
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ConfigError
+from flashladder.common.workshop import machine
 from flashladder.tools.commands import doctor
 
 
@@ -12,18 +13,18 @@ def found(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
     toolchain.cache_clear()
-    yield lambda probes: {finding.what: finding for finding in doctor.examine(probes)}
+    yield lambda probes: {finding.what: finding for finding in machine.examine(probes)}
     toolchain.cache_clear()
 
 
 def test_this_machine_has_what_is_needed(found, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
-    findings = found(doctor.NEEDED)
+    findings = found(machine.NEEDED)
     assert all(finding.good for finding in findings.values()), findings
     assert "02_swizzling for sm_80:" in findings["a kernel compiles"].found
     assert doctor.main() == 0
     report = capsys.readouterr().out
-    for what in (*doctor.NEEDED, *doctor.FOR_A_GPU, *doctor.OPTIONAL):
+    for what in (*machine.NEEDED, *machine.FOR_A_GPU, *machine.OPTIONAL):
         assert what in report
 
 
@@ -33,7 +34,7 @@ def test_missing_compiler_is_reported_with_its_remedy(found, capsys, monkeypatch
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(toolchain_module, "SYSTEM_TOOLKIT", tmp_path)
     monkeypatch.setattr(toolchain_module, "_in_wheels", lambda name: None)
-    findings = found(doctor.NEEDED)
+    findings = found(machine.NEEDED)
     lacking = {what for what, finding in findings.items() if not finding.good}
     assert lacking == {"CUDA compiler", "host compiler", "a kernel compiles", "the emulator runs it"}
     assert "pip install 'flashladder[compiler]'" in findings["CUDA compiler"].found
@@ -44,9 +45,9 @@ def test_missing_compiler_is_reported_with_its_remedy(found, capsys, monkeypatch
 
 def test_missing_package_is_reported_with_its_remedy(found, monkeypatch):
     monkeypatch.setattr(
-        doctor.importlib.metadata, "requires", lambda name: ["rich", "no-such-package>=2", 'x; extra == "y"']
+        machine.importlib.metadata, "requires", lambda name: ["rich", "no-such-package>=2", 'x; extra == "y"']
     )
-    finding = found({"packages": doctor.packages})["packages"]
+    finding = found({"packages": machine.packages})["packages"]
     assert not finding.good
     assert finding.found.endswith("pip install no-such-package`")
     assert finding.found.startswith("no-such-package: ")
@@ -55,7 +56,7 @@ def test_missing_package_is_reported_with_its_remedy(found, monkeypatch):
 def test_folder_that_cannot_be_written(found, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "file" / "results"))
-    finding = found(doctor.NEEDED)["results folder"]
+    finding = found(machine.NEEDED)["results folder"]
     assert not finding.good
     assert "file/results: Not a directory. Set FLASHLADDER_RESULTS to a folder that can be written." in finding.found
 
@@ -69,10 +70,10 @@ class FakeDriver:
 
 
 def test_driver_must_know_the_compiler(found, monkeypatch):
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeDriver(99010))
-    assert found({"driver": doctor.driver})["driver"].found == "knows CUDA 99.1"
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeDriver(11080))
-    finding = found({"driver": doctor.driver})["driver"]
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: FakeDriver(99010))
+    assert found({"driver": machine.driver})["driver"].found == "knows CUDA 99.1"
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: FakeDriver(11080))
+    finding = found({"driver": machine.driver})["driver"]
     assert not finding.good
     assert "it knows CUDA 11.8, but the compiler is CUDA" in finding.found
     assert "set FLASHLADDER_CUDA to a CUDA 11 toolkit" in finding.found

@@ -13,7 +13,7 @@ from flashladder.tests import made_up
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools.commands import evidence as tool
 
-COMMITTED = ("02", "09", "14")  # `python tools/evidence.py --check` does all of them, in a minute
+COMMITTED = ("02", "09", "14")  # `flashladder evidence --check` does all of them, in a minute
 MARKED = "# A rung\n\nprose\n\n<!-- evidence:begin -->\nold\n<!-- evidence:end -->\n\nmore prose\n"
 STORE = "params.lse[threadIdx.x + 128] = 2.0f;"
 
@@ -133,7 +133,7 @@ def test_check_fails_where_a_readme_is_out_of_date(ladder, upper, run, monkeypat
     readme.write_text(readme.read_text().replace("80 → 10", "80 → 11"))
     code, out, _ = run("08", "--check")
     assert code == tool.EXIT_STALE
-    assert "08_tinier/README.md is out of date; `python tools/evidence.py 08` mends it" in out
+    assert "08_tinier/README.md is out of date; `flashladder evidence 08` mends it" in out
     assert "80 → 11" in readme.read_text()
 
 
@@ -150,7 +150,7 @@ def test_committed_evidence_is_current(name):
     is_current = evidence.is_current(find(name))
     if is_current is None:
         pytest.skip(f"made with another compiler than {evidence.compiler()}")
-    assert is_current, f"`python tools/evidence.py {name}` mends it"
+    assert is_current, f"`flashladder evidence {name}` mends it"
 
 
 def measured(monkeypatch, folder, rung, **changes):
@@ -186,4 +186,6 @@ def test_a_rung_has_no_step_where_rounds_were_not_kept_or_another_is_below(monke
 def test_the_ratios_in_every_readme_are_those_of_the_log():
     for version in finished():
         text = markers.between(version.directory / "README.md", "evidence")
-        assert all(part in text for part in evidence._measured(version)), f"tools/evidence.py {version.number} mends it"
+        assert all(part in text for part in evidence._measured(version)), (
+            f"`flashladder evidence {version.number}` mends it"
+        )

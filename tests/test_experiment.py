@@ -1,10 +1,11 @@
-"""tools/experiment.py: what each experiment runs, logs and draws, and the traffic formulas of the papers as counted."""
+"""Experiments: what each experiment runs, logs and draws, and the traffic formulas of the papers as counted."""
 
 import pytest
 import torch
 
 from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
+from flashladder.common.problem import check
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.report import experiments as figures
@@ -109,7 +110,7 @@ def test_types_on_the_emulator(run, tmp_path):
 
 def test_lengths_on_a_gpu_have_times_and_memory(run, tmp_path, monkeypatch):
     fake_gpu.install(monkeypatch)
-    monkeypatch.setattr(experiments, "make_inputs", lambda task, device: fake_gpu.problem.make_inputs(task, "cpu"))
+    monkeypatch.setattr(experiments, "make_inputs", lambda task, device: fake_gpu.inputs.make_inputs(task, "cpu"))
     monkeypatch.setattr(experiments.execute, "on_gpu", lambda artifact, task, tensors: lambda: None)
     monkeypatch.setattr(experiments, "_allocated", lambda launch: out.o.nbytes if (out := launch()) is not None else 0)
     monkeypatch.setattr(experiments, "NUM_HEADS", 1)
@@ -126,9 +127,7 @@ def test_lengths_on_a_gpu_have_times_and_memory(run, tmp_path, monkeypatch):
 
 
 def test_a_wrong_kernel_is_not_logged(run, monkeypatch):
-    monkeypatch.setattr(
-        experiments, "verify", lambda *_: fake_gpu.problem.Check(1, 0.1, 0, 0, ("o[0] is 1 instead of 0",))
-    )
+    monkeypatch.setattr(experiments, "verify", lambda *_: check.Check(1, 0.1, 0, 0, ("o[0] is 1 instead of 0",)))
     code, _, err = run("dtypes", "--rungs", "02", "--seqlens", "128", "--device", "emulator")
     assert code == console.EXIT_ERROR
     assert "02_swizzling" in err

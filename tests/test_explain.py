@@ -1,4 +1,4 @@
-"""Why a rung is slow: what is predicted of each rung of the ladder, what samples of a GPU say, and tools/explain.py."""
+"""Why a rung is slow: what is predicted of each rung of the ladder, what samples of a GPU say, and the command."""
 
 import numpy as np
 import pytest

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.config import gpu_names, load_gpu
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 ARCH = "sm_80"

@@ -23,7 +23,9 @@ from packed_problems import draw_bounds
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.errors import BuildError
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_gpu
 

@@ -12,7 +12,9 @@ from general_problems import FA_LENGTHS, HOPPERS, draw, id_of, kinds
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, tuned
 from flashladder.common.runtime.execute import EMULATED_SMS, on_emulator
 

@@ -17,7 +17,10 @@ from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.contest import hold
 from flashladder.common.measure.timing import Contender, TimingSettings, measure
-from flashladder.common.problem.problem import LAYOUTS, Check, Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import Check, expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.operations.forward import LAYOUTS
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.tests import run_every_rung
@@ -211,7 +214,8 @@ import sys
 from pathlib import Path
 from flashladder.common.compiler import build_one
 from flashladder.common.catalog import find
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_gpu
 version, problem = find("02_faulty", Path(sys.argv[1])), Problem(seqlen_q=64)
@@ -249,7 +253,7 @@ def test_sanitizer(tool):
 def test_torch_baselines_compute_the_same(name, causal):
     problem = Problem(batch=2, num_heads=4, seqlen_q=512, causal=causal)
     tensors = make_inputs(problem, "cuda")
-    output = baselines.find(name).prepare(problem, tensors)()
+    output = baselines.find(name, "forward").prepare(problem, tensors)()
     given = {key: value for key, value in output._asdict().items() if value is not None}
     verify(expect(problem, tensors), given).require(name)
 
@@ -260,7 +264,7 @@ def test_the_method_is_right(capsys):
     runs = {}
     for name, seqlen_k in (("fa2", 12800), ("again", 12800), ("slowed", 12928)):
         problem = Problem(batch=1, num_heads=33, seqlen_q=512, seqlen_k=seqlen_k)
-        runs[name] = baselines.find("fa2").prepare(problem, make_inputs(problem, "cuda"))
+        runs[name] = baselines.find("fa2", "forward").prepare(problem, make_inputs(problem, "cuda"))
     field = [Contender(name, run, lambda: RIGHT) for name, run in runs.items()]
     results = [measure(field, TimingSettings(rounds=20, seed=seed)) for seed in range(40)]
     verdicts = {name: [result.verdict(name) for result in results] for name in ("again", "slowed")}
@@ -276,6 +280,8 @@ def test_the_method_is_right(capsys):
 def test_other_modes_agree_on_which_is_faster(mode):
     problem = Problem(batch=2, num_heads=16, seqlen_q=2048)
     artifacts = {name: compiled(catalog.find(name), problem) for name in ("01", "02")}
-    measurement = hold(problem, artifacts, [baselines.find("fa2")], TimingSettings(mode, rounds=4)).measurement
+    measurement = hold(
+        problem, artifacts, [baselines.find("fa2", "forward")], TimingSettings(mode, rounds=4)
+    ).measurement
     assert measurement.time_us("01") > 1.5 * measurement.time_us("02")
     assert measurement.clock_mhz("02")

@@ -15,10 +15,9 @@ import pytest
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.paths import ROOT
-from flashladder.common.predict import tile
+from flashladder.common.predict import cost, tile
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.tuner import model
 
 H200 = load_gpu("h200")
 RUN = "20261122-163955-1610"  # rungs 25 to 37 at six lengths, bf16, head_dim 128, without a mask
@@ -44,7 +43,7 @@ def errors(measured) -> Errors:
     found = {}
     for row, artifact in measured:
         problem = Problem(batch=row.batch, num_heads=row.num_heads, seqlen_q=row.seqlen_q, head_dim=row.head_dim)
-        found[row.version, row.seqlen_q] = math.log(row.time_us / model.time_us(problem, artifact, H200, 1.0))
+        found[row.version, row.seqlen_q] = math.log(row.time_us / cost.time_us(problem, artifact, H200, 1.0))
     return found
 
 
@@ -57,9 +56,9 @@ def test_each_rung_is_predicted_from_the_others(measured, monkeypatch):
     tried = {}
     for cold in COLD:
         monkeypatch.setattr(tile, "COLD", cold)
-        model.tile_cycles.cache_clear()
+        cost.tile_cycles.cache_clear()
         tried[cold] = errors(measured)
-    model.tile_cycles.cache_clear()
+    cost.tile_cycles.cache_clear()
     left: dict[tuple[str, int], float] = {}
     for rung in {rung for rung, _ in tried[COLD[0]]}:
         spread = {cold: sum(abs(e - median(without(rung, f))) for e in without(rung, f)) for cold, f in tried.items()}
@@ -88,6 +87,6 @@ def test_masks_and_another_head_dim_are_predicted_too(head_dim, causal):
         heads = 2048 // head_dim
         problem = Problem(batch=16384 // length, num_heads=heads, seqlen_q=length, head_dim=head_dim, causal=causal)
         (artifact,) = build([BuildRequest(rung, rung.config_for(problem, H200), H200.arch)])
-        found.append(model.time_us(problem, artifact, H200, 1.0) / (problem.flops / rate * 1e-6) - 1)
+        found.append(cost.time_us(problem, artifact, H200, 1.0) / (problem.flops / rate * 1e-6) - 1)
     assert max(map(abs, found)) < 0.11, found
     assert median(map(abs, found)) < 0.08, found

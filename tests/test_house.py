@@ -1,62 +1,90 @@
-"""Where things are, who knows whom, and what they are called: one word is one type.
+"""Where things are, and who knows whom: the map in common/__init__.py is held against the imports.
 
-The map in common/__init__.py is held against the imports.
+Every import counts, also within functions, under TYPE_CHECKING, and relative ones.
 """
 
 import ast
-import graphlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import flashladder
-from flashladder import common
+from flashladder import common, tuner
 from flashladder.common.paths import ROOT
 
 COMMON = ROOT / "common"
 ROOMS = re.findall(r"^(\w+) {2,}", common.__doc__, re.MULTILINE)  # in the order of the map
 MOST_MODULES = 16  # at the top of common/
+DOORS = ("search", "plots", "replay")  # of tuner/: scripts that are typed
 
 
-def imports(node: ast.AST) -> Iterator[str]:
-    """What the code imports of the package when it runs, also within functions: "common.compiler.Artifact"."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(child, ast.ImportFrom) and child.module:
-            top, _, within = child.module.partition(".")
-            if top == flashladder.__name__:
-                yield from (f"{within}.{alias.name}".lstrip(".") for alias in child.names)
-        yield from imports(child)
+def imports(code: str, package: str) -> Iterator[str]:
+    """What code in a package imports of this one: "common.compiler.Artifact"."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[2] for alias in node.names if is_ours(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            above = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, [above, node.module]))
+            if is_ours(module):
+                yield from (f"{module}.{alias.name}".partition(".")[2] for alias in node.names)
 
 
-def arrows(*tops: str) -> Iterator[tuple[Path, str]]:
-    for top in tops:
-        for path in sorted((ROOT / top).rglob("*.py")):
-            for name in imports(ast.parse(path.read_text())):
-                yield path, name
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] == flashladder.__name__
 
 
-def types(*tops: str) -> Iterator[tuple[str, str]]:
-    """Each class and each alias of a type in these folders by its name, and the file it is in."""
-    for top in tops:
-        for path in sorted((ROOT / top).rglob("*.py")):
-            module = ast.parse(path.read_text())
-            found = [node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-            found += [name for node in module.body for name in assigned(node) if re.match("_?[A-Z].*[a-z]", name)]
-            yield from ((name, str(path.relative_to(ROOT))) for name in found)
+def name_of(path: Path) -> str:
+    """The module that a file is: "common.compiler" of common/compiler/__init__.py."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def assigned(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+def modules(*tops: str) -> dict[str, Path]:
+    return {name_of(path): path for top in tops for path in sorted((ROOT / top).rglob("*.py"))}
 
 
-def place(path: Path) -> str:
-    """The room of a file of common/, or the file's own name."""
-    return path.relative_to(COMMON).parts[0].removesuffix(".py")
+def arrows(*tops: str) -> Iterator[tuple[str, str]]:
+    """Each module with each name that it imports."""
+    for module, path in modules(*tops).items():
+        parent = path.parent.relative_to(ROOT)
+        for name in imports(path.read_text(), ".".join([flashladder.__name__, *parent.parts])):
+            yield module, name
+
+
+def graph(*tops: str) -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    known = modules(*tops)
+    found: dict[str, set[str]] = {module: set() for module in known}
+    for module, name in arrows(*tops):
+        target = name if name in known else name.rpartition(".")[0]
+        found[module] |= {target} & known.keys() - {module}
+    return found
+
+
+def circles(known: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups of modules of which each is reached from each."""
+    reached = {module: reachable(module, known) for module in known}
+    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in known}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def reachable(start: str, known: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = known[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def room(name: str) -> str:
+    """The room of common/ that a module or a name is in, or the module beside the rooms."""
+    return name.split(".")[1] if "." in name else ""
 
 
 def test_the_map_names_every_room():
@@ -77,28 +105,34 @@ def test_common_knows_neither_tools_nor_tuner():
 
 
 def test_a_room_knows_only_those_above_it():
-    known = {(place(path), name.split(".")[1]) for path, name in arrows("common")}
-    between = {(a, b) for a, b in known if a != b and {a, b} <= set(ROOMS)}
+    between = {(room(module), room(name)) for module, name in arrows("common")}
+    between = {(a, b) for a, b in between if a != b and {a, b} <= set(ROOMS)}
     assert len(between) > len(ROOMS)
-    wrong = [f"{a} -> {b}" for a, b in sorted(between) if ROOMS.index(b) > ROOMS.index(a)]
-    assert not wrong
+    assert not [f"{a} -> {b}" for a, b in sorted(between) if ROOMS.index(b) > ROOMS.index(a)]
+
+
+def test_a_module_of_the_tuner_knows_only_those_above_it():
+    order = re.findall(r"^(\w+) {2,}", tuner.__doc__, re.MULTILINE)
+    assert {*order} == {name.partition(".")[2] for name in modules("tuner")} - {"", *DOORS}
+    known = [(module, other) for module, others in graph("tuner").items() for other in others]
+    places = {pair: [order.index(name.partition(".")[2]) for name in pair] for pair in known}
+    assert places
+    assert not [pair for pair, (place, of_other) in places.items() if of_other > place]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    known = graph("common", "tuner", "tools")
+    assert len(known) > 200
+    assert not circles(known)
 
 
 def test_no_circle_goes_through_the_modules_beside_the_rooms():
-    graph: dict[str, set[str]] = {}
-    for path, name in arrows("common"):
-        if (other := name.split(".")[1]) != place(path):
-            graph.setdefault(place(path), set()).add(other)
-    assert {"problem", "console"} <= graph.keys()
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-def test_a_word_names_one_type():
-    files: dict[str, list[str]] = {}
-    for name, file in types("common", "tuner", "tools"):
-        files.setdefault(name.lstrip("_"), []).append(file)  # a private one means no other thing by the word
-    assert len(files) > 100
-    assert not {name: where for name, where in files.items() if len(where) > 1}
+    known: dict[str, set[str]] = {}
+    for module, name in arrows("common"):
+        known.setdefault(room(module), set()).add(room(name))
+    known = {place: {other for other in others if other in known and other != place} for place, others in known.items()}
+    assert {"problem", "console"} <= known.keys()
+    assert not circles(known)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +140,16 @@ def test_a_word_names_one_type():
     [
         ("def f():\n    from flashladder.common.runtime import gpu", ["common.runtime.gpu"]),
         ("from flashladder import attention, common", ["attention", "common"]),
-        ("if TYPE_CHECKING:\n    from flashladder.common.compiler import Artifact", []),
+        ("if TYPE_CHECKING:\n    from flashladder.common.compiler import Artifact", ["common.compiler.Artifact"]),
+        ("from . import copies\nfrom .ops import mma", ["common.emulator.copies", "common.emulator.ops.mma"]),
+        ("from .. import errors", ["common.errors"]),
+        ("import flashladder.common.paths", ["common.paths"]),
         ("import torch\nfrom torch import nn", []),
     ],
 )
 def test_what_counts_as_an_import(code, found):
-    assert list(imports(ast.parse(code))) == found
+    assert list(imports(code, "flashladder.common.emulator")) == found
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,10 +190,12 @@ def test_a_header_beside_the_kernel_is_in_the_patch(rung):
 
 
 def test_a_header_changed_beside_the_kernel_is_compared_with_the_parents(rung):
-    header = CUDA_HEADERS / "softmax.cuh"
-    (rung.directory / header.name).write_text("// another one\n" + header.read_text())
+    header = rung.directory / "softmax" / "online.cuh"
+    header.parent.mkdir()
+    header.write_text(f"// another one\n{(CUDA_HEADERS / 'softmax' / 'online.cuh').read_text()}")
     text = tried.patch(rung, find("02"))
-    assert "--- cuda/softmax.cuh\n+++ 00_my_idea/softmax.cuh\n@@ -1,3 +1,4 @@\n+// another one\n" in text
+    names = "--- cuda/softmax/online.cuh\n+++ 00_my_idea/softmax/online.cuh\n"
+    assert f"{names}@@ -1,3 +1,4 @@\n+// another one\n" in text
 
 
 def test_ideas_of_one_second_have_names_and_patches_of_their_own(rung, monkeypatch):
@@ -219,7 +222,7 @@ def test_a_rung_that_changes_nothing_has_no_patch(rung):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A git checkout of rungs 01 and 02, whose header softmax.cuh is not as it was committed."""
+    """A git checkout of rungs 01 and 02, whose header online.cuh is not as it was committed."""
     root = tmp_path / "checkout"
     for rung in map(find, ("01", "02")):
         shutil.copytree(rung.directory, root / "versions" / rung.directory.name)
@@ -229,7 +232,7 @@ def checkout(tmp_path, monkeypatch):
     for module in (tried, sources):
         monkeypatch.setattr(module, "CUDA_HEADERS", root / "common" / "cuda")
     monkeypatch.setattr(tried, "ROOT", root)
-    header = root / "common" / "cuda" / "softmax.cuh"
+    header = root / "common" / "cuda" / "softmax" / "online.cuh"
     header.write_text(f"// not committed\n{header.read_text()}")
     return root / "versions"
 
@@ -253,17 +256,18 @@ def test_a_rung_that_is_not_committed_has_its_changes_of_headers_in_its_patch(ch
 
 def test_what_was_tried_is_made_again_of_its_patch(rung, tmp_path):
     ideas.save(rung, "longer")
-    header = CUDA_HEADERS / "softmax.cuh"
-    (rung.directory / header.name).write_text(f'#include "extra.cuh"\n{header.read_text()}')
+    header = rung.directory / "softmax" / "online.cuh"
+    header.parent.mkdir()
+    header.write_text(f'#include "extra.cuh"\n{(CUDA_HEADERS / "softmax" / "online.cuh").read_text()}')
     (rung.directory / "extra.cuh").write_text("#pragma once\n")
     declared = rung.directory / "version.yaml"
     declared.write_text(declared.read_text().replace("block_n: {default: 64", "block_n: {default: 128"))
     kept = tmp_path / "kept.patch"
     kept.write_text(tried.patch(rung, find("02")))
     again = scaffold.make("again", "02", private=True, patch=kept)
-    for path in rung.directory.iterdir():
+    for path in filter(Path.is_file, rung.directory.rglob("*")):
         if path.suffix != ".md" and path != declared:
-            assert (again.directory / path.name).read_bytes() == path.read_bytes()
+            assert (again.directory / path.relative_to(rung.directory)).read_bytes() == path.read_bytes()
     assert again.choices["block_n"].default == 128
     assert (again.title, again.parent) == ("Again", "02_swizzling")
 

@@ -1,4 +1,4 @@
-"""tools/ladder.py on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
+"""The ladder on a stand-in for a GPU: what is measured and logged, what is left out, how a killed run goes on."""
 
 from functools import partial
 
@@ -8,9 +8,11 @@ import pytest
 from flashladder.common import catalog, console
 from flashladder.common.catalog import find
 from flashladder.common.errors import DeviceError
-from flashladder.common.measure import baselines, contest, nvml
+from flashladder.common.measure import contest, nvml
+from flashladder.common.measure.baselines import Baseline, forward
 from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.config import parse_values, spell
+from flashladder.common.problem.operations.forward import Forward
 from flashladder.common.records import ladder_runs, ladders, records
 from flashladder.common.runtime import tuned
 from flashladder.common.studies.experiments import ladder as experiment
@@ -25,7 +27,7 @@ def run(monkeypatch, tmp_path, capsys):
     """Calls the tool as a person does; gives its exit code, output and errors."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setattr(experiment, "NUM_HEADS", 1)
+    monkeypatch.setattr(Forward, "usual", {"num_heads": 1})
     fake_gpu.install(monkeypatch)
 
     def call(*arguments):
@@ -260,7 +262,7 @@ def test_the_slowest_rung_is_timed_at_the_shortest_length_alone(run, contests):
 
 def test_the_field_takes_part_in_the_same_rounds(run, monkeypatch):
     """Official kernels and references have rows of their kind; what is missing, fails or refuses is left out."""
-    fa2 = vars(baselines.BASELINES["fa2"])
+    fa2 = vars(forward.BASELINES["fa2"])
     takes, fails = ({**fa2, "name": name, "title": title} for name, title in (("cudnn", "cuDNN"), ("fa4", "FA4")))
 
     def failing(*_):
@@ -269,8 +271,8 @@ def test_the_field_takes_part_in_the_same_rounds(run, monkeypatch):
 
         return launch
 
-    monkeypatch.setitem(baselines.BASELINES, "cudnn", baselines.Baseline(**takes))
-    monkeypatch.setitem(baselines.BASELINES, "fa4", baselines.Baseline(**{**fails, "bind": failing}))
+    monkeypatch.setitem(forward.BASELINES, "cudnn", Baseline(**takes))
+    monkeypatch.setitem(forward.BASELINES, "fa4", Baseline(**{**fails, "bind": failing}))
     code, out, err = run("02", *SMALL, "--seqlens", "128", "--beside", "cudnn,fa3,fa4,cute")
     assert code == 0, err
     found = rows()[["version", "kind"]].itertuples(index=False, name=None)

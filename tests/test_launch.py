@@ -24,8 +24,9 @@ from flashladder.common.compiler.declaration import (
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations.forward import ALL_KEYS
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import Launcher
 
 ARTIFACT = Artifact(
@@ -34,6 +35,7 @@ ARTIFACT = Artifact(
     arch="sm_80",
     directory=Path(),
     kernels=(RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, **PARAMS), 32, 0, 0, 0),),
+    operation="forward",
     compile_seconds=0.0,
     cached=True,
 )

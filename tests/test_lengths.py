@@ -13,8 +13,10 @@ from flashladder.common import catalog
 from flashladder.common.api import attention, general, op
 from flashladder.common.api.adoption import export
 from flashladder.common.errors import BuildError, ConfigError, DeviceError
+from flashladder.common.problem.check import expect
 from flashladder.common.problem.config import KernelConfig, load_gpu
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received
 from flashladder.common.runtime import ahead, quick, target, tuned
 from flashladder.common.runtime.tuned import LONG_FROM

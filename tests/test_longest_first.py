@@ -8,7 +8,7 @@ from test_packed import packed
 from tiny_ladder import make_rung
 
 from flashladder.common.compiler import build_one
-from flashladder.common.problem.problem import make_inputs
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
 
 VERSION_YAML = """
@@ -24,7 +24,7 @@ config:
 KERNEL = """
 #include "config.cuh"
 #include "launch.cuh"
-#include "longest_first.cuh"
+#include "46_scheduler_warp/longest_first.cuh"
 using namespace config;
 FLASHLADDER_KERNEL(attention_forward, PackedParams, Launch{32, 0, block_m, 64}.persistent());
 extern "C" __global__ void attention_forward(const __grid_constant__ PackedParams params) {

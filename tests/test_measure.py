@@ -19,7 +19,7 @@ from flashladder.common.measure.statistics import (
     verdict,
 )
 from flashladder.common.measure.timing import CONTROL, Contender, Measurement, Sample, TimingSettings, measure
-from flashladder.common.problem.problem import Check
+from flashladder.common.problem.check import Check
 
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
 

@@ -12,7 +12,7 @@ from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.report import neighbours
 from flashladder.tools.commands import neighbours as tool
 
-HEADERS = sorted(CUDA_HEADERS.glob("*.cuh"))
+HEADERS = sorted([*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.glob("[0-9]*/*.cuh")])
 STEPPED = [
     version
     for name in catalog.ladders()
@@ -104,6 +104,12 @@ def test_what_is_lower_than_a_parent_in_another_ladder_is_lower(pair, tmp_path):
     assert [step.below.name for step in neighbours.steps([further, second])] == ["01_upper", "further/00_first"]
 
 
+def test_no_two_headers_have_one_name():
+    """What is said of a line names its file without the folder."""
+    names = [header.name for header in HEADERS]
+    assert len({*names}) == len(names)
+
+
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.stem)
 def test_every_line_of_a_header_is_in_one_definition_with_a_name(header):
     left_out = [line for line in neighbours.code(header) if re.match(r"#(pragma once|include|undef)", line)]
@@ -142,7 +148,7 @@ def test_ptx_stands_in_ptx_headers_alone():
     sources = [*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.rglob("*.cu"), *VERSIONS.rglob("*.cuh")]
     with_asm = {path for path in sources if any(re.search(r"\basm\b", line) for line in neighbours.code(path))}
     assert with_asm
-    assert not [path for path in with_asm if not path.name.startswith("ptx") or path.parent != CUDA_HEADERS]
+    assert not [path for path in with_asm if path.parent != CUDA_HEADERS / "ptx"]
     for path in with_asm:
         assert len(path.read_text().splitlines()) <= PTX_LINES, path.name
 

@@ -1,4 +1,4 @@
-"""A rung made by tools/new_version.py: complete, taken up by every tool and test, and breaking none of them."""
+"""A rung made by `flashladder new`: complete, taken up by every tool and test, and breaking none of them."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ import pytest
 
 from flashladder.common import catalog, console, own
 from flashladder.common.catalog import find
+from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT
 from flashladder.common.report import evidence, markers
@@ -65,7 +66,7 @@ def checkout(tmp_path_factory):
         done = subprocess.run([sys.executable, *command], **options)
         return done.returncode, done.stdout + done.stderr
 
-    code, out = call("tools/new_version.py", "my_idea", "--from", "24")
+    code, out = call("-m", "flashladder", "new", "my_idea", "--from", "24")
     assert code == 0, out
     return call
 
@@ -114,6 +115,12 @@ def test_rungs_follow_each_other_and_their_kernel_is_their_own(ladder):
     assert find("three") == third
 
 
+def test_headers_that_lie_with_lower_rungs_are_found_from_everywhere(ladder):
+    made = scaffold.make("my_idea", "22", private=True)
+    assert not [*made.directory.glob("*.cuh")]
+    assert Sources().headers(made.kernel) == Sources().headers(find("22").kernel)
+
+
 def test_evidence_compares_a_rung_with_its_parent(ladder):
     made = scaffold.make("my_idea", "17", private=True)
     lower, upper = evidence.requests(made)[:2]
@@ -147,8 +154,8 @@ def test_the_tool_says_what_to_fill_in_and_what_comes_next(ladder, run):
     code, out, _ = run("my_idea", "--from", "24", "--private")
     assert code == 0
     assert f"mine/00_my_idea in {ladder / '00_my_idea'}" in " ".join(out.split())
-    assert "python tools/run_version.py my_idea --watch" in out
-    assert "python tools/run_version.py my_idea --against 24" in out
+    assert "flashladder run my_idea --watch" in out
+    assert "flashladder run my_idea --against 24" in out
 
 
 def test_a_ladder_of_a_hundred_rungs_is_full(ladder):

@@ -1,4 +1,4 @@
-"""tools/overhead.py on a stand-in for a GPU: which calls it times, and that it shows each beside torch's."""
+"""`flashladder overhead` on a stand-in for a GPU: which calls it times, and that it shows each beside torch's."""
 
 import re
 
@@ -9,7 +9,7 @@ import torch
 from flashladder.common import console
 from flashladder.common.api import gradients
 from flashladder.common.errors import DeviceError
-from flashladder.common.problem import problem
+from flashladder.common.problem import inputs
 from flashladder.common.runtime import gpu, quick
 from flashladder.tools.commands import overhead
 
@@ -22,8 +22,8 @@ def in_order(calls):
 @pytest.fixture
 def run(monkeypatch, capsys):
     fake_cuda.for_attention(monkeypatch)
-    drawn = problem.make_inputs
-    monkeypatch.setattr(problem, "make_inputs", lambda asked, device: drawn(asked))
+    drawn = inputs.make_inputs
+    monkeypatch.setattr(inputs, "make_inputs", lambda asked, device: drawn(asked))
     monkeypatch.setattr(quick, "load", lambda: None)
     monkeypatch.setattr(quick, "missing", "made up")
     monkeypatch.setattr(gpu, "host_costs_us", in_order)

@@ -94,6 +94,15 @@ def test_a_header_of_its_own_goes_before_one_of_this_repository(tmp_path):
         build_one(rung, rung.config(), "sm_80")
 
 
+def test_a_header_in_its_own_folder_goes_before_all_others_also_for_headers(tmp_path):
+    rung = make_rung(tmp_path, helper='#include "ptx/sm80.cuh"\n')
+    replaced = rung.directory / "ptx" / "sm80.cuh"
+    replaced.parent.mkdir()
+    replaced.write_text("#error not this one\n")
+    with pytest.raises(Exception, match="not this one"):
+        build_one(rung, rung.config(), "sm_80")
+
+
 def test_its_results_are_beside_it(mine, run, monkeypatch, tmp_path):
     code, _, err = run("my_idea", "--heads", "1", "--seqlen", "128", "--device", "emulator")
     assert code == 0, err
@@ -146,8 +155,11 @@ def test_a_broken_declaration_hides_no_other_rung(mine, run):
     [
         ("gone", r"gone, which FLASHLADDER_VERSIONS or --versions names, is no folder: make it, or name another"),
         ("9lives", r"9lives: a ladder is called as its folder, by letters, digits and _, a letter first"),
-        ("triton", r"triton would be the ladder triton, but so is .*versions/triton: rename the folder"),
-        ("again/mine", r"again/mine would be the ladder mine, but so is .*mine: rename the folder"),
+        (
+            "triton",
+            r"triton would be the ladder triton, but .*versions/references/triton is called so: rename the folder",
+        ),
+        ("again/mine", r"again/mine would be the ladder mine, but .*mine is called so: rename the folder"),
     ],
 )
 def test_a_folder_that_can_be_no_ladder_is_said(mine, tmp_path, monkeypatch, folder, message):

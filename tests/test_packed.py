@@ -96,7 +96,7 @@ def test_a_rung_that_takes_no_packed_sequences_says_so():
         ({"seqlens_q": (3, 2), "seqlens_k": (1,)}, "seqlens_q are 2, seqlens_k 1 lengths"),
         ({"seqlens_q": (0, 0)}, "total_q=0: must be at least 1"),
         ({}, "packed sequences have lengths"),
-        ({"seqlens_q": (3, 2), "operation": "forward"}, "seqlens_q: of the operation packed, not of forward"),
+        ({"seqlens_q": (3, 2), "operation": "forward"}, "the operation forward knows no seqlens_q"),
         ({"seqlens_q": (3, 2), "seqlens_k": (1, 3), "layout": "qkv"}, "total_q=5 must equal total_k=4"),
     ],
 )

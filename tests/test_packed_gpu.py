@@ -14,7 +14,9 @@ from flashladder.common.api.packed import packed_attention
 from flashladder.common.compiler import BuildRequest, build, build_one
 from flashladder.common.measure import packing
 from flashladder.common.measure.timing import TimingSettings
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu, target
 from flashladder.common.runtime.ahead import DEFAULT
 from flashladder.common.runtime.execute import on_gpu

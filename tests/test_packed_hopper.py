@@ -20,7 +20,7 @@ from test_packed import WRONG, packed
 from flashladder.common import catalog
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.compiler import build_one
-from flashladder.common.problem.problem import make_inputs
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import packed_mapped
 

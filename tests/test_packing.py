@@ -10,6 +10,7 @@ import torch
 from flashladder.common import catalog, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure import packing
+from flashladder.common.measure.baselines.packed import BASELINES
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
@@ -52,7 +53,7 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     """On a stand-in for an H100: the rung for packed sequences beside padding, and a row for each."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     fake_gpu.install(monkeypatch)
-    monkeypatch.setattr(packing, "FA2_PACKED", replace(packing.FA2_PACKED, bind=fake_gpu._attention))
+    monkeypatch.setitem(BASELINES, "fa2", replace(BASELINES["fa2"], bind=fake_gpu._attention))
     monkeypatch.setattr(packing, "lengths", lambda *_: (100, 200))
     options = ["--tokens", "4096", "--heads", "1", "--rounds", "2", "--causal", "no"]
     assert console.run(packed.main, packed.parser(), options) == 0

@@ -1,6 +1,7 @@
 """The pictures beside the READMEs: drawn from the code as it is, and found out of date when it changes."""
 
 import itertools
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
@@ -26,12 +27,12 @@ from flashladder.tools.commands import picture
     "drawn", gallery.drawn_layouts(), ids=lambda drawn: drawn.path.relative_to(VERSIONS).as_posix()
 )
 def test_the_kept_picture_is_what_the_code_says(drawn):
-    assert drawn.is_current(), "python tools/picture.py brings it up to date"
+    assert drawn.is_current(), "flashladder picture brings it up to date"
     ElementTree.parse(drawn.path)
 
 
 def test_kept_timelines_are_drawn_from_their_events(monkeypatch, tmp_path):
-    assert all(drawn.is_current() for drawn in gallery.recorded_timelines()), "python tools/picture.py timelines"
+    assert all(drawn.is_current() for drawn in gallery.recorded_timelines()), "flashladder picture timelines"
     kept = tmp_path / "results" / "timelines" / "one.csv"
     events.write(events.Timeline(events.decode(made_up_timeline.buffer(), made_up_timeline.SITES), FACTS), kept)
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
@@ -70,14 +71,13 @@ def test_what_the_pictures_say():
 
 def test_a_changed_layout_is_another_picture(monkeypatch, tmp_path):
     headers = tmp_path / "cuda"
-    headers.mkdir()
-    for header in CUDA_HEADERS.glob("*.cuh"):
-        text = header.read_text().replace("row % 8 * 8)", "row % 4 * 8)")
-        (headers / header.name).write_text(text)
+    shutil.copytree(CUDA_HEADERS, headers)
+    layout = headers / "tile" / "layout.cuh"
+    layout.write_text(layout.read_text().replace("row % 8 * 8)", "row % 4 * 8)"))
     monkeypatch.setattr(device_module, "CUDA_HEADERS", headers)
     changed = device_module.device_headers.__wrapped__()
     assert "2 wavefronts" in layouts.banks(changed, "Swizzled")
-    (headers / "layout.cuh").write_text("#error gone\n")
+    layout.write_text("#error gone\n")
     with pytest.raises(BuildError, match=r"(?s)do not compile for the host:.*gone"):
         device_module.device_headers.__wrapped__()
 

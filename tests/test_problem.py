@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.problem.operations import OPERATIONS
-from flashladder.common.problem.operations.forward import Forward, attention
-from flashladder.common.problem.problem import LAYOUTS, Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.operations.forward import LAYOUTS, Forward, attention
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import check
 
 SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
@@ -54,7 +55,7 @@ def test_an_output_may_not_be_asked_for():
 
 
 def test_what_is_no_output_cannot_be_left_out(monkeypatch):
-    monkeypatch.setitem(OPERATIONS, "forward", type("Given", (Forward,), {"outputs": ("o",)})())
+    monkeypatch.setattr(Forward, "outputs", ("o",))
     assert Problem(**SMALL).outputs == ("o",)
     with pytest.raises(UnsupportedProblemError, match="lse=false: the log-sum-exp is no output of the operation forw"):
         Problem(**SMALL, lse=False)
@@ -65,6 +66,28 @@ def test_flops_count_the_keys_that_are_seen():
     assert Problem(seqlen_q=512, causal=True).flops == 2 * 512 * 512 * 128
     assert Problem(seqlen_q=2, seqlen_k=8, causal=True).flops == 4 * 2 * 7 * 128
     assert Problem(seqlen_q=8, seqlen_k=2, causal=True).flops == 4 * 2 * 1 * 128
+
+
+def test_bytes_are_of_each_tensor_once():
+    problem = Problem(num_heads=4, num_heads_k=2, seqlen_q=512, seqlen_k=64)
+    q, k = 2 * 512 * 4 * 128, 2 * 64 * 2 * 128
+    assert problem.asked.bytes_moved(problem) == 2 * q + 2 * k + 4 * 512 * 4
+    narrow = Problem(num_heads=4, num_heads_k=2, seqlen_q=512, seqlen_k=64, head_dim_v=64, lse=False)
+    assert narrow.asked.bytes_moved(narrow) == q + k + (q + k) / 2
+
+
+def test_kernels_are_told_numbers_by_name():
+    problem = Problem(window_left=7, softcap=30.0)
+    told = {name: problem.asked.argument(problem, name) for name in ("seqlen_k", "softcap", "window_left")}
+    assert told == {"seqlen_k": 256, "softcap": 30.0, "window_left": 7}
+    assert problem.asked.argument(problem, "window_right") == 2**30
+
+
+def test_v_may_be_narrower_than_q_and_k():
+    tensors, expected = solved(head_dim_v=8)
+    assert (tensors.v.shape[-1], tensors.o.shape[-1], tensors.k.shape[-1]) == (8, 8, 16)
+    assert faults(tensors, expected) == ()
+    assert Problem(seqlen_q=512, head_dim_v=64).flops == 3 * 512 * 512 * 128
 
 
 @pytest.mark.parametrize(

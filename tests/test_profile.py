@@ -1,12 +1,10 @@
-"""Profiles: ncu's pages, their comparison with what is predicted, and tools/profile.py with a stand-in for a GPU."""
+"""Profiles: ncu's pages, their comparison with what is predicted, and the command with a stand-in for a GPU."""
 
 import csv
 import json
 import math
 import re
 import stat
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from flashladder.common.paths import ROOT
 from flashladder.common.predict import ncu, profiling
 from flashladder.common.predict.agreement import Agreement, compare, sass_opcode
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests import fake_ncu
@@ -113,7 +112,7 @@ def test_missing_ncu_names_what_would_work(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(ncu, "_PLACES", (str(tmp_path),))
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    with pytest.raises(ToolchainError, match=r"no ncu on PATH.*nsight-compute.*tools/sass.py predicts"):
+    with pytest.raises(ToolchainError, match=r"no ncu on PATH.*nsight-compute.*`flashladder sass` predicts"):
         ncu.find_ncu()
 
 
@@ -292,7 +291,7 @@ def test_without_a_gpu_the_tool_says_what_would_work(run):
     assert code == console.EXIT_ERROR
     assert "ncu counts on a GPU, but there is no NVIDIA driver" in err
     assert "--pages FOLDER" in err
-    assert "tools/sass.py" in err
+    assert "`flashladder sass`" in err
 
 
 def test_pages_of_another_problem_are_not_taken(run, pages):
@@ -313,19 +312,6 @@ def test_a_launch_is_described_whole_to_the_process_that_ncu_watches(pages):
     job = json.loads((pages / "02_swizzling" / "job.json").read_text())
     assert Problem(**job["problem"]) == PROBLEM
     assert find(job["version"]).parse_config(job["config"]) == find("02").config()
-
-
-def test_an_import_of_the_librarys_profile_in_a_tool_gets_it():
-    """tools/ leads the path of its programs, and profile.py is in it."""
-    path = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})"
-    inside = (
-        "from flashladder.tools import commands; commands.enter = lambda script: print(__import__('profile').__file__)"
-    )
-    enter = f"import door; door.enter({str(ROOT / 'tools' / 'profile.py')!r})"
-    command = [sys.executable, "-c", "; ".join([path, inside, enter])]
-    printed = subprocess.run(command, capture_output=True, text=True).stdout
-    assert printed.endswith("profile.py\n")
-    assert "tools" not in printed
 
 
 # What an H100 counts and the emulator does not: ptxas switches off, by predicate, what fetches a block that is none.

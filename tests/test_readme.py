@@ -16,60 +16,52 @@ READMES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "versions").glob("**/README.md")) if own.PRIVATE not in page.parents),
 ]
-SPELLED = r"(?:\.venv/bin/)?(?:python (t(?:ools|uner)/\w+\.py)|(?:python -m )?flashladder ([a-z]\w*))"
-COMMAND = re.compile(rf"^(?: {{4}}|.*`){SPELLED}((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
+COMMAND = re.compile(r"^(?: {4}|.*`(?=flashladder \w+ ))flashladder ([a-z]\w*)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
+FLASHLADDER = [sys.executable, "-m", "flashladder"]
 QUICK = [
-    "tools/run_version.py --list",
-    "tools/run_version.py 02 --config block_m=128 num_warps=8",
-    "tools/run_version.py 02 --seqlen 1024 --heads 4 --gpu h100",
-    "tools/run_version.py triton --causal",
-    "tools/exercise.py",
+    "run --list",
+    "run 02 --config block_m=128 num_warps=8",
+    "run 02 --seqlen 1024 --heads 4 --gpu h100",
+    "run triton --causal",
+    "exercise",
 ]
 
 
 def commands(readme):
-    """The commands that a README calls, by their doors or their names, with their arguments."""
-    for door, name, rest in COMMAND.findall(readme.read_text()):
-        yield door or name, shlex.split(rest.replace("\\\n", " "), comments=True)
+    """The commands that a README calls, with their arguments."""
+    for name, rest in COMMAND.findall(readme.read_text()):
+        yield name, shlex.split(rest.replace("\\\n", " "), comments=True)
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_tool_understands_its_commands(readme):
-    for tool, arguments in commands(readme):
-        (module,) = (known.module for name, known in COMMANDS.items() if tool in (name, known.door))
-        import_module(module).parser().parse_args([word for word in arguments if word != "..."])
+    for name, arguments in commands(readme):
+        import_module(COMMANDS[name].module).parser().parse_args([word for word in arguments if word != "..."])
 
 
 def test_commands_are_found():
-    found = [(tool, arguments) for readme in READMES for tool, arguments in commands(readme)]
-    assert ("tools/run_version.py", ["02", "--config", "block_m=128", "num_warps=8"]) in found
-    assert ("run", ["02"]) in found
+    found = [command for readme in READMES for command in commands(readme)]
+    assert ("run", ["02", "--config", "block_m=128", "num_warps=8"]) in found
     assert len(found) > 12
-
-
-def test_the_one_entry_point_runs_as_printed(tmp_path):
-    assert "    flashladder run 02" in (ROOT / "README.md").read_text()
-    environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
-    subprocess.run([*environment, sys.executable, "-m", "flashladder", "run", "02"], check=True)
 
 
 @pytest.mark.parametrize("command", QUICK)
 def test_quick_commands_run_as_printed(command, tmp_path):
-    assert f"    python {command}" in (ROOT / "README.md").read_text()
+    assert f"    flashladder {command}" in (ROOT / "README.md").read_text()
     environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
-    subprocess.run([*environment, sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
+    subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True)
 
 
 @pytest.mark.slow
 def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
     made, watched, judged = re.findall(
-        r"^    python (\S+ my_idea [^#]*)", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^    flashladder (\S+ my_idea [^#]*)", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     assert "--watch" in watched  # test_watch.py runs it
     (tmp_path / "mine").mkdir()
     environment = ["env", f"FLASHLADDER_VERSIONS={tmp_path / 'mine'}"]
     for command in (made, judged):
-        subprocess.run([*environment, sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
+        subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True)
     assert (tmp_path / "mine" / "00_my_idea" / "tried.csv").exists()
     assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "README.md").read_text()
 

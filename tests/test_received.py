@@ -177,7 +177,7 @@ def test_a_winner_stands(tmp_path):
         ("[1705.4]", "[170.54]", "TFLOP/s is beyond the 989 of a NVIDIA H200"),
         ("1.0952 [1.0940, 1.0962]", "0.9 [0.8, 0.95]", "it is slower than the rung's default: 0.9"),
         ("seqlen_q=4096,head_dim=128", "seqlen_q=4096,head_dim=64", "it was found with .*, which is of another kind"),
-        ("seqlen_q=4096", "rows=4096", "its evidence cannot be read: 'rows' is no field of a problem"),
+        ("seqlen_q=4096", "rows=4096", "its evidence cannot be read: the operation forward has no option rows"),
         ("NVIDIA H200", "NVIDIA H100", "device=NVIDIA H100, but a NVIDIA H200"),
         ("    driver: 580.159.04\n", "", "it lacks driver, which the tuner writes"),
     ],
@@ -194,7 +194,7 @@ def test_a_winner_that_contradicts_itself_is_found(old, new, words, tmp_path):
     ("name", "text", "words"),
     [
         ("ladder_l4.csv", None, "there is no file "),
-        ("notes.txt", "12", "is neither ladder_GPU.csv, as tools/ladder.py logs, nor GPU.yaml"),
+        ("notes.txt", "12", "is neither ladder_GPU.csv, as `flashladder ladder` logs, nor GPU.yaml"),
         ("l4.yaml", "{}", "should lie in a folder tuned"),
         ("tuned/l4.yaml", "[3", "is damaged"),
         ("ladder_l4.csv", "a,b\n1,2\n", ""),
@@ -220,8 +220,7 @@ def test_a_problem_is_found_by_its_name():
 def test_the_page_says_how():
     page = (ROOT / "results" / "SENDING.md").read_text()
     assert "results/SENDING.md" in (ROOT / "README.md").read_text()
-    commands = re.findall(r"^ +python (\S+\.py)(.*)", page, re.M)
-    assert [door for door, _ in commands] == ["tuner/search.py", "tools/ladder.py", "tools/received.py"]
-    for door, words in commands:
-        (module,) = (known.module for known in COMMANDS.values() if known.door == door)
-        import_module(module).parser().parse_args(words.split())
+    commands = re.findall(r"^ +flashladder (\w+)(.*)", page, re.M)
+    assert [name for name, _ in commands] == ["search", "ladder", "received"]
+    for name, words in commands:
+        import_module(COMMANDS[name].module).parser().parse_args(words.split())

@@ -17,8 +17,10 @@ from flashladder.common import catalog, console, host
 from flashladder.common.compiler.library import build_library
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
 from flashladder.common.measure.references import Configured, device_for, load, missing, tiling
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.tools.commands import run_version
 
@@ -341,6 +343,7 @@ def test_triton_becomes_tensor_core_code_without_a_gpu():
 YAML = """
 title: Small
 idea: None.
+operation: forward
 devices: [cpu]
 supports: {dtype: [bf16], head_dim: [64]}
 config: {}
@@ -357,8 +360,8 @@ config: {}
     ],
 )
 def test_bad_declaration_is_refused_with_its_path(tmp_path, old, new, message):
-    folder = tmp_path / "small"
-    folder.mkdir()
+    folder = tmp_path / "references" / "small"
+    folder.mkdir(parents=True)
     (folder / "kernel.py").write_text("")
     (folder / "version.yaml").write_text(YAML.replace(old, new))
     with pytest.raises(ConfigError, match=f"(?s)small/version.yaml: .*{message}"):

@@ -24,7 +24,7 @@ ANY_LENGTH = {
 
 
 def run(name, options):
-    """What tools/run_version.py prints; the test fails where it does."""
+    """What `flashladder run` prints; the test fails where it does."""
     if reason := missing(catalog.find_implementation(name)):
         pytest.skip(reason)
     command = [sys.executable, ROOT / "tools" / "run_version.py", name, "--device", "gpu", "--no-log", *options.split()]

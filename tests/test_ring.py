@@ -16,8 +16,10 @@ from flashladder import ring_attention, zigzag_join, zigzag_split
 from flashladder.common.api import ring
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.problem import Problem
 
 
 @given(world_size=st.integers(1, 6), length=st.integers(1, 3))

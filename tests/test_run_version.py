@@ -1,4 +1,4 @@
-"""tools/run_version.py as a person types it: on the emulator from end to end, and what it says to bad input."""
+"""`flashladder run` as a person types it: on the emulator from end to end, and what it says to bad input."""
 
 import dataclasses
 import re
@@ -111,8 +111,8 @@ def test_what_cannot_be_predicted_is_no_failure(run, monkeypatch):
     def without(*_):
         raise ToolchainError("no nvdisasm")
 
-    monkeypatch.setattr("flashladder.tuner.model.sass.read", without)
-    monkeypatch.setattr("flashladder.tuner.model.digest", lambda *_: "of no cache")
+    monkeypatch.setattr("flashladder.common.predict.cost.sass.read", without)
+    monkeypatch.setattr("flashladder.common.predict.cost.digest", lambda *_: "of no cache")
     code, out, _ = run("02", "--seqlen", "64", "--heads", "1")
     assert code == 0
     assert figure(out, "predicted").split(maxsplit=1)[1].strip() == "nothing: no nvdisasm"
@@ -193,7 +193,7 @@ def test_without_arguments_it_says_how_to_use_it(run):
     code, out, _ = run()
     assert code == console.EXIT_ERROR
     assert "usage: " in out
-    assert "python tools/run_version.py --list" in out
+    assert "flashladder run --list" in out
 
 
 @pytest.mark.parametrize(

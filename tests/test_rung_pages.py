@@ -59,7 +59,7 @@ def test_a_page_has_five_parts(rung):
 
 @of_each_rung
 def test_the_table_of_what_was_tried_is_that_of_the_log(rung):
-    assert tried.is_current(rung), f"python tools/evidence.py {rung.number}"
+    assert tried.is_current(rung), f"flashladder evidence {rung.number}"
     rows, damaged = tried.log_of(rung).read()
     assert not damaged
     for row in rows.itertuples():
@@ -83,7 +83,7 @@ def test_names_in_where_to_look_are_in_the_files_linked_there(rung):
     known = " ".join(path.read_text() for path in files if path.suffix != ".md")
     names = re.findall(r"`([^`]+)`", re.sub(r"\[[^\]]*\]\([^)]*\)", "", part))
     assert names
-    assert [name for name in names if name not in known and not name.startswith("python ")] == []
+    assert [name for name in names if name not in known and not name.startswith("flashladder ")] == []
 
 
 @of_each_rung
@@ -102,6 +102,6 @@ def test_the_path_names_every_rung_as_its_page_does():
 
 
 def test_the_page_on_spills_says_what_the_tuner_measured():
-    """Of the machine code too, `tools/evidence.py --check` finds out: it takes a minute."""
+    """Of the machine code too, `flashladder evidence --check` finds out: it takes a minute."""
     assert spills.measured() in markers.between(spills.PAGE, spills.MARKER)
     assert [rung.number for rung in spills.rungs()] == [f"{number:02}" for number in range(9, 17)]

@@ -22,7 +22,8 @@ from flashladder.common.compiler.toolchain import find_tool
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 ARCHES = ("sm_80", "sm_90a")

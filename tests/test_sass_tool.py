@@ -1,4 +1,4 @@
-"""tools/sass.py as a person types it."""
+"""`flashladder sass` as a person types it."""
 
 import csv
 

@@ -16,7 +16,7 @@ from onlookers import require_an_operator
 
 from flashladder.common.api import attention, op
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
-from flashladder.common.problem import problem as problems
+from flashladder.common.problem import inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import quick
 
@@ -69,7 +69,7 @@ def test_it_launches_the_same_as_in_python(driver, short, monkeypatch, version):
         st.booleans(),
     )
     def same(problem, lse, in_place):
-        tensors = problems.make_inputs(problem)
+        tensors = inputs.make_inputs(problem)
         options = {"causal": problem.causal, "softmax_scale": problem.softmax_scale, "return_lse": lse}
 
         def called(way):

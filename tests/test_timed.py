@@ -9,7 +9,9 @@ import flashladder
 from flashladder.common import catalog
 from flashladder.common.api import op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.tests import fake_cuda
 
 

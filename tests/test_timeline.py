@@ -1,4 +1,4 @@
-"""Time stamps: that they change nothing but time, what they are taken to mean, and tools/timeline.py."""
+"""Time stamps: that they change nothing but time, what they are taken to mean, and `flashladder timeline`."""
 
 import ctypes
 import dataclasses
@@ -14,7 +14,9 @@ import pytest
 from flashladder.common import catalog, console, emulator
 from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.errors import BuildError, DeviceError, ResultsError
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.report.pictures import timelines
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_emulator
@@ -177,7 +179,7 @@ def test_a_timeline_is_kept_as_a_csv(recorded, tmp_path):
     events.write(recorded, path)
     assert events.read(path) == recorded
     path.write_text(path.read_text().replace("cycle", "time", 1))
-    with pytest.raises(ResultsError, match=r"one.csv is no timeline .*: record it again with tools/timeline.py"):
+    with pytest.raises(ResultsError, match=r"one.csv is no timeline .*: record it again with `flashladder timeline`"):
         events.read(path)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import flashladder
 from flashladder.common import console
-from flashladder.common.api import fallback
+from flashladder.common.api import fallback, model_trial
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
@@ -298,7 +298,7 @@ def test_the_readmes_lines_give_a_model(tmp_path):
 
 
 def test_the_command_compares(device, capsys):
-    assert "    python tools/model.py  " in (ROOT / "README.md").read_text()
+    assert "    flashladder model  " in (ROOT / "README.md").read_text()
     small = ["--seqlen", "512", "--layers", "2", "--tokens", "4"]
     words = ["--device", "emulator"] if device == "cpu" else small
     assert console.run(command.main, command.parser(), [*words, "--implementations", "eager,sdpa,ladder"]) == 0
@@ -324,11 +324,11 @@ def test_the_command_times_attention_a_prefill_and_a_token(monkeypatch, capsys):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(command, "ROUNDS", 2)
-    model = command._model({name: small for name, (_, small) in command.SIZES.items()} | {"layers": 2}, "cpu")
+    monkeypatch.setattr(model_trial, "ROUNDS", 2)
+    model = model_trial.random_model({name: small for name, (_, small) in command.SIZES.items()} | {"layers": 2}, "cpu")
     usual = dict(transformers.AttentionInterface._global_mapping)
     with torch.inference_mode():
-        times = command._times(model, ["sdpa", "eager", "ladder"], IDS, torch.ones_like(IDS), 2)
+        times = model_trial.times_of(model, ["sdpa", "eager", "ladder"], IDS, torch.ones_like(IDS), 2)
     assert transformers.AttentionInterface._global_mapping == usual
     assert [times[name][0] for name in ("sdpa", "ladder")] == [6.0, 6.0]
     assert all(prefill > 0 for _, prefill, _ in times.values())
@@ -359,7 +359,7 @@ def test_the_command_takes_no_token_for_padding(monkeypatch):
     noted = lambda *given, **options: masks.append(given[4]) or usual(*given, **options)  # noqa: E731
     transformers.AttentionInterface.register("ladder", noted)
     assert (IDS == 0).any()
-    command._generate(model, IDS, torch.ones_like(IDS), 2)
+    model_trial._generate(model, IDS, torch.ones_like(IDS), 2)
     assert masks == [None] * 4
 
 

@@ -6,8 +6,7 @@ from flashladder.common import catalog
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target, tuned
 from flashladder.tests.tiny_ladder import make_rung
-from flashladder.tools.commands import search
-from flashladder.tuner import job, trial_log
+from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
 
@@ -50,7 +49,7 @@ def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, m
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     gpu = target.resolve("gpu", None).gpu
     task = job.Job(space, gpu, job.SearchSettings(exhaustive=True))
-    assert search.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS)) == 0
+    assert campaign.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS, "forward")) == 0
     frame, _ = trial_log.read(trial_log.path_of(task.study)).read()
     found = {row.config: row.verdict for row in frame.itertuples()}
     assert found == {

@@ -12,13 +12,14 @@ from flashladder.common.compiler.sass import throughput
 from flashladder.common.compiler.sass.instruction import NO_BARRIER
 from flashladder.common.compiler.sass.occupancy import SUB_CORES
 from flashladder.common.paths import ROOT
+from flashladder.common.predict import cost
+from flashladder.common.predict.agreement import rank_correlation
+from flashladder.common.predict.cost import MainLoop, Workload
 from flashladder.common.predict.limits.predicted import PASSES
 from flashladder.common.predict.subcore import BARRIER_LATENCY, BESIDE_MMA, GLOBAL_LATENCY, LATENCY, Step, cycles
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.tuner import model
-from flashladder.tuner.candidates import Candidate, Stock
-from flashladder.tuner.model import MainLoop, Workload, rank_correlation
+from flashladder.tuner.candidates import Candidate, Stock, predict
 from flashladder.tuner.space import Space
 
 H100 = load_gpu("h100")
@@ -153,7 +154,7 @@ def test_the_rungs_rank_as_the_ladder_has_them(timed_ladder):
 
 
 def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(timed_ladder):
-    """As README.md says of tools/explain.py."""
+    """As README.md says of `flashladder explain`."""
     built, measured = timed_ladder
     predicted = []
     for artifact in built:
@@ -179,7 +180,7 @@ def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(time
 def test_a_block_that_a_mask_cuts_is_computed_whole(artifacts, values, blocks):
     tile = artifacts[2].launch
     assert (tile.block_m, tile.block_n) == (128, 64)
-    assert model.workload(Problem(**values), artifacts[2], H100, 1.0).blocks == pytest.approx(blocks)
+    assert cost.workload(Problem(**values), artifacts[2], H100, 1.0).blocks == pytest.approx(blocks)
 
 
 def test_conflicts_make_a_kernel_slower(artifacts):
@@ -188,7 +189,7 @@ def test_conflicts_make_a_kernel_slower(artifacts):
 
 def test_a_loop_is_kept_in_the_cache(artifacts, monkeypatch):
     loop = MainLoop.of(artifacts[0])
-    monkeypatch.setattr(model.sass, "read", lambda artifact: pytest.fail("disassembled again"))
+    monkeypatch.setattr(cost.sass, "read", lambda artifact: pytest.fail("disassembled again"))
     assert MainLoop.of(artifacts[0]) == loop
     assert loop.warps == 4
     assert loop.blocks == pytest.approx(1)
@@ -198,7 +199,7 @@ def test_prediction_knows_the_conflicts_of_rung_01_and_the_swizzle_of_02():
     factors = {}
     for number in ("01", "02"):
         space = Space.of(catalog.find(number), (Problem(batch=1, num_heads=2, seqlen_q=256),))
-        (factors[number],) = model.conflicts(space, [space.default], H100).values()
+        (factors[number],) = cost.conflicts(space.version, space.problems[0], [space.default], H100).values()
     assert factors["02"] == 1
     assert 7 < factors["01"] <= 8, "eight rows of a matrix in the same banks, but for what reads O back; no copies"
 
@@ -207,7 +208,7 @@ def test_a_kernel_full_of_conflicts_takes_about_as_long_as_on_an_h100():
     version = catalog.find("01")
     space = Space.of(version, (PROBLEM,))
     (artifact,) = build([BuildRequest(version, version.config_for(PROBLEM), H100.arch)])
-    (factor,) = model.conflicts(space, [space.default], H100).values()
+    (factor,) = cost.conflicts(space.version, space.problems[0], [space.default], H100).values()
     seconds = workload(artifact, factor).cycles() / (H100.boost_mhz * 1e6)
     assert PROBLEM.flops / seconds / 1e12 == pytest.approx(55, rel=0.35)  # at the boost clock, as all
 
@@ -220,5 +221,5 @@ def test_a_longer_problem_takes_longer():
         space = dataclasses.replace(space, configs=(space.default,))
         artifacts = build([BuildRequest(version, space.full(space.default, space.problems[0]), H100.arch)])
         stock = Stock(space, (Candidate("code", (space.default,), tuple(artifacts)),), {})
-        times.append(model.predict(stock, H100)["code"])
+        times.append(predict(stock, H100)["code"])
     assert times[1] == pytest.approx(16 * times[0], rel=0.2)

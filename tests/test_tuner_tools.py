@@ -1,4 +1,4 @@
-"""What a person types: search.py and plots.py; and the bench of a GPU on a stand-in for one."""
+"""What a person types: `flashladder search` and `plots`; and the bench of a GPU on a stand-in for one."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import plots, search
-from flashladder.tuner import job, trial_log
+from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
@@ -43,7 +43,7 @@ def places(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Calls search.py on spaces of four configurations; gives its exit code, output and errors."""
+    """Calls `flashladder search` on spaces of four configurations; gives its exit code, output and errors."""
     whole = Space.of
     few = {"block_n": (64,), "num_warps": (4,), "k_fragments": (0,), "v_fragments": (0, 2), "double_buffer": (False,)}
 
@@ -141,9 +141,9 @@ def test_a_budget_that_is_no_time_is_refused(run, capsys, option, value):
 
 def test_what_a_budget_affords_to_compile(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    assert search.affordable(360, 24) == 80
-    assert search.affordable(0.1, 23) == 1
-    assert search.affordable(float("inf"), 23) is None
+    assert campaign.affordable(360, 24) == 80
+    assert campaign.affordable(0.1, 23) == 1
+    assert campaign.affordable(float("inf"), 23) is None
 
 
 def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
@@ -244,10 +244,10 @@ def test_an_unusable_storage_is_named_before_anything_is_compiled(run, simulated
 def test_workers_and_gpus(monkeypatch, number, message):
     monkeypatch.setattr(job, "require_gpu", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    found = job.workers("auto", load_gpu("h100"), "hot", 60)
+    found = job.workers("auto", load_gpu("h100"), "hot", 60, "forward")
     assert [worker._environment["CUDA_VISIBLE_DEVICES"] for worker in found] == ["4", "7"]
     with pytest.raises((ConfigError, DeviceError), match=message):
-        job.workers(number, load_gpu("h100"), "hot", 60)
+        job.workers(number, load_gpu("h100"), "hot", 60, "forward")
 
 
 def test_the_program_starts():
@@ -289,7 +289,7 @@ class TestGpuBench:
     @pytest.fixture
     def bench(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        made = OnGpu("h100", "hot")()
+        made = OnGpu("h100", "hot", "forward")()
         made.prepare(self.PROBLEM)
         return made
 
@@ -303,7 +303,7 @@ class TestGpuBench:
 
     def test_ours_alone_are_timed_beside_the_first(self, artifacts, monkeypatch):
         fake_gpu.install(monkeypatch)
-        bench = OnGpu("h100", "hot", is_alone=True)()
+        bench = OnGpu("h100", "hot", None)()
         bench.prepare(self.PROBLEM)
         comparison = bench.compare((self.PROBLEM,), artifacts, 4)
         assert (comparison.baseline, comparison.control) == ("0", CONTROL)
@@ -328,11 +328,11 @@ class TestGpuBench:
     def test_another_gpu(self, monkeypatch):
         fake_gpu.install(monkeypatch)
         with pytest.raises(DeviceError, match=r"the GPU here is NVIDIA H100.*, not a100: .*--gpu here, .*--offline"):
-            OnGpu("a100", "hot")()
+            OnGpu("a100", "hot", "forward")()
 
     def test_without_the_official_kernel(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        bench = OnGpu("h100", "hot")()
+        bench = OnGpu("h100", "hot", "forward")()
         monkeypatch.setattr("flashladder.common.measure.baselines.Baseline.missing", lambda self: "it is not installed")
         with pytest.raises(DeviceError, match="nothing to compare with: it is not installed"):
             bench.prepare(self.PROBLEM)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 RUNGS = catalog.versions()

@@ -14,7 +14,9 @@ from packed_problems import ARCH, SMALL, emulated
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 PACKED = catalog.find("place_of_q")

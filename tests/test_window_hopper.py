@@ -14,7 +14,8 @@ from test_general_hopper import ARCH, emulated, tiles
 from flashladder.common import catalog
 from flashladder.common.api import attention
 from flashladder.common.compiler import build_one
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 RUNG = catalog.find("place_of_q")

@@ -13,7 +13,7 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.runtime import tuned
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tests.tuner_stock import make_predictions, make_stock
-from flashladder.tools.commands import search
+from flashladder.tuner import campaign
 from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.worker import Worker
 
@@ -43,7 +43,7 @@ def simulate(folder, storage=None, workers=1, seconds=0.03):
     """Run the search to its end."""
     job = make_job(folder, storage)
     bench = Simulated(str(Path(folder) / "journal"), seconds, BAD)
-    return search.run([job], [Worker(bench) for _ in range(workers)])
+    return campaign.run([job], [Worker(bench) for _ in range(workers)])
 
 
 def main(arguments):

@@ -48,6 +48,7 @@ def _artifact(folder, config):
         arch="sm_90a",
         directory=folder,
         kernels=(RungKernel("attention_forward", launch, 128, 0, 0, 0),),
+        operation="forward",
         compile_seconds=1.0,
         cached=True,
     )

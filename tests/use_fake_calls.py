@@ -27,7 +27,8 @@ from flashladder.common.catalog import find  # noqa: E402
 from flashladder.common.compiler.artifact import Artifact, RungKernel  # noqa: E402
 from flashladder.common.compiler.declaration import LaunchInfo  # noqa: E402
 from flashladder.common.problem.config import KernelConfig  # noqa: E402
-from flashladder.common.problem.problem import Problem, Tensors  # noqa: E402
+from flashladder.common.problem.inputs import Tensors  # noqa: E402
+from flashladder.common.problem.problem import Problem  # noqa: E402
 from flashladder.common.runtime import quick  # noqa: E402
 from flashladder.common.runtime.calls import Call  # noqa: E402
 
@@ -39,14 +40,14 @@ launches = {
 }
 kernels = tuple(RungKernel(entry, launch, 32, 0, 0, 0) for entry, launch in launches.items())
 config = KernelConfig.of(dtype="bf16", head_dim=64)
-artifact = Artifact("24_made_up", config, "sm_90a", folder, kernels, compile_seconds=0.0, cached=True)
+artifact = Artifact("24_made_up", config, "sm_90a", folder, kernels, "forward", compile_seconds=0.0, cached=True)
 artifact.__dict__["code"] = "0123"
 quick.prepare = lambda: None
 sizes = {"batch": 3, "num_heads": 4, "seqlen_q": 100, "head_dim": 64}
 problem = Problem(**sizes)
 call = Call(find("24"), artifact, problem, torch.device("cpu"))
 q = torch.zeros(3, 100, 4, 64, dtype=torch.bfloat16)
-tensors = Tensors({"q": q, "k": q, "v": q, "o": torch.empty_like(q)})
+tensors = Tensors({"q": q, "k": q, "v": q, "o": torch.empty_like(q)}, problem.asked)
 print("way Python", flush=True)
 call(problem, tensors)
 quick.load()

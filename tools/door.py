@@ -1,4 +1,4 @@
-"""What the scripts of tools/ and tuner/ do: each is the door to a command, for those who are in a checkout."""
+"""How `python tools/run_version.py` and `python tuner/search.py` come to their commands."""
 
 import sys
 from pathlib import Path
@@ -7,16 +7,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DOORS = (ROOT / "tools", ROOT / "tuner")
 
 
-def enter(file: str) -> None:
-    """Run the command whose door is this file.
+def enter(command: str) -> None:
+    """Run a command with the arguments of this program.
 
-    The doors' folders leave the path: what imports profile wants the library's, not tools/profile.py.
+    The folders of the scripts leave the path: an import of `storage` wants a package, not tuner/storage.py.
     """
-    script = Path(file).resolve()
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() not in DOORS]
     try:
         from flashladder.tools import commands
     except ImportError as error:
-        door = script.relative_to(ROOT)
-        sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/python {door}`")
-    sys.exit(commands.enter(script))
+        sys.exit(f"{sys.executable} has no {error.name}: run `make venv`, then `.venv/bin/flashladder {command}`")
+    sys.exit(commands.main([command, *sys.argv[1:]], Path(sys.argv[0])))

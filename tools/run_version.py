@@ -3,4 +3,4 @@
 if __name__ == "__main__":
     from door import enter
 
-    enter(__file__)
+    enter("run")

@@ -1,12 +1,27 @@
 """The tuner: finds the best configuration of a rung for a GPU, and never loses a trial.
 
-space       the configurations of a rung       candidates    kernels that may win: compiled, told apart by code, pruned
-            that take the problems             model         how fast a kernel should be, from its machine code
-job         a rung, a GPU, how to search       study_runner  the loop: claim, measure, record
-strategy    which kernel is next               worker        a process that measures, and its watchdog
-ledger      the study in its storage           finalists     who wins, and by what evidence
-gpu_bench   what it does on a GPU              show          what a person sees of a search
-trial_log   the study as CSV                   recorded      the search over a study in which every kernel was measured
+Read in this order; each knows only those above it.
 
-search, plots and replay are the doors to commands of that name, in tools/commands/.
+space         what is searched: the configurations of a rung that take the problems
+candidates    their kernels that may win: compiled, told apart by machine code, pruned, priced (common/predict/cost)
+strategy      which kernel is measured next
+worker        a process that measures, and its watchdog
+gpu_bench     what it does on a GPU
+forecast      a search without a GPU: configurations priced, as many as there is time for
+storage       Optuna's storages by URL
+owner         who measures a trial, and whether that process still lives
+ledger        a study in its storage: claims and outcomes
+trial_log     the study as CSV
+finalists     who wins, and by what evidence
+study_runner  the loop: claim, measure, record
+job           all of it for one rung and one GPU: Job.tune(ranking, workers, ledger)
+show          what a person sees of a search
+campaign      rungs one after the other
+adoption      what one program asks for, tuned
+recorded      the search replayed over a study in which every kernel was measured
+pair          a rung timed beside its parent in a worker's process, for common/workshop
+
+search is the script of the command of that name, in tools/commands/.
 """
+
+AUTO = "auto"  # workers: one for each GPU that is visible

@@ -1,4 +1,7 @@
-"""The kernels of a space: compiled on all cores, told apart by their machine code, those that cannot win left out."""
+"""The kernels of a space: compiled on all cores, told apart by their machine code, those that cannot win left out.
+
+What is left is priced by the cost model.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.compile import BuildProgress, BuildRequest, build
 from flashladder.common.compiler.sass import occupancy
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
+from flashladder.common.predict import cost
 from flashladder.common.problem.config import GpuDescription, KernelConfig
 from flashladder.tuner.space import Space
 
@@ -120,6 +125,30 @@ def unfit(results: Sequence[Artifact | BuildError], gpu: GpuDescription, spills:
 def code_of(artifacts: Sequence[Artifact]) -> str:
     """What tells the kernels of several problems from those of another configuration."""
     return hashlib.sha256(" ".join(artifact.code for artifact in artifacts).encode()).hexdigest()[:16]
+
+
+def predict(stock: Stock, gpu: GpuDescription, progress: Any = None) -> dict[str, float]:
+    """The predicted time of every kernel by its code: microseconds, the geometric mean over the space's problems."""
+    space = stock.space
+    factors = cost.conflicts(space.version, space.problems[0], (kernel.config for kernel in stock.kernels), gpu)
+    wanted = {
+        (kernel.code, problem): workload
+        for kernel in stock.kernels
+        for problem, workload in zip(space.problems, workloads(kernel, space, gpu, factors), strict=True)
+    }
+    times: dict[str, list[float]] = defaultdict(list)
+    for (code, _), spent in zip(wanted, cost.times_us(list(wanted.values()), progress), strict=True):
+        times[code].append(spent)
+    return {code: cost.mean_us(several) for code, several in times.items()}
+
+
+def workloads(
+    kernel: Candidate, space: Space, gpu: GpuDescription, factors: Mapping[object, float]
+) -> list[cost.Workload]:
+    """What an SM has to do for each problem; factors: of each layout's bank conflicts (cost.conflicts)."""
+    factor = factors.get(cost.layout_of(kernel.config), 1.0)
+    pairs = zip(space.problems, kernel.artifacts, strict=True)
+    return [cost.workload(problem, artifact, gpu, factor) for problem, artifact in pairs]
 
 
 def _why(left_out: Mapping[str, int], built: Iterable[Artifact | BuildError]) -> str:

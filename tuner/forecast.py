@@ -28,9 +28,10 @@ from flashladder.common.compiler.compile import build
 from flashladder.common.compiler.sass import occupancy
 from flashladder.common.errors import DeviceError
 from flashladder.common.paths import cache_dir
+from flashladder.common.predict import cost
 from flashladder.common.problem.config import GpuDescription, KernelConfig
 from flashladder.common.records.log import Log, PositiveFloat, Schema
-from flashladder.tuner import candidates, model
+from flashladder.tuner import candidates
 from flashladder.tuner.candidates import Candidate
 from flashladder.tuner.space import Space
 from flashladder.tuner.worker import die_with_the_search
@@ -72,9 +73,7 @@ class Forecast:
         self._spills = spills
         self.seeds = space.seeds(gpu.name)  # the default first
         self.configs = list(dict.fromkeys([*self.seeds, *space.configs]))
-        digest = hashlib.sha256(f"{identity} {gpu} {spills} {model.digest(*model.PRICE_CODE)}".encode()).hexdigest()[
-            :16
-        ]
+        digest = hashlib.sha256(f"{identity} {gpu} {spills} {cost.digest(*cost.PRICE_CODE)}".encode()).hexdigest()[:16]
         self._log = Log(cache_dir() / "prices" / f"{space.version.file_name}-{gpu.name}-{digest}.csv", SCHEMA)
         known = {config.name: config for config in self.configs}
         prices = (_price_of(row, known) for row in self._log.read()[0].to_dict("records"))
@@ -163,7 +162,7 @@ class _Guide:
         for seed in self._seeds:
             if seed in self._gaps:
                 return seed
-        if new := [config for config in self._gaps if model.layout_of(config) not in self._layouts]:
+        if new := [config for config in self._gaps if cost.layout_of(config) not in self._layouts]:
             return min(new, key=lambda config: _differences(config, self._seeds[0]))
         worthy = [price for price in self._prices.values() if not price.reason]
         best = min(worthy, key=lambda price: price.predicted_us, default=None)
@@ -173,7 +172,7 @@ class _Guide:
 
     def _take(self, taken: KernelConfig) -> None:
         del self._gaps[taken]
-        self._layouts.add(model.layout_of(taken))
+        self._layouts.add(cost.layout_of(taken))
         self._gaps = {config: min(gap, _differences(config, taken)) for config, gap in self._gaps.items()}
 
 
@@ -202,9 +201,10 @@ class _Pricer:
         artifacts = tuple(result for result in results if isinstance(result, Artifact))
         kernel = Candidate(candidates.code_of(artifacts), (config,), artifacts)
         if kernel.code not in self._known:
-            if model.layout_of(config) not in self._factors:
-                self._factors |= model.conflicts(space, [config], gpu)
-            self._known[kernel.code] = model.price(kernel, space.problems, gpu, self._factors)
+            if cost.layout_of(config) not in self._factors:
+                self._factors |= cost.conflicts(space.version, space.problems[0], [config], gpu)
+            workloads = candidates.workloads(kernel, space, gpu, self._factors)
+            self._known[kernel.code] = cost.mean_us([workload.time_us() for workload in workloads])
         one = artifacts[0]
         resident = occupancy(one, gpu).ctas
         return Price(config, kernel.code, self._known[kernel.code], one.registers, one.local_bytes, resident)

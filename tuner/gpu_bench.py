@@ -23,11 +23,10 @@ class OnGpu:
 
     gpu: str
     mode: Mode
-    operation: str = "forward"
-    is_alone: bool = False  # no official kernel takes part: ratios refer to the first of ours
+    operation: str | None  # whose official kernel takes part; without it ratios refer to the first of ours
 
     def __call__(self) -> GpuBench:
-        return GpuBench(self.gpu, self.mode, [] if self.is_alone else [baselines.official(self.operation)])
+        return GpuBench(self.gpu, self.mode, [baselines.official(self.operation)] if self.operation else [])
 
 
 class GpuBench:

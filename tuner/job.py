@@ -21,7 +21,7 @@ from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.problem.config import GpuDescription, spell
 from flashladder.common.runtime import tuned
 from flashladder.common.runtime.gpu import require_gpu
-from flashladder.tuner import candidates, model
+from flashladder.tuner import AUTO, candidates
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
@@ -120,7 +120,7 @@ class Job:
         """Compile everything, or as much as the settings say, and rank it."""
         settings = self.settings
         stock = candidates.compile_all(self.space, self.gpu, settings.spills, on_progress, settings.compiled)
-        predicted_us = model.predict(stock, self.gpu, on_progress)
+        predicted_us = candidates.predict(stock, self.gpu, on_progress)
         ranked = sorted(stock.kernels, key=lambda kernel: predicted_us[kernel.code])
         order = tuple(dict.fromkeys([*stock.seeds(self.gpu.name), *ranked]))
         return Ranking(stock, order, predicted_us)
@@ -193,7 +193,7 @@ def usual_trials(kernels: int) -> int:
     return kernels if kernels <= FEW else max(FEW, int(PART * kernels))
 
 
-def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str = "forward") -> list[Worker]:
+def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str) -> list[Worker]:
     """One worker a GPU, for as many as asked for ('auto': all that are visible). DeviceError where there are fewer."""
     import torch
 
@@ -206,9 +206,9 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
         ) from None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-    if (number != "auto" and not number.isdigit()) or number == "0":
+    if (number != AUTO and not number.isdigit()) or number == "0":
         raise ConfigError(f"--workers {number} is neither auto nor a number of GPUs, 1 to {len(devices)}")
-    wanted = len(devices) if number == "auto" else int(number)
+    wanted = len(devices) if number == AUTO else int(number)
     if wanted > len(devices):
         raise DeviceError(f"--workers {number}: each needs a GPU of its own, and {len(devices)} are visible")
     bench = OnGpu(gpu.name, mode, operation)

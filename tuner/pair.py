@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure.statistics import paired_ratio, verdict
 from flashladder.common.measure.timing import Mode
 from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.target import Target
 from flashladder.common.workshop.trial import Built, Idea, Timing
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.worker import Quarantine, Worker
@@ -21,7 +24,7 @@ class PairTimer:
     def __init__(self, gpu: str, mode: Mode, rounds: int | None, worker: Worker | None = None) -> None:
         self._mode = mode
         self._rounds = rounds
-        self._worker = worker or Worker(OnGpu(gpu, mode, is_alone=True), patience=PATIENCE)
+        self._worker = worker or Worker(OnGpu(gpu, mode, operation=None), patience=PATIENCE)
         self._requests = ThreadPoolExecutor(1)  # one after the other
 
     def warm_up(self, problem: Problem) -> None:
@@ -50,3 +53,17 @@ class PairTimer:
         """Ends the process."""
         self._worker.stop()
         self._requests.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def timing(place: Target, problem: Problem, mode: Mode, rounds: int | None) -> Iterator[PairTimer | None]:
+    """A timer while it is needed, which gets ready for a problem at once; None where there is no GPU."""
+    if not place.on_gpu:
+        yield None
+        return
+    timer = PairTimer(place.gpu.name, mode, rounds)
+    timer.warm_up(problem)
+    try:
+        yield timer
+    finally:
+        timer.stop()

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashladder.common.errors import ResultsError
+from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import KernelConfig, Value
 from flashladder.tuner import trial_log
 from flashladder.tuner.candidates import Candidate
-from flashladder.tuner.model import rank_correlation
 from flashladder.tuner.strategy import Guided
 
 CLOSE = 0.99  # of the best ratio
@@ -34,7 +34,7 @@ class ExhaustiveStudy:
         frame, _ = log.read()
         measured = frame[frame["verdict"] == "measured"]
         if measured.empty:
-            raise ResultsError(f"{path} has no measured trials; `python tuner/search.py RUNG --gpu GPU --exhaustive`")
+            raise ResultsError(f"{path} has no measured trials; `flashladder search RUNG --gpu GPU --exhaustive`")
         found = []
         for row in measured.sort_values("trial").itertuples():
             names = [row.config, *filter(None, row.same_code.split(";"))]

@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from flashladder.common.console import console, table, warn
+from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import spell
 from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.runtime import tuned
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
-from flashladder.tuner.model import rank_correlation
 
 if TYPE_CHECKING:
     from flashladder.common.problem.config import KernelConfig

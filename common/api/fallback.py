@@ -10,7 +10,7 @@ import torch
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
-from flashladder.common.problem.operations.operation import DTYPES
+from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.ahead import GENERAL
 
 _said: set[str] = set()

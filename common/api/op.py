@@ -22,7 +22,8 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.problem.config import KernelConfig, listing
-from flashladder.common.problem.problem import DTYPES, Problem, Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import ahead, overlap, quick, target
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_emulator

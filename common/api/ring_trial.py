@@ -20,7 +20,9 @@ from torch.multiprocessing.spawn import ProcessException
 from flashladder.common.api import attention
 from flashladder.common.api.ring import pass_on, ring_attention, zigzag_split
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
-from flashladder.common.problem.problem import Problem, expect, make_inputs
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 
 WARM_UPS, ROUNDS = 3, 10
 

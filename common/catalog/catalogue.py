@@ -2,7 +2,8 @@
 
 A ladder is a folder of rungs, NN_name: versions/ itself holds the first ladder, versions/backward/ one that is called
 backward. A rung of a further ladder bears its ladder's name, backward/03_name, and is addressed as backward/03. Ladders
-of one's own lie where common/own.py finds them, and are further ladders like any other.
+of one's own lie where common/own.py finds them, and are further ladders like any other. References are in
+versions/references/.
 """
 
 import dataclasses
@@ -19,12 +20,12 @@ from flashladder.common.catalog.choice import Configurable, choices_of
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
-from flashladder.common.paths import VERSIONS
+from flashladder.common.paths import REFERENCES, VERSIONS
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, listing, spell
 from flashladder.common.problem.rules import Rule
 
 if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem
+    from flashladder.common.problem.problem import Problem  # it needs torch, which takes seconds
 
 FIRST = ""  # the ladder that versions/ itself holds
 PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
@@ -38,8 +39,8 @@ class Implementation(Configurable):
     idea: str
     directory: Path
     kernel: Path
-    supports: Supports
-    operation: str  # what it computes, one of common/problem/operations
+    supports: Supports = dataclasses.field(hash=False)
+    operation: str  # the name of what it computes
     root: Path  # the folder of all ladders and references
 
     def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
@@ -89,6 +90,12 @@ class Implementation(Configurable):
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
         if problem.head_dim not in supports.head_dim:
             return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
+        if problem.head_dim_v not in (supports.head_dim_v or [problem.head_dim]):
+            known = listing(supports.head_dim_v) or f"{problem.head_dim}, as head_dim"
+            return f"takes head_dim_v {known}, not {problem.head_dim_v}"
+        for name, value in problem.options:
+            if refusal := supports.refusal(name, value, problem.asked.option(name).default):
+                return refusal
         if problem.causal and not supports.causal:
             return "has no causal mask"
         if problem.window and not supports.window:
@@ -204,11 +211,10 @@ class Reference(Implementation):
 
 def decided_by(problem: "Problem") -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them."""
+    same = ("dtype", "head_dim", "head_dim_v", "causal", "lse", "packed", "window", "alibi")
     row_stride = problem.num_heads * problem.head_dim
-    same = {
-        name: getattr(problem, name) for name in ("dtype", "head_dim", "causal", "lse", "packed", "window", "alibi")
-    }
-    return {**same, "softcap": bool(problem.softcap), "row_stride": row_stride}
+    decided = {name: getattr(problem, name) for name in same} | dict(problem.options)
+    return {**decided, "softcap": bool(problem.softcap), "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:
@@ -309,7 +315,7 @@ def references(root: Path = VERSIONS) -> list[Reference]:
 
 def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference:
     """A rung by any of its names, or a reference by its own."""
-    return _load_reference(root / name, root) if name in _reference_names(root) else find(name, root)
+    return _load_reference(root / REFERENCES / name, root) if name in _reference_names(root) else find(name, root)
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
@@ -324,7 +330,7 @@ def _rungs(root: Path, ladder: str) -> list[Path]:
 
 
 def _reference_directories(root: Path) -> list[Path]:
-    return [path.parent for path in sorted(root.glob("[!0-9]*/version.yaml"))]
+    return [path.parent for path in sorted((root / REFERENCES).glob("*/version.yaml"))]
 
 
 def _reference_names(root: Path) -> list[str]:
@@ -378,6 +384,11 @@ def _named_in_errors(path: Path) -> Iterator[Path]:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def _usual_operation(rung: Path) -> str:
+    """What a rung computes that does not say: its ladder's own operation, where it has one."""
+    return rung.parent.name if (rung.parent / own.OPERATION_FILE).is_file() else own.FIRST_OPERATION
+
+
 def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: str) -> dict[str, Any]:
     """What every implementation has."""
     return {
@@ -387,7 +398,7 @@ def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: st
         "directory": directory,
         "kernel": (directory / (declared.kernel or kernel)).resolve(),
         "supports": declared.supports,
-        "operation": declared.operation,
+        "operation": declared.operation or _usual_operation(directory),
         "choices": choices_of(declared),
         "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
         "defaults": declared.defaults,

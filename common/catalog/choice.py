@@ -39,7 +39,7 @@ class Configurable:
     """What has a name and fields, and becomes a KernelConfig."""
 
     name: str
-    choices: Mapping[str, Choice] = dataclasses.field(hash=False)  # in declared order; dtype and head_dim lead
+    choices: Mapping[str, Choice] = dataclasses.field(hash=False)  # in declared order
     rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
     # of a head_dim, where they are not those of the choices
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
@@ -103,12 +103,14 @@ class Configurable:
 
 
 def choices_of(declared: Declaration) -> dict[str, Choice]:
-    """The fields that a version.yaml declares; dtype and head_dim lead."""
+    """The fields that a version.yaml declares; those that `supports` speaks of lead."""
     supports = declared.supports
-    choices = {
-        "dtype": Choice(supports.dtype[0], supports.dtype),
-        "head_dim": Choice(supports.head_dim[0], supports.head_dim),
+    leading: dict[str, tuple[Value, ...]] = {
+        "dtype": supports.dtype,
+        "head_dim": supports.head_dim,
+        "head_dim_v": supports.head_dim_v,
     }
+    choices = {name: Choice(values[0], values) for name, values in leading.items() if values}
     for name, field in declared.config.items():
         any_value = field.values == "any"
         choices[name] = Choice(field.default, (field.default,) if any_value else tuple(field.values), any_value)

@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
@@ -14,7 +23,7 @@ from flashladder.common.problem.config import listing
 
 FILE = "version.yaml"
 
-StrictValue = StrictBool | StrictInt | StrictStr
+StrictValue = StrictBool | StrictInt | StrictFloat | StrictStr
 Fields = dict[StrictStr, StrictValue]
 ByHeadDim = dict[StrictInt, Fields]
 
@@ -30,6 +39,7 @@ class Supports(Declared):
 
     dtype: tuple[StrictStr, ...]
     head_dim: tuple[StrictInt, ...]
+    head_dim_v: tuple[StrictInt, ...] = ()  # beside that of head_dim
     seqlen_q: StrictStr = "any"
     seqlen_k: StrictStr = "any"
     causal: StrictBool = False
@@ -40,6 +50,16 @@ class Supports(Declared):
     alibi: StrictBool = False
     packed: StrictBool = False  # the operation `packed` too, beside its own
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
+    options: dict[
+        StrictStr, Literal["any"] | tuple[StrictValue, ...]
+    ] = {}  # the operation's own, beside their defaults
+
+    def refusal(self, option: str, value: StrictValue, default: StrictValue) -> str | None:
+        """Why it does not take an option's value, to be read after the name; None where it does."""
+        taken = self.options.get(option, ())
+        if taken == "any" or value in (default, *taken):
+            return None
+        return f"takes {option} {listing(dict.fromkeys((default, *taken)))}, not {listing([value])}"
 
 
 class DeclaredChoice(Declared):
@@ -70,7 +90,7 @@ class Declaration(Declared):
     idea: StrictStr
     supports: Supports
     config: dict[StrictStr, DeclaredChoice]
-    operation: StrictStr = "forward"  # one of common/problem/operations
+    operation: StrictStr | None = None  # its name, where it is not the ladder's
     kernel: StrictStr | None = None  # the file, where it is not the usual one
     rules: tuple[DeclaredRule, ...] = ()  # on top of config.RULES
     defaults: ByHeadDim = {}  # where they are not those of `config`
@@ -101,6 +121,7 @@ class RungDeclaration(Declaration):
 class ReferenceDeclaration(Declaration):
     """The version.yaml of a reference."""
 
+    operation: StrictStr
     devices: tuple[Annotated[StrictStr, one_of("cpu", "gpu")], ...]
     requires: dict[StrictStr, StrictStr] = {}
 

@@ -58,7 +58,7 @@ class PtxModule:
     arch: str
     directory: Path
     kernels: tuple[DeclaredKernel, ...]  # in the order in which they run
-    operation: str = "forward"
+    operation: str
     workspaces: tuple[Workspace, ...] = ()  # memory that the kernels share
 
     @property
@@ -145,7 +145,7 @@ def seal(ptx: PtxModule, compile_seconds: float) -> None:
     log = (ptx.directory / LOG).read_text()
     facts = dataclasses.asdict(ptx) | {"config": ptx.config.name, "compile_seconds": compile_seconds}
     for kernel in facts["kernels"]:
-        kernel |= _resources(log, kernel["entry"])
+        kernel |= resources(log, kernel["entry"])
     directory = facts.pop("directory")
     facts["digests"] = _digests(directory)
     (directory / FACTS).write_text(json.dumps(facts, indent=1))
@@ -187,7 +187,7 @@ def _digests(directory: Path, files: Collection[str] = FILES) -> dict[str, str]:
     return {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in files}
 
 
-def _resources(log: str, entry: str) -> dict[str, int]:
+def resources(log: str, entry: str) -> dict[str, int]:
     """Registers, stack and spills of a kernel from the log of `ptxas -v`."""
     found = re.search(
         rf"Function properties for {entry}\s+"

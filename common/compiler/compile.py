@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import artifact as artifacts
@@ -43,6 +43,7 @@ rule ptxas
 BATCH = 8  # configurations for each core that are compiled before they are put into place: all that a kill can lose
 _SERIALISED = re.compile(r"\(C75\d\d\) .*")  # ptxas waits for each wgmma, or ignores setmaxnreg
 
+Made = TypeVar("Made")
 BuildProgress = Callable[[int, int, str], None]  # configurations done, of how many, and the latest
 
 
@@ -67,6 +68,9 @@ class BuildRequest:
 
 
 OnPtx = Callable[[BuildRequest, PtxModule], None]
+Keep = Callable[
+    [BuildRequest, Path, Path, float], Made
+]  # from a folder to its place; what was made, in so many seconds
 
 
 def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
@@ -124,18 +128,32 @@ def build(
             results[place] = cached
             if on_ptx:
                 on_ptx(request, cached)
-    missing = [place for place in wanted if place not in results]
-    size = BATCH * len(os.sched_getaffinity(0))
-    listener = _Listener(progress, on_ptx, len(missing))
-    for start in range(0, len(missing), size):
-        batch = {place: wanted[place] for place in missing[start : start + size]}
-        results |= _compile(batch, sources, compiler, listener)
+    missing = {place: request for place, request in wanted.items() if place not in results}
+    results |= _compile(missing, sources, compiler, _Listener(progress, on_ptx, len(missing)), _as_artifact)
     outcome = [without_flaws(wanted[place], results[place]) for place in places]
     failures = [result for result in outcome if isinstance(result, BuildError)]
     if failures and on_error == "raise":
         others = f"\n({len(failures) - 1} more of {len(requests)} configurations failed)" if len(failures) > 1 else ""
         raise BuildError(f"{failures[0]}{others}")
     return outcome
+
+
+def machine_code(requests: Sequence[BuildRequest], progress: BuildProgress | None = None) -> list[Path | BuildError]:
+    """A folder with the cubin and the compiler's log of each request; what its kernels declare is not read.
+
+    Kernels of another commit may declare it in a way that is not today's. What the cache lacks is compiled.
+    """
+    compiler, sources = toolchain(), Sources()
+    places = [_place_of_code(request, sources, compiler) for request in requests]
+    missing = {place: request for place, request in zip(places, requests, strict=True) if not place.exists()}
+    made = _compile(missing, sources, compiler, _Listener(progress, None, len(missing)), _as_code)
+    return [made.get(place, place) for place in places]
+
+
+def to_compile(requests: Sequence[BuildRequest]) -> int:
+    """How many kernels `machine_code` would compile."""
+    compiler, sources = toolchain(), Sources()
+    return sum(not place.exists() for place in {_place_of_code(request, sources, compiler) for request in requests})
 
 
 @dataclass
@@ -171,6 +189,11 @@ def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path
     return cache_dir() / "artifacts" / folder_name(request, sources, compiler.identity)
 
 
+def _place_of_code(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
+    """The same of what `machine_code` makes."""
+    return cache_dir() / "code" / folder_name(request, sources, compiler.identity)
+
+
 def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> str:
     """The name of an artifact's folder; without a compiler, that of its machine code by whichever compiler."""
     code = sources.digest(request.version.kernel, paths=request.lines), request.config.header()
@@ -202,9 +225,21 @@ def _without_local_memory(request: BuildRequest, result: Artifact) -> Artifact |
 
 
 def _compile(
-    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener
-) -> dict[Path, Artifact | BuildError]:
-    """Compiles what the cache lacks in a temporary folder, one subfolder each, and moves what succeeds into place."""
+    missing: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener, keep: Keep[Made]
+) -> dict[Path, Made | BuildError]:
+    """Compiles what the cache lacks, batch after batch, on every core."""
+    size = BATCH * len(os.sched_getaffinity(0))
+    results: dict[Path, Made | BuildError] = {}
+    for start in range(0, len(missing), size):
+        batch = dict(list(missing.items())[start : start + size])
+        results |= _compile_batch(batch, sources, compiler, listener, keep)
+    return results
+
+
+def _compile_batch(
+    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener, keep: Keep[Made]
+) -> dict[Path, Made | BuildError]:
+    """Compiles in a temporary folder, one subfolder each, and moves what succeeds into place."""
     with space_in_cache(), temporary_folder() as temporary:
         for place, request in batch.items():
             folder = temporary / place.name
@@ -215,7 +250,7 @@ def _compile(
         output = run_ninja(temporary, lambda edge: listener.ended(by_name[Path(edge).parent.name], temporary / edge))
         seconds = _compile_seconds(temporary / ".ninja_log")
         now = Sources()
-        results: dict[Path, Artifact | BuildError] = {}
+        results: dict[Path, Made | BuildError] = {}
         for place, request in batch.items():
             folder, kernel = temporary / place.name, request.version.kernel
             try:
@@ -224,9 +259,7 @@ def _compile(
                 sources.check_complete(kernel, folder / DEPENDENCIES)
                 if now.digest(kernel) != sources.digest(kernel):
                     raise BuildError("its source was edited while it was compiled; build it again")
-                module = artifacts.module(folder, request.version, request.config, request.arch)
-                artifacts.seal(module, seconds[place.name])
-                results[place] = _install(folder, place)
+                results[place] = keep(request, folder, place, seconds[place.name])
             except BuildError as error:
                 results[place] = BuildError(f"{request} cannot be built:\n{error}")
     return results
@@ -268,6 +301,20 @@ def _compile_seconds(ninja_log: Path) -> dict[str, float]:
     spent = {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
     names = [Path(output).parent.name for output in spent if Path(output).name == artifacts.CUBIN]
     return {name: spent[f"{name}/{artifacts.PTX}"] + spent[f"{name}/{artifacts.CUBIN}"] for name in names}
+
+
+def _as_artifact(request: BuildRequest, folder: Path, place: Path, seconds: float) -> Artifact:
+    artifacts.seal(artifacts.module(folder, request.version, request.config, request.arch), seconds)
+    return _install(folder, place)
+
+
+def _as_code(_request: BuildRequest, folder: Path, place: Path, _seconds: float) -> Path:
+    try:
+        folder.rename(place)
+    except OSError as error:
+        if not place.exists():  # or another process has put the same there
+            raise BuildError(f"the machine code cannot be moved to {place}: {error.strerror}") from None
+    return place
 
 
 def _install(folder: Path, place: Path) -> Artifact:

@@ -3,19 +3,30 @@
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
 
 Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 
 
 def header_folders(kernel: Path) -> list[Path]:
-    """Where a kernel's headers are looked for, behind its own folder: `cuda` beside its rung, and common/cuda."""
-    return [kernel.parents[1] / "cuda", CUDA_HEADERS]
+    """Where a kernel's headers are looked for, the first one first.
+
+    Its own folder, `cuda` beside its rung, common/cuda, and the folder of all rungs: what a rung shares with a few
+    later ones lies with it. A rung in a checkout has that checkout's; one that lies elsewhere has this one's.
+    """
+    cuda, versions = CUDA_HEADERS.relative_to(ROOT), VERSIONS.relative_to(ROOT)
+    root = next((parent for parent in kernel.parents[1:] if (parent / cuda).is_dir()), ROOT)
+    return [kernel.parent, kernel.parents[1] / "cuda", root / cuda, root / versions]
+
+
+def find_header(name: str, folders: Iterable[Path]) -> Path | None:
+    """The file that an include of this name reads; None where there is none, as of the generated config.cuh."""
+    return next((path.resolve() for folder in folders if (path := folder / name).is_file()), None)
 
 
 class Sources:
@@ -23,20 +34,24 @@ class Sources:
 
     def __init__(self) -> None:
         self._texts: dict[Path, bytes] = {}
-        self._closures: dict[Path, tuple[Path, ...]] = {}
+        self._headers: dict[Path, dict[Path, str]] = {}
         self._digests: dict[tuple[Path, bool], str] = {}
 
     def closure(self, kernel: Path) -> tuple[Path, ...]:
         """The kernel and every file that it includes in quotes, directly or not; the generated config.cuh apart."""
-        if kernel not in self._closures:
-            found: dict[Path, None] = {}
+        return tuple(sorted({kernel.resolve(), *self.headers(kernel)}))
+
+    def headers(self, kernel: Path) -> dict[Path, str]:
+        """The same without the kernel, each with the name by which it is included."""
+        if kernel not in self._headers:
+            found: dict[Path, str] = {}
             waiting = [kernel.resolve()]
             while waiting:
-                if (path := waiting.pop()) not in found:
-                    found[path] = None
-                    waiting += self._included(path, header_folders(kernel.resolve()))
-            self._closures[kernel] = tuple(sorted(found))
-        return self._closures[kernel]
+                new = {path: name for path, name in self._included(waiting.pop(), kernel) if path not in found}
+                found |= new
+                waiting += new
+            self._headers[kernel] = found
+        return self._headers[kernel]
 
     def digest(self, kernel: Path, paths: bool = True) -> str:
         """A hash of the closure: of its contents, and of its paths, which the line tables of PTX and cubin name.
@@ -54,7 +69,7 @@ class Sources:
 
     def check_complete(self, kernel: Path, depfile: Path) -> None:
         """Raises BuildError when the compiler read a file of ours that the closure lacks: its edits would go unseen."""
-        ours = (CUDA_HEADERS, VERSIONS, kernel.resolve().parents[1])
+        ours = (*header_folders(kernel.resolve()), VERSIONS, kernel.resolve().parents[1])
         unseen = [
             path
             for path in _dependencies(depfile)
@@ -63,8 +78,8 @@ class Sources:
         if unseen:
             raise BuildError(
                 f"{kernel} includes {unseen[0]} in a way that the build does not follow: an edit of it would not "
-                'rebuild the kernel. Write a plain `#include "name"` of a file beside it, in cuda beside its rung, or '
-                "in common/cuda."
+                'rebuild the kernel. Write a plain `#include "name"` of a file beside it, in cuda beside its rung, in '
+                "common/cuda or in versions."
             )
 
     def _text(self, path: Path) -> bytes:
@@ -75,11 +90,12 @@ class Sources:
                 raise BuildError(f"the source file {path} cannot be read: {error.strerror}") from None
         return self._texts[path]
 
-    def _included(self, path: Path, folders: Sequence[Path]) -> list[Path]:
+    def _included(self, path: Path, kernel: Path) -> Iterator[tuple[Path, str]]:
         """The files that one file includes in quotes, found as the compiler finds them; what is nowhere is left out."""
-        names = re.findall(rb'^\s*#\s*include\s*"([^"]+)"', self._text(path), re.MULTILINE)
-        places = ([folder / os.fsdecode(name) for folder in (path.parent, *folders)] for name in names)
-        return [found.resolve() for each in places if (found := next(filter(Path.is_file, each), None))]
+        folders = (path.parent, *header_folders(kernel.resolve()))
+        for name in map(os.fsdecode, re.findall(rb'^\s*#\s*include\s*"([^"]+)"', self._text(path), re.MULTILINE)):
+            if found := find_header(name, folders):
+                yield found, name
 
 
 def own_line(chain: Sequence[Place]) -> Place:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .codegen import Program, substitute
-from .ptx import Imm, Instruction, Operand, Reg
+from .compile.codegen import substitute
+from .compile.program import Program
+from .parse.ptx import Imm, Instruction, Operand, Reg
 
 _GROUPS = re.compile(r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)|wgmma\.(fence|commit_group|wait_group)")
 _OTHERS = re.compile(r"(bar|barrier|mbarrier|setmaxnreg)\.|fence\.|membar\.")

@@ -16,8 +16,10 @@ from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.references import Configured, Prepared
 from flashladder.common.measure.spot import Stage
 from flashladder.common.measure.timing import Contender, Measurement, TimingSettings, measure
+from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.problem import DTYPES, LSE, Check, Problem, expect, make_inputs, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import DTYPES, LSE, Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import faults_named
 

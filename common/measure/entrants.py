@@ -40,10 +40,13 @@ class Entrant:
     def operation(self) -> str:
         return self.version.operation
 
+    def winner(self, problem: Problem) -> KernelConfig | None:
+        """What was tuned for the GPU, where that was asked for and goes with the problem."""
+        return tuned.config(self.version, self.tuned_for, problem) if self.tuned_for else None
+
     def config(self, problem: Problem, gpu: GpuDescription | None) -> KernelConfig:
         """What is compiled for a problem, by default for `gpu`. UnsupportedProblemError where the rung refuses it."""
-        winner = tuned.config(self.version, self.tuned_for, problem) if self.tuned_for else None
-        config = winner or self.version.config_for(problem, gpu, **self.values)
+        config = self.winner(problem) or self.version.config_for(problem, gpu, **self.values)
         self.version.check(problem, config)
         return config
 

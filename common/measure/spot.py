@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from flashladder.common.errors import VerificationError
-from flashladder.common.problem.problem import Expected, Tensors, verify
+from flashladder.common.problem.check import Expected, verify
+from flashladder.common.problem.inputs import Tensors
 
 COUNT = 8  # of each contender
 COUNT_OF_SLOW = 2  # ... whose calls take longer than this, in microseconds
@@ -75,9 +76,9 @@ class Stage:
             signs = self._draw_signs(self._seen[names[0]])
             for name in names:
                 if name in self._seen:
-                    torch.mul(self._seen[name], signs, out=self._new[name])
+                    torch.mul(self._seen[name], signs[: self._seen[name].shape[-1]], out=self._new[name])
                 else:
-                    wanted[name] = wanted[name] * signs
+                    wanted[name] = wanted[name] * signs[: wanted[name].shape[-1]]
         self._wanted = replace(self._expected, exact=wanted)
 
     def new(self) -> None:

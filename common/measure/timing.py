@@ -30,7 +30,7 @@ from flashladder.common.measure.l2 import SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
 from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
-from flashladder.common.problem.problem import Check
+from flashladder.common.problem.check import Check
 
 Mode = Literal["hot", "cold", "sustained"]
 MODES: tuple[Mode, ...] = ("hot", "cold", "sustained")

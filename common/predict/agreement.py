@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flashladder.common.compiler.sass.opcodes import FILLER, reads_a
 from flashladder.common.compiler.sass.pipes import throughput, work
-from flashladder.common.emulator import Report
-from flashladder.common.emulator.counters import LANES, NUM_BANKS, TMA, LineCount
+from flashladder.common.emulator import LANES, NUM_BANKS, TMA, LineCount, Report
 from flashladder.common.predict.ncu import Profile
 from flashladder.common.problem.config import GpuDescription
 
@@ -178,3 +178,12 @@ def conflict_factor(report: Report) -> float:
 def sass_opcode(ptx: str) -> str:
     """The opcode that a PTX instruction becomes; empty where none is told apart."""
     return next((opcode for pattern, opcode in _OPCODES if pattern.match(ptx)), "")
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's: 1 where both orders are the same, -1 where one is the reverse; nan for fewer than three values."""
+    import pandas as pd
+
+    if len(first) < 3:
+        return math.nan
+    return float(pd.Series(first).rank().corr(pd.Series(second).rank()))

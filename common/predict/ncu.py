@@ -88,8 +88,8 @@ def find_ncu() -> Path:
                 return candidate
     raise ToolchainError(
         f"no ncu on PATH, in {' or in '.join(_PLACES)}: Nsight Compute comes with the CUDA toolkit, or as the package "
-        "nsight-compute of NVIDIA's repository. Without it, tools/sass.py predicts and "
-        "`tools/run_version.py --device emulator` counts"
+        "nsight-compute of NVIDIA's repository. Without it, `flashladder sass` predicts and "
+        "`flashladder run --device emulator` counts"
     )
 
 

@@ -19,7 +19,8 @@ from flashladder.common.compiler.sass.opcodes import kinds
 from flashladder.common.errors import DeviceError
 from flashladder.common.predict.agreement import Agreement, compare
 from flashladder.common.predict.ncu import Profile, load, profile
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.log import Log, Schema
 from flashladder.common.runtime.execute import on_emulator, on_gpu
@@ -51,11 +52,9 @@ class ProfiledRung:
         return self.metric("dram__bytes_read.sum") + self.metric("dram__bytes_write.sum")
 
     @property
-    def least_dram_bytes(self) -> int:
+    def least_dram_bytes(self) -> float:
         """Each tensor once."""
-        p = self.problem
-        rows_q, rows_k = p.batch * p.num_heads * p.seqlen_q, p.batch * p.num_heads_k * p.seqlen_k
-        return 2 * p.head_dim * (2 * rows_q + 2 * rows_k) + 4 * rows_q
+        return self.problem.asked.bytes_moved(self.problem)
 
     def metric(self, name: str) -> float:
         """A metric of the whole kernel; NaN where ncu did not give it."""
@@ -155,5 +154,5 @@ def _refusal(folder: Path) -> str:
         reason = str(error)
     return (
         f"ncu counts on a GPU, but {reason}, and {pages}. Profile where there is a GPU, with --pages FOLDER, and bring "
-        "the folder here; what is predicted needs none: tools/sass.py, and tools/run_version.py --device emulator"
+        "the folder here; what is predicted needs none: `flashladder sass`, and `flashladder run --device emulator`"
     )

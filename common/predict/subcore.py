@@ -147,6 +147,11 @@ _CONFLICTING = {"LDS", "STS", "LDSM", "STSM"}
 _KINDS = {"LDGSTS": "copy", "LDGDEPBAR": "commit", "DEPBAR": "wait", "BAR": "barrier"}
 
 
+def on_a_sub_core(warps: int) -> int:
+    """How many of a CTA's warps are on one sub-core."""
+    return max(1, warps // SUB_CORES)
+
+
 def cycles(
     steps: Sequence[Step],
     ctas: int,

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashladder.common.compiler.sass.code import Code
-from flashladder.common.compiler.sass.occupancy import SUB_CORES
 from flashladder.common.compiler.sass.opcodes import mma
 from flashladder.common.compiler.sass.pipes import Rate
-from flashladder.common.predict.subcore import Ring, Step, tile_cycles
+from flashladder.common.predict.subcore import Ring, Step, on_a_sub_core, tile_cycles
 
 FEW, MORE = 4, 10  # blocks of keys of the tiles that are simulated
 TILES = 3  # of each warp, after the first one
@@ -67,7 +66,7 @@ class TileWork:
             loop,
             after,
             tour.is_persistent,
-            max(1, round(code.loop_warps)),
+            code.whole_warps,
             code.loop_blocks,
             launch.block_m * config.head_dim * ELEMENT,
             launch.block_n * config.head_dim * ELEMENT,
@@ -94,7 +93,7 @@ class TileWork:
         return tile_cycles(
             steps,
             ctas,
-            max(1, self.warps // SUB_CORES),
+            on_a_sub_core(self.warps),
             rates,
             {name: ring for name, ring in rings.items() if name in used},
             is_persistent=self.is_persistent,

@@ -1,7 +1,9 @@
 """What is asked for: operations, problems and their inputs, and the configurations of a kernel.
 
-operations/   what is computed of which tensors, the exact answer and its tolerance
-problem       one call of an operation: seeded inputs, the exact answer, the verdict on an output
+problem       one call of an operation, and what an operation says of itself
+operations/   the built-in ones; others lie with their ladders
+inputs        a problem's tensors, with seeded inputs
+check         the exact answer, and the verdict on an output
 families/     inputs that are hard on an attention kernel, by design
 buffers       guarded memory
 config        compile-time parameters, and GPUs

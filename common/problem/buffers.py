@@ -17,6 +17,7 @@ CANARY = 0x7FDB  # a NaN as bf16 and as fp16, and twice in a row as fp32
 POISON = 0x7FAD  # another one; kernels that compute a NaN write 0x7FFF
 _GUARD_ROWS = 128  # a whole tile of rows: a kernel that forgets the end of a tensor lands in the guard
 _GUARD_MULTIPLE = 128  # elements: keeps the tensors' alignment
+LAYOUTS = ("bshd", "bhsd", "padded")  # of (batch, seqlen, heads, head_dim), all four in this order of dimensions
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
@@ -40,6 +41,17 @@ def contiguous(*shape: int) -> View:
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * size)
     return View(shape, tuple(strides))
+
+
+def laid_out(layout: str, shape: tuple[int, int, int, int]) -> View:
+    """(batch, seqlen, heads, head_dim) as one of LAYOUTS has it."""
+    batch, seqlen, heads, head_dim = shape
+    if layout == "bhsd":
+        by_batch, by_head, by_row, _ = contiguous(batch, heads, seqlen, head_dim).strides
+        return View(shape, (by_batch, by_row, by_head, 1))
+    if layout == "padded":
+        return View(shape, contiguous(batch, seqlen + 3, heads + 1, head_dim + 8).strides)
+    return contiguous(*shape)
 
 
 class Buffer:

@@ -2,17 +2,20 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import yaml
 
+from flashladder.common import own
 from flashladder.common.errors import ConfigError, instead, unknown
 from flashladder.common.paths import CONFIGS
 from flashladder.common.problem.rules import Rule
 
-Value = str | int | bool
+Value = str | int | float | bool
+_TYPES: dict[str, type[Value]] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,23 @@ class Field:
             value = {"true": True, "false": False}.get(text, text)
         elif self.type is int and text.isascii() and text.isdigit():
             value = int(text)
+        elif self.type is float:
+            with suppress(ValueError):
+                value = float(text)
         self.check(value)
         return value
 
     def _expected(self) -> str:
-        return {bool: "true or false", int: f"a whole number, {self.minimum} or more", str: "a word"}[self.type]
+        whole = f"a whole number, {self.minimum} or more"
+        return {bool: "true or false", int: whole, float: "a number", str: "a word"}[self.type]
 
 
 FIELDS = {
     field.name: field
     for field in (
         Field("dtype", str, "element type of Q, K, V and O", choices=("bf16", "fp16")),
-        Field("head_dim", int, "columns of Q, K, V and O"),
+        Field("head_dim", int, "columns of Q and K, and of V and O"),
+        Field("head_dim_v", int, "columns of V and O, where they have others than Q and K"),
         Field("block_m", int, "rows of Q that one CTA owns"),
         Field("block_n", int, "rows of K and V in one step of the main loop"),
         Field("num_warps", int, "warps in a CTA"),
@@ -136,7 +144,7 @@ class KernelConfig:
     @property
     def name(self) -> str:
         """The short name: `dtype=bf16,head_dim=128,block_m=64,double_buffer=true`."""
-        return ",".join(f"{name}={spell(value)}" for name, value in self.items)
+        return spelled(dict(self.items))
 
     def __str__(self) -> str:
         return self.name
@@ -153,13 +161,18 @@ class KernelConfig:
                 includes.append(f"#include <{include}>")
                 lines.append(f"using dtype = {cpp_type};")
             else:
-                lines.append(f"constexpr {FIELDS[name].type.__name__} {name} = {spell(value)};")
+                lines.append(f"constexpr {field_named(name).type.__name__} {name} = {spell(value)};")
         return "\n".join(["#pragma once", *includes, "", "namespace config {", *lines, "}", ""])
 
 
 def spell(value: Value) -> str:
     """A value as the short name, YAML and C++ write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def spelled(values: Mapping[str, Any]) -> str:
+    """Values by name: `dtype=bf16,head_dim=128`."""
+    return ",".join(f"{name}={spell(value)}" for name, value in values.items())
 
 
 def listing(values: Iterable[object]) -> str:
@@ -173,9 +186,26 @@ def listing(values: Iterable[object]) -> str:
 
 def field_named(name: str) -> Field:
     """The field's declaration; ConfigError when there is none."""
-    if name not in FIELDS:
-        raise ConfigError(f"unknown field {name}{instead(name, FIELDS, 'the fields are')}")
-    return FIELDS[name]
+    if found := FIELDS.get(name) or _of_ladders(name):
+        return found
+    raise ConfigError(f"unknown field {name}{instead(name, FIELDS, 'the fields are')}")
+
+
+def _of_ladders(name: str) -> Field | None:
+    """A field that a ladder declares for its rungs, {page_size: {type: int, meaning: rows of a page}} in fields.yaml.
+
+    ConfigError for what is none.
+    """
+    for path in own.declared("fields.yaml").values():
+        try:
+            if declared := _parsed(path.read_text()).get(name):
+                return Field(name, _TYPES[declared["type"]], str(declared["meaning"]))
+        except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: {name}: not a type ({', '.join(_TYPES)}) and a meaning: {error!r}") from None
+    return None
+
+
+_parsed = lru_cache(maxsize=8)(yaml.safe_load)  # every value of every configuration asks
 
 
 def parse_values(text: str) -> dict[str, Value]:

@@ -1,33 +1,47 @@
-"""A problem: what is asked for, seeded inputs in guarded memory, the exact answer, and the verdict on an output."""
+"""A problem, which is one call of an operation; and what an operation says of itself, so that tensors, checks, launches
+and tables of every kind are made in one way.
+
+An operation is a file that sets OPERATION: in operations/, or operation.py in the folder of a ladder, this repository's
+or one's own. It bears the name of its file or of its ladder, and is found by that.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
-from flashladder.common.errors import UnsupportedProblemError, VerificationError
-from flashladder.common.problem.buffers import Buffer, poison, unwritten
-from flashladder.common.problem.config import listing, spell
+from flashladder.common import plugins
+from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
+from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
+from flashladder.common.problem.buffers import LAYOUTS, View
+from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.operations import BIASED, OPERATIONS, Operation
-from flashladder.common.problem.operations.operation import DTYPES
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LSE = "lse"
-LAYOUTS = ("bshd", "bhsd", "padded", "qkv")
-_CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
-_FP64_LIMIT = 2**36  # FLOPs: larger exact answers are computed in fp32 where there is a GPU
 MAX_SOFTCAP = 1000.0  # kernels' scores are good to 2^-22 of it
 SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
+_TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
+_BUILT_IN = Path(__file__).parent / "operations"
+_CONFIGURED = ("dtype", "head_dim", "head_dim_v", "causal")  # what a configuration and a problem say alike
+COMPUTE, BANDWIDTH = "TFLOP/s", "TB/s"  # units of speed
+# What only some operations know. The others refuse a problem that has it.
+FEATURES = ("causal", "window_left", "window_right", "softcap", "alibi")
+LENGTHS = ("seqlens_q", "seqlens_k", "total_q", "total_k")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention call. Left at None: num_heads_k = num_heads, seqlen_k = seqlen_q, softmax_scale = 1/sqrt(head_dim),
-    or what the family of inputs wants.
+    """One call. Left at None: num_heads_k = num_heads, seqlen_k = seqlen_q, head_dim_v = head_dim, softmax_scale =
+    1/sqrt(head_dim), or what the family of inputs wants.
 
     Causal masks are aligned to the bottom right: query i sees the keys j <= i + seqlen_k - seqlen_q. A window is, too:
     from window_left keys before that one to window_right behind it, None for all. A softcap of 0 is none; with one,
@@ -37,22 +51,25 @@ class Problem:
     Packed sequences have their lengths in seqlens_q and seqlens_k (as seqlens_q where left out). These say how many
     there are (batch), the longest (seqlen_q, seqlen_k) and the rows of all together (total_q, total_k). Where only the
     GPU knows the lengths, these five are given in their place; such a problem has no exact answer.
-    Raises UnsupportedProblemError for values that are no attention problem.
+
+    What an operation knows beside all that is in `options`, by name, and an attribute too: `problem.page_size`.
+    Raises UnsupportedProblemError for values that are no problem of the operation.
     """
 
     batch: int = 1
     num_heads: int = 1
-    num_heads_k: int = None  # type: ignore[assignment]  # set in __post_init__, as the other two
+    num_heads_k: int = None  # type: ignore[assignment]  # set in __post_init__, as the other three
     seqlen_q: int = 256
     seqlen_k: int = None  # type: ignore[assignment]
-    head_dim: int = 128
+    head_dim: int = 128  # of Q and K, and of V where head_dim_v is not given
+    head_dim_v: int = None  # type: ignore[assignment]
     dtype: str = "bf16"
     causal: bool = False
     softmax_scale: float = None  # type: ignore[assignment]
     seed: int = 0
     layout: str = "bshd"
     family: str = NORMAL  # of inputs: one of the operation's
-    operation: str = "forward"
+    operation: str = FIRST_OPERATION
     lse: bool = True  # the log-sum-exp is asked for, where it is among the operation's outputs
     window_left: int | None = None
     window_right: int | None = None
@@ -62,42 +79,71 @@ class Problem:
     seqlens_k: tuple[int, ...] = ()
     total_q: int = None  # type: ignore[assignment]
     total_k: int = None  # type: ignore[assignment]
+    options: tuple[tuple[str, Value], ...] = ()  # the operation's own; given as a mapping, or as pairs
 
     def __post_init__(self) -> None:
-        self._check_packing()
+        kind = operation_named(self.operation)
+        self._set(options=kind.complete(dict(self.options)))
+        for name in ("seqlens_q", "seqlens_k"):
+            self._set(**{name: tuple(getattr(self, name))})  # JSON has no tuples
+        self._refuse_unknown_to(kind)
+        self._set(**kind.implied(self))
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
             self._require_positive(name)
-        for name, known in (("dtype", DTYPES), ("layout", LAYOUTS), ("operation", OPERATIONS)):
+        for name, known in (("dtype", DTYPES), ("layout", kind.layouts), ("family", self.asked.families)):
             self._require_known(name, known)
-        self._require_known("family", self.asked.families)
         if not self.lse and LSE not in self.asked.outputs:
             raise UnsupportedProblemError(
                 f"lse=false: the log-sum-exp is no output of the operation {self.operation} that could be left out"
             )
         scale = self.asked.default_scale(self)
-        defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "softmax_scale": scale}
-        for name, value in defaults.items():
+        defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "head_dim_v": self.head_dim}
+        for name, value in {**defaults, "softmax_scale": scale}.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        for name in ("num_heads_k", "seqlen_k"):
+                self._set(**{name: value})
+        for name in defaults:
             self._require_positive(name)
+        self._check_scale()
+        if self.num_heads % self.num_heads_k:
+            raise UnsupportedProblemError(
+                f"num_heads={self.num_heads} must be a multiple of num_heads_k={self.num_heads_k}"
+            )
+        self._check_bounds()
+        kind.check(self)
+
+    @classmethod
+    def of_config(cls, operation: str, config: KernelConfig, **sizes: int) -> Problem:
+        """A problem that a kernel so configured computes: what the configuration does not say is as usual."""
+        kind, decided = operation_named(operation), config.as_dict()
+        same: dict[str, Any] = {name: decided[name] for name in _CONFIGURED if name in decided}
+        options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
+        return cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            for option, value in self.options:
+                if option == name:
+                    return value
+        raise AttributeError(f"the problem has no {name}")
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _refuse_unknown_to(self, kind: Operation) -> None:
+        """What only other operations know."""
+        usual = {field.name: field.default for field in fields(self)}
+        given = [name for name in (*FEATURES, *LENGTHS) if getattr(self, name) != usual[name]]
+        if foreign := [name for name in given if name not in kind.features]:
+            raise UnsupportedProblemError(f"the operation {self.operation} knows no {listing(foreign)}")
+
+    def _check_scale(self) -> None:
         if not 0 < self.softmax_scale < math.inf:  # kernels take a row's maximum before they scale
             raise UnsupportedProblemError(f"softmax_scale={self.softmax_scale}: must be a positive, finite number")
         if not SCALES[0] <= self.softmax_scale <= SCALES[1]:
             low, high = (f"{limit:.2g}" for limit in SCALES)
             raise UnsupportedProblemError(
                 f"softmax_scale={self.softmax_scale}: kernels hold it in fp32, which takes {low} to {high}"
-            )
-        if self.num_heads % self.num_heads_k:
-            raise UnsupportedProblemError(
-                f"num_heads={self.num_heads} must be a multiple of num_heads_k={self.num_heads_k}"
-            )
-        self._check_bounds()
-        rows = ("total_q", "total_k") if self.packed else ("seqlen_q", "seqlen_k")
-        q, k = (getattr(self, name) for name in rows)
-        if self.layout == "qkv" and q != k:
-            raise UnsupportedProblemError(
-                f"layout=qkv packs q, k and v row by row: {rows[0]}={q} must equal {rows[1]}={k}"
             )
 
     def _check_bounds(self) -> None:
@@ -115,37 +161,6 @@ class Problem:
                 f"softcap={self.softcap}: must be a positive number up to {MAX_SOFTCAP:g}, or 0 for none"
             )
 
-    def _check_packing(self) -> None:
-        """What packed sequences have, and others do not."""
-        for name in ("seqlens_q", "seqlens_k"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
-        packing = {name: getattr(self, name) for name in ("seqlens_q", "seqlens_k", "total_q", "total_k")}
-        if not self.packed:
-            if given := [name for name, value in packing.items() if value]:
-                raise UnsupportedProblemError(f"{listing(given)}: of the operation packed, not of {self.operation}")
-            return
-        if not self.seqlens_q and self.total_q is None:
-            raise UnsupportedProblemError("packed sequences have lengths: seqlens_q=(3, 0, 5), or their sum, total_q=8")
-        if self.seqlens_q:
-            self._set_lengths()
-        for name in ("total_q", "total_k"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, self.total_q)
-            self._require_positive(name)
-
-    def _set_lengths(self) -> None:
-        """What the lengths of packed sequences say."""
-        seqlens_k = self.seqlens_k or self.seqlens_q
-        if len(self.seqlens_q) != len(seqlens_k):
-            raise UnsupportedProblemError(f"seqlens_q are {len(self.seqlens_q)}, seqlens_k {len(seqlens_k)} lengths")
-        for name, seqlens in (("q", self.seqlens_q), ("k", seqlens_k)):
-            if min(seqlens) < 0:
-                raise UnsupportedProblemError(f"seqlens_{name}={seqlens}: no sequence is shorter than 0")
-            said = {"seqlens": seqlens, "total": sum(seqlens), "seqlen": max(1, *seqlens)}
-            for size, value in said.items():
-                object.__setattr__(self, f"{size}_{name}", value)
-        object.__setattr__(self, "batch", len(seqlens_k))
-
     def _require_known(self, name: str, known: Collection[str]) -> None:
         if getattr(self, name) not in known:
             raise UnsupportedProblemError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
@@ -157,7 +172,7 @@ class Problem:
     @property
     def asked(self) -> Operation:
         """What is to be computed."""
-        return (BIASED if self.alibi else OPERATIONS)[self.operation]
+        return operation_named(self.operation).variant(self)
 
     @property
     def window(self) -> bool:
@@ -167,7 +182,7 @@ class Problem:
     @property
     def packed(self) -> bool:
         """Whether its sequences lie one behind the other."""
-        return self.operation == "packed"
+        return self.total_q is not None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -175,145 +190,181 @@ class Problem:
         return tuple(name for name in self.asked.outputs if self.lse or name != LSE)
 
     @property
+    def set_options(self) -> dict[str, Value]:
+        """The options of the operation that are not at their defaults."""
+        return {name: value for name, value in self.options if value != self.asked.option(name).default}
+
+    @property
     def flops(self) -> float:
         """The operations of its matrix products."""
         return self.asked.flops(self)
+
+    def rate(self, time_us: float) -> float:
+        """How much is done in a second, where it takes so long: in the operation's unit."""
+        asked = self.asked
+        return (asked.bytes_moved(self) if asked.unit == BANDWIDTH else asked.flops(self)) / time_us / 1e6
 
     @property
     def name(self) -> str:
         """The shape, and what differs from the defaults ('batch=4,num_heads=16,...,causal=true')."""
         always = ("batch", "num_heads", "seqlen_q", "head_dim", "dtype")
-        plain = Problem(num_heads=self.num_heads, seqlen_q=self.seqlen_q, head_dim=self.head_dim)
+        follows = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "head_dim_v": self.head_dim}
+        plain = {field.name: field.default for field in fields(self)} | follows
+        plain |= {"softmax_scale": float(self.head_dim**-0.5), "options": self.options}
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown = {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
-        return ",".join(f"{name}={spell(value)}" for name, value in shown.items())
+        shown = {name: value for name, value in values.items() if name in always or value != plain[name]}
+        return spelled(shown | self.set_options)
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """Inputs and outputs of one problem, each an attribute: `tensors.q`. An output may be left out."""
+class Option(Field):
+    """A size or a switch that an operation knows beside those of `Problem`, and its value where none is given."""
 
-    by_name: Mapping[str, torch.Tensor]
-    operation: Operation = OPERATIONS["forward"]
-    buffers: tuple[Buffer, ...] = ()
-
-    def __getattr__(self, name: str) -> torch.Tensor:
-        if name in (tensors := self.__dict__.get("by_name", {})):
-            return tensors[name]
-        raise AttributeError(f"the operation has no tensor {name}")
-
-    @property
-    def outputs(self) -> dict[str, torch.Tensor]:
-        """The outputs by their names."""
-        return {name: self.by_name[name] for name in self.operation.outputs if name in self.by_name}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the first input is."""
-        return self.by_name[self.operation.inputs[0]].device
-
-    def poison(self) -> None:
-        """Fill the outputs with a NaN; to be called before each run that is verified."""
-        for output in self.outputs.values():
-            poison(output)
+    default: Value = 1
 
 
-def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
-    """Inputs of the problem's family for its seed, in its layout, and poisoned outputs, all in guarded memory.
+class Operation(ABC):
+    """What is computed of which tensors. Kernels get them in this order: inputs, then outputs."""
 
-    One seed gives the same numbers in every layout and, up to 2^25 elements, on every device.
-    """
-    tensors = allocate(problem, device)
-    large = sum(tensors.by_name[name].numel() for name in problem.asked.inputs) > _CPU_DRAW_LIMIT
-    draw(problem, tensors.by_name, device if large else "cpu")
-    return tensors
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]]
+    fp32: ClassVar[tuple[str, ...]] = (LSE,)  # the tensors that are not of the problem's dtype
+    options: ClassVar[tuple[Option, ...]] = ()
+    features: ClassVar[tuple[str, ...]] = ()  # of FEATURES and LENGTHS, what a problem may have
+    sizes: ClassVar[tuple[str, ...]] = ()  # whole numbers that kernels are told beside those of every operation
+    families: ClassVar[Collection[str]] = (NORMAL,)  # of inputs
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+    # Groups whose columns may change their signs, those of one group alike, where nothing else changes. The first of a
+    # group is an input and has most columns.
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]]
+    unit: ClassVar[str] = COMPUTE  # what tables tell of its speed
+    # The sizes of a problem where nobody gives any.
+    usual: ClassVar[Mapping[str, Any]] = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}  # a published benchmark's
+    sampled: ClassVar[Mapping[str, Any]] = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU
+    small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 2, "seqlen_q": 256}  # a second on the emulator
+
+    @abstractmethod
+    def flops(self, problem: Problem) -> float:
+        """The operations of its matrix products, as the field counts them."""
+
+    @abstractmethod
+    def views(self, problem: Problem) -> list[dict[str, View]]:
+        """All its tensors: what shares a buffer, and where in it."""
+
+    @abstractmethod
+    def compute(
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """The outputs by the textbook, with every intermediate in `dtype`: fp64 makes them exact."""
+
+    def variant(self, problem: Problem) -> Operation:
+        """The operation as a problem asks for it, where its tensors depend on that."""
+        return self
+
+    def implied(self, problem: Problem) -> dict[str, Any]:
+        """Fields of a problem that follow from others, before defaults are filled in and anything is checked."""
+        return {}
+
+    def check(self, problem: Problem) -> None:  # noqa: B027 - most operations have nothing to add
+        """Raises UnsupportedProblemError for what every operation would take, but this one."""
+
+    def option(self, name: str) -> Option:
+        """One of its own; UnsupportedProblemError lists those there are."""
+        found = {option.name: option for option in self.options}
+        if name not in found:
+            raise UnsupportedProblemError(f"the operation {self.name} has no option {name}{instead(name, found)}")
+        return found[name]
+
+    def parse(self, text: str) -> dict[str, Value]:
+        """Typed options of `name=value,name=value`, as a log or a command line gives them."""
+        pairs = [pair.partition("=") for pair in filter(None, text.split(","))]
+        try:
+            return {name.strip(): self.option(name.strip()).parse(value.strip()) for name, _, value in pairs}
+        except ConfigError as error:
+            raise UnsupportedProblemError(str(error)) from None
+
+    def complete(self, given: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
+        """All its options, in declared order, with defaults for what is not given."""
+        try:
+            for name, value in given.items():
+                self.option(name).check(value)
+        except ConfigError as error:
+            raise UnsupportedProblemError(str(error)) from None
+        return tuple((option.name, given.get(option.name, option.default)) for option in self.options)
+
+    def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
+        """The sizes of a problem in a row of benchmarks that are told by a length, with so many tokens in all."""
+        return {"batch": max(1, tokens // seqlen), "seqlen_q": seqlen}
+
+    def bytes_moved(self, problem: Problem) -> float:
+        """What a kernel must read and write at least: each tensor once."""
+        needed = {*self.inputs, *problem.outputs}
+        shapes = {name: shape for name, shape in self.shapes(problem).items() if name in needed}
+        return float(sum(math.prod(shape) * self.dtype(problem, name).itemsize for name, shape in shapes.items()))
+
+    def blocks(self, problem: Problem, block_m: int, block_n: int) -> float:
+        """Blocks of keys that a tile of rows goes through, on average."""
+        p = problem
+        rows = p.batch * p.num_heads * p.seqlen_q
+        return self.flops(p) / rows / self.block_flops(1, block_n, p.head_dim, p.head_dim_v)
+
+    def block_flops(self, block_m: int, block_n: int, head_dim: int, head_dim_v: int) -> int:
+        """The operations of the matrix products of a tile of rows and one block of keys."""
+        return 2 * block_m * block_n * (head_dim + head_dim_v)
+
+    def argument(self, problem: Problem, name: str) -> Any:
+        """The number that kernels are given under this name."""
+        return getattr(problem, name)
+
+    def dtype(self, problem: Problem, name: str) -> torch.dtype:
+        """What one of its tensors is made of."""
+        return torch.float32 if name in self.fp32 else DTYPES[problem.dtype]
+
+    def shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor, in the order in which kernels get them."""
+        found = {name: view.shape for views in self.views(problem) for name, view in views.items()}
+        return {name: found[name] for name in (*self.inputs, *self.outputs)}
+
+    def default_scale(self, problem: Problem) -> float:
+        """The softmax_scale of a problem that was given none."""
+        return float(problem.head_dim**-0.5)
+
+    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
+        """Fills the inputs with those of the problem's family: standard normal, in their order."""
+        for name in self.inputs:
+            tensor = tensors[name]
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
+
+    def tolerance(self, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
+        """How far a kernel's output may be from the exact one: twice as far as 16-bit torch is (FlashAttention's rule).
+
+        What is fp32 may be as far as fp32 arithmetic goes.
+        """
+        if name not in self.fp32:
+            return 2 * float((rounded - exact).abs().max()) + _TINY
+        finite = exact[exact.isfinite()]
+        return 1e-5 * (1 + (float(finite.abs().max()) if finite.numel() else 0.0))
 
 
-def allocate(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
-    """The same with inputs that are still to be drawn."""
-    asked = problem.asked
-    wanted = {*asked.inputs, *problem.outputs}
-    together = [views for views in asked.views(problem) if wanted.issuperset(views)]
-    buffers = [Buffer(views, asked.dtype(problem, next(iter(views))), device) for views in together]
-    views = {name: view for buffer in buffers for name, view in buffer.views.items()}
-    tensors = Tensors(views, asked, tuple(buffers))
-    tensors.poison()
-    return tensors
+def operation_named(name: str) -> Operation:
+    """An operation; UnsupportedProblemError lists those there are."""
+    if module := plugins.named(name, _BUILT_IN, OPERATION_FILE):
+        return _declared(module, name)
+    raise UnsupportedProblemError(f"operation={name}: must be one of {', '.join(operation_names())}")
 
 
-def draw(problem: Problem, tensors: Mapping[str, torch.Tensor], device: torch.device | str = "cpu") -> None:
-    """Fills the inputs among the tensors with those of the problem, whose numbers are drawn on the device."""
-    problem.asked.draw(problem, tensors, torch.Generator(device=device).manual_seed(problem.seed))
+def operation_names() -> list[str]:
+    """Those that can be asked for."""
+    return plugins.names(_BUILT_IN, OPERATION_FILE)
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The exact outputs that are asked for, and how far a kernel may be from each."""
-
-    exact: dict[str, torch.Tensor]
-    tolerances: dict[str, float]
-
-
-def expect(problem: Problem, tensors: Tensors) -> Expected:
-    """The exact answer, in fp64 (fp32 for large problems on a GPU), and the operation's tolerances."""
-    large = tensors.device.type == "cuda" and problem.flops > _FP64_LIMIT
-    computed = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
-    exact = {name: computed[name] for name in problem.outputs}
-    rounded = problem.asked.compute(problem, tensors.by_name, DTYPES[problem.dtype])
-    return Expected(exact, {name: problem.asked.tolerance(name, exact[name], rounded[name]) for name in exact})
-
-
-@dataclass(frozen=True)
-class Check:
-    """The verdict on one run: the largest errors, and in words everything that is wrong.
-
-    The error is that of the output which comes nearest to its tolerance; lse has one of its own, or 0.
-    """
-
-    max_error: float
-    tolerance: float
-    lse_error: float
-    lse_tolerance: float
-    faults: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        """No fault was found."""
-        return not self.faults
-
-    def require(self, what: str) -> None:
-        """Raise VerificationError, naming `what` ran, unless the check passed."""
-        if self.faults:
-            raise VerificationError(f"{what} is wrong:\n  " + "\n  ".join(self.faults))
-
-
-def verify(expected: Expected, outputs: Mapping[str, torch.Tensor], buffers: tuple[Buffer, ...] = ()) -> Check:
-    """Compare outputs with the reference, look for what was not written, and at the canaries of `buffers`.
-
-    Outputs that were left out are not compared.
-    """
-    faults = [damage for buffer in buffers if (damage := buffer.damage())]
-    errors = {
-        name: _compare(name, output, expected.exact[name], expected.tolerances[name], faults)
-        for name, output in outputs.items()
-    }
-    main = max((name for name in errors if name != LSE), key=lambda name: errors[name] / expected.tolerances[name])
-    lse_tolerance = expected.tolerances.get(LSE, 0.0)
-    return Check(errors[main], expected.tolerances[main], errors.get(LSE, 0.0), lse_tolerance, tuple(faults))
-
-
-def _compare(name: str, given: torch.Tensor, exact: torch.Tensor, tolerance: float, faults: list[str]) -> float:
-    """The largest error; what is wrong is added to `faults`."""
-    if missing := unwritten(given):
-        faults.append(f"{missing} of {given.numel()} elements of {name} were not written")
-    error = (given.to(exact.dtype) - exact).abs()
-    error.masked_fill_(given == exact, 0)  # -inf on both sides
-    error.nan_to_num_(nan=math.inf, posinf=math.inf)
-    index = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
-    largest = float(error[index])
-    if largest > tolerance:
-        faults.append(
-            f"{name}{list(index)} is {float(given[index]):.6g} instead of {float(exact[index]):.6g}: "
-            f"error {largest:.3g}, tolerance {tolerance:.3g}"
-        )
-    return largest
+@cache
+def _declared(module: ModuleType, name: str) -> Operation:
+    """The operation that a file declares; ConfigError where that is none of its name."""
+    found = getattr(module, "OPERATION", None)
+    if not isinstance(found, Operation) or found.name != name:
+        raise ConfigError(f"{module.__file__}: sets no OPERATION that is called {name}, as the file or its ladder is")
+    if taken := [option.name for option in found.options if hasattr(Problem, option.name)]:
+        raise ConfigError(f"{module.__file__}: {listing(taken)}: every problem has that, so it is no option of one")
+    return found

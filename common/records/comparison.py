@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from flashladder.common.errors import ResultsError, unknown
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.records.ladders import mean_ratio
 from flashladder.common.records.log import Damage, Log, Schema
 from flashladder.common.records.records import EXPERIMENT, LADDER
@@ -33,7 +34,7 @@ CIRCUMSTANCES = {
 KERNEL = ["kind", "label", "version", "dtype", "causal"]  # what the ratios of one line have in common
 PROBLEM = [
     *("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "head_dim", "layout", "family", "lse"),
-    *("window_left", "window_right", "softcap"),
+    *("window_left", "window_right", "softcap", "operation", "head_dim_v", "options"),
 ]
 _USUAL = {
     **dict.fromkeys(("kind", "label", "config", "code"), ""),
@@ -42,9 +43,12 @@ _USUAL = {
     "family": "normal",
     "lse": True,
     "softcap": 0.0,
+    "operation": FIRST_OPERATION,
+    "head_dim_v": "as head_dim",
+    "options": "",
 }
 _BENCHMARK = {"run", "ratio", "seqlen_q"}  # columns that the log of a benchmark has, and no other file
-_COMPARED = "Ratios to a baseline are compared, which bench.py, ladder.py and experiment.py log"
+_COMPARED = "Ratios to a baseline are compared, which bench, ladder and experiment log"
 _SCHEMA = Schema({**LADDER.columns, **EXPERIMENT.columns})  # of every log with ratios
 
 

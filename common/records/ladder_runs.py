@@ -1,9 +1,9 @@
 """The runs of the ladder's log, and which of their rows are shown.
 
-A run is one process of tools/ladder.py on one card. Its contenders take part in the same rounds, so that their times
-can be paired; those of two runs cannot. What is shown is therefore one run: the largest whose GPU was not slowed by
-heat, of several the latest. Logs from before rounds were kept are joined, the latest row of each rung, and nothing is
-paired there.
+A run is one process of `flashladder ladder` on one card. Its contenders take part in the same rounds, so that their
+times can be paired; those of two runs cannot. What is shown is therefore one run: the largest whose GPU was not slowed
+by heat, of several the latest. Logs from before rounds were kept are joined, the latest row of each rung, and nothing
+is paired there.
 """
 
 from __future__ import annotations

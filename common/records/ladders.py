@@ -15,7 +15,7 @@ from flashladder.common import catalog, own
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.sass.pipes import tensor_peak, throughput
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure import baselines
 from flashladder.common.measure.statistics import Times, geometric_mean
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.records.ladder_runs import FIELD, Ladder, Run
@@ -68,7 +68,7 @@ def titles() -> dict[str, str]:
 def field_titles() -> dict[str, str]:
     """Those of what stands beside the ladder."""
     references = {reference.name: reference.title for reference in catalog.references()}
-    return {**references, **{baseline.name: baseline.title for baseline in BASELINES.values()}}
+    return references | baselines.titles()
 
 
 def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:

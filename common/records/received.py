@@ -19,9 +19,10 @@ import pandas as pd
 
 from flashladder.common import catalog
 from flashladder.common.errors import FlashLadderError, ResultsError, UnsupportedProblemError
-from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure import baselines
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu, parse_values
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.records.ladder_runs import FIELD, MOST_THERMAL, runs_of
 from flashladder.common.records.log import Log
@@ -50,7 +51,9 @@ def faults(path: Path, known: Path | None = None) -> list[str]:
         return _of_ladder(path, match[1], known)
     if path.suffix == ".yaml":
         return _of_winners(path)
-    raise ResultsError(f"{path} is neither ladder_GPU.csv, as tools/ladder.py logs, nor GPU.yaml, as winners are kept")
+    raise ResultsError(
+        f"{path} is neither ladder_GPU.csv, as `flashladder ladder` logs, nor GPU.yaml, as winners are kept"
+    )
 
 
 def _of_ladder(path: Path, gpu: str, known: Path | None) -> list[str]:
@@ -86,7 +89,7 @@ def _of_row(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]
     yield from _of_place(row, gpu)
     if row["kind"] != FIELD:
         yield from _of_config(str(row["version"]), str(row["config"]))
-    elif row["version"] not in BASELINES and row["version"] not in {each.name for each in catalog.references()}:
+    elif row["version"] not in {*baselines.titles(), *(each.name for each in catalog.references())}:
         yield f"{row['version']} is neither a baseline nor a reference"
     if row["passed"] is not True:
         yield "its output was not right"
@@ -98,9 +101,8 @@ def _of_row(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]
     if words := records.bounds(row["window_left"], row["window_right"], row["softcap"]):
         yield f"its problem has a bound{words}: a ladder's problems have none"
         return
-    given = {each.name: row[each.name] for each in fields(Problem) if pd.notna(row.get(each.name))}
     try:
-        problem = Problem(**given)
+        problem = records.problem_of(row)
     except UnsupportedProblemError as error:
         yield str(error)
         return
@@ -228,12 +230,16 @@ def problem_named(name: str) -> Problem:
     """The problem of a `Problem.name`; ValueError or UnsupportedProblemError for what is none."""
     known = {each.name: str(each.type) for each in fields(Problem)}
     values: dict[str, Any] = {}
+    options = []
     for pair in name.split(","):
-        field, _, text = pair.partition("=")
+        field, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{pair!r} is no field of a problem and its value")
         if field not in known:
-            raise ValueError(f"{field!r} is no field of a problem")
-        if text in _READ:
+            options.append(pair)
+        elif text in _READ:
             values[field] = _READ[text](text)
         else:
             values[field] = text if known[field] == "str" else float(text) if "float" in known[field] else int(text)
-    return Problem(**values)
+    kind = operation_named(values.get("operation", FIRST_OPERATION))
+    return Problem(**values, options=tuple(kind.parse(",".join(options)).items()))

@@ -17,10 +17,12 @@ from flashladder.common import host
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ConfigError, ToolchainError
-from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure import baselines
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.paths import ROOT, results_dir
-from flashladder.common.problem.config import parse_values
-from flashladder.common.problem.problem import Check, Problem
+from flashladder.common.problem.check import Check
+from flashladder.common.problem.config import parse_values, spelled
+from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records.log import Cell, Log, PositiveFloat, Schema, Share
 from flashladder.common.records.slowdowns import SLOWDOWN_SHARES
 
@@ -106,6 +108,9 @@ _PROBLEM = {
     "window_left": int,  # these three are empty in older rows, which have no bounds
     "window_right": int,  # empty for all keys
     "softcap": float,  # 0 for none
+    "operation": str,  # these three are empty in older rows, which are of the first ladder's
+    "head_dim_v": int,  # empty where it is head_dim
+    "options": str,  # the operation's own that are not at their defaults: page_size=64
 }
 _CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 _RUNS_OF: Counter[str] = Counter()  # runs of this process by second
@@ -218,17 +223,17 @@ SAMPLES = Schema(
 
 
 def runs(folder: Path | None = None) -> Log:
-    """Every run of tools/run_version.py."""
+    """Every run of `flashladder run`."""
     return Log((folder or results_dir()) / "runs.csv", RUNS)
 
 
 def bench(name: str = "bench", folder: Path | None = None) -> Log:
-    """Every comparison of tools/bench.py, a row for each shape and kernel."""
+    """Every comparison of `flashladder bench`, a row for each shape and kernel."""
     return Log((folder or results_dir()) / f"{name}.csv", BENCH)
 
 
 def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
-    """A ladder as tools/ladder.py measured it on a GPU, a row for each rung, kind of configuration and shape.
+    """A ladder as `flashladder ladder` measured it on a GPU, a row for each rung, kind of configuration and shape.
 
     Further ladders, which have a name, each have a folder of their own.
     """
@@ -236,17 +241,17 @@ def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
 
 
 def experiment(name: str, folder: Path | None = None) -> Log:
-    """The runs of one experiment of tools/experiment.py."""
+    """The runs of one experiment of `flashladder experiment`."""
     return Log((folder or results_dir()) / "experiments" / f"{name}.csv", EXPERIMENT)
 
 
 def accuracy(folder: Path | None = None) -> Log:
-    """Errors and times of kernels over families of inputs, as tools/accuracy.py finds them."""
+    """Errors and times of kernels over families of inputs, as `flashladder accuracy` finds them."""
     return Log((folder or results_dir()) / "accuracy.csv", ACCURACY)
 
 
 def packed(gpu: str) -> Log:
-    """Packed sequences as tools/packed.py timed them on a GPU, a row for each mix of lengths and contender."""
+    """Packed sequences as `flashladder packed` timed them on a GPU, a row for each mix of lengths and contender."""
     return Log(results_dir() / f"packed_{gpu}.csv", PACKED)
 
 
@@ -328,7 +333,18 @@ def of_kernel(kernel: Artifact | Configured) -> Row:
 
 def of_problem(problem: Problem) -> Row:
     """The shape and the rest of the problem."""
-    return {name: getattr(problem, name) for name in _PROBLEM}
+    row: Row = {name: getattr(problem, name) for name in _PROBLEM if name != "options"}
+    if problem.head_dim_v == problem.head_dim:
+        row["head_dim_v"] = None
+    return row | {"options": spelled(problem.set_options)}
+
+
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """The problem of a row; UnsupportedProblemError where it is none."""
+    filled = {name: row[name] for name in _PROBLEM if row.get(name) not in (None, "") and row[name] == row[name]}
+    given = {name: _PROBLEM[name](value) for name, value in filled.items()}
+    options = operation_named(given.get("operation", FIRST_OPERATION)).parse(given.pop("options", ""))
+    return Problem(**given, options=tuple(options.items()))
 
 
 def bounds(window_left: float | None, window_right: float | None, softcap: float | None) -> str:
@@ -386,7 +402,7 @@ def of_contest(
         kernel = of_kernel(kernels[name]) if name in kernels else {"version": name}
         figures: Row = {}
         if measurement and name in timed:
-            baseline = BASELINES.get(measurement.baseline)
+            baseline = baselines.of(contest.problem.operation).get(measurement.baseline)
             figures = of_measurement(measurement, name, contest.problem, baseline.version if baseline else "")
         rows[name] = place | kernel | of_check(check) | figures
     return rows
@@ -399,7 +415,7 @@ def of_packing(
     alike = ("batch", "num_heads", "num_heads_k", "head_dim", "dtype", "causal", "seed")
     lengths: Row = {"tokens": problem.total_q, "shortest": min(problem.seqlens_q), "longest": max(problem.seqlens_q)}
     asked: Row = {"run": run, "mix": mix, **lengths, **{name: getattr(problem, name) for name in alike}}
-    version = BASELINES[measurement.baseline].version
+    version = baselines.find(measurement.baseline, problem.operation).version
     return [
         of_place(True)
         | asked

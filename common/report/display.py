@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from flashladder.common.measure.references import Configured
     from flashladder.common.measure.statistics import Estimate
     from flashladder.common.measure.timing import Measurement
-    from flashladder.common.problem.problem import Check, Problem
+    from flashladder.common.problem.check import Check
+    from flashladder.common.problem.problem import Problem
 
     Timed = Sequence[tuple[Problem, Measurement]]
 
@@ -47,8 +48,9 @@ def ladder(name: str = catalog.FIRST) -> Table:
 def _takes(supports: catalog.Supports) -> str:
     features = [name for name in ("causal", "gqa") if getattr(supports, name)]
     lengths = "any length" if supports.seqlen_q == supports.seqlen_k == "any" else "whole tiles"
-    shape = [", ".join(supports.dtype), f"d {', '.join(map(str, sorted(supports.head_dim)))}", lengths]
-    return "; ".join([*shape, *features])
+    wide = {"d": supports.head_dim, "d of V": supports.head_dim_v}
+    widths = [f"{name} {', '.join(map(str, sorted(columns)))}" for name, columns in wide.items() if columns]
+    return "; ".join([", ".join(supports.dtype), *widths, lengths, *features])
 
 
 def references() -> Table:
@@ -65,12 +67,12 @@ def references() -> Table:
 
 def baselines() -> Table:
     """Every official kernel: its version here, or why it is missing and the line that installs it."""
-    from flashladder.common.measure.baselines import BASELINES
+    from flashladder.common.measure import baselines as official
 
-    made = table("Official kernels", "name", "kernel", "here", wrap=("here",))
-    for baseline in BASELINES.values():
-        missing = baseline.missing()
-        made.add_row(baseline.name, baseline.title, Text(missing, "yellow") if missing else baseline.version)
+    made = table("Official kernels", "name", "kernel", "computes", "here", wrap=("here",))
+    for baseline in (each for operation in official.measured() for each in official.of(operation).values()):
+        here = Text(missing, "yellow") if (missing := baseline.missing()) else baseline.version
+        made.add_row(baseline.name, baseline.title, baseline.operation, here)
     return made
 
 
@@ -127,7 +129,7 @@ def _verdict(check: Check) -> Text:
 
 def counters(report: Report, problem: Problem, every: bool = True) -> Table:
     """What the emulator counted, in total: all of it, or what tells a good kernel."""
-    from flashladder.common.emulator.counters import TMA, WGMMA
+    from flashladder.common.emulator import TMA, WGMMA
 
     ratio = report.shared_wavefronts / max(report.shared_wavefronts_ideal, 1)
     ideal_sectors = sum(line.ideal for line in report.global_memory)
@@ -178,7 +180,7 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
     from flashladder.common.measure.statistics import noise_floor
 
     clocks = {name: clock for name in measurement.checks if (clock := measurement.clock_mhz(name))}
-    figures = ("us", "TFLOP/s", *(("SM MHz",) if clocks else ()), "ratio", "95 % interval")
+    figures = ("us", problem.asked.unit, *(("SM MHz",) if clocks else ()), "ratio", "95 % interval")
     title = f"Timed: {measurement.mode}, {measurement.rounds} rounds, noise {noise_floor(measurement.control):.1%}"
     made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
     for name in measurement.checks:
@@ -186,7 +188,7 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
         made.add_row(
             titles.get(name, name),
             f"{time_us:.1f}",
-            tflops(problem.flops / time_us / 1e6),
+            rate(problem.rate(time_us), problem.asked.unit),
             *((f"{clocks[name]:.0f}" if name in clocks else "",) if clocks else ()),
             *(
                 ("1", "", "")
@@ -197,9 +199,11 @@ def times(measurement: Measurement, problem: Problem, titles: Mapping[str, str] 
     return made
 
 
-def tflops(rate: float) -> str:
-    """A rate in TFLOP/s; of what is slower than one, as CPUs are, two digits."""
-    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+def rate(value: float, unit: str = "TFLOP/s") -> str:
+    """A speed in its unit; of what is slower than one, as CPUs are, two digits. Memory's speed has two decimals."""
+    if value < 1:
+        return f"{value:.2g}"
+    return f"{value:.2f}" if unit == "TB/s" else f"{value:.1f}"
 
 
 def ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
@@ -228,7 +232,7 @@ def overview(contests: Sequence[Contest]) -> list[Table]:
 
 def _lengths(timed: Timed, what: str) -> Table:
     lengths = [str(problem.seqlen_q) for problem, _ in timed]
-    made = table(f"{what}: TFLOP/s, and ratio", "kernel", *lengths, right=lengths, wrap=("kernel",))
+    made = table(f"{what}: {_unit(timed)}, and ratio", "kernel", *lengths, right=lengths, wrap=("kernel",))
     for name in _names(timed):
         made.add_row(name, *(_cell(measurement, problem, name) for problem, measurement in timed))
     return made
@@ -237,28 +241,34 @@ def _lengths(timed: Timed, what: str) -> Table:
 def _cell(measurement: Measurement, problem: Problem, name: str) -> Text:
     if name not in measurement.checks:
         return Text("-")
-    rate = tflops(problem.flops / measurement.time_us(name) / 1e6)
+    speed = rate(problem.rate(measurement.time_us(name)), problem.asked.unit)
     if name == measurement.baseline:
-        return Text(rate)
+        return Text(speed)
     style = VERDICT_STYLES[measurement.verdict(name)]
-    return Text.assemble(rate, "\n", (f"{measurement.ratio(name).value:.3f}", style))
+    return Text.assemble(speed, "\n", (f"{measurement.ratio(name).value:.3f}", style))
 
 
 def _means(timed: Timed, what: str) -> Table:
     from flashladder.common.measure.statistics import geometric_mean, harmonic_mean, verdict
     from flashladder.common.measure.timing import CONTROL
 
-    figures = ("TFLOP/s", "ratio", "95 % interval")
-    title = f"{what}: harmonic mean of TFLOP/s, geometric mean of the ratios"
+    unit = _unit(timed)
+    figures = (unit, "ratio", "95 % interval")
+    title = f"{what}: harmonic mean of {unit}, geometric mean of the ratios"
     made = table(title, "kernel", *figures, "verdict", right=figures, wrap=("kernel",))
     for name in _names(timed):
         there = [(problem, measurement) for problem, measurement in timed if name in measurement.checks]
         pairs, controls = ([(m.times(m.baseline), m.times(other)) for _, m in there] for other in (name, CONTROL))
         mean, control = geometric_mean(pairs), geometric_mean(controls)
-        rate = harmonic_mean([problem.flops / measurement.time_us(name) / 1e6 for problem, measurement in there])
+        speed = harmonic_mean([problem.rate(measurement.time_us(name)) for problem, measurement in there])
         is_baseline = all(name == measurement.baseline for _, measurement in there)
-        made.add_row(name, tflops(rate), *([] if is_baseline else ratio(mean, verdict(mean, control))))
+        made.add_row(name, rate(speed, unit), *([] if is_baseline else ratio(mean, verdict(mean, control))))
     return made
+
+
+def _unit(timed: Timed) -> str:
+    """Of the speeds: kernels that are compared compute one operation."""
+    return timed[0][0].asked.unit
 
 
 def _names(timed: Timed) -> list[str]:

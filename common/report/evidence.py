@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from flashladder.common.records.ladder_runs import Ladder
 
-MARKER, TRIED = "evidence", "tried"  # what tools/evidence.py writes, and what tools/run_version.py --against does
+MARKER, TRIED = "evidence", "tried"  # what `flashladder evidence` writes, and what `flashladder run --against` does
 PARTS = (  # of a rung's page, in this order; the tables end the fourth
     "What the rung below wastes",
     "The idea",
@@ -44,7 +44,7 @@ WIDTH = 120  # of lines
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
 HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
-KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of tools/ladder.py
+KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of `flashladder ladder`
 MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
 PREDICTED = ("a100", "rtx3090", "rtx4090")  # for these, rungs with defaults of their own for small SMs are compared...
 PIPES = ("tensor", "shared", "issue", "fma", "alu", "mufu")
@@ -113,7 +113,7 @@ def text(version: Version) -> str:
             _table("counted by the emulator", [artifacts[-1].arch], _counters(artifacts)),
             *_measured(version),
             *_predicted(version),
-            f"Made by tools/evidence.py with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
+            f"Made by `flashladder evidence` with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
         ]
     )
 
@@ -177,12 +177,12 @@ def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
 
 
 def _count(artifact: Artifact) -> dict[str, int]:
-    from flashladder.common.emulator.counters import TMA, WGMMA
-    from flashladder.common.problem.problem import Problem, make_inputs
+    from flashladder.common.emulator import TMA, WGMMA
+    from flashladder.common.problem.inputs import make_inputs
+    from flashladder.common.problem.problem import Problem
     from flashladder.common.runtime.execute import on_emulator
 
-    config = artifact.config
-    problem = Problem(num_heads=HEADS, seqlen_q=ROWS, head_dim=config.head_dim, dtype=config.dtype)
+    problem = Problem.of_config(artifact.operation, artifact.config, num_heads=HEADS, seqlen_q=ROWS)
     report = on_emulator(artifact, problem, make_inputs(problem), race=False)
     movers = {"of them for wgmma's operands": WGMMA, "of them by TMA": TMA}
     return {

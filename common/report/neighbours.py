@@ -201,7 +201,7 @@ def code(path: Path) -> tuple[str, ...]:
 @cache
 def headers(kernel: Path) -> tuple[Path, ...]:
     """The headers that a kernel includes, directly or not."""
-    return tuple(path for path in Sources().closure(kernel) if path != kernel.resolve())
+    return tuple(sorted(Sources().headers(kernel)))
 
 
 @cache

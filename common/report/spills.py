@@ -59,7 +59,9 @@ def rungs() -> list[Version]:
 
 def text() -> str:
     """The tables, in Markdown. Raises what building and disassembling raise."""
-    made = f"Made by tools/evidence.py with ptxas {evidence.compiler()}, and from results/tuning/{STUDY.format('*')}."
+    made = (
+        f"Made by `flashladder evidence` with ptxas {evidence.compiler()}, and from results/tuning/{STUDY.format('*')}."
+    )
     return "\n\n".join([_machine_code(), measured(), made])
 
 

@@ -123,9 +123,10 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
 def _problem(dtype: str, head_dim: int, causal: bool, lse: bool, seqlen_k: int) -> Problem:
     """What of a problem decides a configuration: a Problem itself needs torch, which builds of a package lack."""
     sizes = {"num_heads": 1, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": seqlen_k}
-    asked = {"operation": "forward", "layout": "bshd", "outputs": ("o", "lse") if lse else ("o",)}
-    without = {"packed": False, "window": False, "softcap": 0.0, "alibi": False}
-    kind = {"dtype": dtype, "head_dim": head_dim, "causal": causal, "lse": lse}
+    operation = catalog.find(GENERAL[0]).operation
+    asked = {"operation": operation, "layout": "bshd", "outputs": ("o", "lse") if lse else ("o",)}
+    without = {"packed": False, "window": False, "softcap": 0.0, "alibi": False, "options": (), "set_options": {}}
+    kind = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim, "causal": causal, "lse": lse}
     return cast("Problem", SimpleNamespace(**sizes, **asked, **without, **kind))
 
 

@@ -9,7 +9,8 @@ import torch
 
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.artifact import Artifact
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu, plan, quick
 from flashladder.common.runtime.workspaces import lender
 

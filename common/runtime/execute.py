@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flashladder.common import tensor_map
 from flashladder.common.compiler.artifact import Artifact, PtxModule
 from flashladder.common.console import warn
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError
-from flashladder.common.problem.problem import Problem, Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import KernelLaunch, Launcher
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import torch
 
-from flashladder.common import tensor_map
 from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.emulator import tensor_map
+from flashladder.common.emulator.tensor_map import TensorMap
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.runtime.launch import KernelLaunch, Launcher
-from flashladder.common.tensor_map import TensorMap
 
 Launch = Callable[[], None]
 PORTABLE_CLUSTER = 8  # CTAs; not every GPU has room for more

@@ -19,16 +19,17 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashladder.common.compiler.declaration import STRIDES
+from flashladder.common.emulator.tensor_map import TensorMap
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.problem.rules import Expression
-from flashladder.common.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     import torch
 
     from flashladder.common.compiler.artifact import DeclaredKernel, PtxModule
     from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
-    from flashladder.common.problem.problem import Problem, Tensors
+    from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 
 ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
@@ -249,7 +250,7 @@ def constants(module: PtxModule, launch: LaunchInfo) -> dict[str, object]:
 
 
 def _sizes(problem: Problem) -> dict[str, object]:
-    return {name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes, "head_dim")}
+    return {name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes, "head_dim", "head_dim_v")}
 
 
 def _values(tensors: Tensors, shapes: Shapes, addresses: Mapping[str, int] | None) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from flashladder.common import tensor_map
 from flashladder.common.catalog import Version
 from flashladder.common.compiler.artifact import RungKernel
 from flashladder.common.compiler.declaration import STRIDES, ParamsField, TensorMapInfo
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import LSE, SCALES, Problem
 from flashladder.common.runtime import gpu

@@ -23,7 +23,7 @@ from flashladder.common import own
 from flashladder.common.catalog import find
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
-from flashladder.common.problem.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values
+from flashladder.common.problem.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values, spelled
 
 if TYPE_CHECKING:
     from flashladder.common.catalog import Version
@@ -81,7 +81,10 @@ def of_each_length(problem: Problem) -> list[Problem]:
 
 
 def _any_length(problem: Problem) -> str:
-    return f"dtype={problem.dtype},head_dim={problem.head_dim},causal={str(problem.causal).lower()}"
+    kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
+    if problem.head_dim_v != problem.head_dim:
+        kind["head_dim_v"] = problem.head_dim_v
+    return spelled({**kind, "causal": problem.causal, **problem.set_options})
 
 
 def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = None) -> KernelConfig | None:
@@ -164,8 +167,9 @@ def _as_won(version: Version, problem: Problem, winner: Winner) -> KernelConfig 
 def standing(winner: Winner) -> KernelConfig:
     """Its configuration, of its kind: what fits depends on the head_dim. ConfigError where its rung has it no more."""
     version = find(winner.version)
-    kind = parse_values(winner.kind.partition(_LENGTH)[0])
-    return version.config(**{name: value for name, value in kind.items() if name in version.choices} | winner.values)
+    pairs = winner.kind.partition(_LENGTH)[0].split(",")
+    decided = [pair for pair in pairs if pair.partition("=")[0] in version.choices]
+    return version.config(**parse_values(",".join(decided)) | winner.values)
 
 
 def path_of(gpu: str, home: Path | None = None) -> Path:
@@ -205,8 +209,8 @@ def save(
             entry = {"config": KernelConfig.of(**values).name, **evidence}
             content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
             header = (
-                f"# The configurations that measured best on {_title(gpu)}; run_version.py uses them.\n"
-                "# Written by tuner/search.py; delete an entry to have the rung's default again.\n"
+                f"# The configurations that measured best on {_title(gpu)}; `flashladder run` uses them.\n"
+                "# Written by `flashladder search`; delete an entry to have the rung's default again.\n"
             )
             temporary = path.with_name(f".{gpu}.new")
             temporary.write_text(header + yaml.safe_dump(dict(sorted(content.items())), sort_keys=False, width=120))

@@ -1,5 +1,6 @@
-"""What is asked of many runs: sweeps, ladders, errors over families of inputs, time stamps.
+"""What is asked of a run, or of many: sweeps, ladders, errors over families of inputs, time stamps.
 
+single         one kernel on one problem: run, checked, measured or counted
 accuracy/      errors and times over families of inputs, against bars
 experiments/   sweeps, and a whole ladder in one run
 timeline/      who does what when in a kernel, by time stamps that it takes on the GPU

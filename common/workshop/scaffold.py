@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flashladder.common import catalog, own
 from flashladder.common.catalog import Reference, Version, schema
-from flashladder.common.compiler.sources import Sources, header_folders
+from flashladder.common.compiler.sources import Sources, find_header, header_folders
 from flashladder.common.errors import ConfigError
 from flashladder.common.report import evidence
 
@@ -20,6 +20,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 LAST = 99
 OPEN = "To be written"  # begins what the author has to fill in
 DRAFT = "draft: true"
+FOLDER = re.compile(r"^(?:b/common/cuda|b/versions|[^/]+)/")  # before a header's name in a patch
 REPLACED = ("title", "idea", "parent", "draft", "kernel")  # keys that a new rung does not take from its parent
 
 
@@ -86,10 +87,11 @@ def _write(directory: Path, origin: Version, number: str, name: str, ladder: Pat
     shutil.copyfile(origin.kernel, directory / "kernel.cu")
     shutil.copyfile(origin.directory / schema.FILE, directory / schema.FILE)
     changes = _changes(patch) if patch else {}
-    found = (origin.kernel, *header_folders(ladder / directory.name / "kernel.cu"))
-    for path in Sources().closure(origin.kernel):
-        if path.name in changes or not any(path.is_relative_to(place) for place in found):
-            shutil.copyfile(path, directory / path.name)
+    folders = header_folders(ladder / directory.name / "kernel.cu")
+    for path, header in Sources().headers(origin.kernel).items():
+        if header in changes or find_header(header, folders) != path:
+            (directory / header).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / header)
     if patch:
         _apply(patch, changes, directory)
     title = name.replace("_", " ").capitalize()
@@ -99,7 +101,7 @@ def _write(directory: Path, origin: Version, number: str, name: str, ladder: Pat
 
 
 def _changes(patch: Path) -> dict[str, str]:
-    """The hunks of a patch by the names of their files, wherever those lay. ConfigError where there are none."""
+    """The hunks of a patch by the names of their files, as includes name headers. ConfigError where there are none."""
     try:
         text = re.sub(r"^(?:diff --git|index) .*\n", "", patch.read_text(), flags=re.MULTILINE)
     except (OSError, UnicodeError) as error:
@@ -107,7 +109,8 @@ def _changes(patch: Path) -> dict[str, str]:
     parts = re.split(r"^--- .*\n\+\+\+ (.*)\n", text, flags=re.MULTILINE)[1:]
     if not parts:
         raise ConfigError(f"{patch} is no patch: name a file of a rung's tried/")
-    return {file.rpartition("/")[2].strip(): hunks for file, hunks in zip(parts[::2], parts[1::2], strict=True)}
+    files = (FOLDER.sub("", file.strip()) for file in parts[::2])
+    return dict(zip(files, parts[1::2], strict=True))
 
 
 def _apply(patch: Path, changes: Mapping[str, str], directory: Path) -> None:
@@ -144,6 +147,6 @@ def _words(origin: Version) -> dict[str, str]:
         waste: f"{OPEN}: what {origin.name} spends that it need not, with the figure that shows it and its date.",
         idea: f"{OPEN}: what is done instead, and why that is right for every input.",
         where: f"{OPEN}: the names in [`kernel.cu`](kernel.cu) to look for.",
-        measured: f"{OPEN}: what was expected, what was measured, and why. tools/evidence.py makes the tables.",
-        tried: f"`python tools/run_version.py ... --against {origin.address}` adds a line at each verdict.",
+        measured: f"{OPEN}: what was expected, what was measured, and why. `flashladder evidence` makes the tables.",
+        tried: f"`flashladder run ... --against {origin.address}` adds a line at each verdict.",
     }

@@ -10,12 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flashladder.common.catalog import PTXAS_LEVEL, Version, one_operation
+from flashladder.common.catalog import PTXAS_LEVEL, Version, find, one_operation
 from flashladder.common.compiler import Artifact, BuildRequest, PtxModule, build
 from flashladder.common.compiler.sass.code import Code, read
 from flashladder.common.errors import ConfigError, FlashLadderError
+from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.config import Value
-from flashladder.common.problem.problem import Check, Problem, expect, make_inputs, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.target import Target
 
@@ -121,6 +123,13 @@ class Trial:
 
 
 TrialPart = Emulated | Built | Trial
+
+
+def opponent(version: Version, against: str | None) -> Version:
+    """The rung of that name, or the one below. ConfigError where there is none."""
+    if parent := find(against) if against else version.below():
+        return parent
+    raise ConfigError(f"{version.name} has no rung below: say what to compare it with, --against RUNG")
 
 
 def compare(version: Version, parent: Version, problem: Problem, place: Target, values: Mapping[str, Value]) -> Idea:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashladder.common.catalog import Version, schema
 from flashladder.common.compiler.sources import Sources
-from flashladder.common.paths import CUDA_HEADERS, ROOT
+from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
 from flashladder.common.problem.config import KernelConfig, spell
 from flashladder.common.records import records
 from flashladder.common.records.log import Log, PositiveFloat, Schema
@@ -131,26 +131,32 @@ def patch(version: Version, parent: Version) -> str:
     """What makes the rung of its parent, as a unified diff; empty where nothing does.
 
     A header of its own is compared with the parent's of the same name. Work on a rung of the checkout that is not
-    committed yet brings what it changed in common/cuda.
+    committed yet brings what it changed in headers of the checkout.
     """
-    theirs, ours = ({path.name: path for path in _headers(each)} for each in (parent, version))
-    own = [(theirs.get(name), path) for name, path in ours.items() if path != theirs.get(name)]
+    theirs, ours = (_headers(each) for each in (parent, version))
+    own = [(theirs.get(name), path, name) for name, path in ours.items() if path != theirs.get(name)]
     shared = [path for path in ours.values() if path in theirs.values()]
-    files = [(parent.kernel, version.kernel), *own]
-    return "".join([*(_diff(*pair) for pair in files), _of_declaration(version, parent), _uncommitted(version, shared)])
+    files = [(parent.kernel, version.kernel, version.kernel.name), *own]
+    return "".join([*(_diff(*each) for each in files), _of_declaration(version, parent), _uncommitted(version, shared)])
 
 
-def _headers(version: Version) -> list[Path]:
-    return [path for path in Sources().closure(version.kernel) if path != version.kernel.resolve()]
+def _headers(version: Version) -> dict[str, Path]:
+    """The headers of a rung by the names by which they are included."""
+    return {name: path for path, name in sorted(Sources().headers(version.kernel).items())}
 
 
-def _diff(before: Path | None, after: Path, text: str | None = None) -> str:
-    """How a file differs from another, or a text in its place does."""
+def _diff(before: Path | None, after: Path, name: str, text: str | None = None) -> str:
+    """How a file differs from another of this name, or a text in its place does."""
     old = _text(before) if before else ""
     new = _text(after) if text is None else text
-    left, right = (f"{path.parent.name}/{path.name}" if path else "/dev/null" for path in (before, after))
+    left, right = (f"{_root(path, name)}/{name}" if path else "/dev/null" for path in (before, after))
     lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), left, right)
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def _root(path: Path, name: str) -> str:
+    """The folder in which a header of this name was found."""
+    return path.parents[name.count("/")].name
 
 
 def _of_declaration(version: Version, parent: Version) -> str:
@@ -158,7 +164,9 @@ def _of_declaration(version: Version, parent: Version) -> str:
     before, after = (each.directory / schema.FILE for each in (parent, version))
     theirs, ours = (scaffold.inherited(_text(path)) for path in (before, after))
     return (
-        _diff(before, after, _text(before).replace(theirs, ours)) if theirs in _text(before) else _diff(before, after)
+        _diff(before, after, schema.FILE, _text(before).replace(theirs, ours))
+        if theirs in _text(before)
+        else _diff(before, after, schema.FILE)
     )
 
 
@@ -167,8 +175,8 @@ def _text(path: Path) -> str:
 
 
 def _uncommitted(version: Version, headers: Iterable[Path]) -> str:
-    """How headers in common/cuda differ from the commit, where the rung does too, and is the checkout's."""
-    edited = [str(path) for path in headers if path.is_relative_to(CUDA_HEADERS)]
+    """How headers of the checkout differ from the commit, where the rung does too, and is the checkout's."""
+    edited = [str(path) for path in headers if any(map(path.is_relative_to, (CUDA_HEADERS, VERSIONS)))]
     own = (str(version.kernel), str(version.directory / schema.FILE))
     if version.home or not edited or not _git("status", "--porcelain", "--", *own):
         return ""

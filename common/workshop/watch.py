@@ -78,8 +78,8 @@ def watch(name: str, compose: Callable[[Version], Idea], timer: IdeaTimer | None
 def files(version: Version) -> set[Path]:
     """What a save may touch: the kernel, all that it includes, the declaration, and headers that it might include."""
     found = {version.kernel, version.directory / schema.FILE}
-    for folder in (version.directory, header_folders(version.kernel)[0]):
-        found |= {*folder.glob("*.cuh")}
+    for folder in header_folders(version.kernel)[:2]:  # its own, and its ladder's
+        found |= {*folder.rglob("*.cuh")}
     with suppress(FlashLadderError):  # the kernel is just being replaced
         found |= {*Sources().closure(version.kernel)}
     return found

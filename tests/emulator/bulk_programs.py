@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from lanes import Emulated
 
-from flashladder.common import tensor_map
+from flashladder.common.emulator import tensor_map
 
 NUMPY = {"uint8": "u1", "bf16": "u2", "fp16": "f2", "fp32": "f4", "int32": "i4", "uint64": "u8"}
 SHARED_BYTES = 1 << 16

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from flashladder.common.compiler.toolchain import toolchain
-from flashladder.common.emulator.parse import parse
+from flashladder.common.emulator.parse.parser import parse
 
 _worker = None
 

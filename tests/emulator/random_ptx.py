@@ -26,7 +26,7 @@ FORMS = """
 {not,cnot}.b32 a a    {not,cnot}.b64 l l    {not,cnot}.b16 h h    not.pred p p    mov.pred p p    mov.pred p n
 {and,or,xor}.pred p p n    {shl.b32,shr.u32,shr.s32} a a n    {shl.b64,shr.u64,shr.s64} l l n
 {shl.b16,shr.u16,shr.s16} h h n    {shl.b32,shr.u32,shr.s32} a a a    {shl.b64,shr.u64,shr.s64} l l a
-{shl.b16,shr.u16,shr.s16} h h a    shf.{l,r}.{wrap,clamp}.b32 a a a a    shf.{l,r}.{wrap,clamp}.b32 a a a n
+{shl.b16,shr.b16,shr.u16,shr.s16} h h a    shf.{l,r}.{wrap,clamp}.b32 a a a a    shf.{l,r}.{wrap,clamp}.b32 a a a n
 lop3.b32 a a a a n    prmt.b32 a a a a    bfe.{u32,s32} a a n n    bfe.{u64,s64} l l n n    bfi.b32 a a a n n
 bfi.b64 l l l n n    bfe.{u32,s32} a a a a    bfe.{u64,s64} l l a a    bfi.b32 a a a a a    bfi.b64 l l l a a
 brev.b32 a a    brev.b64 l l    {popc,clz}.b32 a a    {popc,clz}.b64 a l    bfind.u32 a a    bfind.u64 a l
@@ -34,9 +34,11 @@ mov.{b32,u32} a a    mov.b64 l l    mov.b16 h h    mov.f32 f f    mov.f64 d d   
 selp.{b32,s32} a a a p    selp.b64 l l l p    selp.b16 h h h p    selp.f32 f f f p    selp.f64 d d d p
 slct.{u32,s32}.s32 a a a a    slct.b64.s32 l l l a    slct.f32.f32 f f f f    slct.b32.f32 a a a f
 setp.{eq,ne,lt,le,gt,ge,lo,ls,hi,hs}.u32 p a a    setp.{eq,ne,lt,le,gt,ge}.s32 p a a    setp.{eq,ne}.b32 p a a
-setp.{eq,ne,lt,ge}.{u64,s64} p l l    setp.{eq,lt,gt}.{u16,s16} p h h    setp.{lt,ge}.{and,or,xor}.s32 p a a p
+setp.{eq,ne,lt,le,gt,ge}.{u64,s64} p l l
+setp.{eq,ne,lt,le,gt,ge}.{u16,s16} p h h    setp.{lo,hs}.u64 p l l
+setp.{lt,ge}.{and,or,xor}.s32 p a a p
 setp.{lt,eq}.{u32,s32} q a a    setp.{gt}.{and,or,xor}.u32 q a a p    set.{eq,lt}.{u32,s32}.{u32,s32} a a a
-setp.{eq,ne,lt,le,gt,ge,equ,neu,ltu,leu,gtu,geu,num,nan}.f32 p f f    setp.{lt,ge,equ,neu}.ftz.f32 p f f
+setp.{eq,ne,lt,le,gt,ge,equ,neu,ltu,leu,gtu,geu,num,nan}.f32 p f f    setp.{lt,gt,ge,equ,neu}.ftz.f32 p f f
 setp.{eq,ne,lt,ge,equ,ltu,num,nan}.f64 p d d    setp.{eq,lt,geu,nan}.{f16,bf16} p h h
 setp.{lt}.{and,xor}.f32 q f f p    set.{lt,ge}.{u32,s32}.f32 a f f    set.{lt,ge}.ftz.f32.f32 f f f
 set.eq.f32.u32 f a a    {add,sub,mul}{.rn,.rz,.rm,.rp}{,.ftz}{,.sat}.f32 f f f
@@ -46,11 +48,12 @@ set.eq.f32.u32 f a a    {add,sub,mul}{.rn,.rz,.rm,.rp}{,.ftz}{,.sat}.f32 f f f
 {abs,neg}{,.ftz}.f32 f f    {abs,neg}.f64 d d    {add,sub,mul}{,.rn}.f16x2 x x x    {add,sub,mul}{,.rn}.bf16x2 y y y
 {add,mul}{,.rn}.sat.f16x2 x x x    fma.rn{,.relu}.f16x2 x x x x    fma.rn{,.relu}.bf16x2 y y y y
 {min,max}{,.NaN}.f16x2 x x x    {min,max}{,.NaN}.bf16x2 y y y    {abs,neg}.f16x2 x x    {abs,neg}.bf16x2 y y
-cvt.{u8,s8,u16,s16}.{u32,s32} a a    cvt.{u64,s64}.{u32,s32} l a    cvt.{u8,s8,u32,s32}.{u64,s64} a l
+cvt.{u8,s8,u16,s16}.{u32,s32} a a    cvt.{u32,s32}.{u8,s8} a a    cvt.{u64,s64}.{u32,s32} l a
+cvt.{u8,s8,u32,s32}.{u64,s64} a l
 cvt.{u16,s16}.{u32,s32,u8,s8} h a    cvt.{u32,s32}.{u16,s16} a h    cvt.sat.{u8,s8,s16,u16}.{u32,s32} a a
 cvt.sat.s32.u32 a a    cvt.sat.u32.s32 a a    cvt.sat.{u32,s32}.{u64,s64} a l    cvt.sat.{u64}.{s64} l l
 cvt.{rni,rzi,rmi,rpi}{,.ftz}.{s32,u32}.f32 a f    cvt.{rni,rzi,rmi,rpi}.{s64,u64}.f32 l f
-cvt.{rni,rzi}.{s16,u8}.f32 a f    cvt.{rni,rzi,rmi,rpi}.{s32,u32,s16}.f64 a d
+cvt.{rni,rzi,rmi,rpi}.{s16,u8}.f32 a f    cvt.{rni,rzi,rmi,rpi}.{s32,u32,s16}.f64 a d
 cvt.{rni,rzi,rmi,rpi}.{s64,u64}.f64 l d    cvt.{rni,rzi}.{s32,u32}.f16 a h    cvt.{rzi}.{s64,u64}.f16 l h
 cvt.rn.f32.{u32,s32} f a    cvt.rn.f32.{u64,s64} f l    cvt.rn.f64.{u32,s32} d a    cvt.rn.f64.{u64,s64} d l
 cvt.rn.f16.{u32,s32} h a    cvt.rn.f16.{u64,s64} h l    cvt.{rni,rzi,rmi,rpi}{,.ftz}.f32.f32 f f

@@ -1,89 +1,18 @@
-"""Divergence, barriers, deadlocks, endless loops."""
+"""Divergence, barriers, deadlocks, endless loops. Ways of every kind are in the programs of test_reference.py."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lanes import run_lanes
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from flashladder.common.errors import EmulatorError
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 LANES = 32
-
-COLLATZ = """
-    mov.u32 steps, 0;
-loop:
-    setp.le.u32 p, x, 1;
-    @p bra done;
-    and.b32 odd, x, 1;
-    setp.eq.u32 q, odd, 0;
-    @q bra even;
-    mad.lo.u32 x, x, 3, 1;
-    bra.uni next;
-even:
-    shr.u32 x, x, 1;
-next:
-    add.u32 steps, steps, 1;
-    bra loop;
-done:
-"""
-
-
-def collatz(x):
-    steps = 0
-    while x > 1:
-        x = 3 * x + 1 if x % 2 else x // 2
-        steps += 1
-    return steps
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(0, 400), min_size=192, max_size=192))
-def test_lanes_and_ctas_take_their_own_ways(values):
-    """A loop with a branch in it, of as many rounds as each lane needs, in 3 CTAs of 2 warps."""
-    outputs, _ = run_lanes(
-        f"mov.b32 x, start; {COLLATZ}", {"start": np.array(values, np.uint32)}, {"steps": "u4"},
-        registers=".reg .b32 x, odd; .reg .pred p, q;", num_threads=64, grid=3,
-    )  # fmt: skip
-    assert outputs["steps"].tolist() == [collatz(x) for x in values]
-
-
-def test_lanes_that_leave_early():
-    a = np.arange(LANES, dtype=np.uint32)
-    code = (
-        "mov.u32 d, 7; st.global.b32 [at], d; setp.gt.u32 p, a, 9; @p exit; mov.u32 d, 8; st.global.b32 [at], d; ret;"
-    )
-    address = "ld.param.u64 at, [pointer_d]; cvt.u64.u32 wide, a; mad.lo.u64 at, wide, 4, at;"
-    outputs, _ = run_lanes(address + code, {"a": a}, {"d": "u4"}, registers=".reg .b64 at, wide; .reg .pred p;")
-    assert outputs["d"].tolist() == [8] * 10 + [7] * 22
-
-
-def test_guarded_instructions_keep_other_lanes():
-    a = np.arange(LANES, dtype=np.uint32)
-    code = "setp.lt.u32 p, a, 5; mov.b32 d, a; @p mov.b32 d, 100; @!p add.u32 d, d, 1000;"
-    outputs, _ = run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p;")
-    assert (outputs["d"] == np.where(a < 5, 100, a + 1000)).all()
-
-
-def test_lanes_meet_again_where_their_ways_join():
-    """Three ways through two branches; then a shuffle that names all lanes."""
-    a = np.arange(LANES, dtype=np.uint32)
-    code = """
-        setp.lt.u32 p, a, 11; @p bra low; setp.lt.u32 p, a, 22; @p bra middle;
-        add.u32 x, a, 300; bra.uni join;
-    middle: add.u32 x, a, 200; bra.uni join;
-    low: add.u32 x, a, 100;
-    join: shfl.sync.bfly.b32 d, x, 31, 31, -1;
-    """
-    outputs, report = run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p; .reg .b32 x;")
-    assert (outputs["d"][::-1] == a + 100 * np.clip(1 + a // 11, 1, 3)).all()
-    assert report.instructions["shfl.sync.bfly.b32"] == 1
-
 
 JOIN_BEFORE_A_WAY = """
     setp.lt.u32 p, a, 11; @p bra aside; bra.uni join;
@@ -160,23 +89,6 @@ def test_barrier(barrier):
         num_threads=128, grid=2,
     )  # fmt: skip
     assert (outputs["d"].reshape(2, 128) == a.reshape(2, 128)[:, ::-1]).all()
-
-
-@pytest.mark.parametrize("kind", ["or", "and", "popc"])
-def test_barrier_with_a_reduction(kind):
-    """In CTA c, c of the 64 threads say no."""
-    threads, grid = 64, 4
-    code = f"""
-        mov.u32 tid, %tid.x; mov.u32 cta, %ctaid.x; mul.lo.u32 cta, cta, 21; setp.ge.u32 p, tid, cta;
-        bar.red.{kind}.{"u32 d" if kind == "popc" else "pred d"}, 0, p;
-    """
-    outputs, _ = run_lanes(
-        code, {}, {"d": "u4" if kind == "popc" else "?"}, registers=".reg .b32 tid, cta; .reg .pred p;",
-        num_threads=threads, grid=grid,
-    )  # fmt: skip
-    says_yes = np.arange(threads)[None] >= 21 * np.arange(grid)[:, None]
-    expected = {"or": says_yes.any(axis=1), "and": says_yes.all(axis=1), "popc": says_yes.sum(axis=1)}[kind]
-    assert (outputs["d"].reshape(grid, threads) == expected[:, None]).all()
 
 
 def test_a_barrier_for_some_warps_and_one_to_arrive_at():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lanes import run_lanes
 
-from flashladder.common.emulator.counters import shared_wavefronts
+from flashladder.common.emulator.execute.counters import shared_wavefronts
 
 LANES = list(range(32))
 REGISTERS = ".reg .b32 tid, addr, x, y, z, w; .reg .b64 at, wide;"

@@ -44,7 +44,7 @@ from warpgroups import (
     run_warpgroup,
 )
 
-from flashladder.common import tensor_map
+from flashladder.common.emulator import tensor_map
 from flashladder.common.emulator.errors import MemoryAccessError
 
 pytestmark = [

@@ -7,7 +7,8 @@ from lanes import run_lanes
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 LAST = [version for version in catalog.finished() if version.instruction_set == "hopper"][-2:]

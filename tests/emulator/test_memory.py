@@ -31,23 +31,6 @@ def test_forms_of_load(modifiers):
     assert (outputs["d"] == (THREAD + 5)[::-1]).all()
 
 
-def test_vector_and_narrow_accesses():
-    a = np.random.default_rng(0).integers(0, 256, 4 * LANES, np.uint8)
-    code = """
-        ld.param.u64 at, [pointer_bytes]; cvt.u64.u32 wide, i; mad.lo.u64 at, wide, 4, at;
-        ld.global.v4.u8 {x, y, z, w}, [at];
-        mad.lo.u32 d, w, 0x1000000, x; mad.lo.u32 d, y, 0x100, d; mad.lo.u32 d, z, 0x10000, d;
-        ld.global.s8 x, [at+1]; mov.b32 e, x;
-        ld.global.v2.u16 {h, k}, [at]; mov.b32 f, {h, k};
-    """
-    outputs, _ = run_memory(
-        code, {"bytes": a.view(np.uint32), "i": THREAD}, {"d": "u4", "e": "u4", "f": "u4"}, registers=".reg .b16 h, k;"
-    )
-    assert (outputs["d"] == a.view(np.uint32)).all()
-    assert (outputs["e"].view(np.int32) == a.view(np.int8)[1::4]).all()
-    assert (outputs["f"] == a.view(np.uint32)).all()
-
-
 def test_local_memory_belongs_to_a_thread():
     code = """
         mov.u64 at, array; cvt.u64.u32 wide, i; and.b64 wide, wide, 3; shl.b64 wide, wide, 2; add.u64 at, at, wide;

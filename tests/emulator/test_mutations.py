@@ -13,11 +13,12 @@ import yaml
 
 from flashladder.common import catalog, emulator
 from flashladder.common.compiler import build_one
-from flashladder.common.emulator.machine import compile_ptx
+from flashladder.common.compiler.sources import Sources
+from flashladder.common.emulator import compile_ptx
 from flashladder.common.emulator.mutate import mutated, mutations
 from flashladder.common.errors import EmulatorError
-from flashladder.common.paths import CUDA_HEADERS
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
@@ -99,7 +100,7 @@ class Rung:
         self.program = compile_ptx(self.artifact.ptx.read_text(), self.artifact.entry)
         self.sources = [
             version.kernel,
-            *(header for header in CUDA_HEADERS.iterdir() if not header.name.startswith("ptx")),
+            *(header for header in Sources().headers(version.kernel) if header.parent.name != "ptx"),
         ]
 
     def inputs(self):

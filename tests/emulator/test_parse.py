@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from lanes import run_lanes
 
-from flashladder.common.emulator.codegen import compile_kernel
+from flashladder.common.emulator.compile.codegen import compile_kernel
 from flashladder.common.emulator.errors import PtxSyntaxError, UninitialisedRegisterError, UnsupportedInstructionError
-from flashladder.common.emulator.parse import parse
+from flashladder.common.emulator.execute.vocabulary import VOCABULARY
+from flashladder.common.emulator.parse.parser import parse
 
 LANES = 32
 A = np.arange(LANES, dtype=np.uint32)
@@ -93,7 +94,7 @@ def test_comments_sections_and_directives():
 )  # fmt: skip
 def test_unknown_instruction_or_modifier(body, message):
     with pytest.raises(UnsupportedInstructionError, match=message):
-        compile_kernel(parse(kernel(body)))
+        compile_kernel(parse(kernel(body)), VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_unknown_instruction_or_modifier(body, message):
 )
 def test_text_that_is_no_ptx(body, message):
     with pytest.raises(PtxSyntaxError, match=message):
-        compile_kernel(parse(kernel(body)))
+        compile_kernel(parse(kernel(body)), VOCABULARY)
 
 
 def test_entries_by_name():

@@ -11,10 +11,11 @@ from random_ptx import ALL_INSTRUCTIONS, FLOATS_OF_POOL, NAMES, POOLS, inputs_of
 from reference import interpret
 from reference.numbers import FORMATS, decode
 
-from flashladder.common.emulator import arithmetic, exchange
-from flashladder.common.emulator.codegen import BlockEmitter
-from flashladder.common.emulator.machine import compile_ptx
-from flashladder.common.emulator.scheduler import Chunk
+from flashladder.common.emulator import compile_ptx
+from flashladder.common.emulator.compile.emitter import BlockEmitter
+from flashladder.common.emulator.execute import arithmetic, exchange
+from flashladder.common.emulator.execute.scheduler import Scheduler
+from flashladder.common.emulator.execute.vocabulary import VOCABULARY
 from flashladder.common.errors import EmulatorError
 
 NUM_PROGRAMS, NUM_SEEDS = 80, 2  # of the default run
@@ -151,11 +152,12 @@ FAULTS = {
         a.astype("f8") * b + c, mode)),
     "flush loses the sign": ("neg|mul", arithmetic, "flush", lambda x: np.where(np.abs(x) < 2.0**-126, np.float32(0),
         x)),
-    "a predicate is a byte": ("xor", BlockEmitter, "_immediate_bits", lambda self, operand, code: operand.value),
+    "a predicate is its lowest bit": ("mov|xor", BlockEmitter, "_immediate_bits", lambda self, operand, code:
+        operand.value & 1),
     "shifts wrap": ("shl", arithmetic, "shift_left", lambda a, n: a << (n % (8 * a.itemsize)).astype(a.dtype)),
 }  # fmt: skip
 FAULTS_OF_PROGRAMS = {
-    "the lowest block first": (Chunk, "_next", lambda self, warp: min(warp.ready)),
+    "the lowest block first": (Scheduler, "_next", lambda self, warp: min(warp.ready)),
     "atom flushes nothing": (exchange, "flush", lambda x: x),
 }  # fmt: skip
 
@@ -172,6 +174,8 @@ def _compiled_anew():
 def test_a_fault_of_an_instruction_is_found(fault, monkeypatch):
     opcodes, owner, name, replacement = FAULTS[fault]
     monkeypatch.setattr(owner, name, replacement)
+    if owner is arithmetic:
+        monkeypatch.setitem(VOCABULARY, name, replacement)
     chosen = [each for each in ALL_INSTRUCTIONS if re.match(rf"({opcodes})\b", each[0])]
     assert any(differing_instructions(seed, chosen) for seed in range(4))
 

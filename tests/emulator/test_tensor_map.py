@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashladder.common import tensor_map
 from flashladder.common.compiler.toolchain import find_tool, toolchain
+from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.gpu import driver, require_gpu
 

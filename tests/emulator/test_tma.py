@@ -22,8 +22,7 @@ from bulk_programs import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashladder.common import tensor_map
-from flashladder.common.emulator.counters import TMA
+from flashladder.common.emulator import TMA, tensor_map
 from flashladder.common.emulator.errors import DeadlockError, EmulatorError, MemoryAccessError
 
 

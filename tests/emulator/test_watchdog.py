@@ -7,9 +7,10 @@ import pytest
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
-from flashladder.common.emulator import scheduler
 from flashladder.common.emulator.errors import InstructionBudgetError
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.emulator.execute import scheduler
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import execute
 from flashladder.tests.tiny_ladder import make_rung
 

@@ -26,8 +26,6 @@ from warpgroups import (
     run_warpgroup,
 )
 
-from flashladder.common.emulator.counters import LANES, WGMMA, shared_wavefronts
-from flashladder.common.emulator.descriptors import chunk_addresses
 from flashladder.common.emulator.errors import (
     ConvergenceError,
     DeadlockError,
@@ -35,6 +33,8 @@ from flashladder.common.emulator.errors import (
     RaceError,
     UnsupportedInstructionError,
 )
+from flashladder.common.emulator.execute.counters import LANES, WGMMA, shared_wavefronts
+from flashladder.common.emulator.execute.descriptors import chunk_addresses
 
 
 @settings(max_examples=25, deadline=None)

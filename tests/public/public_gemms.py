@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashladder.common import emulator, tensor_map
-from flashladder.common.emulator.machine import compile_ptx
+from flashladder.common import emulator
+from flashladder.common.emulator import compile_ptx, tensor_map
 
 
 @dataclass(frozen=True)

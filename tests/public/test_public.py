@@ -13,7 +13,7 @@ import pytest
 from public_gemms import Finding, Kernel, Launch
 from public_sources import compiled, sources
 
-from flashladder.common import tensor_map
+from flashladder.common.emulator import tensor_map
 from flashladder.common.emulator.mutate import mutated, mutations
 from flashladder.common.errors import EmulatorError
 

@@ -2,11 +2,11 @@
 
 And what hard inputs cost: a GPU gives the time of each family, the emulator the share of tiles computed twice.
 
-python tools/accuracy.py                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
-python tools/accuracy.py 24 --families plateau_4,jump_rows --seqlens 131072
-python tools/accuracy.py 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
-python tools/accuracy.py --list                         the families, and what each is for
-python tools/accuracy.py --page                         only writes the page and its pictures, from the log
+flashladder accuracy                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
+flashladder accuracy 24 --families plateau_4,jump_rows --seqlens 131072
+flashladder accuracy 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
+flashladder accuracy --list                         the families, and what each is for
+flashladder accuracy --page                         only writes the page and its pictures, from the log
 
 Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; results/accuracy.md says what bars are.
 """
@@ -14,7 +14,7 @@ Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
@@ -63,6 +63,7 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.records import records
+    from flashladder.common.studies.accuracy import logged
 
     if arguments.list:
         return _list()
@@ -71,7 +72,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     study = _study(arguments)
     log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
-    found = _run(study, None if arguments.no_log else log, not arguments.no_time)
+    found = logged.run(study, None if arguments.no_log else log, not arguments.no_time)
     if not arguments.no_log:
         console.print(f"[dim]logged to {log.path}")
         if found["device"].iloc[-1] != "emulator":
@@ -98,9 +99,11 @@ def _study(arguments: argparse.Namespace) -> Study:
 
     place = target.resolve(arguments.device, arguments.gpu)
     tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
-    official = [baselines.find(name) for name in arguments.baselines.split(",")] if place.on_gpu else []
+    rungs = _rungs(arguments.rungs, place.arch)
+    operation = catalog.one_operation(version.operation for version in rungs)
+    official = [baselines.find(name, operation) for name in arguments.baselines.split(",")] if place.on_gpu else []
     return Study(
-        entrants=[Entrant(version.address, version, {}, tuned_for) for version in _rungs(arguments.rungs, place.arch)],
+        entrants=[Entrant(version.address, version, {}, tuned_for) for version in rungs],
         place=place,
         baselines=official,
         families=_chosen("family", arguments.families, FAMILIES),
@@ -135,30 +138,6 @@ def _chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
         if name not in known:
             raise unknown(what, name, known)
     return names
-
-
-def _run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
-    """Runs a study, logging each kernel and batch as soon as it is done; its rows as the log would give them."""
-    import pandas as pd
-
-    from flashladder.common.records.records import ACCURACY
-    from flashladder.common.studies.accuracy import study as studies
-    from flashladder.common.studies.accuracy import tiles, timing
-
-    found: list[Mapping[str, object]] = []
-    wrong: set[tuple[object, ...]] = set()
-    for rows in studies.rows(study):
-        found += rows
-        wrong |= {(row["version"], row["dtype"], row["family"]) for row in rows if row["verdict"] == studies.MISSED}
-        if log:
-            log.append(rows)
-    if timed:
-        more = timing.rows(study, lambda *what: what in wrong) if study.place.on_gpu else tiles.rows(study)
-        for rows in more:
-            found += rows
-            if log:
-                log.append(rows)
-    return pd.DataFrame(found).reindex(columns=[*ACCURACY.columns])
 
 
 def _show(found: pd.DataFrame) -> int:

@@ -1,10 +1,10 @@
 """Tune for one program: which attention problems it asks for, what it gains by tuning for them, and the winners.
 
-python tools/adopt.py -- python my_model.py --batch 4          run it, note its problems, tune, and export the winners
-python tools/adopt.py --budget-seconds 900 --export mine -- python -m my_package
-python tools/adopt.py --record -- python my_model.py           its problems only: adopted/problems.json
-python tools/adopt.py --problems adopted/problems.json         tune for what was recorded, perhaps elsewhere
-python tools/adopt.py --check                                  has anything become slower since?
+flashladder adopt -- python my_model.py --batch 4          run it, note its problems, tune, and export the winners
+flashladder adopt --budget-seconds 900 --export mine -- python -m my_package
+flashladder adopt --record -- python my_model.py           its problems only: adopted/problems.json
+flashladder adopt --problems adopted/problems.json         tune for what was recorded, perhaps elsewhere
+flashladder adopt --check                                  has anything become slower since?
 
 `python` is the one that runs this command, unless it is a path. The program runs once, as it is but for torch.compile,
 which is off. What is noted are its calls of torch's scaled_dot_product_attention and of this project's functions, in
@@ -19,38 +19,27 @@ Where there is no GPU, configurations are ranked by the cost model, and nothing 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
-from flashladder.common.errors import ConfigError, DeviceError, ResultsError, UnsupportedProblemError
+from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.problem.config import gpu_names
 from flashladder.common.runtime.ahead import DEFAULT, chosen
 from flashladder.tools.commands.arguments import above_zero
 
 if TYPE_CHECKING:
     from flashladder.common.api.adoption.demand import Alike, Demand
-    from flashladder.common.api.adoption.gains import Choose
-    from flashladder.common.catalog import Version
-    from flashladder.common.problem.problem import Problem
     from flashladder.common.runtime.target import Target
     from flashladder.tuner.job import Job
 
 SECONDS = 600.0  # of tuning
-TUNED_WITH = 2  # problems of a kind, the heaviest
 TIMED = 12  # problems whose gain is measured, the heaviest
 PATIENCE = 60.0  # seconds, until a kernel counts as hung
-RECORDER = "flashladder.common.api.adoption.recorder"
-OWN_OPTIONS = ("-c", "-", "-i")  # of Python, with which there is no file or module to run
 
 
 def parser() -> Parser:
@@ -76,9 +65,10 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     if sum((bool(arguments.program), bool(arguments.problems), arguments.check)) != 1:
         raise ConfigError("give one of these: a program after --, --problems FILE, or --check")
-    from flashladder.common.api.adoption import export
-    from flashladder.common.api.adoption.demand import Demand
+    from flashladder.common.api.adoption import export, program
+    from flashladder.common.api.adoption.demand import Demand, refusal
     from flashladder.common.runtime import target
+    from flashladder.tuner import adoption
 
     if arguments.check:
         return _check(arguments.export)
@@ -86,10 +76,10 @@ def main(arguments: argparse.Namespace) -> int:
         catalog.find(arguments.version)  # refuses it now
     folder = export.folder_for(arguments.export)
     place = target.resolve("auto", arguments.gpu)
-    demand = Demand.load(arguments.problems) if arguments.problems else _recorded(arguments.program)
+    demand = Demand.load(arguments.problems) if arguments.problems else program.record(arguments.program)
     demand.save(folder / export.PROBLEMS)
     choose = partial(chosen, arguments.version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
-    wanted = demand.only(lambda problem: _refusal(choose(problem), problem))
+    wanted = demand.only(lambda problem: refusal(choose(problem), problem))
     alike = wanted.alike(place.gpu)
     _show(wanted, alike, place)
     if not alike:
@@ -98,54 +88,10 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.record:
         return 0
     seconds = arguments.budget_seconds or SECONDS
-    jobs = _jobs(choose, alike, place, folder, seconds)
+    jobs = adoption.jobs(choose, alike, place, folder, seconds)
     if not place.on_gpu:
         return _predict(jobs, alike, arguments.budget_seconds)
     return _adopt(arguments.version, wanted, alike, jobs, place, folder, seconds)
-
-
-def _recorded(words: Sequence[str]) -> Demand:
-    """Runs a Python program under the recorder, in a process of its own with this one's environment and output."""
-    from flashladder.common.api.adoption.demand import Demand
-
-    python, *rest = words
-    if not Path(python).name.startswith("python"):
-        raise ConfigError(f"{python} is no Python: after -- goes python, and a file or -m MODULE, with arguments")
-    options = []
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        if rest[0] in OWN_OPTIONS:
-            raise ConfigError(f"python {rest[0]}: a file or -m MODULE can be recorded")
-        options.append(rest.pop(0))
-        if options[-1] in ("-W", "-X") and rest:
-            options.append(rest.pop(0))
-    if not rest or rest == ["-m"]:
-        raise ConfigError(f"{' '.join(words)} names no program: after python goes a file or -m MODULE")
-    if python in ("python", "python3"):
-        python = sys.executable
-    with tempfile.TemporaryDirectory(prefix="flashladder-adopt-") as folder:
-        file = Path(folder, "problems.json")
-        try:
-            code = subprocess.run([python, *options, "-m", RECORDER, str(file), *rest]).returncode
-        except OSError as error:
-            raise ConfigError(f"{python} cannot be run: {error.strerror or error}") from error
-        demand = Demand.load(file) if file.exists() else None
-        if demand is None or not (demand.calls or demand.refused):
-            raise ResultsError(
-                f"nothing was recorded: {' '.join(words)} ended with exit code {code}, and its own process called "
-                "neither torch's scaled_dot_product_attention nor this project's functions"
-            )
-        if code:
-            warn(f"the program ended with exit code {code}; what it asked for until then is taken")
-        return demand
-
-
-def _refusal(rung: Version, problem: Problem) -> str | None:
-    """Why the rung does not take a problem, in words that are the same for all such problems."""
-    try:
-        rung.check(problem, rung.config_for(problem))
-    except (ConfigError, UnsupportedProblemError) as refusal:
-        return str(refusal).partition(";")[0]
-    return None
 
 
 def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
@@ -157,46 +103,13 @@ def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
         warn(f"{calls} calls stay as they are: {reason}")
 
 
-def _jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
-    """A search for each rung and kind of problems, those first that should take most of the time."""
-    from flashladder.common.api.adoption.demand import stand_in
-    from flashladder.tools.commands import search
-    from flashladder.tuner.job import Job, SearchSettings
-    from flashladder.tuner.space import Space
-
-    kinds: dict[tuple[str, str], list[Problem]] = {}
-    for each in alike:
-        kinds.setdefault((choose(each.problem).name, each.kind), []).append(stand_in(each.problem))
-    compiled = search.affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
-    jobs = []
-    for (name, kind), members in kinds.items():
-        rung = catalog.find(name)
-        problems = tuple(dict.fromkeys(members))[:TUNED_WITH]
-        made = Job(Space.of(rung, problems, place.gpu), place.gpu, SearchSettings(compiled=compiled), folder)
-        digest = hashlib.sha256(str(made.identity()).encode()).hexdigest()[:8]  # other sources are another study
-        words = "-".join(part.partition("=")[2] for part in kind.split(","))
-        study = f"adopt-{rung.file_name}-{place.gpu.name}-{words}-{digest}"
-        jobs.append(replace(made, settings=replace(made.settings, study=study)))
-    return jobs
-
-
 def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None) -> int:
     """The ranking of the cost model, and what the program would gain by it."""
     from flashladder.common.api.adoption import tables
-    from flashladder.common.api.adoption.demand import least_us
-    from flashladder.common.runtime import tuned
-    from flashladder.tools.commands import search
+    from flashladder.tuner import adoption, campaign
 
-    search.rank(jobs, math.inf if seconds is None else seconds)
-    least = {each: each.weight * least_us(each.problem, jobs[0].gpu) for each in alike}
-    rows = []
-    for job in jobs:
-        found, kind = job.forecast(), tuned.kind_of(job.space.problems[0])
-        if found.kernels and (default := found.prices.get(job.space.default)):
-            share = sum(time for each, time in least.items() if each.kind == kind) / sum(least.values())
-            best = found.kernels[0][0]
-            rows.append(tables.Prediction(kind, share, default.predicted_us, best.predicted_us, found.extent))
-    if rows:
+    campaign.rank(jobs, math.inf if seconds is None else seconds)
+    if rows := adoption.predictions(jobs, alike):
         console.print(tables.predicted(rows))
     warn("there is no GPU here: nothing was measured, and no winner is exported. On a machine with one: --problems")
     return 0
@@ -215,11 +128,11 @@ def _adopt(
     from flashladder.common.api.adoption import export, gains, tables
     from flashladder.common.compiler import prebuilt
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.tools.commands import search
-    from flashladder.tuner import job
+    from flashladder.tuner import AUTO, campaign, job
 
     choose = partial(chosen, version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
-    code = search.run(jobs, job.workers(search.AUTO, place.gpu, "hot", PATIENCE), seconds)
+    operation = catalog.one_operation(each.space.version.operation for each in jobs)
+    code = campaign.run(jobs, job.workers(AUTO, place.gpu, "hot", PATIENCE, operation), seconds)
     measured, left_out = gains.measure(alike[:TIMED], choose, place, folder, TimingSettings("hot"))
     for reason in dict.fromkeys(left_out):
         warn(reason)
@@ -236,13 +149,13 @@ def _adopt(
 def _check(folder: Path) -> int:
     """Measures an export again. The exit code is that of an error where something is slower or does not stand."""
     from flashladder.common.api.adoption import export, gains, tables
-    from flashladder.common.api.adoption.demand import Demand
+    from flashladder.common.api.adoption.demand import Demand, refusal
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.runtime import target
 
     guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
     choose = partial(chosen, guard.version, arch=guard.arch, gpu=guard.gpu, adopted=folder)
-    demand = demand.only(lambda problem: _refusal(choose(problem), problem))
+    demand = demand.only(lambda problem: refusal(choose(problem), problem))
     place = target.resolve("auto", guard.gpu if guard.gpu in gpu_names() else None)
     wrong = export.faults(folder, guard, demand, place.gpu)
     if not place.on_gpu:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import Value, gpu_names, parse_values
 
 if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem
+    from flashladder.common.problem.problem import Operation, Problem
 
 _DTYPES = ("bf16", "fp16")
 
@@ -55,6 +55,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         ("--seqlen-q", "rows of Q (default: --seqlen)"),
         ("--seqlen-k", "rows of K and V (default: as Q)"),
         ("--head-dim", "columns"),
+        ("--head-dim-v", "columns of V and O (default: --head-dim)"),
     ):
         group.add_argument(option, type=int, metavar="N", help=meaning)
     group.add_argument("--dtype", choices=_DTYPES)
@@ -63,6 +64,17 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of the random inputs")
     group.add_argument("--family", metavar="NAME", help="of inputs: plateau_4 for example (default: normal)")
     group.add_argument("--layout", default="bshd", help="bshd, bhsd, padded or qkv: how the tensors lie in memory")
+    _add_options(group)
+
+
+def _add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what the operation alone knows, such as page_size=64",
+    )
 
 
 def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
@@ -74,12 +86,14 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
     )
     group.add_argument("--causal", choices=("no", "yes", "both"), default="no")
     group.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
-    group.add_argument("--heads", type=int, default=16)
+    group.add_argument("--heads", type=int, help="heads of Q (default: what the operation is usually timed with, 16)")
     group.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
-    group.add_argument("--head-dim", type=int, default=128)
+    group.add_argument("--head-dim", type=int, help="columns (default: as usual for the operation, 128)")
+    group.add_argument("--head-dim-v", type=int, help="columns of V and O (default: --head-dim)")
     group.add_argument("--dtype", choices=_DTYPES, default="bf16")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--family", default="normal", metavar="NAME", help="of inputs (default: normal)")
+    _add_options(group)
 
 
 def add_no_lse(parser: argparse.ArgumentParser) -> None:
@@ -157,10 +171,19 @@ def config_values(tokens: Sequence[str]) -> dict[str, Value]:
     return parse_values(",".join(tokens))
 
 
-def problem(arguments: argparse.Namespace, operation: str = "forward", **defaults: int | str) -> Problem:
-    """The problem of the options, with defaults for what was not given; UnsupportedProblemError if it is none."""
-    from flashladder.common.problem.problem import Problem
+def problem(
+    arguments: argparse.Namespace,
+    operation: str,
+    size: Literal["usual", "sampled", "small"] = "usual",
+    **defaults: int | str,
+) -> Problem:
+    """The problem of the options. What was not given is as in `defaults`, or of one of the operation's own sizes.
 
+    UnsupportedProblemError if it is none.
+    """
+    from flashladder.common.problem.problem import Problem, operation_named
+
+    kind = operation_named(operation)
     given = {
         "batch": arguments.batch,
         "num_heads": arguments.heads,
@@ -168,13 +191,15 @@ def problem(arguments: argparse.Namespace, operation: str = "forward", **default
         "seqlen_q": arguments.seqlen_q if arguments.seqlen_q is not None else arguments.seqlen,
         "seqlen_k": arguments.seqlen_k if arguments.seqlen_k is not None else arguments.seqlen,
         "head_dim": arguments.head_dim,
+        "head_dim_v": arguments.head_dim_v,
         "dtype": arguments.dtype,
         "softmax_scale": arguments.softmax_scale,
         "family": arguments.family,
     }
-    chosen = defaults | {name: value for name, value in given.items() if value is not None}
+    usual: dict[str, Any] = {**getattr(kind, size), **defaults}
+    own = _own(arguments, kind, usual)
     return Problem(
-        **chosen,
+        **usual | {name: value for name, value in given.items() if value is not None} | {"options": own},
         causal=arguments.causal,
         seed=arguments.seed,
         layout=arguments.layout,
@@ -183,10 +208,16 @@ def problem(arguments: argparse.Namespace, operation: str = "forward", **default
     )
 
 
-def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Problem]:
-    """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for other wrong values."""
-    from flashladder.common.problem.problem import Problem
+def _own(arguments: argparse.Namespace, kind: Operation, usual: Mapping[str, Any]) -> dict[str, Value]:
+    """The operation's own options: what --set says, and what is usual."""
+    return {**usual.get("options", {}), **kind.parse(",".join(arguments.set))}
 
+
+def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
+    """The problems of `add_shapes`; UnsupportedProblemError if one is none, ConfigError for other wrong values."""
+    from flashladder.common.problem.problem import Problem, operation_named
+
+    kind = operation_named(operation)
     left, right = arguments.window
     if right is not None and arguments.causal != "no":
         before = "all" if left is None else left
@@ -194,13 +225,17 @@ def shapes(arguments: argparse.Namespace, operation: str = "forward") -> list[Pr
             f"--window {before},{right} --causal {arguments.causal}: with a causal mask no row sees a key behind its "
             f"own; give --window {before}, or --causal no"
         )
+    sizes = {
+        "num_heads": arguments.heads,
+        "num_heads_k": arguments.heads_k,
+        "head_dim": arguments.head_dim,
+        "head_dim_v": arguments.head_dim_v,
+    }
+    own = _own(arguments, kind, kind.usual)
+    given = {**kind.usual, **{name: value for name, value in sizes.items() if value is not None}}
     return [
         Problem(
-            batch=max(1, arguments.tokens // seqlen),
-            num_heads=arguments.heads,
-            num_heads_k=arguments.heads_k,
-            seqlen_q=seqlen,
-            head_dim=arguments.head_dim,
+            **given | kind.of_length(seqlen, arguments.tokens) | {"options": own},
             dtype=arguments.dtype,
             causal=causal,
             seed=arguments.seed,

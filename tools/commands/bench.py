@@ -1,10 +1,10 @@
 """Time rungs of the ladder and references against official kernels, side by side, over shapes.
 
-python tools/bench.py 07 16
-python tools/bench.py 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
-python tools/bench.py 16 --seqlens 4096 --rounds 8 --brief      a quick look
-python tools/bench.py 24 47 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
-python tools/bench.py c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
+flashladder bench 07 16
+flashladder bench 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
+flashladder bench 16 --seqlens 4096 --rounds 8 --brief      a quick look
+flashladder bench 24 47 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
+flashladder bench c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, warn
+from flashladder.common.console import EXIT_ERROR, Parser, UsageError, console, warn
 from flashladder.common.report import display
 from flashladder.tools.commands import arguments as options
 
@@ -27,7 +27,9 @@ def parser() -> Parser:
     made = Parser(__doc__)
     made.add_argument("kernels", nargs="*", metavar="KERNEL", help="a rung or reference, @ a configuration")
     made.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="the cpu is for references")
-    made.add_argument("--baselines", help="first the one that ratios refer to (default: fa2; on a cpu: sdpa,math)")
+    made.add_argument(
+        "--baselines", help="first the one that ratios refer to (default: the official one; on a cpu: all)"
+    )
     made.add_argument("--list-baselines", action="store_true", help="show the official kernels, and how to get them")
     options.add_shapes(made, seqlens="512..16384")
     options.add_no_lse(made)
@@ -46,8 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(display.baselines())
         return 0
     if not arguments.kernels:
-        parser().print_help()
-        return EXIT_ERROR
+        raise UsageError
 
     from flashladder.common.measure import baselines, contest
     from flashladder.common.measure.entrants import assemble_all, parse
@@ -56,9 +57,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     entrants = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
     on_gpu, operation = arguments.device == "gpu", catalog.one_operation(entrant.operation for entrant in entrants)
-    names = arguments.baselines or (baselines.official(operation).name if on_gpu else ",".join(baselines.CPU_BASELINES))
-    among = baselines.BASELINES if on_gpu else baselines.CPU_BASELINES
-    official = [baselines.find(name, among) for name in names.split(",")]
+    usual = baselines.official(operation).name if on_gpu else ",".join(baselines.of(operation, on_gpu))
+    names = [name for name in (arguments.baselines or usual).split(",") if name]
+    official = [baselines.find(name, operation, on_gpu) for name in names]
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
     folder = catalog.results_of(entrant.kernel for entrant in entrants)
     run, log = records.new_run(), records.bench(arguments.log, folder)

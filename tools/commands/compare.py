@@ -1,11 +1,11 @@
 """Two logged benchmarks side by side: what differs, and the ratios to the baseline that each has of its own.
 
-python tools/compare.py 20261122-034419-11339 20261122-005744-15704       two runs of results/
-python tools/compare.py results/bench.csv /elsewhere/bench.csv            two files of one run each
-python tools/compare.py results/bench.csv:20261122-034419-11339 ...       one of a file's runs
+flashladder compare 20261122-034419-11339 20261122-005744-15704       two runs of results/
+flashladder compare results/bench.csv /elsewhere/bench.csv            two files of one run each
+flashladder compare results/bench.csv:20261122-034419-11339 ...       one of a file's runs
 
 Figures of two runs are never divided: they are of other moments, often of another card. For the ratio of two kernels,
-measure both in one run: python tools/bench.py 16 24.
+measure both in one run: flashladder bench 16 24.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common.console import Parser, console, table, warn
 from flashladder.common.errors import ConfigError
-from flashladder.common.paths import results_dir, typed
+from flashladder.common.paths import results_dir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     console.print(_ratios(compared, first, second))
     console.print(
         "Ratios are each run's own, its baseline's time / the kernel's in the same rounds. Two runs are not divided by "
-        f"each other; `{typed('tools/bench.py', 'bench')} A B` times two kernels in one."
+        "each other; `flashladder bench A B` times two kernels in one."
     )
     return 0
 
@@ -64,7 +64,7 @@ def _check_no_rungs(names: Sequence[str]) -> None:
     except ConfigError:
         return
     both = " ".join(rungs)
-    raise ConfigError(f"{both}: rungs, not runs; `{typed('tools/bench.py', 'bench')} {both}` times both in one run")
+    raise ConfigError(f"{both}: rungs, not runs; `flashladder bench {both}` times both in one run")
 
 
 def _circumstances(first: LoggedRun, second: LoggedRun) -> Table:

@@ -1,8 +1,8 @@
 """Tables and pictures of all of results/: dashboard.html (open it in a browser), dashboard.csv, the READMEs' parts.
 
-python tools/dashboard.py
-python tools/dashboard.py --sass h100     disassemble the rungs for an H100 first; no GPU needed
-python tools/dashboard.py --check         change nothing, and fail where a README's part is out of date
+flashladder dashboard
+flashladder dashboard --sass h100     disassemble the rungs for an H100 first; no GPU needed
+flashladder dashboard --check         change nothing, and fail where a README's part is out of date
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _check(stale: list[Path]) -> int:
     for path in stale:
-        console.print(f"{path} is out of date; `python tools/dashboard.py` mends it")
+        console.print(f"{path} is out of date; `flashladder dashboard` mends it")
     return EXIT_STALE if stale else 0

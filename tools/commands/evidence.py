@@ -1,8 +1,8 @@
 """The evidence in the READMEs of the rungs: what each changes against the one below, and what was tried. No GPU needed.
 
-python tools/evidence.py            brings every README up to date, and versions/SPILLS.md
-python tools/evidence.py 08 09      those of two rungs
-python tools/evidence.py --check    changes nothing, and fails where a README is out of date
+flashladder evidence            brings every README up to date, and versions/SPILLS.md
+flashladder evidence 08 09      those of two rungs
+flashladder evidence --check    changes nothing, and fails where a README is out of date
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _check(pages: list[Page]) -> int:
         if is_current is None:
             warn(f"{page.name} was made with another compiler than {evidence.compiler()}, so it was not checked")
         elif not is_current:
-            mends = f"python tools/evidence.py {page.argument}".strip()
+            mends = f"flashladder evidence {page.argument}".strip()
             console.print(f"{page.name} is out of date; `{mends}` mends it")
     stale = [page for page, is_current in states.items() if is_current is False]
     console.print(f"{len(stale)} of {len(states)} READMEs are out of date")

@@ -1,9 +1,9 @@
 """Exercises: a rung with its idea taken out, to be put in again. The emulator grades it, so no GPU is needed.
 
-python tools/exercise.py                list the exercises
-python tools/exercise.py 02             begin one: exercises/02_swizzling gets a kernel.cu and a TASK.md
-python tools/exercise.py 02 --check     grade the kernel there: right, races, figures
-python tools/exercise.py 02 --hint 1    the first hint
+flashladder exercise                list the exercises
+flashladder exercise 02             begin one: exercises/02_swizzling gets a kernel.cu and a TASK.md
+flashladder exercise 02 --check     grade the kernel there: right, races, figures
+flashladder exercise 02 --hint 1    the first hint
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common.console import EXIT_ERROR, Parser, console
+from flashladder.common.console import Parser, UsageError, console
 from flashladder.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.version is None:
         if arguments.check or arguments.hint is not None:
-            parser().print_help()
-            return EXIT_ERROR
+            raise UsageError
         console.print(page.overview(exercises.exercises()))
         return 0
     exercise = exercises.find(arguments.version)
@@ -63,25 +62,28 @@ def _check(exercise: Exercise, folder: Path) -> int:
 
     kernel, address = folder / page.KERNEL, exercise.version.address
     if not kernel.is_file():
-        raise ConfigError(f"there is no {kernel}: begin with `{page.tool()} {address}`, or name its folder by --folder")
+        raise ConfigError(
+            f"there is no {kernel}: begin with `flashladder exercise {address}`, or name its folder by --folder"
+        )
     with console.status("compiled and run on the emulator"):
         found = grade(exercise, kernel)
     console.print(page.verdict(found))
     console.print(page.figures(found))
     if not found.solved:
-        console.print(f"A hint: `{page.tool()} {address} --hint 1`")
+        console.print(f"A hint: `flashladder exercise {address} --hint 1`")
         return EXIT_UNSOLVED
     console.print(f"What it brings on a GPU: {exercise.version.directory / 'README.md'}")
     return 0
 
 
 def _hint(exercise: Exercise, number: int) -> int:
-    from flashladder.common.workshop.exercises import page
 
     hints, address = exercise.hints, exercise.version.address
     if not 1 <= number <= len(hints):
         raise ConfigError(f"exercise {address} has the hints 1 to {len(hints)}, not {number}")
     console.print(hints[number - 1], markup=False, highlight=False)
     if number < len(hints):
-        console.print(f"\n[dim]hint {number} of {len(hints)}; the next: `{page.tool()} {address} --hint {number + 1}`")
+        console.print(
+            f"\n[dim]hint {number} of {len(hints)}; the next: `flashladder exercise {address} --hint {number + 1}`"
+        )
     return 0

@@ -1,9 +1,9 @@
 """Sweeps that readers of the field expect, each logged to results/experiments/NAME.csv and drawn beside it.
 
-python tools/experiment.py --list
-python tools/experiment.py                          all of them: on the GPU where there is one, else on the emulator
-python tools/experiment.py blocks --rungs 08        every tile and number of warps of a rung
-python tools/experiment.py loop_order               FlashAttention-1's and -2's traffic, counted by the emulator
+flashladder experiment --list
+flashladder experiment                          all of them: on the GPU where there is one, else on the emulator
+flashladder experiment blocks --rungs 08        every tile and number of warps of a rung
+flashladder experiment loop_order               FlashAttention-1's and -2's traffic, counted by the emulator
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Why is a rung slow? What limits it, the source lines, what would be left without it, and whose idea is against it.
 
-python tools/explain.py 02                 on a GPU with ncu as it was sampled, otherwise as it is predicted
-python tools/explain.py 02 --config block_m=128 num_warps=8 --gpu a100
-python tools/explain.py                    every rung of the ladder, a line each, predicted
-python tools/explain.py 09 --pages folder  from the pages that tools/profile.py kept
+flashladder explain 02                 on a GPU with ncu as it was sampled, otherwise as it is predicted
+flashladder explain 02 --config block_m=128 num_warps=8 --gpu a100
+flashladder explain                    every rung of the ladder, a line each, predicted
+flashladder explain 09 --pages folder  from the pages that `flashladder profile` kept
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     from flashladder.common.predict.limits import Diagnosis
-
-SAMPLED = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # as tools/profile.py has it
 
 
 def parser() -> Parser:
@@ -59,7 +57,7 @@ def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
 
     place = target.resolve("emulator" if arguments.predict else "auto", arguments.gpu)
     if arguments.pages or place.on_gpu:
-        problem = options.problem(arguments, version.operation, **SAMPLED)
+        problem = options.problem(arguments, version.operation, "sampled")
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
         version.check(problem, config)
         try:

@@ -1,9 +1,9 @@
 """Lay a wheel out as a kernel of Hugging Face's `kernels`: a folder that its get_kernel loads, here or from the Hub.
 
 FLASHLADDER_ARCHS="8.0;9.0a" pip wheel . --no-deps        a wheel with kernels in it
-python tools/hub.py flashladder-0.1.0-py3-none-any.whl     writes ./flashladder-kernel
-python tools/hub.py WHEEL --out DIR --backend cuda cpu     for a torch without CUDA too: the emulator runs there
-python tools/hub.py WHEEL --source                         the same as sources of their kernel-builder
+flashladder hub flashladder-0.1.0-py3-none-any.whl     writes ./flashladder-kernel
+flashladder hub WHEEL --out DIR --backend cuda cpu     for a torch without CUDA too: the emulator runs there
+flashladder hub WHEEL --source                         the same as sources of their kernel-builder
 
     from kernels import get_local_kernel
     flash_attn_func = get_local_kernel(Path("flashladder-kernel")).flash_attn_func

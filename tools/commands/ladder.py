@@ -1,8 +1,8 @@
 """Measure the whole ladder on this machine's GPU in one run, beside the field, for the README and the dashboard.
 
-python tools/ladder.py                              every rung, six sequence lengths, bf16 and fp16: about 6 minutes
-python tools/ladder.py --budget 120 --dtypes bf16   a coarser look
-python tools/ladder.py 08 16                        two rungs: a run that is logged, and too small for the README
+flashladder ladder                              every rung, six sequence lengths, bf16 and fp16: about 6 minutes
+flashladder ladder --budget 120 --dtypes bf16   a coarser look
+flashladder ladder 08 16                        two rungs: a run that is logged, and too small for the README
 
 Every rung is timed twice: in its own configuration (own), which is what was tuned for this GPU or else the rung's
 default, and in one that all the rungs take (fixed), so that the technique shows apart from the tuning. Beside them are
@@ -94,7 +94,7 @@ def main(arguments: argparse.Namespace) -> int:
         warn(f"left out: {absent}")
     for table in ladder_tables.of_run(log.read()[0], name, run):
         console.print(table)
-    console.print(f"[dim]logged to {log.path}; `python tools/dashboard.py` makes tables and pictures of it")
+    console.print(f"[dim]logged to {log.path}; `flashladder dashboard` makes tables and pictures of it")
     return EXIT_ERROR if any(not check.passed for result in results for check in result.checks.values()) else 0
 
 

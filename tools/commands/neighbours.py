@@ -1,8 +1,8 @@
 """How far each rung's code is from that of the rung below, in lines without comments. No GPU needed.
 
-python tools/neighbours.py          every step of the ladder
-python tools/neighbours.py 17 18    two steps, and which definitions of headers they newly use
-python tools/neighbours.py --check  fails where a step is larger than it may be (common/report/neighbours.py)
+flashladder neighbours          every step of the ladder
+flashladder neighbours 17 18    two steps, and which definitions of headers they newly use
+flashladder neighbours --check  fails where a step is larger than it may be (common/report/neighbours.py)
 
 whole: lines added to the kernel, and all lines of the headers that no lower rung includes
 used: lines added to the kernel, and the definitions of headers that no lower rung uses

@@ -1,10 +1,10 @@
 """Make a new rung from another: kernel.cu, version.yaml and README.md. All tools take it up by themselves.
 
-python tools/new_version.py my_idea --from 24              the next rung of the ladder of rung 24
-python tools/new_version.py my_idea --from 24 --private    in a ladder of one's own, which git does not track
-python tools/new_version.py again --from 37 --private --patch FILE    what was tried on rung 37, from its tried/
+flashladder new my_idea --from 24              the next rung of the ladder of rung 24
+flashladder new my_idea --from 24 --private    in a ladder of one's own, which git does not track
+flashladder new again --from 37 --private --patch FILE    what was tried on rung 37, from its tried/
 
-Then edit its kernel.cu beside `python tools/run_version.py my_idea --watch`.
+Then edit its kernel.cu beside `flashladder run my_idea --watch`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 
 from flashladder.common.console import Parser, console, facts
-from flashladder.common.paths import typed
 
 
 def parser() -> Parser:
@@ -41,5 +40,5 @@ def main(arguments: argparse.Namespace) -> int:
     console.print(facts(f"{version.name} in {version.directory}", files))
     where = "".join(f" --versions {folder}" for folder in arguments.own_ladders)
     for trial in (f"--watch{where}      a trial at every save", f"--against {parent.address}{where}      the verdict"):
-        console.print(f"{typed('tools/run_version.py', 'run')} {name} {trial}", soft_wrap=True)
+        console.print(f"flashladder run {name} {trial}", soft_wrap=True)
     return 0

@@ -1,8 +1,8 @@
 """Time packed sequences beside FlashAttention-2 and 3, and beside the same sequences padded to the longest.
 
-python tools/packed.py                                   equal lengths, a spread of them, one long among short ones
-python tools/packed.py --head-dim 64 --causal both --rounds 8
-python tools/packed.py --version 46@block_m=192,block_n=64,q_in_registers=false --causal yes
+flashladder packed                                   equal lengths, a spread of them, one long among short ones
+flashladder packed --head-dim 64 --causal both --rounds 8
+flashladder packed --version 46@block_m=192,block_n=64,q_in_registers=false --causal yes
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The pictures in versions/, drawn from what the code does: layouts, lanes, loop orders, machine code. No GPU needed.
 
-python tools/picture.py             brings every picture up to date
-python tools/picture.py layouts     those of layouts and loop orders; `loops`: those of machine code;
+flashladder picture             brings every picture up to date
+flashladder picture layouts     those of layouts and loop orders; `loops`: those of machine code;
                                     `timelines`: those of time stamps in results/timelines
-python tools/picture.py --check     changes nothing, and fails where a picture is out of date
+flashladder picture --check     changes nothing, and fails where a picture is out of date
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A study as pictures, by Optuna's own plotting.
 
-python tuner/plots.py 02_swizzling-h100-bf16-d128-full --out pictures
+flashladder plots 02_swizzling-h100-bf16-d128-full --out pictures
 
 They are those of the dashboard. To watch a study while it runs: optuna-dashboard.
 """

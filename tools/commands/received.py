@@ -1,7 +1,7 @@
 """Check results that somebody sent, before they are merged: ladders and winners of cards not measured here.
 
-python tools/received.py ladder_l40s.csv tuned/l40s.yaml
-python tools/received.py results/ladder_h200.csv --known before.csv     rows that were there before are not looked at
+flashladder received ladder_l40s.csv tuned/l40s.yaml
+flashladder received results/ladder_h200.csv --known before.csv     rows that were there before are not looked at
 
 Every figure is held against the others of its row, the rounds that it was made of, the card's limits, and the rungs as
 they are. What is wrong is said with its row, and the exit code is 2. results/SENDING.md says how results are sent.

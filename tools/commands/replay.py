@@ -1,7 +1,7 @@
 """How good is the search? Replay it, for many seeds, over a study in which every kernel was measured.
 
-python tuner/search.py 02 --gpu h100 --exhaustive      the study, on a GPU
-python tuner/replay.py 02_swizzling-h100-bf16-d128-full --seeds 5
+flashladder search 02 --gpu h100 --exhaustive      the study, on a GPU
+flashladder replay 02_swizzling-h100-bf16-d128-full --seeds 5
 
 A replay runs the tuner's own strategy and hands it the recorded ratios, so it needs no GPU. It measures as many kernels
 as the tuner would, or a part of them (--part), and is told nothing of the rung's default, which may be the best

@@ -1,8 +1,8 @@
 """Ring attention of one sequence over the GPUs of this machine: right? how near to linear? is the exchange hidden?
 
-python tools/ring.py --causal                          131,072 tokens on 2 GPUs
-python tools/ring.py --ranks 4 --seqlen 262144 --heads 8
-python tools/ring.py --device emulator --causal        without GPUs: few tokens, checked, not timed
+flashladder ring --causal                          131,072 tokens on 2 GPUs
+flashladder ring --ranks 4 --seqlen 262144 --heads 8
+flashladder ring --device emulator --causal        without GPUs: few tokens, checked, not timed
 
 Every rank also computes the whole sequence alone, which gives the time of one GPU. Nothing is logged. The exit code is
 1 where an error is above its tolerance.
@@ -17,6 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from flashladder.common.console import EXIT_ERROR, Parser, console, fail, table
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.tools.commands import arguments as options
 
 EMULATOR_DEFAULTS = {"num_heads": 1, "seqlen_q": 64, "head_dim": 64}
@@ -41,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
         return fail(f"--ranks {arguments.ranks}: there is at least one")
     on_gpu = target.resolve(arguments.device, None).on_gpu
     defaults: dict[str, Any] = GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS
-    problem = options.problem(arguments, **defaults)
+    problem = options.problem(arguments, FIRST_OPERATION, **defaults)
     trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or DEFAULT)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
     checked = table("", "output", "error", "tolerance", right=("error", "tolerance"))

@@ -1,31 +1,50 @@
 """The machine code of a rung: opcode counts, resources, occupancy and what each pipe of an SM needs. No GPU needed.
 
-python tools/sass.py 08                                tables for an H100
-python tools/sass.py 08 --gpu a100 --config block_n=32
-python tools/sass.py 08 --loop --listing               the main loop, instruction by instruction
-python tools/sass.py --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
+flashladder sass 08                                tables for an H100
+flashladder sass 08 --gpu a100 --config block_n=32
+flashladder sass 08 --loop --listing               the main loop, instruction by instruction
+flashladder sass --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
+flashladder sass --commits HEAD~3                      every rung as it was then and as it lies here, kernel by kernel
+flashladder sass 37 43 --commits e18886d HEAD          two rungs, as they are at two commits
+
+--commits compiles the rungs' default configurations, and those of the winners on GPUs of the same arch as --gpu, with
+the kernels and headers of both sides; --features adds the default configuration with each feature that the rung has.
+Rungs and configurations are those of the working tree. Two kernels are the same that have the same instructions, which
+work on the same values, whatever registers these are in. The exit code is 1 where a kernel differs. What was compiled
+is kept: with a base that stays, the next comparison compiles one side alone.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.compiler.sass import Code, read
+from flashladder.common.compiler.sass.commits import sides
 from flashladder.common.compiler.sass.diff import RungPair
-from flashladder.common.console import EXIT_ERROR, Parser, console
-from flashladder.common.problem.config import GpuDescription, load_gpu
+from flashladder.common.console import Parser, UsageError, console, progress
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, gpu_names, listing, load_gpu
 from flashladder.common.report import sass as show
+from flashladder.common.report import sass_commits as show_commits
 from flashladder.common.report.export import write_csv
+from flashladder.common.runtime import tuned
 from flashladder.tools.commands import arguments as options
+
+EXIT_DIFFERENT = 1  # of --commits
 
 
 def parser() -> Parser:
     made = Parser(__doc__)
-    made.add_argument("version", nargs="?", help="a rung: 02, or swizzling")
+    made.add_argument("versions", nargs="*", metavar="version", help="a rung: 02, or swizzling; of --commits, several")
     made.add_argument("--diff", nargs=2, metavar=("LOWER", "UPPER"), help="compare two rungs, in UPPER's configuration")
+    made.add_argument("--commits", nargs="+", metavar=("BASE", "HEAD"), help="compare the machine code of two commits")
+    made.add_argument("--features", action="store_true", help="with --commits: windows, masks, packing and so on too")
+    made.add_argument("--limit", type=int, metavar="N", help="with --commits: N kernels, spread over all of them")
     options.add_config(made)
     made.add_argument("--gpu", default="h100", metavar="NAME", help="compile for and reckon with it (default: h100)")
     made.add_argument("--loop", action="store_true", help="the main loop alone")
@@ -35,10 +54,11 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    if (arguments.version is None) == (arguments.diff is None):
-        parser().print_help()
-        return EXIT_ERROR
     gpu = load_gpu(arguments.gpu)
+    if arguments.commits:
+        return _compare_commits(arguments, gpu)
+    if len(arguments.versions) != (0 if arguments.diff else 1):
+        raise UsageError
     codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
     if arguments.csv:
         write_csv(arguments.csv, [row for code in codes for row in show.rows(code)])
@@ -47,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
-    version = catalog.find(arguments.version)
+    version = catalog.find(arguments.versions[0])
     code = read(build_one(version, version.config(gpu, **options.config_values(arguments.config)), gpu.arch))
     console.print(show.summary(version, code, gpu))
     console.print(show.bounds(code, gpu))
@@ -74,3 +94,57 @@ def _compare(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     if not arguments.loop:
         console.print(show.count_changes("Opcodes of the kernel", left.counts, right.counts))
     return [left, right]
+
+
+def _compare_commits(arguments: argparse.Namespace, gpu: GpuDescription) -> int:
+    if len(arguments.commits) > 2:
+        raise ConfigError(f"--commits takes BASE, or BASE and HEAD, not {listing(arguments.commits)}")
+    base, head = (*arguments.commits, None)[:2]
+    requests = _spread(_kernels(arguments, gpu), arguments.limit)
+    with sides(requests, base, head) as both, progress("compile") as update:
+        console.print(
+            f"{len(both.requests)} kernels at {base} and {f'at {head}' if head else 'in the working tree'}: "
+            f"{both.to_compile} are to be compiled, about {both.seconds:.0f} s on an idle machine"
+        )
+        comparisons = list(both.compare(update))
+    console.print(show_commits.compared(comparisons))
+    console.print(show_commits.summary(comparisons))
+    return 0 if all(each.is_same for each in comparisons) else EXIT_DIFFERENT
+
+
+def _kernels(arguments: argparse.Namespace, gpu: GpuDescription) -> list[BuildRequest]:
+    """The rungs' default configurations and their winners', each once."""
+    names = arguments.versions or catalog.ladders()
+    rungs = [rung for rung in catalog.select(names) if rung.runs_on(gpu.arch)]
+    values = options.config_values(arguments.config)
+    winners = [] if values else tuned.every()
+    found: list[BuildRequest] = []
+    for rung in rungs:
+        configs = [rung.config(gpu, **values), *_standing(rung, gpu.arch, winners)]
+        configs += _features(rung, gpu, values) if arguments.features else []
+        found += [BuildRequest(rung, config, gpu.arch) for config in dict.fromkeys(configs)]
+    return found
+
+
+def _standing(rung: catalog.Version, arch: str, winners: Iterable[tuned.Winner]) -> Iterator[KernelConfig]:
+    """A rung's winners on the GPUs of an arch, as far as it still has them."""
+    for winner in winners:
+        if winner.version == rung.name and winner.gpu in gpu_names() and load_gpu(winner.gpu).arch == arch:
+            with suppress(ConfigError):
+                yield tuned.standing(winner)
+
+
+def _features(rung: catalog.Version, gpu: GpuDescription, values: dict[str, Value]) -> Iterator[KernelConfig]:
+    """The default configuration with each value of each field that the problem decides."""
+    from flashladder.common.problem.problem import Problem
+
+    for name in catalog.decided_by(Problem()).keys() & rung.choices.keys():
+        for value in rung.choices[name].values:
+            with suppress(ConfigError):  # not every value goes with the other defaults
+                yield rung.config(gpu, **{**values, name: value})
+
+
+def _spread(requests: list[BuildRequest], limit: int | None) -> list[BuildRequest]:
+    """As many of them as asked for, evenly spread."""
+    step = max(1.0, len(requests) / limit) if limit else 1.0
+    return [requests[int(number * step)] for number in range(int(len(requests) / step))]

@@ -1,16 +1,16 @@
 """Find the configuration with which a rung of the ladder is fastest on a GPU.
 
-python tuner/search.py 16 --gpu h100                  one rung
-python tuner/search.py --gpu h100                     every rung that the GPU can run
-python tuner/search.py --gpu h100 --budget-seconds 360      the same, all in six minutes
-python tuner/search.py 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
-python tuner/search.py 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
-python tuner/search.py 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
+flashladder search 16 --gpu h100                  one rung
+flashladder search --gpu h100                     every rung that the GPU can run
+flashladder search --gpu h100 --budget-seconds 360      the same, all in six minutes
+flashladder search 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
+flashladder search 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
+flashladder search 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
 
 Every configuration is compiled first, on all cores; those with the same machine code are one kernel. Kernels are
 checked, and timed beside official FlashAttention-2, in processes that are replaced when a kernel faults, hangs or is
 wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
-measured again, together, and the winner goes to configs/tuned/GPU.yaml, where run_version.py finds it.
+measured again, together, and the winner goes to configs/tuned/GPU.yaml, where `flashladder run` finds it.
 
 A winner is for short keys, fewer than 2,048, or for long ones, as the problems are; or for any length, where they are
 of both. What runs takes the winner for its own length; without one that for any length, and then that for the other.
@@ -26,27 +26,18 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, progress, warn
+from flashladder.common.console import Parser, warn
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription, Value, field_named, gpu_names, load_gpu
 from flashladder.tools.commands import arguments as options
+from flashladder.tuner import AUTO
 
 if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem
-    from flashladder.tuner.job import Job, Ranking
-    from flashladder.tuner.worker import Worker
-
-AUTO = "auto"  # workers
-POLL_SECONDS = 0.2
-COMPILE_SECONDS = 3.0  # of one core, to compile a configuration and to rank it
-NICE = 10  # of compiling, so that it takes no core from what is being measured
+    from flashladder.tuner.job import Job
 
 
 def parser() -> Parser:
@@ -99,75 +90,15 @@ def main(arguments: argparse.Namespace) -> int:
     gpu = _gpu(arguments.gpu)
     versions = catalog.select(arguments.rungs)
 
-    from flashladder.tuner import job
+    from flashladder.tuner import campaign, job
 
     operation = catalog.one_operation(version.operation for version in versions)
     offline = _is_offline(arguments)
     jobs = _jobs(versions, operation, gpu, arguments, offline)
     if offline:
-        return rank(jobs, arguments.budget_seconds, arguments.exhaustive)
+        return campaign.rank(jobs, arguments.budget_seconds, arguments.exhaustive)
     workers = job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation)
-    return run(jobs, workers, arguments.budget_seconds)
-
-
-def rank(jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = False) -> int:
-    """Rank the rungs by the cost model, one after the other, and go on where an earlier ranking ended.
-
-    Seconds: for all of them, dealt out evenly; what one leaves is the others'. Without any, forecast.SECONDS a rung,
-    and when it is exhaustive, as long as it takes.
-    """
-    from flashladder.tuner import forecast, show
-
-    if math.isinf(seconds) and not exhaustive:
-        seconds = forecast.SECONDS * len(jobs)
-    ends = time.monotonic() + seconds
-    for number, each in enumerate(jobs):
-        found = each.forecast()
-        share = (ends - time.monotonic()) / (len(jobs) - number)
-        try:
-            with progress(f"{each.space.version.name}: priced") as update:
-                found.extend(share, each.settings.compiled, update)
-        except KeyboardInterrupt:
-            show.forecast(each, found)
-            raise
-        show.forecast(each, found)
-    return 0
-
-
-def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.inf) -> int:
-    """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured.
-
-    Seconds: for all of them, dealt out evenly once the first is ranked; what one leaves is the others'.
-    """
-    from flashladder.tuner import show
-
-    ends = time.monotonic() + seconds
-    ledgers = [each.ledger() for each in jobs]
-    ahead = _Ahead(jobs)
-    failed = False
-    try:
-        if workers and jobs:
-            _warm_up(workers, jobs[0].space.problems)
-            ahead.wait_for(jobs[0])
-        for number, (each, ledger) in enumerate(zip(jobs, ledgers, strict=True)):
-            begin = time.monotonic()
-            share = (ends - begin) / (len(jobs) - number)
-            ranking = ahead.wait_for(each)
-            console.print(show.stock(ranking.stock), markup=False, soft_wrap=True)
-            try:
-                final, effort = each.tune(ranking, workers, ledger, begin + share - time.monotonic())
-            except KeyboardInterrupt:
-                show.interrupted(each, ledger)
-                raise
-            failed |= final is None
-            show.final(each, ledger, final, effort)
-    finally:
-        ahead.stop()
-        for worker in workers:
-            worker.stop()
-        for ledger in ledgers:
-            ledger.close()
-    return EXIT_ERROR if failed else 0
+    return campaign.run(jobs, workers, arguments.budget_seconds)
 
 
 def _is_offline(arguments: argparse.Namespace) -> bool:
@@ -194,43 +125,6 @@ def _gpu(name: str) -> GpuDescription:
     return target.resolve("gpu", None).gpu
 
 
-def _warm_up(workers: Sequence[Worker], problems: Sequence[Problem]) -> None:
-    """Have all processes that measure ready; meanwhile the first rung is compiled."""
-    with ThreadPoolExecutor(len(workers)) as pool:
-        list(pool.map(lambda worker: worker.warm_up(problems), workers))
-
-
-class _Ahead:
-    """Prepares jobs in the background, one after the other."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._pool = ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICE,))
-        self._latest: tuple[int, int, str] = (0, 1, "")
-        self._stopped = False
-        self._futures: dict[str, Future[Ranking]] = {
-            job.study: self._pool.submit(job.rank, self._relay) for job in jobs
-        }
-
-    def wait_for(self, job: Job) -> Ranking:
-        """The job's ranking; a progress bar shows what there is to wait for."""
-        future = self._futures[job.study]
-        with progress(f"{job.space.version.name}: compiled and ranked") as update:
-            while not future.done():
-                update(*self._latest)
-                time.sleep(POLL_SECONDS)
-        return future.result()
-
-    def stop(self) -> None:
-        """Lets what is under way end, and begins nothing more."""
-        self._stopped = True
-        self._pool.shutdown(cancel_futures=True)
-
-    def _relay(self, done: int, total: int, detail: str) -> None:
-        if self._stopped:
-            raise KeyboardInterrupt
-        self._latest = done, total, detail
-
-
 def _jobs(
     versions: Sequence[catalog.Version],
     operation: str,
@@ -239,13 +133,13 @@ def _jobs(
     offline: bool = False,
 ) -> list[Job]:
     """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
-    from flashladder.tuner import candidates, job
+    from flashladder.tuner import campaign, candidates, job
     from flashladder.tuner.space import Space
     from flashladder.tuner.study_runner import ROUNDS
 
     problems = options.shapes(arguments, operation)
     only = dict(_values(text) for text in arguments.only)
-    compiled = None if offline else affordable(arguments.budget_seconds, len(versions) * len(problems))
+    compiled = None if offline else campaign.affordable(arguments.budget_seconds, len(versions) * len(problems))
     jobs = []
     for version in versions:
         prefix = arguments.study
@@ -269,12 +163,6 @@ def _jobs(
                 raise
             warn(f"left out: {refusal}")
     return jobs
-
-
-def affordable(seconds: float, parts: int) -> int | None:
-    """The configurations of one rung and problem that can be compiled and ranked in its part of the time."""
-    cores = len(os.sched_getaffinity(0))
-    return None if math.isinf(seconds) else max(1, int(seconds * cores / COMPILE_SECONDS / parts))
 
 
 def _values(text: str) -> tuple[str, tuple[Value, ...]]:

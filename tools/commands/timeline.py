@@ -1,8 +1,8 @@
 """Who does what when in a rung of Hopper: warpgroups, tensor cores and TMA, by time stamps that it takes on the GPU.
 
-python tools/timeline.py 35                         a CSV of events and a picture, in results/timelines
-python tools/timeline.py 34 35 --head-dim 64 --causal --seqlen 2048
-python tools/timeline.py --draw FILE.csv            the picture again, of events that were recorded: no GPU needed
+flashladder timeline 35                         a CSV of events and a picture, in results/timelines
+flashladder timeline 34 35 --head-dim 64 --causal --seqlen 2048
+flashladder timeline --draw FILE.csv            the picture again, of events that were recorded: no GPU needed
 
 The rung is built a second time: its PTX with a stamp where a warpgroup waits, starts products or starts a copy. How
 much slower that makes it is measured, and stands in the picture.
@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, progress, table, warn
+from flashladder.common.console import Parser, UsageError, console, progress, table, warn
 from flashladder.common.errors import DeviceError
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
     from flashladder.common.studies.timeline.events import Timeline
-
-DEFAULTS = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}
 
 
 def parser() -> Parser:
@@ -40,8 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.studies.timeline import events
 
     if bool(arguments.versions) == bool(arguments.draw):
-        parser().print_help()
-        return EXIT_ERROR
+        raise UsageError
     for path in arguments.draw:
         _show(events.read(path), path)
     if arguments.versions:
@@ -60,7 +57,7 @@ def _record(arguments: argparse.Namespace) -> None:
     except DeviceError as error:
         raise DeviceError(f"{error}. Time stamps need a GPU: the emulator counts instructions, not cycles") from None
     place, versions = target.resolve("gpu", None), catalog.select(arguments.versions)
-    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions), **DEFAULTS)
+    problem = options.problem(arguments, catalog.one_operation(v.operation for v in versions))
     requests = []
     for version in versions:
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))

@@ -1,11 +1,11 @@
 // FlashAttention-2's forward pass on Ampere's tensor cores, written straightforwardly: copy a block of K and V, wait,
 // compute.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 using namespace config;
 

@@ -1,10 +1,10 @@
 // Rung 02 with every copy of K and V started as soon as its buffer is free: V(j) before S, K(j + 1) before P V.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 using namespace config;
 

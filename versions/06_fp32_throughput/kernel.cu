@@ -1,11 +1,11 @@
 // Rung 05 with the scale of S inside the exponential: S * c - m is one FFMA, where rung 05 multiplies and then
 // subtracts.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 using namespace config;
 

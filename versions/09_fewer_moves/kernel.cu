@@ -1,11 +1,11 @@
 // Rung 08 with fewer moves: fragments of K arrive as the register pairs that an mma takes, and neighbouring mmas share
 // an operand.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 using namespace config;
 

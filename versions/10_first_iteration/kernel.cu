@@ -1,10 +1,10 @@
 // Rung 09 with the first block of K and V taken out of the loop: it has no maximum to raise and no O to rescale.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

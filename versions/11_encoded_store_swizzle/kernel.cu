@@ -1,10 +1,10 @@
 // Rung 10 with the swizzled addresses of O in shared memory worked out once, as rung 08 does for Q, K and V.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

@@ -1,10 +1,10 @@
 // Rung 12 with the blocks of K and V taken from the last to the first: the loop counts down to zero.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

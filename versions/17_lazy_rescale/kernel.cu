@@ -1,10 +1,10 @@
 // Rung 16 with O rescaled only when a maximum has grown by more than 2^15.
-#include "block.cuh"
+#include "17_lazy_rescale/lazy_softmax.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "lazy_softmax.cuh"
-#include "load.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

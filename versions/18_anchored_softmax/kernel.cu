@@ -1,11 +1,11 @@
 // Rung 17 with no maximum on the way, in bf16: the exponentials are anchored to the first block's, and the sums tell
 // whether that still holds. Where a row has jumped too far, the CTA begins anew, with maxima from there on.
-#include "anchored_softmax.cuh"
-#include "block.cuh"
+#include "18_anchored_softmax/anchored_softmax.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

@@ -1,10 +1,10 @@
 // Rung 18 with two stages of K and V: a block travels while the one before is computed, and one barrier a block is left.
-#include "anchored_softmax.cuh"
-#include "block.cuh"
+#include "18_anchored_softmax/anchored_softmax.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

@@ -1,11 +1,11 @@
 // Rung 19 with the copies woven in between the mmas of Q K^T, from pointers that run backwards through K and V.
-#include "anchored_softmax.cuh"
-#include "block.cuh"
+#include "18_anchored_softmax/anchored_softmax.cuh"
+#include "20_woven_copies/stage_copier.cuh"
+#include "20_woven_copies/woven_gemm.cuh"
 #include "config.cuh"
-#include "load.cuh"
-#include "stage.cuh"
-#include "store.cuh"
-#include "woven.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
 
 #include <type_traits>
 

@@ -1,11 +1,11 @@
 // Rung 20 with the exponentials woven in too: those of one chunk of P between the mmas that the chunk before it enters.
-#include "block.cuh"
+#include "20_woven_copies/stage_copier.cuh"
+#include "20_woven_copies/woven_gemm.cuh"
+#include "21_woven_exponentials/woven_softmax.cuh"
 #include "config.cuh"
-#include "load.cuh"
-#include "stage.cuh"
-#include "store.cuh"
-#include "woven.cuh"
-#include "woven_softmax.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
 
 #include <type_traits>
 

@@ -1,12 +1,12 @@
 // Rung 21 with the barrier amid P V, where every warp has other work left. That takes a third tile of V. The first
 // fragments of each product are fetched before the product before it ends.
-#include "block.cuh"
+#include "20_woven_copies/stage_copier.cuh"
+#include "20_woven_copies/woven_gemm.cuh"
+#include "21_woven_exponentials/woven_softmax.cuh"
 #include "config.cuh"
-#include "load.cuh"
-#include "stage.cuh"
-#include "store.cuh"
-#include "woven.cuh"
-#include "woven_softmax.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
 
 #include <type_traits>
 

@@ -1,12 +1,12 @@
 // Rung 19 for any attention: a causal mask, any lengths and strides, grouped heads. Blocks of keys that some row does not
 // see whole come first, with masks and maxima; the loop over all others knows neither.
-#include "anchored_softmax.cuh"
+#include "18_anchored_softmax/anchored_softmax.cuh"
+#include "23_general/assignment.cuh"
+#include "23_general/panels.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "mask.cuh"
-#include "panels.cuh"
-#include "schedule.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "softmax/mask.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

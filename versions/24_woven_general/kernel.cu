@@ -1,18 +1,18 @@
 // Rung 23 with the loop of rung 22 for the blocks that every row sees whole. The others come first, in parts of a few
 // keys. A warp leaves out the parts that it sees nothing of, and the registers have room for what a mask needs.
-#include "alibi.cuh"
-#include "bounds.cuh"
+#include "20_woven_copies/woven_gemm.cuh"
+#include "21_woven_exponentials/woven_softmax.cuh"
+#include "23_general/assignment.cuh"
+#include "23_general/panels.cuh"
+#include "24_woven_general/alibi.cuh"
+#include "24_woven_general/packed_assignment.cuh"
+#include "24_woven_general/panel_stage.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
+#include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "packed.cuh"
-#include "panel_stage.cuh"
-#include "panels.cuh"
-#include "schedule.cuh"
-#include "store.cuh"
-#include "woven.cuh"
-#include "woven_softmax.cuh"
+#include "softmax/bounds.cuh"
+#include "softmax/mask.cuh"
+#include "tile/gemm.cuh"
 
 #include <type_traits>
 

@@ -1,12 +1,12 @@
 // Rung 16's order with Hopper's matrix products: a warpgroup of four warps multiplies together, and reads its operands
 // from shared memory by itself.
-#include "block.cuh"
 #include "config.cuh"
-#include "load.cuh"
-#include "ptx_async.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
-#include "wgmma.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "ptx/sm90.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
 

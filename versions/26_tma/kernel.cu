@@ -1,11 +1,11 @@
 // Rung 25 with tiles that TMA copies: one thread asks for a tile, and an mbarrier tells when it has come.
-#include "block.cuh"
 #include "config.cuh"
+#include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "pipeline/tma_ring.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
 

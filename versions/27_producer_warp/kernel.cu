@@ -1,12 +1,12 @@
 // Rung 26 with a warp that does nothing but ask for tiles. The others wait for tiles, and for nothing else.
-#include "block.cuh"
 #include "config.cuh"
+#include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "roles.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "pipeline/tma_ring.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
 

@@ -1,12 +1,12 @@
 // Rung 28 with two warpgroups that consume the same tiles of K and V, 64 rows of Q each.
-#include "block.cuh"
 #include "config.cuh"
+#include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "roles.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "pipeline/tma_ring.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
 

@@ -1,12 +1,12 @@
 // Rung 29 with the softmax of a block under products: Q K^T of the next block starts before it, with P V of the last.
-#include "block.cuh"
 #include "config.cuh"
-#include "deferred_softmax.cuh"
+#include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "roles.cuh"
-#include "store.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "pipeline/tma_ring.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/deferred.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
 

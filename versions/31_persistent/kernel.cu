@@ -1,11 +1,11 @@
 // Rung 30 with as many CTAs as the GPU holds, each of which computes tile after tile: the next one is copied in time.
+#include "31_persistent/persistent_tiles.cuh"
 #include "config.cuh"
-#include "deferred_softmax.cuh"
+#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
-#include "roles.cuh"
-#include "tiles.cuh"
-#include "tma_store.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "softmax/deferred.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
 

@@ -1,11 +1,11 @@
 // Rung 31 with Q in registers: products read K alone from shared memory, and the next Q is copied early.
+#include "31_persistent/persistent_tiles.cuh"
 #include "config.cuh"
-#include "deferred_softmax.cuh"
+#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
-#include "roles.cuh"
-#include "tiles.cuh"
-#include "tma_store.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "softmax/deferred.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 

@@ -1,11 +1,11 @@
 // Rung 32 with O brought down rarely: only when a maximum has grown by more than 8 in log2.
+#include "31_persistent/persistent_tiles.cuh"
 #include "config.cuh"
-#include "rare_rescale.cuh"
+#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
-#include "roles.cuh"
-#include "tiles.cuh"
-#include "tma_store.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "softmax/rare_rescale.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 

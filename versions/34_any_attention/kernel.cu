@@ -1,12 +1,12 @@
 // Rung 33 for any attention: a causal mask, any lengths, grouped heads. CTAs draw their tiles, the longest first.
 #include "config.cuh"
-#include "rare_rescale.cuh"
+#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "tile_queue.cuh"
-#include "tma_store.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/tile_queue.cuh"
+#include "softmax/mask.cuh"
+#include "softmax/rare_rescale.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 

@@ -1,14 +1,13 @@
 // Rung 38 with a shorter turn from tile to tile: where the next one is has been worked out, and what needs no O is done while
 // the last P V sums into it.
-#include "block_store.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 
@@ -20,8 +19,6 @@ using Share = Registers<num_consumers, 1>;
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
-using StreamedQ = QOperand<16, head_dim, 2, HoistedReader<QTile, dtype>>;
-using StreamedK = KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
@@ -40,16 +37,6 @@ FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                        .by_tma("k", block_n, 64, 128)
                        .by_tma("v", block_n, 64, 128)
                        .by_tma("o", 16, 64, 128));
-
-// S = Q K^T of this warp alone, by the instruction of rungs 00-24: no other warp takes part.
-template <class Q>
-__device__ inline void multiply_alone(Accumulator<16, block_n> &s, Q &q, const dtype *k_tile) {
-    StreamedK k;
-    k.reader.start(k_tile);
-    s.clear();
-    gemm<dtype, head_dim>(s, q, k);
-    fence_proxy_async();  // this warp has read before TMA writes again
-}
 
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ AttentionParams params, const __grid_constant__ Counters counters,
@@ -151,17 +138,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             mask.hide(s, tile_row + warp_row, last * block_n);
             softmax.start(s);
             auto p = round_to_operand<dtype>(s);
-
-            auto scores_again = [&] {
-                const dtype *k_tile = shared.k.tiles[k_at.stage];
-                if constexpr (q_in_registers) {
-                    multiply_alone(s, q, k_tile);
-                } else {
-                    StreamedQ streamed;
-                    streamed.start(shared.q.tiles[q_at.stage], warp_row);
-                    multiply_alone(s, streamed, k_tile);
-                }
-            };
             // S = Q K^T of block j, then O += P V of the one before
             auto step = [&](int j, auto is_masked) {
                 constexpr bool masked = decltype(is_masked)::value;
@@ -176,6 +152,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 hide();
+                auto scores_again = [&] {
+                    scores_of_warp<KVTile>(s, q, shared.k.tiles[k_at.stage], shared.q.tiles[q_at.stage], warp_row);
+                };
                 softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);

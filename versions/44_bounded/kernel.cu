@@ -1,17 +1,15 @@
 // Rung 42 with sliding windows and softcaps.
-#include "block_store.cuh"
-#include "bounds.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
-#include "from_the_end.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "schedule.cuh"
-#include "turns.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/from_the_end.cuh"
+#include "schedule/turns.cuh"
+#include "softmax/bounds.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 
@@ -26,8 +24,6 @@ constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block o
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
-using StreamedQ = QOperand<16, head_dim, 2, HoistedReader<QTile, dtype>>;
-using StreamedK = KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
@@ -47,16 +43,6 @@ FLASHLADDER_KERNEL(attention_forward, Params,
                        .by_tma("k", block_n, 64, 128)
                        .by_tma("v", block_n, 64, 128)
                        .by_tma("o", 16, 64, 128));
-
-// S = Q K^T of this warp alone, by the instruction of rungs 00-24: no other warp takes part.
-template <class Q>
-__device__ inline void multiply_alone(Accumulator<16, block_n> &s, Q &q, const dtype *k_tile) {
-    StreamedK k;
-    k.reader.start(k_tile);
-    s.clear();
-    gemm<dtype, head_dim>(s, q, k);
-    fence_proxy_async();  // this warp has read before TMA writes again
-}
 
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ Params params, const __grid_constant__ Counters counters,
@@ -159,17 +145,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
             shared.q.wait(q_at);
             q.start(shared.q.tiles[q_at.stage], q_in_registers ? warp_row : group_row);
-
-            auto scores_again = [&] {
-                const dtype *k_tile = shared.k.tiles[k_at.stage];
-                if constexpr (q_in_registers) {
-                    multiply_alone(s, q, k_tile);
-                } else {
-                    StreamedQ streamed;
-                    streamed.start(shared.q.tiles[q_at.stage], warp_row);
-                    multiply_alone(s, streamed, k_tile);
-                }
-            };
             // S = Q K^T of block j, then O += P V of the one before
             auto step = [&](int j, auto is_masked, auto &p_before) {
                 constexpr bool masked = decltype(is_masked)::value;
@@ -185,6 +160,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 bound();
+                auto scores_again = [&] {
+                    scores_of_warp<KVTile>(s, q, shared.k.tiles[k_at.stage], shared.q.tiles[q_at.stage], warp_row);
+                };
                 softmax.trust(s, [&] { scores_again(), bound(); }, masked && softmax.some_are_new());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p_before);

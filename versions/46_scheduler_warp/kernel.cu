@@ -1,16 +1,15 @@
 // Rung 45 with a warp that draws tiles and finds them.
-#include "block_store.cuh"
-#include "bounds.cuh"
+#include "39_shorter_turn/ending_softmax.cuh"
+#include "40_row_by_row/row_by_row.cuh"
+#include "46_scheduler_warp/longest_first.cuh"
+#include "46_scheduler_warp/scheduler.cuh"
 #include "config.cuh"
-#include "ending_softmax.cuh"
+#include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
-#include "longest_first.cuh"
-#include "mask.cuh"
-#include "roles.cuh"
-#include "row_by_row.cuh"
-#include "scheduler.cuh"
-#include "widen.cuh"
-#include "wgmma.cuh"
+#include "pipeline/roles.cuh"
+#include "softmax/bounds.cuh"
+#include "softmax/mask.cuh"
+#include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
 
@@ -25,8 +24,6 @@ constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block o
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
-using StreamedQ = QOperand<16, head_dim, 2, HoistedReader<QTile, dtype>>;
-using StreamedK = KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
@@ -48,16 +45,6 @@ constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, blo
                              .by_tma("v", block_n, 64, 128)
                              .by_tma("o", 16, 64, 128);
 FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain);
-
-// S = Q K^T of this warp alone, by the instruction of rungs 00-24: no other warp takes part.
-template <class Q>
-__device__ inline void multiply_alone(Accumulator<16, block_n> &s, Q &q, const dtype *k_tile) {
-    StreamedK k;
-    k.reader.start(k_tile);
-    s.clear();
-    gemm<dtype, head_dim>(s, q, k);
-    fence_proxy_async();  // this warp has read before TMA writes again
-}
 
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_forward(const __grid_constant__ Params params, const __grid_constant__ Counters counters,
@@ -163,17 +150,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
             shared.q.wait(q_at);
             q.start(shared.q.tiles[q_at.stage], q_in_registers ? warp_row : group_row);
-
-            auto scores_again = [&] {
-                const dtype *k_tile = shared.k.tiles[k_at.stage];
-                if constexpr (q_in_registers) {
-                    multiply_alone(s, q, k_tile);
-                } else {
-                    StreamedQ streamed;
-                    streamed.start(shared.q.tiles[q_at.stage], warp_row);
-                    multiply_alone(s, streamed, k_tile);
-                }
-            };
             // S = Q K^T of block j, then O += P V of the one before
             auto step = [&](int j, auto is_masked, auto &p_before) {
                 constexpr bool masked = decltype(is_masked)::value;
@@ -189,6 +165,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 bound();
+                auto scores_again = [&] {
+                    scores_of_warp<KVTile>(s, q, shared.k.tiles[k_at.stage], shared.q.tiles[q_at.stage], warp_row);
+                };
                 softmax.trust(s, [&] { scores_again(), bound(); }, masked && softmax.some_are_new());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p_before);

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashladder.common.errors import ResultsError, UnsupportedProblemError
+from flashladder.common.catalog import Version
+from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import tuned
@@ -99,6 +100,15 @@ def least_us(problem: Problem, gpu: GpuDescription) -> float:
     return max(p.flops / gpu.dense_bf16_tflops / 1e6, num_bytes / gpu.bandwidth_gb_s / 1e3)
 
 
+def refusal(rung: Version, problem: Problem) -> str | None:
+    """Why the rung does not take a problem, in words that are the same for all such problems."""
+    try:
+        rung.check(problem, rung.config_for(problem))
+    except (ConfigError, UnsupportedProblemError) as refused:
+        return str(refused).partition(";")[0]
+    return None
+
+
 def stand_in(problem: Problem) -> Problem:
     """The plain problem that is nearest: it is what winners are found with, and what torch's kernels compute too.
 
@@ -137,7 +147,8 @@ def write_json(file: Path, content: object) -> None:
 
 def fields_of(problem: Problem) -> dict[str, Any]:
     """Those of a problem that say it all, as far as they are not the defaults; a softmax_scale is left out."""
-    usual = {each.name: each.default for each in dataclasses.fields(Problem)} | {"num_heads_k": problem.num_heads}
+    usual = {each.name: each.default for each in dataclasses.fields(Problem)}
+    usual |= {"num_heads_k": problem.num_heads, "head_dim_v": problem.head_dim}
     values = {name: value for name, value in dataclasses.asdict(problem).items() if value != usual[name]}
     for name in ("softmax_scale", *(_DERIVED if problem.packed else ())):
         values.pop(name, None)

@@ -14,9 +14,9 @@ from flashladder.common.api.adoption.demand import Alike, fields_of
 from flashladder.common.catalog import Version
 from flashladder.common.measure import baselines
 from flashladder.common.measure.baselines import Baseline
+from flashladder.common.measure.baselines.forward import AS_TORCH_CHOOSES
 from flashladder.common.measure.contest import Arena
 from flashladder.common.measure.entrants import Entrant, assemble
-from flashladder.common.measure.packing import FA2_PACKED
 from flashladder.common.measure.statistics import Estimate, paired_ratio
 from flashladder.common.measure.timing import Measurement, TimingSettings
 from flashladder.common.problem.config import KernelConfig
@@ -109,7 +109,8 @@ def measure(
 
 def official(problem: Problem) -> list[Baseline]:
     """What a program ran before, as torch has it; the first that takes the problem is what gains are over."""
-    return [FA2_PACKED] if problem.packed else [baselines.AS_TORCH_CHOOSES, baselines.official("forward")]
+    first = baselines.official(problem.operation)
+    return [first] if problem.packed else [AS_TORCH_CHOOSES, first]
 
 
 def _gain(each: Alike, rung: Version, config: KernelConfig, measured: Measurement) -> Gain:

@@ -27,8 +27,7 @@ from flashladder.common.api import op
 from flashladder.common.api.adoption.demand import Demand
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
-from flashladder.common.problem.operations.operation import DTYPES
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import DTYPES, Problem
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -4,7 +4,7 @@ instruction   nvdisasm's text, taken apart        flow        blocks, loops, the
 opcodes       kinds, pipes, tensor-core work      registers   live registers
 pipes         cycles of each pipe on a GPU        occupancy   CTAs of an SM
 code          all of it for one artifact          diff        two kernels side by side
-subcore       a pass through the loop, simulated        tile        a tile of Q in kernels of warpgroup products
+commits       kernels of two commits              allocation  whether other registers hold the same values
 """
 
 from flashladder.common.compiler.sass.code import Code, count, read

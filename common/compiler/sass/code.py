@@ -67,8 +67,13 @@ class Code:
     @property
     def block_flops(self) -> int:
         """Tensor-core operations that a CTA has to do for one block of K and V."""
-        launch, head_dim = self.artifact.launch, self.artifact.config.head_dim
-        return int(4 * launch.block_m * launch.block_n * head_dim)
+        from flashladder.common.problem.problem import operation_named  # it needs torch, which takes seconds
+
+        launch, values = self.artifact.launch, self.artifact.config.as_dict()
+        head_dim = int(values["head_dim"])
+        head_dim_v = int(values.get("head_dim_v", head_dim))
+        asked = operation_named(self.artifact.operation)
+        return asked.block_flops(launch.block_m, launch.block_n, head_dim, head_dim_v)
 
     @property
     def loop_warps(self) -> float:
@@ -78,9 +83,14 @@ class Code:
         return self.artifact.launch.num_threads / WARP
 
     @property
+    def whole_warps(self) -> int:
+        """The same as a number of warps that can be simulated."""
+        return max(1, round(self.loop_warps))
+
+    @property
     def loop_blocks(self) -> float:
-        """Blocks of K and V that a CTA does in one pass through the main loop; 0 without tensor cores."""
-        return self.loop_flops * self.loop_warps / self.block_flops
+        """Blocks of K and V that a CTA does in one pass through the main loop; 0 without tensor cores, or blocks."""
+        return self.loop_flops * self.loop_warps / self.block_flops if self.block_flops else 0.0
 
     @property
     def spill_instructions(self) -> int:

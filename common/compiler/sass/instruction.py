@@ -108,13 +108,28 @@ def disassemble(cubin: Path, others: Collection[str] = ()) -> list[SassInstructi
 
     `others` are kernels of the cubin that are left out. ToolchainError where nvdisasm is missing or refuses the file.
     """
-    command = [str(find_tool("nvdisasm")), "-c", "-gi", "-hex", str(cubin)]
+    return parse("\n".join(_without_kernels(_nvdisasm(cubin, "-c", "-gi", "-hex"), others)))
+
+
+def _nvdisasm(cubin: Path, *options: str) -> str:
+    """What it prints; ToolchainError where it prints no instruction."""
+    command = [str(find_tool("nvdisasm")), *options, str(cubin)]
     result = subprocess.run(command, capture_output=True, text=True)
-    instructions = parse("\n".join(_without_kernels(result.stdout, others)))
-    if result.returncode or not instructions:
+    if result.returncode or not any(map(_INSTRUCTION.match, result.stdout.splitlines())):
         said = result.stderr.strip() or "it printed no instructions"
         raise ToolchainError(f"nvdisasm cannot disassemble {cubin}: {said}. A whole cubin of one kernel would work")
-    return instructions
+    return result.stdout
+
+
+def disassemble_functions(cubin: Path) -> dict[str, list[SassInstruction]]:
+    """The instructions of each function of a cubin, by its name, without the lines of source that they are of."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for row in _nvdisasm(cubin, "-c", "-hex").splitlines():
+        if match := _SECTION.match(row):
+            name = match[1]
+        found.setdefault(name, []).append(row)
+    return {name: parse("\n".join(rows)) for name, rows in found.items() if name}
 
 
 def parse(listing: str) -> list[SassInstruction]:

@@ -39,7 +39,7 @@ def results_of(instruction: SassInstruction) -> set[int]:
     """The registers that it writes."""
     result, _ = _parts(instruction)
     match = _REGISTER.match(result)
-    return _span(match, _result_width(instruction)) if match else set()
+    return _span(match, result_width(instruction)) if match else set()
 
 
 def operands_of(instruction: SassInstruction) -> set[int]:
@@ -47,7 +47,7 @@ def operands_of(instruction: SassInstruction) -> set[int]:
     _, operands = _parts(instruction)
     read: set[int] = set()
     for position, operand in enumerate(operands):
-        width = 1 if "[" in operand else _operand_width(instruction, position)  # an address says itself how wide it is
+        width = 1 if "[" in operand else operand_width(instruction, position)  # an address says itself how wide it is
         for match in _REGISTER.finditer(operand):
             read |= _span(match, width)
     return read
@@ -68,7 +68,7 @@ def _span(match: re.Match[str], width: int) -> set[int]:
     return set(range(first, first + (2 if match[2] else width)))
 
 
-def _result_width(instruction: SassInstruction) -> int:
+def result_width(instruction: SassInstruction) -> int:
     """32-bit registers of the result."""
     if operation := mma(instruction.opcode):
         return operation.result
@@ -79,7 +79,7 @@ def _result_width(instruction: SassInstruction) -> int:
     return access_width(instruction.opcode)
 
 
-def _operand_width(instruction: SassInstruction, position: int) -> int:
+def operand_width(instruction: SassInstruction, position: int) -> int:
     """32-bit registers of an operand that is no address; `position` counts from the first after the result."""
     if operation := mma(instruction.opcode):
         if position == 0:

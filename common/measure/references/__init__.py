@@ -1,4 +1,4 @@
-"""Runs the references: implementations beside the ladder, each a Python module versions/<name>/kernel.py.
+"""Runs the references: implementations beside the ladder, each a Python module versions/references/NAME/kernel.py.
 
 The module has two functions: `prepare(problem, config, tensors) -> Prepared`, whose launch computes the outputs from
 the inputs on the device that they are on, and `toolkit()`, what compiles it, in words.
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
+from flashladder.common import plugins
 from flashladder.common.catalog import Reference
 from flashladder.common.errors import DeviceError, ToolchainError
 from flashladder.common.problem.config import KernelConfig, listing
-from flashladder.common.problem.problem import LSE, Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime.gpu import require_gpu
 
 
@@ -86,19 +87,7 @@ def missing(reference: Reference) -> str | None:
 
 def load(reference: Reference) -> ModuleType:
     """Its module."""
-    name = f"flashladder.versions.{reference.name}.kernel"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, reference.kernel)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    return plugins.load(reference.kernel)
 
 
 def device_for(reference: Reference, wanted: str) -> str:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from flashladder.common.measure.references import Prepared
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 
 
 @dataclass

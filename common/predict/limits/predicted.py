@@ -1,8 +1,8 @@
 """The limits of a kernel without a GPU: its main loop is simulated as it is, and once more without each of them.
 
-The cost model is the tuner's, sass/subcore.py, with more passes and with what other instructions cost beside mmas. It
-ranks; its times are too short by about a seventh (README.md says how it was held against a GPU). Bank conflicts are the
-emulator's.
+The simulation is that of cost.py, with more passes and with what other instructions cost beside mmas. It ranks; its
+times are too short by about a seventh (README.md says how it was held against a GPU). Conflicts of banks are
+the emulator's.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from flashladder.common.catalog import LIMITERS, Version
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass import SassInstruction, occupancy, read, throughput
 from flashladder.common.compiler.sass.instruction import Position
-from flashladder.common.compiler.sass.occupancy import SUB_CORES
 from flashladder.common.compiler.sources import own_line
 from flashladder.common.emulator import Report
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.predict.agreement import conflict_factor, on_lsu_path
 from flashladder.common.predict.limits.diagnosis import CYCLES, Diagnosis, Limit, by_line, ranked, shares
 from flashladder.common.predict.limits.kinds import TENSOR, limit_of
-from flashladder.common.predict.subcore import BESIDE_MMA, Step, cycles
+from flashladder.common.predict.subcore import BESIDE_MMA, Step, cycles, on_a_sub_core
 from flashladder.common.problem.config import GpuDescription
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
-PASSES = 12  # of the simulation: with the tuner's 4, how the warps begin still shows
+PASSES = 12  # of the simulation: with subcore.PASSES, how the warps begin still shows
 MEASURED_ARCH = "sm_90"  # of BESIDE_MMA
 
 
@@ -38,7 +38,7 @@ def predict(version: Version, artifact: Artifact, gpu: GpuDescription) -> Diagno
     if not resident:
         raise UnsupportedProblemError(f"{version.name} with {artifact.config.name} does not fit an SM of {gpu.name}")
     report = _emulated(version, artifact)
-    factor, warps = conflict_factor(report), max(1, round(code.loop_warps) // SUB_CORES)
+    factor, warps = conflict_factor(report), on_a_sub_core(code.whole_warps)
     beside = BESIDE_MMA if gpu.arch.startswith(MEASURED_ARCH) else {}
 
     def time(steps: Sequence[Step], conflicts: float = 1.0) -> float:
@@ -87,15 +87,8 @@ def _emulated(version: Version, artifact: Artifact) -> Report:
     """The counters of one CTA and two blocks of K and V."""
     config, launch = artifact.config, artifact.launch
     heads = config.row_stride // config.head_dim if "row_stride" in config.fields else 1
-    problem = Problem(
-        num_heads=heads,
-        seqlen_q=launch.block_m,
-        seqlen_k=2 * launch.block_n,
-        head_dim=config.head_dim,
-        dtype=config.dtype,
-        causal="causal" in config.fields and config.causal,
-        operation=version.operation,
-    )
+    sizes = {"num_heads": heads, "seqlen_q": launch.block_m, "seqlen_k": 2 * launch.block_n}
+    problem = Problem.of_config(version.operation, config, **sizes)
     return on_emulator(artifact, problem, make_inputs(problem), race=False)
 
 

@@ -1,33 +1,62 @@
-"""Forward attention: O = softmax(softmax_scale * Q K^T) V, and the log-sum-exp of each row of scores."""
+"""Forward attention: O = softmax(softmax_scale * Q K^T) V, and the log-sum-exp of each row of scores.
+
+With ALiBi (Press et al., arXiv:2108.12409) scores lose a slope for each key on the way to their own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from flashladder.common.problem.buffers import View, contiguous
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem import buffers
+from flashladder.common.problem.buffers import View, contiguous, laid_out
 from flashladder.common.problem.families import FAMILIES
-from flashladder.common.problem.operations.operation import DTYPES, Operation
+from flashladder.common.problem.problem import DTYPES, FEATURES, Operation, Problem
 
-if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem
-
+PACKED_INPUTS = "qkv"  # the layout of inputs that lie row by row in one buffer
+LAYOUTS = (*buffers.LAYOUTS, PACKED_INPUTS)
 ALL_KEYS = 2**30  # a window without an end on that side
+SLOPES = "alibi_slopes"
 _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 
 
 class Forward(Operation):
-    """q, k, v and o are (batch, seqlen, heads, head_dim); lse is (batch, heads, seqlen_q), fp32."""
+    """q and k are (batch, seqlen, heads, head_dim), v and o (batch, seqlen, heads, head_dim_v); lse is (batch, heads,
+    seqlen_q), fp32."""
 
     name = "forward"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     outputs = ("o", "lse")
+    features: ClassVar[tuple[str, ...]] = FEATURES
     families: ClassVar[Collection[str]] = FAMILIES
+    layouts = LAYOUTS
     signed_together = (("q", "k"), ("v", "o"))  # scores stay as they are
+
+    def variant(self, problem: Problem) -> Operation:
+        """ALiBi has slopes."""
+        return _WITH_SLOPES if problem.alibi else self
+
+    def check(self, problem: Problem) -> None:
+        """What is packed row by row has as many rows of each tensor, and all as wide."""
+        rows = ("total_q", "total_k") if problem.packed else ("seqlen_q", "seqlen_k")
+        for names in (rows, ("head_dim", "head_dim_v")):
+            first, second = (getattr(problem, name) for name in names)
+            if problem.layout == PACKED_INPUTS and first != second:
+                raise UnsupportedProblemError(
+                    f"layout=qkv packs q, k and v row by row: {names[0]}={first} must equal {names[1]}={second}"
+                )
+
+    def argument(self, problem: Problem, name: str) -> Any:
+        """A window without an end has one that no row reaches."""
+        value = super().argument(problem, name)
+        if name not in ("window_left", "window_right"):
+            return value
+        return ALL_KEYS if value is None else min(value, ALL_KEYS)
 
     def flops(self, problem: Problem) -> float:
         """The two matrix products' operations over the keys that are seen; a causal square counts half."""
@@ -38,26 +67,30 @@ class Forward(Operation):
             rows, keys = 1, float((_seen_until(p, row) - _seen_from(p, row)).clamp(min=0).sum())
         elif p.causal:
             rows, keys = min(rows, p.seqlen_k), (max(0, p.seqlen_k - p.seqlen_q) + p.seqlen_k) / 2
-        return 4.0 * p.batch * p.num_heads * rows * keys * p.head_dim
+        return 2.0 * p.batch * p.num_heads * rows * keys * (p.head_dim + p.head_dim_v)
+
+    def blocks(self, problem: Problem, block_m: int, block_n: int) -> float:
+        """One that a causal mask cuts is computed whole."""
+        p = problem
+        if p.packed or p.window:
+            return super().blocks(p, block_m, block_n)
+        ends = [min(first + block_m, p.seqlen_q) for first in range(0, p.seqlen_q, block_m)]
+        hidden = [p.seqlen_q - end if p.causal else 0 for end in ends]
+        return sum(math.ceil(max(0, p.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Each tensor in a buffer of its own; in the layout qkv the inputs share one."""
         p = problem
-        q, k = (p.batch, p.seqlen_q, p.num_heads, p.head_dim), (p.batch, p.seqlen_k, p.num_heads_k, p.head_dim)
+        of_q, of_k = (p.batch, p.seqlen_q, p.num_heads), (p.batch, p.seqlen_k, p.num_heads_k)
+        shapes = {"q": (*of_q, p.head_dim), "k": (*of_k, p.head_dim)}
+        shapes |= {"v": (*of_k, p.head_dim_v), "o": (*of_q, p.head_dim_v)}
         lse = {"lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
-        if p.layout != "qkv":
-            return [{name: laid_out(p.layout, shape)} for name, shape in zip("qkvo", (q, k, k, q), strict=True)] + [lse]
+        if p.layout != PACKED_INPUTS:
+            return [*({name: laid_out(p.layout, shape)} for name, shape in shapes.items()), lse]
         strides = contiguous(p.batch, p.seqlen_q, p.num_heads + 2 * p.num_heads_k, p.head_dim).strides
         first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
-        packed = {name: View(q if name == "q" else k, strides, head * p.head_dim) for name, head in first_heads.items()}
-        return [packed, {"o": contiguous(*q)}, lse]
-
-    def argument(self, problem: Problem, name: str) -> float:
-        """A window without an end on a side has ALL_KEYS there."""
-        value = super().argument(problem, name)
-        if name not in ("window_left", "window_right"):
-            return value
-        return ALL_KEYS if value is None else min(value, ALL_KEYS)
+        packed = {name: View(shapes[name], strides, head * p.head_dim) for name, head in first_heads.items()}
+        return [packed, {"o": contiguous(*shapes["o"])}, lse]
 
     def default_scale(self, problem: Problem) -> float:
         """What the family of inputs wants, or 1/sqrt(head_dim)."""
@@ -77,29 +110,36 @@ class Forward(Operation):
         return {"o": o, "lse": lse}
 
 
-FORWARD = Forward()
+class WithSlopes(Forward):
+    """One more input: alibi_slopes (batch, num_heads), fp32, of the sequences and their heads."""
+
+    inputs = (*Forward.inputs, SLOPES)
+    fp32 = (*Forward.fp32, SLOPES)
+
+    def views(self, problem: Problem) -> list[dict[str, View]]:
+        """Those without it, and the slopes."""
+        return [*super().views(problem), {SLOPES: contiguous(problem.batch, problem.num_heads)}]
+
+    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
+        """Slopes from 1 down to 2^-8, as the paper's are."""
+        super().draw(problem, tensors, generator)
+        slopes = tensors[SLOPES]
+        slopes.copy_(torch.exp2(-8 * torch.rand(slopes.shape, generator=generator, device=generator.device)))
 
 
-def laid_out(layout: str, shape: tuple[int, int, int, int]) -> View:
-    """(batch, seqlen, heads, head_dim) as a layout has it: bshd, bhsd or padded."""
-    batch, seqlen, heads, head_dim = shape
-    if layout == "bhsd":
-        by_batch, by_head, by_row, _ = contiguous(batch, heads, seqlen, head_dim).strides
-        return View(shape, (by_batch, by_row, by_head, 1))
-    if layout == "padded":
-        return View(shape, contiguous(batch, seqlen + 3, heads + 1, head_dim + 8).strides)
-    return contiguous(*shape)
+OPERATION = Forward()
+_WITH_SLOPES = WithSlopes()
 
 
 def attention(
     problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Textbook attention with every intermediate in `dtype`: o like q, and lse; rows that see no key get 0 and -inf.
+    """Textbook attention with every intermediate in `dtype`: o and lse; rows that see no key get 0 and -inf.
 
     With ALiBi scores are of fp32 at least, as they are in flash-attn's own tests.
     """
     p = problem
-    o = torch.empty(tensors["q"].shape, dtype=dtype, device=tensors["q"].device)
+    o = torch.empty((p.batch, p.seqlen_q, p.num_heads, p.head_dim_v), dtype=dtype, device=tensors["q"].device)
     lse = torch.empty((p.batch, p.num_heads, p.seqlen_q), dtype=dtype, device=tensors["q"].device)
     rows = max(1, _SCORES_LIMIT // (p.num_heads * p.seqlen_k))
     with _full_precision_matmul():
@@ -115,7 +155,7 @@ def attention(
                 if p.softcap:
                     scores = p.softcap * torch.tanh(scores / p.softcap)
                 if p.alibi:
-                    slopes = tensors["alibi_slopes"][batch, :, None, None].to(torch.promote_types(dtype, torch.float32))
+                    slopes = tensors[SLOPES][batch, :, None, None].to(torch.promote_types(dtype, torch.float32))
                     scores = scores - slopes * _distance(p, block, scores.device)
                 if p.causal or p.window:
                     scores.masked_fill_(_hidden(p, block, scores.device), -math.inf)

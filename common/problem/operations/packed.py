@@ -6,16 +6,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View, contiguous
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.operations.forward import FORWARD, Forward, attention
-
-if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.operations import forward
+from flashladder.common.problem.operations.forward import SLOPES, Forward, WithSlopes, attention
+from flashladder.common.problem.problem import LENGTHS, Operation, Problem
 
 
 class Packed(Forward):
@@ -28,17 +28,35 @@ class Packed(Forward):
 
     name = "packed"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    features = (*Forward.features, *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
+    def variant(self, problem: Problem) -> Operation:
+        """ALiBi has slopes."""
+        return _WITH_SLOPES if problem.alibi else self
+
+    def implied(self, problem: Problem) -> dict[str, Any]:
+        """The number of sequences, the longest and all rows, from the lengths; rows of K as of Q."""
+        if not problem.seqlens_q and problem.total_q is None:
+            raise UnsupportedProblemError("packed sequences have lengths: seqlens_q=(3, 0, 5), or their sum, total_q=8")
+        found = _of_lengths(problem) if problem.seqlens_q else {}
+        for name in ("total_q", "total_k"):
+            rows = found.setdefault(name, getattr(problem, name))
+            if rows is None:
+                rows = found[name] = found["total_q"]
+            if rows < 1:
+                raise UnsupportedProblemError(f"{name}={rows}: must be at least 1")
+        return found
+
     def flops(self, problem: Problem) -> float:
         """The sum over its sequences."""
-        return sum(FORWARD.flops(alone) for *_, alone in _parts(problem))
+        return sum(forward.OPERATION.flops(alone) for *_, alone in _parts(problem))
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """As of one sequence with all rows."""
         p = problem
-        *views, _ = super().views(_one_sequence(p, p.total_q, p.total_k, p.layout))
+        *views, _ = super().views(one_sequence(p, p.total_q, p.total_k, p.layout))
         starts = [{f"cu_seqlens_{x}": contiguous(p.batch + 1)} for x in "qk"]
         return [*views, *starts, {"lse": contiguous(p.num_heads, p.total_q)}]
 
@@ -58,18 +76,37 @@ class Packed(Forward):
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """Each sequence as `attention` computes it."""
-        q = tensors["q"]
-        o = torch.zeros(q.shape, dtype=dtype, device=q.device)
-        lse = torch.full((problem.num_heads, problem.total_q), -math.inf, dtype=dtype, device=q.device)
-        for number, rows, keys, alone in _parts(problem):
+        p, device = problem, tensors["q"].device
+        o = torch.zeros((1, p.total_q, p.num_heads, p.head_dim_v), dtype=dtype, device=device)
+        lse = torch.full((p.num_heads, p.total_q), -math.inf, dtype=dtype, device=device)
+        for number, rows, keys, alone in _parts(p):
             parts = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
-            if problem.alibi:
-                parts["alibi_slopes"] = tensors["alibi_slopes"][number : number + 1]
+            if p.alibi:
+                parts[SLOPES] = tensors[SLOPES][number : number + 1]
             o[:, rows], (lse[:, rows],) = attention(alone, parts, dtype)
         return {"o": o, "lse": lse}
 
 
-PACKED = Packed()
+class _PackedWithSlopes(WithSlopes, Packed):
+    inputs = (*Packed.inputs, SLOPES)
+
+
+OPERATION = Packed()
+_WITH_SLOPES = _PackedWithSlopes()
+
+
+def _of_lengths(problem: Problem) -> dict[str, Any]:
+    """What the lengths of the sequences say."""
+    found: dict[str, Any] = {"batch": len(problem.seqlens_q)}
+    seqlens_k = problem.seqlens_k or problem.seqlens_q
+    if len(problem.seqlens_q) != len(seqlens_k):
+        raise UnsupportedProblemError(f"seqlens_q are {len(problem.seqlens_q)}, seqlens_k {len(seqlens_k)} lengths")
+    for name, seqlens in (("q", problem.seqlens_q), ("k", seqlens_k)):
+        if min(seqlens) < 0:
+            raise UnsupportedProblemError(f"seqlens_{name}={seqlens}: no sequence is shorter than 0")
+        said = {"seqlens": seqlens, "total": sum(seqlens), "seqlen": max(1, *seqlens)}
+        found |= {f"{size}_{name}": value for size, value in said.items()}
+    return found
 
 
 class _Part(NamedTuple):
@@ -79,11 +116,11 @@ class _Part(NamedTuple):
     alone: Problem
 
 
-def _one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "bshd") -> Problem:
+def one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "bshd") -> Problem:
     """A problem that is not packed, of the same heads."""
     return dataclasses.replace(
         problem,
-        operation="forward",
+        operation=forward.OPERATION.name,
         batch=1,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -100,6 +137,6 @@ def _parts(problem: Problem) -> Iterator[_Part]:
     q = k = 0
     for number, (seqlen_q, seqlen_k) in enumerate(zip(problem.seqlens_q, problem.seqlens_k, strict=True)):
         if seqlen_q and seqlen_k:
-            alone = _one_sequence(problem, seqlen_q, seqlen_k)
+            alone = one_sequence(problem, seqlen_q, seqlen_k)
             yield _Part(number, slice(q, q + seqlen_q), slice(k, k + seqlen_k), alone)
         q, k = q + seqlen_q, k + seqlen_k

@@ -10,7 +10,7 @@ from flashladder.common.report import markers, theme
 from flashladder.common.report.accuracy import figures, view
 
 MARKER = "accuracy"
-NOTHING = "Nothing has been measured yet: `python tools/accuracy.py`, on a machine with a GPU, fills this page."
+NOTHING = "Nothing has been measured yet: `flashladder accuracy`, on a machine with a GPU, fills this page."
 
 
 def write(page: Path, frame: pd.DataFrame) -> list[Path]:
@@ -35,7 +35,7 @@ def text(page: Path, rows: pd.DataFrame) -> str:
     source = (
         f"Measured on {last['device']}, driver {last['driver']}, torch {last['torch']}, {last['time'][:10]};\n"
         f"{last['num_heads']} heads of {last['seqlen_q']} queries, {lengths} keys.\n"
-        f"{_source_of(counted)}Made by tools/accuracy.py from [accuracy.csv](accuracy.csv)."
+        f"{_source_of(counted)}Made by `flashladder accuracy` from [accuracy.csv](accuracy.csv)."
     )
     listed = "\n".join(["Beyond a bar:", "", *beyond]) if beyond else "No rung is beyond a bar."
     return "\n\n".join([*pictures, "\n".join(_table(rows)), listed, source])

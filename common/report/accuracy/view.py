@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flashladder.common import catalog
-from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure import baselines
 from flashladder.common.studies.accuracy.deviation import STANDARD_ERRORS
 from flashladder.common.studies.accuracy.study import MISSED, YARDSTICK
 
@@ -133,8 +133,8 @@ def _bars(group: pd.DataFrame) -> str:
 
 def title(version: str) -> str:
     """A kernel's name for readers."""
-    if version in BASELINES:
-        return BASELINES[version].title
+    if official := baselines.titles().get(version):
+        return official
     return f"{short(version)} {catalog.find(version).title}" if _is_rung(version) else version
 
 

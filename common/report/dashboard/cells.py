@@ -1,6 +1,6 @@
 """The fastest rung beside the fastest official kernel, cell by cell: a table in the README, and results/cells.md.
 
-A cell is a head_dim, a mask and a length. tools/bench.py logs them: --log cells_GPU. Only kernels of one run are
+A cell is a head_dim, a mask and a length. `flashladder bench` logs them: --log cells_GPU. Only kernels of one run are
 compared, those of the latest run of each dtype, head_dim and mask.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from flashladder.common import catalog
-from flashladder.common.measure.baselines import BASELINES
+from flashladder.common.measure import baselines
 from flashladder.common.problem.config import listing, load_gpu
 from flashladder.common.records.records import unbounded
 from flashladder.common.report import markers
@@ -57,7 +57,7 @@ def best(rows: pd.DataFrame) -> dict[int, Best]:
     """By length the fastest rung of a run; lengths at which no official kernel or no rung was timed are left out."""
     found = {}
     for seqlen, group in rows.groupby("seqlen_q"):
-        is_official = group["version"].isin(list(BASELINES))
+        is_official = group["version"].isin(list(baselines.titles()))
         if is_official.any() and not is_official.all():
             ours = group[~is_official].sort_values("time_us").iloc[0]
             ratio = float(group[is_official]["time_us"].min() / ours["time_us"])
@@ -94,8 +94,9 @@ def _short(gpu: str, runs: list[pd.DataFrame]) -> str:
 
 def _words(gpu: str, runs: list[pd.DataFrame]) -> str:
     device = load_gpu(gpu).title
+    official = baselines.titles().items()
     beside = {
-        dtype: [BASELINES[name].title for name in BASELINES if any(name in set(rows["version"]) for rows in of_dtype)]
+        dtype: [title for name, title in official if any(name in set(rows["version"]) for rows in of_dtype)]
         for dtype in dict.fromkeys(str(rows["dtype"].iloc[0]) for rows in runs)
         if (of_dtype := [rows for rows in runs if rows["dtype"].iloc[0] == dtype])
     }

@@ -17,7 +17,7 @@ from flashladder.common.report.dashboard import data, figures, references
 from flashladder.common.report.dashboard.data import Results
 from flashladder.common.report.dashboard.studies import pictures as optuna_pictures
 from flashladder.common.report.dashboard.view import view
-from flashladder.common.report.display import tflops
+from flashladder.common.report.display import rate
 from flashladder.common.report.ladder_tables import tile
 from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
 
@@ -100,7 +100,7 @@ def _run(row: Any) -> dict[str, Any]:
         "problem": f"{row.batch} x {row.num_heads} x {lengths} x {row.head_dim} {row.dtype}{more}",
         "device": row.device,
         "us": _number(row.time_us, ",.1f"),
-        "tflops": tflops(row.tflops) if pd.notna(row.tflops) else "",
+        "tflops": rate(row.tflops) if pd.notna(row.tflops) else "",
         "ratio": _number(row.ratio, ".3f"),
         "verdict": row.verdict,
         "passed": row.passed is True,

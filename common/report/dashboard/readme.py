@@ -23,8 +23,8 @@ MARKER = "ladder"
 WIDTH = 120  # of lines
 CODE = tuple(Path(str(module.__file__)) for module in (theme, figures, ladders, ladder_runs))  # that draws a chart
 NOTHING = (
-    "Nothing has been measured yet: `python tools/ladder.py`, on a machine with a GPU, times every rung beside\n"
-    "FlashAttention-2, and `python tools/dashboard.py` puts the table and the chart here."
+    "Nothing has been measured yet: `flashladder ladder`, on a machine with a GPU, times every rung beside\n"
+    "FlashAttention-2, and `flashladder dashboard` puts the table and the chart here."
 )
 Ladders = Mapping[str, Ladder]
 
@@ -99,7 +99,8 @@ def _part(readme: Path, folder: Path, ladder: Ladder, lines: pd.DataFrame) -> st
         "95 % interval. *Own* is what the tuner found, and where it did not search the rung's default; *fixed* is one "
         "for all, which shows the technique apart from the tuning. Where the fixed one is the faster, it is the own "
         "one too. Configurations are block_m x block_n x num_warps; the registers are those of the own one. "
-        f"{_unmeasured(lines)}Made by tools/dashboard.py from [{folder.name}/{log.name}]({_relative(log, readme)}).",
+        f"{_unmeasured(lines)}Made by `flashladder dashboard` from "
+        f"[{folder.name}/{log.name}]({_relative(log, readme)}).",
         WIDTH,
         break_long_words=False,
         break_on_hyphens=False,

@@ -1,6 +1,6 @@
 """Tables of results/references.csv, for READMEs and for the page.
 
-tools/bench.py writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
+`flashladder bench` writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 from flashladder.common import catalog
 from flashladder.common.catalog import Implementation
 from flashladder.common.errors import ConfigError
-from flashladder.common.measure.baselines import BASELINES, CPU_BASELINES
+from flashladder.common.measure import baselines
 from flashladder.common.problem.config import Value, parse_values, spell
 from flashladder.common.records.ladders import means
 from flashladder.common.records.records import unbounded
@@ -118,9 +118,8 @@ def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
 
 def _label(version: str, config: str) -> str:
     """A kernel in words: a rung's number, a reference's or a baseline's name, and what is not its default."""
-    official = {**CPU_BASELINES, **BASELINES}.get(version)
-    if official:
-        return official.title
+    if official := baselines.titles().get(version):
+        return official
     try:
         changes = _changes(catalog.find_implementation(version), config)
     except ConfigError:  # what has another name or other fields by now, or whose row is damaged
@@ -148,4 +147,4 @@ def _source(rows: pd.DataFrame, log: str) -> str:
     marks = ", ".join(f"{name} {cell}" for name, cell in cells.items() if isinstance(cell, str) and cell)
     where = f"{last['device']} ({marks}), {shape}; {software}; {last['time'][:10]}."
     disturbed = remarks(rows, "GPU" if driver else "CPU")
-    return f"{where}{disturbed} Made by tools/dashboard.py from results/{log}."
+    return f"{where}{disturbed} Made by `flashladder dashboard` from results/{log}."

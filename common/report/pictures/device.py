@@ -1,7 +1,7 @@
 """Runs the device headers on the host: their own functions say where elements lie and which thread copies what.
 
-layout.cuh, load.cuh and rung 00's kernel.cu are compiled by the C++ compiler as they are; only ptx.cuh, the
-instructions, is replaced, by functions that note what would have been done.
+The layouts, copiers and readers and rung 00's kernel.cu are compiled by the C++ compiler as they are; only
+ptx/sm80.cuh, the instructions, is replaced, by functions that note what would have been done.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flashladder.common.compiler.toolchain import find_host_compiler
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 
+HEADERS = ("params.cuh", "tile/layout.cuh", "tile/reader.cuh", "pipeline/copy.cuh")
 ROWS, COLS, WARPS = 64, 128, 4  # of the tile that is shown, and of the CTA
 
 _HOST = """
@@ -40,6 +41,7 @@ struct uint4 { uint32_t x, y, z, w; };
 inline Index threadIdx, blockIdx;
 inline void __syncthreads() {}
 inline float __shfl_xor_sync(unsigned, float value, int) { return value; }
+inline int __shfl_sync(unsigned, int value, int) { return value; }
 """
 
 _PTX = """
@@ -61,7 +63,8 @@ _PROGRAM = """
 #include "host.h"
 #include "config.cuh"
 #include "params.cuh"
-#include "load.cuh"
+#include "pipeline/copy.cuh"
+#include "tile/reader.cuh"
 namespace minimal {
 #include "kernel.cu"
 }
@@ -136,13 +139,13 @@ def device_headers() -> DeviceHeaders:
     """Compiles and runs the headers as they are now. Raises BuildError, ToolchainError."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for source in (*(CUDA_HEADERS / f"{name}.cuh" for name in ("layout", "load", "params")), _minimal()):
-            shutil.copy(source, folder)
-        files = {"host.h": _HOST, "ptx.cuh": _PTX, "config.cuh": _CONFIG, "program.cpp": _PROGRAM}
-        for name, text in files.items():
+        shutil.copy(_minimal(), folder)
+        replaced = {"host.h": _HOST, "ptx/sm80.cuh": _PTX, "config.cuh": _CONFIG, "program.cpp": _PROGRAM}
+        for name, text in {**{name: (CUDA_HEADERS / name).read_text() for name in HEADERS}, **replaced}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)
         sizes = [f"-D{name}={value}" for name, value in (("ROWS", ROWS), ("COLS", COLS), ("WARPS", WARPS))]
-        options = ["-std=c++17", "-w", *sizes, "-include", "host.h", "-o", "program"]
+        options = ["-std=c++17", "-w", "-I.", *sizes, "-include", "host.h", "-o", "program"]
         command = [str(find_host_compiler()), *options, "program.cpp"]
         compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if compiled.returncode:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations.forward import attention
-from flashladder.common.problem.problem import DTYPES, Problem, Tensors
+from flashladder.common.problem.problem import DTYPES, Problem
 
 RMS_FACTOR = 1.15  # of the yardstick's RMS error
 RMS_FLOOR = 1 / 16  # of half a unit in the last place: where the yardstick is exact by the family's making

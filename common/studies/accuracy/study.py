@@ -17,7 +17,8 @@ from flashladder.common.console import progress, warn
 from flashladder.common.measure.baselines import Baseline, official
 from flashladder.common.measure.entrants import Entrant, assemble
 from flashladder.common.problem.families import FAMILIES
-from flashladder.common.problem.problem import DTYPES, Problem, Tensors, allocate, draw
+from flashladder.common.problem.inputs import Tensors, allocate, draw
+from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.records import records
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import faults_named
@@ -164,7 +165,7 @@ def _subjects(
             absent[baseline.name] = reason
         else:
             present.append(baseline)
-    first = official("forward").name
+    first = official(problem.operation).name
     if first not in [baseline.name for baseline in present]:
         yield _Subject({"version": yardstick.NAME}, partial(yardstick.run, problem, tensors))
     for baseline in sorted(present, key=lambda baseline: baseline.name != first):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from flashladder.common.console import progress
 from flashladder.common.measure.entrants import assemble
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.problem import Problem, make_inputs
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.studies.accuracy.study import Study

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from flashladder.common.console import progress
 from flashladder.common.measure.entrants import assemble
 from flashladder.common.measure.timing import Contender, TimingSettings, measure
+from flashladder.common.problem.check import Check
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.problem import Check, Problem, Tensors, allocate, draw
+from flashladder.common.problem.inputs import Tensors, allocate, draw
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import faults_named

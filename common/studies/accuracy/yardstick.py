@@ -10,7 +10,8 @@ import math
 
 import torch
 
-from flashladder.common.problem.problem import Problem, Tensors
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
 
 NAME = "plain"
 BLOCK_N = 64

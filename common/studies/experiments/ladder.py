@@ -19,7 +19,7 @@ from flashladder.common.measure.entrants import Entrant, ReferenceEntrant, parse
 from flashladder.common.measure.references import Configured
 from flashladder.common.measure.timing import TimingSettings
 from flashladder.common.problem.config import Value
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Run
 from flashladder.common.records.log import Log
@@ -33,24 +33,15 @@ Key: TypeAlias = "tuple[str, str, str]"  # version, kind, code
 
 TILE = {"block_m", "block_n", "num_warps"}  # a rung without these fields has no fixed configuration
 SLOW = "00"  # takes 25 times as long as the others
-NUM_HEADS, HEAD_DIM = 16, 128
 
 
-def problems(
-    dtypes: Iterable[str], lengths: Iterable[int], tokens: int, operation: str = "forward"
-) -> Iterator[Problem]:
+def problems(dtypes: Iterable[str], lengths: Iterable[int], tokens: int, operation: str) -> Iterator[Problem]:
     """The shapes: so many tokens in each, in batches of a length."""
+    kind = operation_named(operation)
     for dtype in dtypes:
         for seqlen in lengths:
-            batch = max(1, tokens // seqlen)
-            yield Problem(
-                batch=batch,
-                num_heads=NUM_HEADS,
-                seqlen_q=seqlen,
-                head_dim=HEAD_DIM,
-                dtype=dtype,
-                operation=operation,
-            )
+            sizes = {**kind.usual, **kind.of_length(seqlen, tokens)}
+            yield Problem(**sizes, dtype=dtype, operation=operation)
 
 
 def entrants(
@@ -77,13 +68,13 @@ def _takes(version: Version, values: dict[str, Value]) -> bool:
     return True
 
 
-def beside(names: Iterable[str], operation: str = "forward") -> tuple[list[baselines.Baseline], list[ReferenceEntrant]]:
+def beside(names: Iterable[str], operation: str) -> tuple[list[baselines.Baseline], list[ReferenceEntrant]]:
     """The official kernels, first the one that ratios refer to, and this project's references; what cannot run here is
     left out with a word. ConfigError for another name."""
     official, references = [baselines.official(operation)], []
     for name in dict.fromkeys(names):
-        if name in baselines.BASELINES:
-            official.append(baselines.find(name))
+        if name in baselines.of(operation):
+            official.append(baselines.find(name, operation))
             continue
         try:
             entrant = parse(name, {})
@@ -126,7 +117,7 @@ def missing(field: Mapping[Problem, Kernels], run: Run) -> dict[Problem, Kernels
 
 def _timed(rows: pd.DataFrame, problem: Problem) -> set[Key]:
     """The kernels of a run's rows of a problem; other people's, which have no code, are not among them."""
-    same = [rows[name] == getattr(problem, name) for name in ("dtype", "batch", "num_heads", "seqlen_q")]
+    same = [rows[name] == getattr(problem, name) for name in ("dtype", "batch", "num_heads", "seqlen_q", "seqlen_k")]
     found = rows[np.logical_and.reduce(same) & (rows["code"] != "")]
     return set(found[["version", "kind", "code"]].itertuples(index=False, name=None))
 

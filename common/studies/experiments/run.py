@@ -12,7 +12,9 @@ from flashladder.common.console import progress, warn
 from flashladder.common.measure import baselines, contest
 from flashladder.common.measure.entrants import assemble
 from flashladder.common.measure.timing import TimingSettings
-from flashladder.common.problem.problem import Expected, Problem, Tensors, expect, make_inputs, verify
+from flashladder.common.problem.check import Expected, expect, verify
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime import execute
 from flashladder.common.runtime.target import Target
@@ -49,8 +51,8 @@ def _problem(place: Target, length: int, dtype: str) -> Problem:
 
 
 def _measured(experiment: Experiment, lineup: Lineup, settings: TimingSettings, run: str) -> Iterator[dict[str, Row]]:
-    others = [baselines.find(name) for name in experiment.baselines]
     for problem, artifacts in lineup.items():
+        others = [baselines.find(name, problem.operation) for name in experiment.baselines]
         result = contest.hold(problem, artifacts, others, settings)
         for remark in result.remarks:
             warn(remark)

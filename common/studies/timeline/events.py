@@ -128,5 +128,5 @@ def read(path: Path) -> Timeline:
             event = Event(int(row["cycle"]), row["event"], row["what"], barrier, line)
             lanes[number] = replace(lane, events=(*lane.events, event))
     except (KeyError, TypeError, ValueError) as error:
-        raise ResultsError(f"{path} is no timeline ({error}): record it again with tools/timeline.py") from None
+        raise ResultsError(f"{path} is no timeline ({error}): record it again with `flashladder timeline`") from None
     return Timeline(tuple(lanes.values()), facts)

@@ -12,8 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flashladder.common.compiler.artifact import Artifact
-from flashladder.common.emulator.parse import parse
-from flashladder.common.emulator.ptx import Address, Imm, Instruction, Operand, PtxKernel, Reg, Symbol, TensorAddress
+from flashladder.common.emulator.parse.parser import parse
+from flashladder.common.emulator.parse.ptx import (
+    Address,
+    Imm,
+    Instruction,
+    Operand,
+    PtxKernel,
+    Reg,
+    Symbol,
+    TensorAddress,
+)
 from flashladder.common.errors import BuildError
 
 LANES, EVENTS = 16, 1024  # warpgroups that are recorded, and the events of each

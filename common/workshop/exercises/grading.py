@@ -17,9 +17,11 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass import read
 from flashladder.common.emulator import Report
 from flashladder.common.errors import EmulatorError
+from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.problem import Problem, expect, make_inputs, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.workshop.exercises.exercise import Exercise
 from flashladder.common.workshop.exercises.measures import MEASURES

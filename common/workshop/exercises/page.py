@@ -10,17 +10,11 @@ from rich.text import Text
 
 from flashladder.common.console import facts, table
 from flashladder.common.errors import ResultsError
-from flashladder.common.paths import typed
 from flashladder.common.workshop.exercises.exercise import Exercise
 from flashladder.common.workshop.exercises.grading import BLOCKS, GPU, TILES, Grade, grade
 from flashladder.common.workshop.exercises.measures import MEASURES
 
 KERNEL, TASK = "kernel.cu", "TASK.md"
-
-
-def tool() -> str:
-    """What a person types for the exercises."""
-    return typed("tools/exercise.py", "exercise")
 
 
 def begin(exercise: Exercise, folder: Path) -> Grade:
@@ -54,10 +48,10 @@ The output has to be right, and the race detector must find nothing.
 ## How
 
 - `{KERNEL}` is the kernel of rung {below.address}. Change it. Headers of your own may lie beside it, and those of
-  `common/cuda` are found too.
-- Grade it: `{tool()} {version.address} --check`. It is compiled for `{GPU}` as rung {version.address} is by default,
-  and runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
-- Ask for a hint: `{tool()} {version.address} --hint 1`. There are {len(exercise.hints)}.
+  `common/cuda` and `versions` are found too.
+- Grade it: `flashladder exercise {version.address} --check`. It is compiled for `{GPU}` as rung {version.address}
+  is by default, and runs on the emulator: {TILES} tiles of Q, {BLOCKS} blocks of K and V.
+- Ask for a hint: `flashladder exercise {version.address} --hint 1`. There are {len(exercise.hints)}.
 - The words are explained in `versions/GLOSSARY.md`.
 """
 

@@ -1,11 +1,11 @@
 // FlashAttention-1's order of the two loops, with the parts of rung 01: a block of K and V stays, Q passes by. A row of O
 // is right for the keys seen so far, so every block of keys changes it: O and lse travel to global memory and back.
-#include "block.cuh"
 #include "config.cuh"
-#include "gemm.cuh"
-#include "load.cuh"
-#include "softmax.cuh"
-#include "store.cuh"
+#include "epilogue/store.cuh"
+#include "pipeline/copy.cuh"
+#include "schedule/query_block.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
 
 using namespace config;
 

@@ -1,0 +1,113 @@
+"""Ways to call attention, ours and others', of which the host's time is compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from flashladder.common import catalog
+from flashladder.common.api import attention
+from flashladder.common.console import warn
+from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
+from flashladder.common.measure import baselines
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import quick
+from flashladder.common.runtime.gpu import CALLS
+
+OTHERS = ("fa3", "fa4")
+TORCH = "scaled_dot_product_attention"
+
+Calls = dict[str, Callable[[], object]]
+
+
+def calls_of(problem: Problem, tensors: Tensors, rungs: Sequence[catalog.Version]) -> tuple[Calls, dict[str, float]]:
+    """Every call by its name, torch's the first; and the seconds that the first call of each rung took."""
+    calls: Calls = {TORCH: by_torch(problem, tensors), **_others(problem, tensors)}
+    first = {}
+    for rung in rungs:
+        ours = _ours(problem, tensors, rung)
+        calls |= ours
+        first[rung.address] = _seconds(next(iter(ours.values())))
+    quick.load()
+    for rung in rungs:
+        calls[f"{rung.address}, in Python"] = _in_python(calls[rung.address])
+        calls[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
+    return calls, first
+
+
+def refusal(problem: Problem, wanting: Tensors) -> str:
+    """What attention() says to inputs that want gradients."""
+    try:
+        attention(wanting.q, wanting.k, wanting.v, causal=problem.causal)
+    except UnsupportedProblemError as error:
+        return str(error)
+    raise VerificationError("attention() took inputs that want gradients, and gave an output that has none")
+
+
+def by_torch(problem: Problem, tensors: Tensors) -> Callable[[], object]:
+    q, k, v = (tensor.transpose(1, 2) for tensor in (tensors.q, tensors.k, tensors.v))
+    grouped = problem.num_heads != problem.num_heads_k
+    return partial(scaled_dot_product_attention, q, k, v, is_causal=problem.causal, enable_gqa=grouped)
+
+
+def _others(problem: Problem, tensors: Tensors) -> Calls:
+    """The official kernels that are here."""
+    found: Calls = {}
+    for name in OTHERS:
+        try:
+            official = baselines.find(name, problem.operation)
+            found[official.title] = official.prepare(problem, tensors)
+        except DeviceError as error:
+            warn(str(error))
+    return found
+
+
+def _ours(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Calls:
+    """The ways to call a rung."""
+    inputs = tensors.q, tensors.k, tensors.v
+    call = partial(attention, *inputs, causal=problem.causal, version=rung.name)
+    operator = torch.ops.flashladder.attention.default
+    return {
+        f"{rung.address}": call,
+        f"{rung.address}, out=": partial(call, out=torch.empty_like(tensors.q)),
+        f"{rung.address}, return_lse=True": partial(call, return_lse=True),
+        f"{rung.address}, as torch.compile calls it": partial(
+            operator, *inputs, problem.causal, None, rung.name, False
+        ),
+    }
+
+
+def _in_python(call: Callable[[], object]) -> Callable[[], object]:
+    """The same call where there is no C++ compiler; that itself costs some 0.1 us."""
+
+    def slowly() -> None:
+        kept, quick.extension = quick.extension, None
+        try:
+            call()
+        finally:
+            quick.extension = kept
+
+    return slowly
+
+
+def _new_lengths(problem: Problem, tensors: Tensors, rung: catalog.Version) -> Callable[[], object]:
+    """A call whose length no call had before, as each in generation."""
+    room = tensors.k.new_zeros((problem.batch, problem.seqlen_k + CALLS, problem.num_heads_k, problem.head_dim))
+    grown = iter([room[:, : problem.seqlen_k + more] for more in range(1, CALLS + 1)])
+
+    def call() -> None:
+        keys = next(grown)
+        attention(tensors.q, keys, keys, causal=problem.causal, version=rung.name)
+
+    return call
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin

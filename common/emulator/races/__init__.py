@@ -1,0 +1,1 @@
+"""Watches what is executed, and finds accesses that nothing orders."""

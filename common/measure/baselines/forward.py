@@ -1,0 +1,270 @@
+"""Other people's kernels for the forward pass. "Official" is FlashAttention-2 as torch ships it.
+
+They compute the log-sum-exp too, which is given where it costs nothing. Where a problem asks for none, cuDNN leaves it
+out, and the others compute it all the same.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+
+from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.operations import forward
+from flashladder.common.problem.problem import Problem
+
+_SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
+
+
+class Output(NamedTuple):
+    """O, (batch, seqlen_q, num_heads, head_dim_v); LSE, (batch, num_heads, seqlen_q), where the library gives it."""
+
+    o: torch.Tensor
+    lse: torch.Tensor | None = None
+
+
+def _takes_square_causal(problem: Problem) -> str | None:
+    """Its causal masks are aligned to the top left."""
+    unequal = problem.causal and problem.seqlen_q != problem.seqlen_k
+    return "takes no causal mask with seqlen_q != seqlen_k" if unequal else None
+
+
+def _takes_what_fits(problem: Problem) -> str | None:
+    scores = 4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
+    too_large = f"would need {scores / 2**30:.0f} GiB for S" if scores > _SCORES_LIMIT else None
+    return too_large or _takes_square_causal(problem)
+
+
+def _takes_contiguous(problem: Problem) -> str | None:
+    return None if problem.layout == "bshd" else "takes contiguous tensors"
+
+
+def _takes_no_groups(problem: Problem) -> str | None:
+    return None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
+
+
+def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    if problem.window:
+        return _torch_flash_in_window(problem, tensors)
+    q, k, v = _heads_first(tensors)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
+    causal, scale = problem.causal, problem.softmax_scale
+
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, 0.0, causal, False, scale=scale)
+        return Output(o.transpose(1, 2), lse)
+
+    return run
+
+
+def _torch_flash_in_window(problem: Problem, tensors: Tensors) -> RunOnce:
+    """By the operator beneath, which takes a window."""
+    q, k, v = tensors.q, tensors.k, tensors.v
+    kernel = torch.ops.aten._flash_attention_forward.default
+    causal, (left, right) = problem.causal, _window(problem, None)
+    options = {"scale": problem.softmax_scale, "window_size_left": left, "window_size_right": right}
+
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False, **options)
+        return Output(o, lse)
+
+    return run
+
+
+def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = _heads_first(tensors)
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    causal, scale = problem.causal, problem.softmax_scale
+
+    def run() -> Output:
+        o, lse, *_ = kernel(q, k, v, None, problem.lse, 0.0, causal, False, scale=scale)
+        return Output(o.transpose(1, 2), lse.reshape(q.shape[:3]) if problem.lse else None)
+
+    return run
+
+
+def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = _heads_first(tensors)
+    kernel = torch.ops.aten._scaled_dot_product_attention_math.default
+    options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
+
+    def run() -> Output:
+        return Output(kernel(q, k, v, None, 0.0, problem.causal, None, **options)[0].transpose(1, 2))
+
+    return run
+
+
+def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """flash_attn_func of FlashAttention 2 and 3: early releases of 3 give LSE unasked."""
+    q, k, v = tensors.q, tensors.k, tensors.v
+    options = _options(problem, -1)
+    if "return_attn_probs" in signature(module.flash_attn_func).parameters:
+        options["return_attn_probs"] = True  # gives LSE; without dropout no probabilities are made
+
+    def run() -> Output:
+        o, lse, *_ = module.flash_attn_func(q, k, v, **options)
+        return Output(o, lse)
+
+    return run
+
+
+def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = tensors.q, tensors.k, tensors.v
+    options = {**_options(problem, None), "return_lse": True}
+
+    def run() -> Output:
+        o, lse, *_ = module.flash_attn_func(q, k, v, **options)
+        return Output(o, lse)
+
+    return run
+
+
+def _options(problem: Problem, everything: int | None) -> dict[str, Any]:
+    """What every flash_attn_func takes, and of bounds what is asked for: early releases lack some."""
+    options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    if problem.window:
+        options["window_size"] = _window(problem, everything)
+    if problem.softcap:
+        options["softcap"] = problem.softcap
+    return options
+
+
+def _window(problem: Problem, everything: int | None) -> tuple[int | None, int | None]:
+    """Its sides, with a library's word for all keys, whose number may be too large for the library's integers."""
+    longest = max(problem.seqlen_q, problem.seqlen_k)
+    left, right = (
+        everything if keys is None or keys >= longest else keys for keys in (problem.window_left, problem.window_right)
+    )
+    return left, right
+
+
+def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = (tensor.flatten(0, 1) for tensor in (tensors.q, tensors.k, tensors.v))
+    starts = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device)
+    workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        starts * problem.seqlen_q,
+        starts * problem.seqlen_k,
+        problem.num_heads,
+        problem.num_heads_k,
+        problem.head_dim,
+        causal=problem.causal,
+        sm_scale=problem.softmax_scale,
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+    )
+
+    def run() -> Output:
+        return Output(wrapper.run(q, k, v, return_lse=True)[0].view(tensors.q.shape))  # its LSE is in log2
+
+    return run
+
+
+def _xformers(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    bias = module.fmha.attn_bias.LowerTriangularFromBottomRightMask() if problem.causal else None
+
+    def run() -> Output:
+        o, lse = module.fmha.memory_efficient_attention_forward_requires_grad(
+            tensors.q, tensors.k, tensors.v, attn_bias=bias, scale=problem.softmax_scale
+        )
+        return Output(o, lse[..., : problem.seqlen_q])  # it comes padded
+
+    return run
+
+
+def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = _heads_first(tensors)
+    grouped = problem.num_heads != problem.num_heads_k
+
+    def run() -> Output:
+        o = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=problem.causal, scale=problem.softmax_scale, enable_gqa=grouped
+        )
+        return Output(o.transpose(1, 2))
+
+    return run
+
+
+def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tensors.q.transpose(1, 2), tensors.k.transpose(1, 2), tensors.v.transpose(1, 2)
+
+
+def _takes_what_was_built(problem: Problem) -> str | None:
+    """FlashAttention-3 can be built without types, bounds and more; asked for some of these it ends the process."""
+    try:
+        flags = import_module("flash_attn_config").CONFIG["build_flags"]
+    except (ImportError, AttributeError, KeyError):
+        return None  # a package that does not say: all is built
+    wanted = {
+        "FP16": ("fp16", problem.dtype == "fp16"),
+        "LOCAL": ("sliding windows", problem.window),
+        "SOFTCAP": ("softcaps", problem.softcap),
+        "VARLEN": ("packed sequences", problem.packed),
+    }
+    for flag, (what, is_asked) in wanted.items():
+        if is_asked and flags.get(f"FLASHATTENTION_DISABLE_{flag}"):
+            return f"was built without {what}"
+    size = next(d for d in (64, 96, 128, 192, 256) if problem.head_dim <= d)  # a wider one would do, but slowly
+    return f"was built without head_dim {size}" if flags.get(f"FLASHATTENTION_DISABLE_HDIM{size}") else None
+
+
+_baseline = partial(Baseline, forward.OPERATION.name)
+_TORCH = "pip install torch (a CUDA build)"
+_FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
+BASELINES = by_name(
+    _baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, bounds=("window",)),
+    _baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
+    _baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
+    _baseline(
+        name="flash-attn",
+        title="FlashAttention-2",
+        module="flash_attn",
+        package="flash-attn",
+        install="pip install flash-attn --no-build-isolation",
+        bind=_flash_attn,
+        bounds=("window", "softcap"),
+    ),
+    _baseline(
+        name="fa3",
+        title="FlashAttention-3",
+        module="flash_attn_interface",
+        package="flash_attn_3",
+        install=_FA3,
+        bind=_flash_attn,
+        refuses=_takes_what_was_built,
+        arches=(9,),
+        bounds=("window", "softcap"),
+    ),
+    _baseline(
+        name="fa4",
+        title="FlashAttention-4",
+        module="flash_attn.cute",
+        package="flash-attn-4",
+        install="pip install --pre flash-attn-4",
+        bind=_flash_attn_4,
+        arches=(9, 10),
+        bounds=("window", "softcap"),
+    ),
+    _baseline(
+        name="flashinfer",
+        title="FlashInfer",
+        module="flashinfer",
+        package="flashinfer-python",
+        install="pip install flashinfer-python",
+        bind=_flashinfer,
+        refuses=_takes_contiguous,
+    ),
+    _baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),
+)
+_MATH = BASELINES["math"]
+SDPA = CpuBaseline(
+    forward.OPERATION.name, "sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses
+)
+AS_TORCH_CHOOSES = _baseline("sdpa", SDPA.title, "torch", "torch", _TORCH, _sdpa, _takes_square_causal)  # on a GPU
+ON_CPU = by_name(SDPA, CpuBaseline(**vars(_MATH)))

@@ -1,0 +1,52 @@
+"""What is searched for one program: a job for each rung and kind of its problems, and what the cost model expects."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flashladder.common import catalog
+from flashladder.common.api.adoption.demand import Alike, least_us, stand_in
+from flashladder.common.api.adoption.gains import Choose
+from flashladder.common.api.adoption.tables import Prediction
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import tuned
+from flashladder.common.runtime.target import Target
+from flashladder.tuner.campaign import affordable
+from flashladder.tuner.job import Job, SearchSettings
+from flashladder.tuner.space import Space
+
+TUNED_WITH = 2  # problems of a kind, the heaviest
+
+
+def jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
+    """A search for each rung and kind of problems, those first that should take most of the time."""
+    kinds: dict[tuple[str, str], list[Problem]] = {}
+    for each in alike:
+        kinds.setdefault((choose(each.problem).name, each.kind), []).append(stand_in(each.problem))
+    compiled = affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
+    found = []
+    for (name, kind), members in kinds.items():
+        rung = catalog.find(name)
+        problems = tuple(dict.fromkeys(members))[:TUNED_WITH]
+        made = Job(Space.of(rung, problems, place.gpu), place.gpu, SearchSettings(compiled=compiled), folder)
+        digest = hashlib.sha256(str(made.identity()).encode()).hexdigest()[:8]  # other sources are another study
+        words = "-".join(part.partition("=")[2] for part in kind.split(","))
+        study = f"adopt-{rung.file_name}-{place.gpu.name}-{words}-{digest}"
+        found.append(replace(made, settings=replace(made.settings, study=study)))
+    return found
+
+
+def predictions(ranked: Sequence[Job], alike: Sequence[Alike]) -> list[Prediction]:
+    """What the program would gain by the best of each ranking."""
+    least = {each: each.weight * least_us(each.problem, ranked[0].gpu) for each in alike}
+    made = []
+    for job in ranked:
+        found, kind = job.forecast(), tuned.kind_of(job.space.problems[0])
+        if found.kernels and (default := found.prices.get(job.space.default)):
+            share = sum(time for each, time in least.items() if each.kind == kind) / sum(least.values())
+            best = found.kernels[0][0]
+            made.append(Prediction(kind, share, default.predicted_us, best.predicted_us, found.extent))
+    return made
