@@ -1,4 +1,4 @@
-"""The order of packed sequences' tiles (longest_first.cuh): a kernel writes each tile's number to its first row."""
+"""The orders of packed sequences' tiles: a kernel writes each tile's number to its first row."""
 
 import itertools
 import random
@@ -24,17 +24,18 @@ config:
 KERNEL = """
 #include "config.cuh"
 #include "launch.cuh"
-#include "46_scheduler_warp/longest_first.cuh"
+#include "HEADER"
 using namespace config;
 FLASHLADDER_KERNEL(attention_forward, PackedParams, Launch{32, 0, block_m, 64}.persistent());
 extern "C" __global__ void attention_forward(const __grid_constant__ PackedParams params) {
-    LongestFirst<block_m, head_dim, causal> order(params);
+    ORDER<block_m, head_dim, causal> order(params);
     for (int number = 0; number < order.count; ++number) {
-        const Turn turn = order.find(number);
-        if (lane_index() == 0) turn.lse[turn.first_row] = number;
+        const auto tile = order.find(number);
+        if (lane_index() == 0) tile.lse[tile.first_row] = number;
     }
 }
 """
+ORDERS = {"LongestFirst": "46_scheduler_warp/longest_first.cuh", "PackedOrder": "schedule/order.cuh"}
 LENGTHS = {
     "one": ((300,), (70,)),
     "empty ones": ((0, 200, 0, 0, 129, 0), (5, 0, 7, 0, 300, 9)),
@@ -44,9 +45,10 @@ LENGTHS = {
 }
 
 
-def numbers(root, seqlens_q, seqlens_k, block_m, **kind):
+def numbers(root, order, seqlens_q, seqlens_k, block_m, **kind):
     """{(sequence, head): its tiles' numbers, by rows}."""
-    rung = make_rung(root, "07_numbers", VERSION_YAML, KERNEL)
+    kernel = KERNEL.replace("HEADER", ORDERS[order]).replace("ORDER", order)
+    rung = make_rung(root, "07_numbers", VERSION_YAML, kernel)
     problem = packed(seqlens_q, seqlens_k, head_dim=64, **kind)
     tensors = make_inputs(problem)
     tensors.lse.fill_(-1)
@@ -66,12 +68,13 @@ def numbers(root, seqlens_q, seqlens_k, block_m, **kind):
     return found
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("block_m", [128, 192])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, lengths, causal, block_m):
+def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, lengths, causal, block_m, order):
     seqlens_q, seqlens_k = lengths
-    found = numbers(tmp_path, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
+    found = numbers(tmp_path, order, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
     for (sequence, _), tiles in found.items():
         assert len(tiles) == -(-seqlens_q[sequence] // block_m)
         assert not causal or tiles == sorted(tiles, reverse=True), "the last rows see the most keys"

@@ -58,6 +58,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         208,
         "A third role needs a queue with three ends; with time to search, it has an order of tiles of its own.",
     ),
+    "47_place_of_q": (
+        680,
+        "Pipeline, scheduler, softmax and epilogue stand in headers by role, each flat, which the rungs below lack.",
+    ),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -1,14 +1,14 @@
 // Rung 46 with O in the place of Q.
-#include "39_shorter_turn/ending_softmax.cuh"
-#include "40_row_by_row/row_by_row.cuh"
-#include "46_scheduler_warp/longest_first.cuh"
-#include "46_scheduler_warp/scheduler.cuh"
 #include "config.cuh"
-#include "epilogue/stmatrix_store.cuh"
+#include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
-#include "pipeline/roles.cuh"
-#include "softmax/bounds.cuh"
 #include "softmax/mask.cuh"
+#include "pipeline/pipeline.cuh"
+#include "pipeline/roles.cuh"
+#include "schedule/order.cuh"
+#include "schedule/work_tile.cuh"
+#include "softmax/optimistic.cuh"
+#include "softmax/softcap.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
@@ -24,14 +24,22 @@ constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block o
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
+using QPipeline = Pipeline<QTile, q_stages>;
+using KVPipeline = Pipeline<KVTile, num_stages>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
+using Q = std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>>;
+using K = OperandConsumer<KVPipeline, ByRows<KVTile>>;
+using V = OperandConsumer<KVPipeline, ByColumns<KVTile>>;
+using S = Accumulator<16, block_n>;
+using P = HeldA<16, block_n>;
+using O = Accumulator<16, head_dim>;
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
     alignas(1024) dtype k_tiles[num_stages][KVTile::size], v_tiles[num_stages][KVTile::size];
-    TmaRing<QTile, dtype, q_stages, true> q;  // their barriers alone
-    TmaRing<KVTile, dtype, num_stages, true> k, v;
-    Schedule schedule;
+    QPipeline q;
+    KVPipeline k, v;
+    WorkTileQueue work;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 struct Counters {
@@ -39,7 +47,7 @@ struct Counters {
 };
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Order = std::conditional_t<packed, LongestFirst<block_m, head_dim, is_uneven>, ApartTiles<block_m, head_dim, is_uneven>>;
+using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven>, DenseOrder<block_m, head_dim, is_uneven>>;
 constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                              .persistent()
                              .by_tma("q", block_m, 64, 128)
@@ -48,78 +56,123 @@ constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, blo
                              .by_tma("o", 16, 64, 128);
 FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain);
 
-extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
-    attention_forward(const __grid_constant__ Params params, const __grid_constant__ Counters counters,
-                      const __grid_constant__ QkvoMaps maps) {
-    extern __shared__ __align__(1024) char memory[];
-    Shared &shared = *reinterpret_cast<Shared *>(memory);
-
-    Mask<causal, window> mask(params);
-    const Scores<softcap> score(params);
-    if (threadIdx.x == 0) {
-        shared.q.init(num_consumers * 4);
-        shared.k.init(num_consumers * 4);
-        shared.v.init(num_consumers * 4);
-        shared.schedule.init(num_consumers * 4);
-        fence_mbarrier_init();
-    }
-    __syncthreads();  // the barriers are made
-
-    if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
-        if (uniform_warp_index() == num_consumers * 4 + 1) deal(shared.schedule, counters.tiles_drawn, Order(params));
-        if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+// The producer, one thread: Q of each work tile, and the blocks of K and V that it sees, from the last to the first.
+__device__ inline void load(Shared &shared, const QkvoMaps &maps, Mask<causal, window> mask) {
+    auto q = shared.q.producer();
+    auto k = shared.k.producer(), v = shared.v.producer();
 #pragma unroll 1
-        for (Turns turns{shared.schedule};; ++turns.taken) {
-            const Turn &at = turns.wait();
-            if (at.first_row == Turn::none) return;
-            if constexpr (packed) mask.take(at.seqlen_q, at.seqlen_k);
-            const int head_k = at.head_k, row_k = at.row_k, of_k = at.of_k;
-            const int last = mask.template blocks<block_n>(at.end_row) - 1;
-            const int lowest = mask.template first_block<block_n>(at.first_row);
-            if (last >= 0) shared.k.fill(k_at, maps.k, row_k + last * block_n, head_k, of_k, shared.k_tiles);
-            shared.q.fill(q_at, maps.q, at.row_q + at.first_row, at.head, at.of_q, shared.q_tiles);
+    for (WorkTileReader work{shared.work};; work.advance()) {
+        const WorkTile &tile = work.wait();
+        if (tile.first_row == WorkTile::none) return;
+        if constexpr (packed) mask.take(tile.seqlen_q, tile.seqlen_k);
+        const int head_k = tile.head_k, row_k = tile.row_k, batch_k = tile.batch_k;
+        const int last = mask.template blocks<block_n>(tile.end_row) - 1;
+        const int lowest = mask.template first_block<block_n>(tile.first_row);
+        if (last >= 0) shared.k.load(k, shared.k_tiles, maps.k, row_k + last * block_n, head_k, batch_k);
+        shared.q.load(q, shared.q_tiles, maps.q, tile.row_q + tile.first_row, tile.head, tile.batch_q);
 #pragma unroll 1
-            for (int j = last; j >= lowest; --j) {
-                if (j > lowest) shared.k.fill(k_at, maps.k, row_k + (j - 1) * block_n, head_k, of_k, shared.k_tiles);
-                shared.v.fill(v_at, maps.v, row_k + j * block_n, head_k, of_k, shared.v_tiles);
-                // Not earlier: another CTA may be free for the next tile sooner.
-                if (j == min(last, lowest + 2)) shared.schedule.wanted.arrive();
-            }
-            if (last < 0) shared.schedule.wanted.arrive();
+        for (int j = last; j >= lowest; --j) {
+            if (j > lowest) shared.k.load(k, shared.k_tiles, maps.k, row_k + (j - 1) * block_n, head_k, batch_k);
+            shared.v.load(v, shared.v_tiles, maps.v, row_k + j * block_n, head_k, batch_k);
+            // Not earlier: another CTA may be free for the next tile sooner.
+            if (j == min(last, lowest + 2)) shared.work.request();
         }
+        if (last < 0) shared.work.request();
     }
-    take_registers<Share::consumer>();
+}
 
+// Rows of a warp.
+struct Rows {
+    int of_tile, of_warp;  // the tile's first row, and the warp's within it
+    int end;               // of its warpgroup
+    __device__ int first() const { return of_tile + of_warp; }
+};
+
+// O += P V over the blocks of keys from `last` down to `lowest`. The caller's `recompute` brings back scores; `on_begun` comes
+// behind the first block's softmax, and `beside_last` while the last P V sums.
+template <class Lowest, class Recompute, class OnBegun, class BesideLast>
+__device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, OptimisticSoftmax &softmax,
+                                     const Softcap<softcap> &scores, const Mask<causal, window> &mask, const Rows &rows,
+                                     int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
+                                     BesideLast beside_last) {
+    auto step = [&](int j, auto is_masked, auto &p_before) {
+        constexpr bool masked = decltype(is_masked)::value;
+        k.wait();
+        start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
+        v.wait();
+        start_sum<dtype>(o, p_before, v.operand());  // O += P V of the one before
+
+        wait_for<1>(s);
+        auto bound = [&] {
+            scores.apply(s);
+            if constexpr (masked) mask.hide(s, rows.first(), j * block_n);
+        };
+        bound();
+        softmax.update(s, [&] { recompute(), bound(); }, masked && softmax.has_new_rows());  // P = 2^(S - m)
+        k.release(softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
+        wait_for(o, p_before);
+        v.release();
+        softmax.rescale(o);
+        p = round_to_operand<dtype>(s);
+    };
+    int j = last - 1;
+    // The first block's first keys. The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at
+    // least, so the second block is masked too, and no other one.
+    auto begin = [&](auto keys) {
+        Accumulator<16, decltype(keys)::value> s;
+        k.wait();
+        start_product<dtype, head_dim>(s, q, k.operand());
+        wait_for(s);
+        k.release();  // a load may come late, but a product has used what it brought
+        scores.apply(s);
+        mask.hide(s, rows.first(), last * block_n);
+        softmax.start(s);
+        on_begun();
+        auto p_first = round_to_operand<dtype>(s);
+        if (ends_early && j >= lowest)
+            step(j--, std::true_type(), p_first);
+        else
+            p = widen<block_n>(p_first);
+    };
+    using Half = std::integral_constant<int, may_halve ? warpgroup_rows : block_n>;
+    using Whole = std::integral_constant<int, block_n>;
+    if (may_halve && mask.keys(rows.end - 1) - last * block_n <= warpgroup_rows)
+        begin(Half());
+    else
+        begin(Whole());
+    const auto lowest_plain = mask.template first_plain_block<block_n>(rows.end - 1);
+    for (; j >= lowest_plain; --j) step(j, std::false_type(), p);
+    if constexpr (window)
+        for (; j >= lowest; --j) step(j, std::true_type(), p);
+    v.wait();
+    start_sum<dtype, block_n>(o, p, v.operand());
+    beside_last();
+    wait_for(o, p);
+    v.release();
+}
+
+// A consumer warpgroup: 64 rows of O of each work tile.
+__device__ inline void attend(Shared &shared, const Params &params, const QkvoMaps &maps, Mask<causal, window> mask,
+                              const Softcap<softcap> scores) {
     const int warp_row = uniform_warp_index() * 16;
     const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
-    ByRows<KVTile> k_tiles;
-    ByColumns<KVTile> v_tiles;
-    k_tiles.start(shared.k_tiles[0]);
-    v_tiles.start(shared.v_tiles[0]);
-    Turns reader{shared.schedule};
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
-    EndingSoftmax<16, RowByRow<16>> softmax{score.unit};
-    // O lies where its tile's Q was. So that place is given back amid the next tile, when O is stored. Only lane 0, which
-    // stores it, has to wait.
+    K k(shared.k, shared.k_tiles[0]);
+    V v(shared.v, shared.v_tiles[0]);
+    WorkTileReader work{shared.work};
+    auto q_at = shared.q.consumer();
+    OptimisticSoftmax softmax{scores.scale};
+    // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored. Only lane 0, which stores
+    // it, has to wait.
     auto q_before = q_at;
     q_before.stage = q_stages - 1;
-    auto give_back_q = [&] {
+    auto release_q_before = [&] {
         tma_store_wait_read();
-        shared.q.release(q_before, reader.taken > 0);
+        shared.q.release(q_before, work.count > 0);
     };
-    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
-    auto pass = [](auto &ring, auto &at) {
-        ring.wait(at);
-        ring.release(at);
-    };
-    int tile_row = reader.begin(), next_row;
-    for (; tile_row != Turn::none; tile_row = next_row) {
-        if constexpr (packed) mask.take(reader.at(&Turn::seqlen_q), reader.at(&Turn::seqlen_k));
-        const int end_of_tile = reader.at(&Turn::end_row);
+    int tile_row = work.first_row(), next_row;
+    for (; tile_row != WorkTile::none; tile_row = next_row) {
+        if constexpr (packed) mask.take(work.get(&WorkTile::seqlen_q), work.get(&WorkTile::seqlen_k));
+        const int end_of_tile = work.get(&WorkTile::end_row);
         const int of_tile = mask.template blocks<block_n>(end_of_tile) - 1;
         const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, end_of_tile);
         const bool has_rows = first_row < end_row;
@@ -127,107 +180,76 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         const auto lowest = mask.template first_block<block_n>(first_row);
         const int last = (has_rows ? mask.template blocks<block_n>(end_row) : int(lowest_of_tile)) - 1;
         // What needs no O
-        int row, head, of_q;  // of this warp
-        auto prepare_end = [&] {
-            row = reader.at(&Turn::row_q) + tile_row + warp_row, head = reader.at(&Turn::head), of_q = reader.at(&Turn::of_q);
-            float *lse = reader.lse() + tile_row + warp_row;
-            next_row = reader.next();  // its wait ends a piece of code, so the rest stays behind the products' start
-            __syncwarp();  // all lanes have read the turn before
-            softmax.sum_up();
+        int row, head, batch;  // of this warp
+        auto finalize = [&] {
+            row = work.get(&WorkTile::row_q) + tile_row + warp_row;
+            head = work.get(&WorkTile::head), batch = work.get(&WorkTile::batch_q);
+            float *lse = work.lse() + tile_row + warp_row;
+            work.advance();
+            next_row = work.first_row();  // its wait ends a piece of code, so the rest stays behind the products' start
+            __syncwarp();                 // all lanes have read the tile before
+            softmax.finalize();
             softmax.store_lse_if(params.lse != nullptr, lse, end_row - tile_row - warp_row);
-            reader.release(softmax.has_ended());  // so all this comes before the wait for O: ptxas would turn them round
+            work.release(softmax.is_finalized());  // so all this comes before the wait for O: ptxas would turn them round
         };
-        // Blocks that other warpgroups see
-        auto pass_blocks = [&](int from, int to) {
+        // Blocks that only other warpgroups see
+        auto skip = [&](int from, int to) {
 #pragma unroll 1
-            for (int j = from; j > to; --j) pass(shared.k, k_at), pass(shared.v, v_at);
+            for (int j = from; j > to; --j) k.skip(), v.skip();
         };
-        pass_blocks(of_tile, last);
+        skip(of_tile, last);
         shared.q.wait(q_at);
 
-        Accumulator<16, head_dim> o;  // of this warp
+        O o;
         o.clear();
-
-        softmax.clear();
+        softmax.reset();
         if (last >= lowest) {
-            Accumulator<16, block_n> s;
-            HeldA<16, block_n> p;
-            std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
+            S s;
+            P p;
+            Q q;
             q.start(shared.q_tiles[q_at.stage], q_in_registers ? warp_row : group_row);
-            // S = Q K^T of block j, then O += P V of the one before
-            auto step = [&](int j, auto is_masked, auto &p_before) {
-                constexpr bool masked = decltype(is_masked)::value;
-                shared.k.wait(k_at);
-                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
-                shared.v.wait(v_at);
-                start_sum<dtype>(o, p_before, v_tiles.after(v_at.stage));
-
-                // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
-                wait_for<1>(s);
-                auto bound = [&] {
-                    score.bound(s);
-                    if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
-                };
-                bound();
-                auto scores_again = [&] {
-                    scores_of_warp<KVTile>(s, q, shared.k_tiles[k_at.stage], shared.q_tiles[q_at.stage], warp_row);
-                };
-                softmax.trust(s, [&] { scores_again(), bound(); }, masked && softmax.some_are_new());
-                shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
-                wait_for(o, p_before);
-                shared.v.release(v_at);
-                softmax.rescale(o);
-                p = round_to_operand<dtype>(s);
+            // The rare path: scores that this warp has lost.
+            auto recompute = [&] {
+                scores_of_warp<KVTile>(s, q, shared.k_tiles[k.at.stage], shared.q_tiles[q_at.stage], warp_row);
             };
-            int j = last - 1;
-            // S = Q K^T and P = 2^(unit * S - m) of the first block's first keys. The last of a warpgroup's rows sees 63 keys
-            // more than the first, and a block has 64 at least, so the second block is masked too, and no other one.
-            auto begin = [&](auto keys) {
-                Accumulator<16, decltype(keys)::value> s;
-                shared.k.wait(k_at);
-                start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
-                wait_for(s);
-                // A load may come late, but a product has used what it brought.
-                shared.k.release(k_at);
-                score.bound(s);
-                mask.hide(s, tile_row + warp_row, last * block_n);
-                softmax.start(s);
-                give_back_q();
-                auto p_first = round_to_operand<dtype>(s);
-                if (ends_early && j >= lowest)
-                    step(j--, std::true_type(), p_first);
-                else
-                    p = widen<block_n>(p_first);
-            };
-            using Half = std::integral_constant<int, may_halve ? warpgroup_rows : block_n>;
-            using Whole = std::integral_constant<int, block_n>;
-            if (may_halve && mask.keys(end_row - 1) - last * block_n <= warpgroup_rows)
-                begin(Half());
-            else
-                begin(Whole());
-            const auto lowest_plain = mask.template first_plain_block<block_n>(end_row - 1);
-            for (; j >= lowest_plain; --j) step(j, std::false_type(), p);
-            if constexpr (window)
-                for (; j >= lowest; --j) step(j, std::true_type(), p);
-            shared.v.wait(v_at);
-            start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
-            prepare_end();
-            wait_for(o, p);
-            shared.v.release(v_at);
-            if constexpr (window) pass_blocks(lowest, lowest_of_tile);
+            attend_blocks(o, s, p, q, k, v, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
+                          recompute, release_q_before, finalize);
+            if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
-            give_back_q();
-            prepare_end();
+            release_q_before();
+            finalize();
         }
 
-        softmax.divide(o);
-        if (has_rows) {
-            dtype *o_tile = shared.q_tiles[q_at.stage];
-            HoistedReader<QTile, dtype> o_place;
-            o_place.start(o_tile, warp_row);
-            start_store_by_blocks<QTile>(o_tile, warp_row, o_place, o, maps.o, row, head, of_q);
-        }
-        q_at.next();
+        softmax.normalize(o);
+        if (has_rows) start_store<QTile>(shared.q_tiles[q_at.stage], warp_row, o, maps.o, row, head, batch);
+        q_at.advance();
     }
-    wait_for_own_stores();  // shared memory lives as long as its CTA
+    wait_for_stores();  // shared memory lives as long as its CTA
+}
+
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_forward(const __grid_constant__ Params params, const __grid_constant__ Counters counters,
+                      const __grid_constant__ QkvoMaps maps) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+
+    Mask<causal, window> mask(params);
+    const Softcap<softcap> scores(params);
+    if (threadIdx.x == 0) {
+        shared.q.init(num_consumers * 4);
+        shared.k.init(num_consumers * 4);
+        shared.v.init(num_consumers * 4);
+        shared.work.init(num_consumers * 4);
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+
+    if (warpgroup_index() == num_consumers) {
+        give_registers_back<Share::producer>();
+        if (uniform_warp_index() == num_consumers * 4 + 1) schedule(shared.work, counters.tiles_drawn, Order(params));
+        if (threadIdx.x % warpgroup_threads == 0) load(shared, maps, mask);
+        return;
+    }
+    take_registers<Share::consumer>();
+    attend(shared, params, maps, mask, scores);
 }

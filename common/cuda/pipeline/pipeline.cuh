@@ -1,0 +1,80 @@
+// A ring of tiles in shared memory. One thread, the producer, has TMA load them, and warps consume them.
+#pragma once
+#include "tile/layout.cuh"
+#include "ptx/sm90.cuh"
+
+// Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
+// past the end of a tensor come as zeros.
+struct QkvoMaps {
+    TensorMapBytes q, k, v, o;
+};
+
+// Where its user is in the ring. `parity` is that of the phase which the user waits for. A consumer begins with 0. The
+// producer begins with 1: the phase before the first one counts as ended, as all tiles are empty.
+template <int stages>
+struct PipelineState {
+    uint32_t parity;
+    int stage = 0;
+
+    __device__ void advance() {
+        if (++stage < stages) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
+
+// The barriers of the ring. The tiles lie elsewhere.
+template <class Tile, int stages>
+struct Pipeline {
+    using State = PipelineState<stages>;
+    Mbarrier full[stages];   // the tile has come
+    Mbarrier empty[stages];  // every consuming warp is done with it
+
+    static __device__ State producer() { return {1}; }
+    static __device__ State consumer() { return {0}; }
+
+    // Before the other threads come, and `fence_mbarrier_init` after it.
+    __device__ void init(int consumer_warps) {
+        for (int stage = 0; stage < stages; ++stage) {
+            full[stage].init(1);
+            empty[stage].init(consumer_warps);
+        }
+    }
+
+    // Starts loading rows from `row` on of one head into the next tile, panel by panel, once it is empty.
+    template <class T>
+    __device__ void load(State &at, T (&tiles)[stages][Tile::size], const TensorMapBytes &map, int row, int head, int batch) {
+        empty[at.stage].wait(at.parity);
+        full[at.stage].arrive_expecting(Tile::size * sizeof(T));
+#pragma unroll
+        for (int panel = 0; panel < Tile::panels; ++panel)
+            tma_load(tiles[at.stage] + Tile::step(0, panel * 64), map, full[at.stage], panel * 64, row, head, batch);
+        at.advance();
+    }
+    __device__ void wait(const State &at) { full[at.stage].wait(at.parity); }
+    __device__ void release(State &at, bool really = true) {
+        if (really) empty[at.stage].arrive_as_warp();
+        at.advance();
+    }
+};
+
+// A consumer's end of a pipeline whose tiles are operands of products; `Operand` is ByRows or ByColumns.
+template <class Pipeline, class Operand>
+struct OperandConsumer {
+    Pipeline &pipeline;
+    typename Pipeline::State at;
+    Operand first;  // of the ring's tiles
+
+    template <class T>
+    __device__ OperandConsumer(Pipeline &pipeline_, const T *tiles) : pipeline(pipeline_), at(pipeline.consumer()) {
+        first.start(tiles);
+    }
+    __device__ Operand operand() const { return first.after(at.stage); }
+    __device__ void wait() const { pipeline.wait(at); }
+    __device__ void release(bool really = true) { pipeline.release(at, really); }
+    // A tile that only other warps need. It must have come: a phase later, this one would pass for the next.
+    __device__ void skip() {
+        wait();
+        release();
+    }
+};
