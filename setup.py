@@ -58,6 +58,7 @@ setup(
             "common/cuda/**/*",
             "common/runtime/*.cpp",
             "common/report/templates/*",
+            "common/runtime/*.h",
             "configs/**/*",
         ]
     },

@@ -76,7 +76,7 @@ class Driver:
         return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(made))
 
     def cuLaunchKernel(self, function, *rest):
-        *shape, stream, where, _ = rest
+        *shape, stream, where, _ = rest[:10]
         if self.statuses and (status := self.statuses.pop(0)):
             return (status,)
         name = self.names[function - 1]
@@ -85,7 +85,9 @@ class Driver:
         arguments = [
             ctypes.string_at(pointers[n], size) for n, size in enumerate(self.parts.get(name, (PARAMS_BYTES,)))
         ]
-        self.launches.append(SimpleNamespace(function=name, shape=shape, stream=stream, arguments=arguments))
+        attributes = b"".join(rest[10:])
+        launch = SimpleNamespace(function=name, shape=shape, stream=stream, arguments=arguments, attributes=attributes)
+        self.launches.append(launch)
         return (0,)
 
     def cuGetErrorName(self, status):
@@ -101,10 +103,26 @@ def _encoded(kind, address, dims, strides, box, swizzle):
 
 
 def launch_function(driver):
-    """The driver's launch as C knows it; it must be kept."""
-    word, pointer = ctypes.c_uint, ctypes.c_void_p
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[word] * 7, pointer, pointer, pointer)
-    return kind(lambda *arguments: driver.cuLaunchKernel(*arguments)[0])
+    """The driver's launch as C knows it, cuLaunchKernelEx; it must be kept."""
+    pointer = ctypes.c_void_p
+
+    def launched(config, function, where, extra):
+        given = config.contents
+        attributes = ctypes.string_at(given.attributes, 72 * given.num_attributes)
+        return driver.cuLaunchKernel(function, *given.shape, given.stream or 0, where, extra, attributes)[0]
+
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchConfig), pointer, pointer, pointer)(launched)
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("shape", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    ]
 
 
 def install(monkeypatch, gpu_name="h100"):

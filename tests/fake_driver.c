@@ -37,12 +37,33 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int
     return 0;
 }
 
+struct config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const int *attributes;
+    unsigned num_attributes;
+};
+
+static int launch(void *function, const struct config *c, void **arguments, void **extra) {
+    printf("launch %p grid %u %u %u block %u %u %u shared %u stream %p q %p extra %p\n", function, c->grid[0], c->grid[1],
+           c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream, *(void **)arguments[0],
+           extra);
+    for (unsigned i = 0; i < c->num_attributes; ++i) {
+        const int *attribute = c->attributes + 18 * i;
+        printf("attribute %d of the launch: %d %d %d\n", attribute[0], attribute[2], attribute[3], attribute[4]);
+    }
+    if (c->shared == 0) printf("lent %p %p\n", (*(void ***)(arguments + 1))[0], (*(void ***)(arguments + 1))[1]);
+    return status("FAKE_STATUS");
+}
+
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **arguments, void **extra) {
-    printf("launch %p grid %u %u %u block %u %u %u shared %u stream %p q %p extra %p\n", function, gx, gy, gz, bx, by,
-           bz, shared, stream, *(void **)arguments[0], extra);
-    if (shared == 0) printf("lent %p %p\n", (*(void ***)(arguments + 1))[0], (*(void ***)(arguments + 1))[1]);
-    return status("FAKE_STATUS");
+    const struct config config = {{gx, gy, gz}, {bx, by, bz}, shared, stream, 0, 0};
+    return launch(function, &config, arguments, extra);
+}
+
+int cuLaunchKernelEx(const struct config *config, void *function, void **arguments, void **extra) {
+    return launch(function, config, arguments, extra);
 }
 
 int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_MADE_UP"; return 0; }

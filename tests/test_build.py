@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from attention_params import PARAMS
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, declaration, ninja
 from flashladder.common.compiler import compile as build_module
 from flashladder.common.compiler.artifact import resources as read_resources
+from flashladder.common.compiler.declaration import ParamsField
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import ROOT
@@ -43,7 +45,7 @@ def test_artifact_holds_what_the_compiler_made(tmp_path):
     progress = []
     request = BuildRequest(version, version.config(block_m=128, num_warps=8), ARCH)
     (artifact,) = build([request], lambda *step: progress.append(step))
-    assert artifact.launch == LaunchInfo(256, 1024, 128, 64, params_bytes=160)
+    assert artifact.launch == LaunchInfo(256, 1024, 128, 64, **PARAMS)
     assert artifact.registers > 0
     assert artifact.local_bytes == 0
     assert 0 < artifact.compile_seconds < 60
@@ -341,16 +343,28 @@ def test_what_was_compiled_before_a_kill_is_there(tmp_path, monkeypatch):
     assert [artifact.cached for artifact in build(requests)] == [True, False]
 
 
+LAUNCH = ".const .align 4 .b8 launch_main[268] = {128, 0, 0, 0, 0, 192, 0, 0, 64, 0, 0, 0, 32, 0, 0, 0, 160};"
+FIELDS = (
+    f".const .align 4 .b8 params_main[68] = {{113, {'0, ' * 26}81, 0, 0, 0, 0, 120, {'0, ' * 26}105, 8, 0, 0, 0, 12}};"
+)
+
+
+def test_what_a_kernel_declares_is_read_from_its_ptx():
+    declared = declaration.read(f"// header\n{LAUNCH}\n{FIELDS}\n")
+    fields = ParamsField("q", "Q", 0), ParamsField("x", "i", 8)
+    assert declared.launches == {"main": LaunchInfo(128, 49152, 64, 32, 160, fields=fields)}
+
+
 @pytest.mark.parametrize(
-    "ptx",
+    ("ptx", "message"),
     [
-        ".const .align 4 .b8 launch_main[20] = {128, 0, 0, 0, 0, 192, 0, 0, 64, 0, 0, 0, 32, 0, 0, 0, 160};",
-        ".const .align 4 .u32 launch_main[5] = {128, 49152, 64, 32, 160};",
+        (LAUNCH, "main declares no fields of its argument; put FLASHLADDER_FIELDS"),
+        (LAUNCH.replace("268", "20"), "the kernel's declaration has 20 bytes, LaunchRecord 268"),
     ],
 )
-def test_a_launch_is_read_from_bytes_and_words(ptx):
-    declared = declaration.read(f"// header\n{ptx}\n")
-    assert declared.launches == {"main": LaunchInfo(128, 49152, 64, 32, 160)}
+def test_a_declaration_of_another_kind_is_refused(ptx, message):
+    with pytest.raises(BuildError, match=message):
+        declaration.read(ptx)
 
 
 def test_resources_are_read_from_the_log_of_ptxas():

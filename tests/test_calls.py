@@ -13,31 +13,41 @@ from types import SimpleNamespace
 import fake_cuda
 import pytest
 import torch
+from attention_params import PARAMS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder.common.catalog import Supports
 from flashladder.common.compiler import library
 from flashladder.common.compiler.artifact import Artifact, RungKernel
-from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
+from flashladder.common.compiler.declaration import LaunchInfo, ParamsField, TensorMapInfo, Workspace
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import gpu, quick
+from flashladder.common.runtime import plan, quick
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_gpu
 
 MAPS = tuple(TensorMapInfo(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
-PLAIN = LaunchInfo(128, 49152, 64, 64, params_bytes=160)
-HOPPER = LaunchInfo(384, 200000, 128, 64, params_bytes=160, ctas_per_sm=1, tensor_maps=MAPS)
-AFTER = LaunchInfo(32, 0, 1, 1, params_bytes=160, grid=("seqlen_q", "num_heads_k", "1"))
+PLAIN = LaunchInfo(128, 49152, 64, 64, **PARAMS)
+HOPPER = LaunchInfo(384, 200000, 128, 64, ctas_per_sm=1, tensor_maps=MAPS, **PARAMS)
+AFTER = LaunchInfo(32, 0, 1, 1, grid=("seqlen_q", "num_heads_k", "1"), **PARAMS)
+OWN = (
+    ParamsField("seqlen_k", "q", 0),
+    ParamsField("o_stride", "s", 8),
+    ParamsField("softmax_scale", "f", 32),
+    ParamsField("num_heads", "i", 36),
+    ParamsField("k", "Q", 40),
+)
+OTHER = LaunchInfo(96, 16, 1, 1, params_bytes=48, grid=("3", "cdiv(seqlen_q, block_n)", "batch"), fields=OWN)
 COUNTERS = Workspace("next", 4, "1", zeroed=True), Workspace("partial", 4, "batch * seqlen_k * block_m", zeroed=False)
 KINDS = {
     "plain": ({"attention_forward": PLAIN}, ()),
     "tensor maps and counters": ({"attention_forward": HOPPER}, COUNTERS),
     "tensor maps and a counter": ({"attention_forward": HOPPER}, COUNTERS[:1]),
+    "a struct of its own": ({"attention_forward": PLAIN, "combine": OTHER}, COUNTERS[1:]),
     "two kernels": ({"attention_forward": PLAIN, "combine": AFTER}, COUNTERS),
 }
 RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal=True, gqa=True))
@@ -49,13 +59,19 @@ def extension():
     return quick.made()
 
 
-@pytest.fixture(params=["Python", "C++"])
-def driver(request, monkeypatch):
+@pytest.fixture
+def driver(extension, monkeypatch):
     """With both ways of a call."""
     made = fake_cuda.install(monkeypatch)
-    if request.param == "C++":
-        monkeypatch.setattr(quick, "extension", request.getfixturevalue("extension"))
+    monkeypatch.setattr(quick, "extension", extension)
     return made
+
+
+ASKED = Problem(num_heads=4, num_heads_k=2, head_dim=64)
+
+
+def call_of(made, rung=None, device=fake_cuda.DEVICE):
+    return Call(rung or RUNG, made, ASKED, device)
 
 
 def artifact(tmp_path, kind="plain", **config):
@@ -84,7 +100,7 @@ def notes(driver, made):
     pointers = (8 * len(made.workspaces),) if made.workspaces else ()
     for kernel in made.kernels:
         maps = (128 * len(kernel.launch.tensor_maps),) if kernel.launch.tensor_maps else ()
-        driver.parts[kernel.entry] = (160, *pointers, *maps)
+        driver.parts[kernel.entry] = (kernel.launch.params_bytes, *pointers, *maps)
 
 
 def done(driver):
@@ -112,25 +128,25 @@ PROBLEMS = st.builds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_launches_what_a_look_at_leisure_launches(driver, tmp_path, kind):
+def test_all_ways_launch_the_same(driver, tmp_path, kind):
+    """In C++, in Python, and as a benchmark does."""
     made = artifact(tmp_path, kind)
     notes(driver, made)
-    call, in_python = Call(RUNG, made, fake_cuda.DEVICE), []
-    slowly = call._in_python
-    call._in_python = lambda *given: in_python.append(given) or slowly(*given)
+    call = call_of(made)
 
     @given(PROBLEMS)
     def same(problem):
         tensors = make_inputs(problem)
         given = [tensors.by_name.get(name) for name in ("q", "k", "v", "o", "lse")]
-        assert call(*given, problem.softmax_scale)
+        assert call.quickly(given, problem.softmax_scale)
         quickly = done(driver)
+        call(problem, tensors)
+        assert quickly == done(driver)
         on_gpu(made, problem, tensors)()
         assert quickly == done(driver)
         assert len(quickly) == len(made.kernels)
 
     same()
-    assert bool(in_python) == (quick.extension is None or kind in ("tensor maps and counters", "two kernels"))
 
 
 def bf16(*shape, stride=None):
@@ -167,16 +183,19 @@ LEFT = {
 
 @pytest.mark.parametrize("changed", LEFT.values(), ids=LEFT.keys())
 def test_what_is_not_plainly_right_is_left(driver, tmp_path, changed):
-    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
+    call = call_of(artifact(tmp_path))
     given = {"q": Q, "k": K, "v": K, "o": torch.empty_like(Q), "lse": None, "softmax_scale": 0.125}
-    assert call(*given.values())
+    *usual, scale = given.values()
+    assert call.quickly(usual, scale)
     driver.launches.clear()
-    assert not call(*(given | changed).values())
+    *others, scale = (given | changed).values()
+    assert not call.quickly(others, scale)
     assert not driver.launches
 
 
 def test_tensors_on_another_device_are_left(driver, tmp_path):
-    assert not Call(RUNG, artifact(tmp_path), torch.device("cuda", 3))(Q, K, K, torch.empty_like(Q), None, 0.125)
+    call = call_of(artifact(tmp_path), device=torch.device("cuda", 3))
+    assert not call.quickly((Q, K, K, torch.empty_like(Q), None), 0.125)
 
 
 def test_what_a_rung_does_not_take_is_left(driver, tmp_path):
@@ -187,59 +206,71 @@ def test_what_a_rung_does_not_take_is_left(driver, tmp_path):
         ({}, {"row_stride": 256}, (Q, k, k, o), (Q, K, K, o)),
     ):
         rung = SimpleNamespace(supports=RUNG.supports.model_copy(update=supports))
-        call = Call(rung, artifact(tmp_path, **config), fake_cuda.DEVICE)
-        assert call(*taken, None, 0.125)
-        assert not call(*left, None, 0.125)
+        call = call_of(artifact(tmp_path, **config), rung)
+        assert call.quickly((*taken, None), 0.125)
+        assert not call.quickly((*left, None), 0.125)
 
 
 def test_a_grid_that_is_too_large_is_left(driver, tmp_path):
-    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
+    call = call_of(artifact(tmp_path))
     for batch, launched in ((65535, True), (65536, False)):
         q = bf16(1, 1, 1, 64).expand(batch, 1, 1, 64)
-        assert call(q, q, q, bf16(batch, 1, 1, 64), None, 0.125) == launched
+        assert call.quickly((q, q, q, bf16(batch, 1, 1, 64), None), 0.125) == launched
 
 
-def ways():
-    """In which a launch is tried that fails: after C++ Python does, which says what is wrong."""
-    return 1 if quick.extension is None else 2
+USUAL = Problem(batch=2, num_heads=4, num_heads_k=2, seqlen_q=64, seqlen_k=70, head_dim=64, softmax_scale=0.125)
 
 
-def test_a_thread_without_a_context_gets_one(driver, tmp_path, monkeypatch):
-    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
-    made = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append(True))
-    driver.statuses = [gpu.NO_CONTEXT] * ways()
-    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
-    assert (len(made), len(driver.launches)) == (1, 1)
+def usual(o=None):
+    """The tensors of a call, by name."""
+    return Tensors({"q": Q, "k": K, "v": K, "o": torch.empty_like(Q) if o is None else o}, USUAL.asked)
+
+
+def by(way, call, o=None):
+    """One of the two ways of a call."""
+    tensors = usual(o)
+    if way == "Python":
+        call(USUAL, tensors)
+    else:
+        assert call.quickly((*tensors.by_name.values(), None), 0.125)
+
+
+WAYS = pytest.mark.parametrize("way", ["C++", "Python"])
 
 
 def test_a_failure_is_told(driver, tmp_path):
-    call = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE)
-    driver.statuses = [700] * ways()
+    """C++ leaves it to Python, which says what is wrong, unless it was that this thread had no context yet."""
+    call = call_of(artifact(tmp_path))
+    driver.statuses = [201]
+    assert not call.quickly((*usual().by_name.values(), None), 0.125)
+    assert not driver.launches
+    driver.statuses = [700]
     with pytest.raises(DeviceError, match=r"cannot launch 07_tiny with dtype=bf16.*CUDA_ERROR_MADE_UP"):
-        call(Q, K, K, torch.empty_like(Q), None, 0.125)
+        call(USUAL, usual())
 
 
-def test_threads_do_not_share_arguments(driver, tmp_path):
+@WAYS
+def test_threads_do_not_share_arguments(driver, tmp_path, way):
     """All are amid a launch at the same time; each launches what it was given."""
-    call, threads = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE), 8
+    call, threads = call_of(artifact(tmp_path)), 8
     driver.on_launch = threading.Barrier(threads).wait
     outputs = [torch.empty_like(Q) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        assert all(pool.map(lambda o: call(Q, K, K, o, None, 0.125), outputs))
+        list(pool.map(lambda o: by(way, call, o), outputs))
     launched = {int.from_bytes(each.arguments[0][24:32], "little") for each in driver.launches}
     assert launched == {o.data_ptr() for o in outputs}
 
 
+@WAYS
 @pytest.mark.parametrize("kind", ["tensor maps and a counter", "tensor maps and counters"])
-def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch, kind):
+def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch, kind, way):
     """They stay zero, so none is cleared: runs that follow each other share one, and a captured one shares none."""
     made = artifact(tmp_path, kind)
     notes(driver, made)
-    call, o = Call(RUNG, made, fake_cuda.DEVICE), torch.empty_like(Q)
+    call = call_of(made)
 
     def counter():
-        assert call(Q, K, K, o, None, 0.125)
+        by(way, call)
         return int.from_bytes(driver.launches[-1].arguments[1][:8], "little")
 
     first = counter()
@@ -251,7 +282,7 @@ def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch,
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert len({first, second, *captured}) == 7
     assert counter() == second
-    monkeypatch.setattr(call._workspaces[0], "_unused", [])
+    monkeypatch.setattr(call._lenders[0], "_unused", [])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x55)
     assert counter() not in {first, second, *captured}, "more streams than counters"
 
@@ -260,7 +291,7 @@ def test_maps_tell_of_the_tensors_that_a_call_was_given(driver, tmp_path):
     """Alike but for one thing, one after the other, also in memory that was another's just before."""
     made = artifact(tmp_path, "tensor maps and a counter")
     notes(driver, made)
-    call = Call(RUNG, made, fake_cuda.DEVICE)
+    call = call_of(made)
     wide = bf16(2, 70, 4, 64)
     for q, k in (
         (Q, K),
@@ -271,7 +302,7 @@ def test_maps_tell_of_the_tensors_that_a_call_was_given(driver, tmp_path):
         *((bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)) for _ in range(3)),  # freed, and made anew
     ):
         o = torch.empty_like(q)
-        assert call(q, k, k, o, None, 0.125)
+        assert call.quickly((q, k, k, o, None), 0.125)
         maps = driver.launches[-1].arguments[2]
         for number, tensor in enumerate((q, k, k, o)):
             told = tensor_map.decode(maps[128 * number : 128 * (number + 1)])
@@ -285,13 +316,15 @@ def test_a_stride_whose_highest_bits_lie_elsewhere(driver, tmp_path):
     """It is in the map all the same. The memory is never touched."""
     made = artifact(tmp_path, "tensor maps and a counter")
     notes(driver, made)
-    call = Call(RUNG, made, fake_cuda.DEVICE)
+    call = call_of(made)
     apart = 1 << 36  # bytes: one more than C++ writes itself
     private, unbacked = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x4000  # MAP_NORESERVE
     far = torch.frombuffer(mmap.mmap(-1, apart + (1 << 20), flags=private | unbacked), dtype=torch.bfloat16)
     for bytes_apart in (apart - 16, apart):
         k = far.as_strided((2, 70, 2, 64), (bytes_apart // 2, 128, 64, 1))
-        assert call(Q, k, k, torch.empty_like(Q), None, 0.125)
+        o = torch.empty_like(Q)
+        if not call.quickly((Q, k, k, o, None), 0.125):
+            call(USUAL, Tensors({"q": Q, "k": k, "v": k, "o": o}, USUAL.asked))
         maps = driver.launches[-1].arguments[2]
         assert tensor_map.decode(maps[128:256]).strides == (256, 128, bytes_apart)
 
@@ -302,29 +335,30 @@ def test_a_driver_that_makes_other_maps_makes_them_all(driver, tmp_path, monkeyp
     notes(driver, made)
     encoded = fake_cuda._encoded
     monkeypatch.setattr(fake_cuda, "_encoded", lambda *given: encoded(*given)[:-1] + b"\1")
-    call = Call(RUNG, made, fake_cuda.DEVICE)
+    call = call_of(made)
     assert call.plan_at == 0
-    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
+    by("Python", call)
     assert {driver.launches[-1].arguments[2][at] for at in (127, 255, 383, 511)} == {1}
 
 
 def test_the_device_is_made_current(driver, tmp_path, monkeypatch):
-    call, entered = Call(RUNG, artifact(tmp_path), fake_cuda.DEVICE), []
+    call, entered = call_of(artifact(tmp_path)), []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
-    assert call(Q, K, K, torch.empty_like(Q), None, 0.125)
-    assert entered == [-1]
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
+    by("C++", call)
+    assert entered == [fake_cuda.DEVICE]
 
 
 def test_the_plan_has_the_layout_of_the_source(tmp_path):
     """A translation unit of the source and of what Python takes its structures for."""
     checks = [
         f"static_assert(offsetof({kind.__name__}, {name}) == {getattr(kind, name).offset});"
-        for kind in (quick.Plan, quick.MapPlan)
+        for kind in (plan.TensorPlan, plan.FieldPlan, plan.MapPlan, plan.KernelPlan, plan.WorkspacePlan, plan.Plan)
         for name, *_ in kind._fields_
     ]
-    checks += [f"static_assert(sizeof(Plan) == {ctypes.sizeof(quick.Plan)});"]
-    checks += [f"static_assert(sizeof(Params) == {fake_cuda.PARAMS_BYTES});"]
+    checks += [f"static_assert(sizeof(Plan) == {ctypes.sizeof(plan.Plan)});"]
+    checks += [f"static_assert(sizeof(LaunchConfig) == {ctypes.sizeof(fake_cuda.LaunchConfig)});"]
+    checks += [f"static_assert(max_params == {plan.MAX_PARAMS} && max_sizes == {plan.MAX_SIZES});"]
     source = tmp_path / "check.cpp"
     source.write_text("\n".join(["#include <cstddef>", f'#include "{quick.SOURCE}"', *checks]))
     command, _ = library._extension(source)

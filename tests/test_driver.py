@@ -48,9 +48,11 @@ def test_a_kernel_is_loaded_once_and_launched_with_what_was_prepared(driver):
 def test_several_kernels_are_launched_in_order_with_the_memory_that_they_are_lent(driver):
     result = driver("several")
     assert result.returncode == 0, result.stderr
-    assert [line for line in result.stdout.splitlines() if re.match("set|launch|lent", line)] == [
+    assert [line for line in result.stdout.splitlines() if re.match("launch|lent|attribute .* launch", line)] == [
         "launch 0x33 grid 2 3 4 block 128 1 1 shared 49152 stream 0x77 q 0x1230 extra (nil)",
         "launch 0x34 grid 2 3 4 block 32 1 1 shared 0 stream 0x77 q 0x1230 extra (nil)",
+        "attribute 4 of the launch: 2 1 1",  # clusters
+        "attribute 6 of the launch: 1 0 0",  # may begin before the launch before it has ended
         "lent 0xa00 0xb00",
     ]
 
@@ -58,11 +60,14 @@ def test_several_kernels_are_launched_in_order_with_the_memory_that_they_are_len
 def test_a_call_reaches_the_driver_from_python_and_from_cpp(driver):
     result = driver(program="use_fake_calls.py")
     assert result.returncode == 0, result.stderr
-    launched = [line for line in result.stdout.splitlines() if line.startswith("launch")]
-    assert len(launched) == 2
-    assert launched[0] == launched[1]
-    assert launched[0].startswith("launch 0x33 grid 2 4 3 block 128 1 1 shared 49152 stream 0x77 q 0x")
-    assert {"way Python", "way C++"} <= set(result.stdout.splitlines())
+    _, in_python, in_cpp = re.split("way .*\n", result.stdout)
+    in_python = [line for line in in_python.splitlines() if "launch" in line]
+    assert in_python == in_cpp.splitlines()
+    clustered, clusters, after, dependent = in_python
+    assert clustered.startswith("launch 0x33 grid 2 4 3 block 128 1 1 shared 49152 stream 0x77 q 0x")
+    assert after.startswith("launch 0x34 grid 100 4 1 block 32 1 1 shared 16 stream 0x77 q 0x")
+    assert clusters == "attribute 4 of the launch: 1 2 1"
+    assert dependent == "attribute 6 of the launch: 1 0 0"
 
 
 @pytest.mark.parametrize(("variable", "action"), [("FAKE_LOAD", "load"), ("FAKE_STATUS", "launch")])

@@ -46,14 +46,16 @@ def stock(monkeypatch):
 
     def prepare(kind, problem, q, version):
         problems.append(problem)
-        op._ready[kind] = SimpleNamespace(rung=catalog.find("woven_general"), artifact=None, call=lambda *_: True)
+        op._ready[kind] = SimpleNamespace(
+            rung=catalog.find("woven_general"), artifact=None, call=SimpleNamespace(quickly=lambda *_: True)
+        )
         return op._ready[kind]
 
     for name, value in {
         "_ready": {},
         "_prepare": prepare,
         "is_gpu": lambda tensor: True,
-        "at_leisure": lambda *_: None,
+        "slow_path": lambda *_: None,
     }.items():
         monkeypatch.setattr(op, name, value)
     return problems

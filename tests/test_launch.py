@@ -1,17 +1,21 @@
-"""The host's mirror of the kernel argument, and what it refuses."""
+"""What the host hands to kernels, as these declare it, and what it refuses."""
 
 import ctypes
 import dataclasses
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from attention_params import FIELDS, PARAMS
 
 from flashladder.common.compiler.artifact import Artifact, RungKernel
 from flashladder.common.compiler.declaration import (
+    FieldRecord,
     LaunchInfo,
     LaunchRecord,
+    ParamsField,
     TensorMapInfo,
     TensorMapRecord,
     Workspace,
@@ -21,15 +25,16 @@ from flashladder.common.errors import BuildError, ConfigError, UnsupportedProble
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.operations.forward import ALL_KEYS
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime.launch import AttentionParams, TensorStride, launches, pack, workspace_bytes
+from flashladder.common.runtime.launch import Launcher
 
 ARTIFACT = Artifact(
     version="07_tiny",
     config=KernelConfig.of(block_m=64),
     arch="sm_80",
     directory=Path(),
-    kernels=(RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, params_bytes=160), 32, 0, 0, 0),),
+    kernels=(RungKernel("attention_forward", LaunchInfo(128, 49152, 64, 64, **PARAMS), 32, 0, 0, 0),),
     operation="forward",
     compile_seconds=0.0,
     cached=True,
@@ -44,33 +49,42 @@ def tensors():
     return {"q": q, "k": k, "v": v, "o": o, "lse": torch.zeros(2, 4, 100)}
 
 
-def packed(given, **options):
-    return AttentionParams.from_buffer_copy(pack(PROBLEM, Tensors(given, PROBLEM.asked), **options))
-
-
-def grid(problem=PROBLEM, num_sms=132, params=bytes(160), **declared):
-    """Of a kernel that declares these things."""
+def of(**declared):
+    """An artifact whose kernel declares these things."""
     launch = dataclasses.replace(ARTIFACT.launch, **declared)
-    kernel = dataclasses.replace(ARTIFACT.main, launch=launch)
-    (found,) = launches(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, params, num_sms)
-    return found.grid
+    return dataclasses.replace(ARTIFACT, kernels=(dataclasses.replace(ARTIFACT.main, launch=launch),))
 
 
-def test_the_mirror_has_the_layout_of_the_header(tmp_path):
-    offsets = [(name, getattr(AttentionParams, name).offset) for name, _ in AttentionParams._fields_]
-    checks = [f"static_assert(offsetof(AttentionParams, {name}) == {offset});" for name, offset in offsets]
-    checks += [
-        f"static_assert(offsetof(TensorStride, {name}) == {getattr(TensorStride, name).offset});"
-        for name, _ in TensorStride._fields_
-    ]
-    checks += [f"static_assert(sizeof(AttentionParams) == {ctypes.sizeof(AttentionParams)});"]
-    source = tmp_path / "check.cpp"
-    source.write_text("\n".join(["#include <cstddef>", '#include "params.cuh"', *checks]))
-    subprocess.run(["g++", "-std=c++17", "-fsyntax-only", "-I", CUDA_HEADERS, source], check=True)
+def launched(given=None, problem=PROBLEM, num_sms=132, addresses=None, **declared):
+    """The launch of such a kernel."""
+    given = tensors() if given is None else given
+    (found,) = Launcher(of(**declared)).launches(problem, Tensors(given, problem.asked), num_sms, addresses)
+    return found
+
+
+def packed(*given, **options):
+    """The fields of the first argument, by name."""
+    params = launched(*given, **options).params
+    codes = {"Q": "<Q", "s": "<3q", "i": "<i", "f": "<f"}
+    values = {each.name: struct.unpack_from(codes[each.format], params, each.offset) for each in FIELDS}
+    return {name: value if len(value) > 1 else value[0] for name, value in values.items()}
+
+
+def grid(problem=PROBLEM, **options):
+    """Of tensors without memory."""
+    asked = problem.asked
+    shapes = asked.shapes(problem)
+    given = {name: torch.empty(shapes[name], dtype=asked.dtype(problem, name), device="meta") for name in shapes}
+    return launched(given, problem, **options).grid
 
 
 def test_the_records_have_the_layout_of_the_header(tmp_path):
-    records = {"TensorMap": TensorMapRecord, "Launch": LaunchRecord, "WorkspaceSize": WorkspaceRecord}
+    records = {
+        "Field": FieldRecord,
+        "TensorMap": TensorMapRecord,
+        "Launch": LaunchRecord,
+        "WorkspaceSize": WorkspaceRecord,
+    }
     checks = []
     for name, record in records.items():
         checks += [f"static_assert(sizeof({name}) == {ctypes.sizeof(record)});"]
@@ -87,19 +101,85 @@ def test_packing():
     given = tensors()
     given["k"] = given["k"].transpose(1, 2).contiguous().transpose(1, 2)
     params = packed(given)
-    assert [getattr(params, name) for name in given] == [tensor.data_ptr() for tensor in given.values()]
-    assert (params.q_stride.batch, params.q_stride.row, params.q_stride.head) == (100 * 512, 512, 128)
-    assert (params.k_stride.batch, params.k_stride.row, params.k_stride.head) == (70 * 256, 128, 70 * 128)
-    sizes = params.batch, params.num_heads, params.num_heads_k, params.seqlen_q, params.seqlen_k, params.softmax_scale
-    assert sizes == (2, 4, 2, 100, 70, 0.5)
+    assert [params[name] for name in given] == [tensor.data_ptr() for tensor in given.values()]
+    assert (params["q_stride"], params["k_stride"]) == ((100 * 512, 512, 128), (70 * 256, 128, 70 * 128))
+    sizes = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "softmax_scale")
+    assert [params[name] for name in sizes] == [2, 4, 2, 100, 70, 0.5]
 
 
 def test_other_addresses_and_no_lse():
     given = tensors()
     del given["lse"]
-    params = packed(given, addresses={"q": 16, "k": 32, "v": 48, "o": 64})
-    assert (params.q, params.k, params.v, params.o, params.lse) == (16, 32, 48, 64, None)
-    assert packed(given).lse is None
+    addresses = {"q": 16, "k": 32, "v": 48, "o": 64}
+    params = packed(given, addresses=addresses)
+    assert {name: params[name] for name in (*addresses, "lse")} == {**addresses, "lse": 0}
+    assert packed(given)["lse"] == 0
+
+
+def test_fields_are_filled_by_name_wherever_they_lie():
+    fields = (
+        ParamsField("v", "Q", 8),
+        ParamsField("q_stride", "s", 24),
+        ParamsField("seqlen_k", "q", 56),
+        ParamsField("window_left", "i", 64),
+    )
+    given = tensors()
+    windows = {None: ALL_KEYS, 5: 5}
+    for window_left, told in windows.items():
+        problem = dataclasses.replace(PROBLEM, window_left=window_left)
+        params = launched(given, problem, params_bytes=72, fields=fields).params
+        assert struct.unpack("<8xQ8x3q8xqi4x", params) == (given["v"].data_ptr(), 100 * 512, 512, 128, 70, told)
+
+
+@pytest.mark.parametrize(
+    "name", ["splits", "lse_stride", "asked"], ids=["no number of the problem", "of three dimensions", "no number"]
+)
+def test_a_field_that_nobody_knows_is_named(name):
+    message = f"attention_forward of 07_tiny takes {name}, which is no tensor of the operation forward, nor the strides"
+    with pytest.raises(BuildError, match=message):
+        launched(fields=(*FIELDS[:-1], ParamsField(name, "i", 156)))
+
+
+def test_a_number_that_has_no_room_is_refused():
+    with pytest.raises(
+        UnsupportedProblemError, match=r"softmax_scale=0.5 does not fit the argument of attention_forward"
+    ):
+        launched(fields=(*FIELDS[:-1], ParamsField("softmax_scale", "i", 156)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "refusal"),
+    [
+        ((2, 1, 1), {}, ""),
+        ((1, 2, 2), {}, ""),
+        (
+            (4, 1, 1),
+            {},
+            r"the grid of attention_forward of 07_tiny is 2 x 4 x 2 CTAs for .*: not .* its clusters, 4 x 1 x 1",
+        ),
+        ((3, 1, 1), {"ctas_per_sm": 1}, ""),
+    ],
+)
+def test_a_grid_is_a_multiple_of_clusters(cluster, options, refusal):
+    if refusal:
+        with pytest.raises(UnsupportedProblemError, match=refusal):
+            launched(cluster=cluster, **options)
+        return
+    made = launched(cluster=cluster, **options)
+    assert made.cluster == cluster
+    assert made.grid == ((15, 1, 1) if options else (2, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"cluster": (32, 1, 1)}, "wants clusters of 32 CTAs; a GPU has at most 16 in one"),
+        ({"is_dependent": True}, "depends on the kernel before it; it is the rung's first one"),
+    ],
+)
+def test_what_no_gpu_runs_is_refused_by_name(declared, message):
+    with pytest.raises(BuildError, match=f"attention_forward of 07_tiny {message}"):
+        launched(**declared)
 
 
 def test_a_grid_is_the_tiles_of_queries_or_what_the_kernel_says():
@@ -125,32 +205,22 @@ def test_a_persistent_grid_counts_no_more_tiles_than_32_bits_hold():
 
 
 def test_a_workspace_is_as_large_as_the_kernel_says():
-    workspace = Workspace("partial_o", 4, "batch * num_heads * cdiv(seqlen_q, block_m) * block_m * head_dim", False)
-    assert workspace_bytes(ARTIFACT, PROBLEM, workspace) == 4 * 2 * 4 * 128 * 128
+    def num_bytes(count):
+        made = dataclasses.replace(ARTIFACT, workspaces=(Workspace("x", 4, count, False),))
+        return Launcher(made).workspace_bytes(PROBLEM)
+
+    assert num_bytes("batch * num_heads * cdiv(seqlen_q, block_m) * block_m * head_dim") == [4 * 2 * 4 * 128 * 128]
     with pytest.raises(ConfigError, match=r"size of the workspace x 'splits' reads splits; there are batch, block_m"):
-        workspace_bytes(ARTIFACT, PROBLEM, Workspace("x", 4, "splits", False))
-
-
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        ({"params_bytes": 168}, "takes 168 bytes of parameters, the host packs 160 for the operation forward"),
-        ({"cluster": (2, 1, 1)}, "07_tiny wants clusters of 2 x 1 x 1 CTAs, which neither .* has yet"),
-    ],
-)
-def test_what_cannot_be_run_yet_is_refused_by_name(declared, message):
-    with pytest.raises(BuildError, match=f"attention_forward of 07_tiny .*{message.removeprefix('07_tiny ')}"):
-        grid(**declared)
+        num_bytes("splits")
 
 
 def test_a_tensor_map_has_the_strides_of_its_tensor():
     """Fastest first, in bytes; where a dimension has one element only, torch's stride means nothing to TMA."""
     problem = dataclasses.replace(PROBLEM, batch=1)
-    given = Tensors({name: tensor[:1] for name, tensor in tensors().items()}, PROBLEM.asked)
+    given = {name: tensor[:1] for name, tensor in tensors().items()}
     maps = TensorMapInfo("q", 128, 64, 128), TensorMapInfo("k", 64, 64, 128)
-    kernel = dataclasses.replace(ARTIFACT.main, launch=dataclasses.replace(ARTIFACT.launch, tensor_maps=maps))
-    (launch,) = launches(dataclasses.replace(ARTIFACT, kernels=(kernel,)), problem, pack(problem, given), num_sms=1)
-    assert [mapped.address for mapped in launch.tensor_maps] == [given.q.data_ptr(), given.k.data_ptr()]
+    launch = launched(given, problem, tensor_maps=maps)
+    assert [mapped.address for mapped in launch.tensor_maps] == [given["q"].data_ptr(), given["k"].data_ptr()]
     assert [mapped.dims for mapped in launch.tensor_maps] == [(128, 100, 4, 1), (128, 70, 2, 1)]
     assert [mapped.strides for mapped in launch.tensor_maps] == [(1024, 256, 16), (512, 256, 16)]
     assert [mapped.box for mapped in launch.tensor_maps] == [(64, 128, 1, 1), (64, 64, 1, 1)]
@@ -200,4 +270,4 @@ def test_refused_tensors(name, change, message):
     given = tensors()
     given[name] = change(given[name])
     with pytest.raises(UnsupportedProblemError, match=message):
-        pack(PROBLEM, Tensors(given, PROBLEM.asked))
+        launched(given)

@@ -12,7 +12,7 @@ from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import LAYOUTS, Forward, attention
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime.launch import pack
+from flashladder.common.runtime.launch import check
 
 SMALL = {"batch": 2, "num_heads": 4, "num_heads_k": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16}
 
@@ -113,7 +113,7 @@ def test_layouts_hold_the_same_numbers_and_suit_kernels(layout):
     tensors = make_inputs(Problem(**SMALL, layout=layout))
     for name in "qkv":
         assert torch.equal(getattr(tensors, name), getattr(plain, name))
-    assert pack(Problem(**SMALL, layout=layout), tensors)
+    check(Problem(**SMALL, layout=layout), tensors)
     assert not torch.equal(make_inputs(Problem(**SMALL, seed=1)).q, plain.q)
     strides = {"bshd": (64, 16), "bhsd": (16, 320), "padded": (120, 24), "qkv": (128, 16)}
     assert tensors.q.stride()[1:3] == strides[layout]

@@ -155,7 +155,7 @@ def test_other_layouts(run, layout):
 
 
 def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
-    monkeypatch.setattr("flashladder.common.runtime.execute.pack", _with_another_scale)
+    monkeypatch.setattr("flashladder.common.runtime.execute.Launcher", _WithAnotherScale)
     code, out, err = run("02", "--seqlen", "64", "--heads", "1")
     assert code == console.EXIT_ERROR
     assert "FAIL" in out
@@ -164,8 +164,9 @@ def test_a_wrong_output_fails_and_is_logged(run, monkeypatch):
     assert not records.runs().read()[0]["passed"][0]
 
 
-def _with_another_scale(problem, tensors, addresses=None):
-    return launch.pack(dataclasses.replace(problem, softmax_scale=2 * problem.softmax_scale), tensors, addresses)
+class _WithAnotherScale(launch.Launcher):
+    def launches(self, problem, *rest):
+        return super().launches(dataclasses.replace(problem, softmax_scale=2 * problem.softmax_scale), *rest)
 
 
 def test_on_a_gpu_it_is_timed_beside_the_official_kernel(run, monkeypatch):

@@ -223,7 +223,7 @@ def test_an_interrupt_is_none_of_its_business(short, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    ready.call._plan.counter, ready.call._plan.counters = interrupted, {}
+    ready.call._plan.workspaces[0].lend, ready.call._plan.workspaces[0].of_stream = interrupted, {}
     with pytest.raises(KeyboardInterrupt):
         attention(Q, K, K, version="34")
 

@@ -19,21 +19,26 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
+from attention_params import PARAMS  # noqa: E402
+
 from flashladder.common.compiler import LaunchInfo  # noqa: E402
 from flashladder.common.compiler.artifact import RungKernel  # noqa: E402
 from flashladder.common.compiler.declaration import Workspace  # noqa: E402
+from flashladder.common.problem.config import KernelConfig  # noqa: E402
 from flashladder.common.runtime import gpu, launch  # noqa: E402
 
 cubin = Path(sys.argv[1])
 cubin.write_bytes(b"ELF!")
-info = LaunchInfo(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, params_bytes=160)
-after = LaunchInfo(num_threads=32, shared_bytes=0, block_m=64, block_n=0, params_bytes=160)
+info = LaunchInfo(num_threads=128, shared_bytes=49152, block_m=64, block_n=64, **PARAMS)
+after = LaunchInfo(
+    num_threads=32, shared_bytes=0, block_m=64, block_n=0, cluster=(2, 1, 1), is_dependent=True, **PARAMS
+)
 entries = {"attention_forward": info} | ({"combine": after} if "several" in sys.argv else {})
 kernels = tuple(RungKernel(entry, declared, 32, 0, 0, 0) for entry, declared in entries.items())
 lent = (Workspace("partial", 1, "64", zeroed=False), Workspace("next", 1, "64", zeroed=True))
 artifact = SimpleNamespace(
     version="02_swizzling",
-    config=SimpleNamespace(name="block_m=64"),
+    config=KernelConfig.of(block_m=64),
     arch="sm_90a",
     cubin=cubin,
     code="0123",
@@ -46,11 +51,26 @@ kernel = gpu.load(artifact)
 assert gpu.load(SimpleNamespace(**vars(artifact))) is kernel  # as from the cache, a second time
 memory = [SimpleNamespace(data_ptr=lambda at=at: at, numel=lambda: 64) for at in (0xA00, 0xB00)]
 memory = memory[: len(artifact.workspaces)]
-launches = [
-    launch.KernelLaunch(entry, (2, 3, 4), declared.num_threads, declared.shared_bytes)
-    for entry, declared in entries.items()
-]
-start = kernel.prepare(bytes(launch.AttentionParams(q=0x1230)), launches, memory)
-kernel.prepare(bytes(launch.AttentionParams(q=0x4560)), launches, memory)
+
+
+def launches(q):
+    """Of kernels whose first argument begins with this address."""
+    params = q.to_bytes(8, "little").ljust(160, b"\0")
+    return [
+        launch.KernelLaunch(
+            each.entry,
+            params,
+            (2, 3, 4),
+            each.launch.num_threads,
+            each.launch.shared_bytes,
+            cluster=each.launch.cluster,
+            is_dependent=each.launch.is_dependent,
+        )
+        for each in kernels
+    ]
+
+
+start = kernel.prepare(launches(0x1230), memory)
+kernel.prepare(launches(0x4560), memory)
 start()
 print("occupancy", kernel.occupancy())

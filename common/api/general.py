@@ -9,8 +9,8 @@ import torch
 
 from flashladder.common.api import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.operations.forward import ALL_KEYS
 from flashladder.common.runtime.ahead import DEFAULT
-from flashladder.common.runtime.launch import ALL_KEYS
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
 OPEN: Window = (None, None)
@@ -107,7 +107,7 @@ def forward(
     ready = op.prepared(problem, q, version)
     if problem.packed and not ready.rung.supports.rest:
         _clear(o, sums)
-    op.at_leisure(ready, problem, tensors)
+    op.slow_path(ready, problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         _clear(o[:, end_q:], sums[:, end_q:])
     if op.watch is not None:

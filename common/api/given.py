@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.runtime.launch import ALL_KEYS
+from flashladder.common.problem.operations.forward import ALL_KEYS
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat)  # of torch.compile, which must not ask for their values
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from flashladder.common.problem.inputs import Tensors, make_inputs
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import ahead, overlap, quick, target
 from flashladder.common.runtime.calls import Call
-from flashladder.common.runtime.execute import on_emulator, on_gpu
-from flashladder.common.runtime.launch import check
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.runtime.launch import PROBLEMS_KEPT, check
 from flashladder.common.runtime.target import Target
 from flashladder.common.runtime.tuned import LONG_FROM, is_long, of_each_length
 
 QUIET = "FLASHLADDER_QUIET"
+_problem = lru_cache(PROBLEMS_KEPT, typed=True)(Problem)  # calls that come often are of few
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
 watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
@@ -54,11 +55,16 @@ LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_O
 
 @dataclass(frozen=True)
 class Ready:
-    """A rung, configured and built for tensors of a kind on a device; `call`, the short way to it, is of plain ones."""
+    """A rung, configured and built for tensors of a kind on a device; without `call` on the emulator."""
 
     rung: Version
     artifact: Artifact
     call: Call | None
+
+    @cached_property
+    def check(self) -> Callable[[Problem], None]:
+        """Raises UnsupportedProblemError for a problem that the rung does not take."""
+        return lru_cache(PROBLEMS_KEPT)(lambda problem: self.rung.check(problem, self.artifact.config))
 
     @cached_property
     def plan_at(self) -> int:
@@ -133,9 +139,9 @@ def _straight(
     o = quick.new_o(q) if out is None else out
     sums = quick.new_lse(q) if lse else None
     scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
-    if ready.call is None or not ready.call(q, k, v, o, sums, scale):
+    if ready.call is None or not ready.call.quickly((q, k, v, o, sums), scale):
         tensors = {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums})
-        at_leisure(ready, problem_of(q, k, causal, softmax_scale, lse), tensors, out is not None)
+        slow_path(ready, problem_of(q, k, causal, softmax_scale, lse), tensors, out is not None)
     return o, sums
 
 
@@ -169,19 +175,19 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *opt
     return _sums(q, options[-1])
 
 
-def at_leisure(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], o_is_given: bool = False) -> None:
+def slow_path(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], o_is_given: bool = False) -> None:
     """On the emulator; and on a GPU for tensors out of the ordinary. UnsupportedProblemError where they will not do."""
-    ready.rung.check(problem, ready.artifact.config)
+    ready.check(problem)
     given = Tensors(tensors, problem.asked)
     if o_is_given:
         check_out(tensors["o"], tensors["q"])
-    check(problem, given)
-    if o_is_given:
+        check(problem, given)
         check_apart(tensors["o"], {name: tensors[name] for name in problem.asked.inputs})
-    if not is_gpu(tensors["q"]):
-        _emulate(ready.artifact, problem, tensors)
+    if ready.call:
+        ready.call(problem, given)
     else:
-        on_gpu(ready.artifact, problem, given)()
+        check(problem, given)
+        _emulate(ready.artifact, problem, tensors)
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
@@ -246,8 +252,8 @@ def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versio
         with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
             place = target.resolve("gpu" if gpu else "emulator", None)
             asked = {is_long(each): _configured(version, each, place) for each in of_each_length(problem)}
-            device = q.device if gpu and _is_plain(problem) else None
-            made = {each: _made(*each, place, device) for each in dict.fromkeys(asked.values())}
+            device = q.device if gpu else None
+            made = {each: _made(*each, place, problem, device) for each in dict.fromkeys(asked.values())}
         _ready.update({(*kind[:-1], length): made[each] for length, each in asked.items()})
         return _ready[kind]
 
@@ -259,11 +265,11 @@ def _configured(version: str, problem: Problem, place: Target) -> tuple[Version,
     return rung, config
 
 
-def _made(rung: Version, config: KernelConfig, place: Target, device: torch.device | None) -> Ready:
-    """The rung, built; with the short way to it on a device."""
+def _made(rung: Version, config: KernelConfig, place: Target, problem: Problem, device: torch.device | None) -> Ready:
+    """The rung, built; and loaded where there is a device."""
     artifact = (place.on_gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
     place.check(artifact)
-    return Ready(rung, artifact, Call(rung, artifact, device) if device else None)
+    return Ready(rung, artifact, Call(rung, artifact, problem, device) if device else None)
 
 
 def is_gpu(tensor: torch.Tensor) -> bool:
@@ -290,7 +296,7 @@ def problem_of(
         "head_dim": head_dim,
         "dtype": _NAMES[q.dtype],
     }
-    return Problem(**{**sizes, "causal": causal, "softmax_scale": softmax_scale, "lse": lse, **others})
+    return _problem(**{**sizes, "causal": causal, "softmax_scale": softmax_scale, "lse": lse, **others})
 
 
 def misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:

@@ -18,7 +18,7 @@ from typing import Any
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import declaration
 from flashladder.common.compiler.cubin import code_digest
-from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
+from flashladder.common.compiler.declaration import LaunchInfo, ParamsField, TensorMapInfo, Workspace
 from flashladder.common.errors import BuildError
 from flashladder.common.problem.config import KernelConfig, listing
 
@@ -169,8 +169,9 @@ def load(directory: Path, cached: bool, files: Collection[str] = FILES) -> Artif
 
 def _launch(facts: dict[str, Any]) -> LaunchInfo:
     tensor_maps = tuple(TensorMapInfo(**fields) for fields in facts.pop("tensor_maps"))
+    fields = tuple(ParamsField(**each) for each in facts.pop("fields"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("grid", "cluster")}
-    return LaunchInfo(**facts, **lists, tensor_maps=tensor_maps)
+    return LaunchInfo(**facts, **lists, tensor_maps=tensor_maps, fields=fields)
 
 
 def copy_machine_code(artifact: Artifact, directory: Path) -> None:

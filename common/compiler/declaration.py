@@ -1,7 +1,7 @@
 """What a rung's kernels declare of themselves (common/cuda/launch.cuh), read back from the PTX.
 
-Each declaration is a constant: launch_<entry> of a kernel, workspace_<name> of memory that the host lends. A constant
-that is shorter than its structure leaves the rest at zero.
+Each declaration is a constant: launch_<entry> and params_<entry> of a kernel, workspace_<name> of memory that the host
+lends.
 """
 
 import ctypes
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flashladder.common.errors import BuildError
+from flashladder.common.problem.config import listing
 
 DEFAULT_GRID = ("cdiv(seqlen_q, block_m)", "num_heads", "batch")
-_CONSTANT = re.compile(r"\.align 4 \.(b8|u32|b32) (launch|workspace)_(\w+)(?:\[\d+\])? = \{([\d, ]+)\}")
+STRIDES = "s"  # the format of a TensorStride
+_CONSTANT = re.compile(r"\.align 4 \.b8 (launch|params|workspace)_(\w+)\[(\d+)\] = \{([\d, ]+)\}")
 
 _ALWAYS = ("num_threads", "shared_bytes", "block_m", "block_n", "params_bytes")
 
@@ -28,6 +30,12 @@ class TensorMapRecord(ctypes.Structure):
     )
 
 
+class FieldRecord(ctypes.Structure):
+    """Field."""
+
+    _fields_ = (("name", ctypes.c_char * 27), ("format", ctypes.c_char), ("offset", ctypes.c_uint32))
+
+
 class LaunchRecord(ctypes.Structure):
     """Launch."""
 
@@ -35,6 +43,7 @@ class LaunchRecord(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in _ALWAYS),
         *((name, ctypes.c_uint32) for name in ("order", "ctas_per_sm")),
         ("cluster", ctypes.c_uint32 * 3),
+        ("is_dependent", ctypes.c_uint32),
         ("grid", ctypes.c_char * 48 * 3),
         ("tensor_maps", TensorMapRecord * 4),
     )
@@ -60,6 +69,15 @@ class TensorMapInfo:
 
 
 @dataclass(frozen=True)
+class ParamsField:
+    """A field of a kernel's first argument: its name, its place, and its format in Python's struct, or STRIDES."""
+
+    name: str
+    format: str
+    offset: int
+
+
+@dataclass(frozen=True)
 class LaunchInfo:
     """What a kernel declares of its launch."""
 
@@ -70,8 +88,10 @@ class LaunchInfo:
     params_bytes: int  # size of its first argument
     grid: tuple[str, ...] = DEFAULT_GRID  # tiles along x, y, z: expressions (common/problem/rules.py)
     ctas_per_sm: int = 0  # of a persistent grid; 0: a CTA for each tile
-    cluster: tuple[int, ...] = (1, 1, 1)
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    is_dependent: bool = False  # it may begin before the kernel before it has ended
     tensor_maps: tuple[TensorMapInfo, ...] = ()
+    fields: tuple[ParamsField, ...] = ()  # of its first argument
 
 
 @dataclass(frozen=True)
@@ -94,12 +114,20 @@ class PtxDeclaration:
 
 def read(ptx: str) -> PtxDeclaration:
     """What the PTX declares. BuildError where it declares no kernel."""
-    launches = {name: _record(words, LaunchRecord) for name, words in _constants(ptx, "launch")}
-    workspaces = {name: _record(words, WorkspaceRecord) for name, words in _constants(ptx, "workspace")}
+    launches = {name: _record(content, LaunchRecord) for name, content in _constants(ptx, "launch")}
+    fields = {name: _fields(content) for name, content in _constants(ptx, "params")}
+    workspaces = {name: _record(content, WorkspaceRecord) for name, content in _constants(ptx, "workspace")}
     if not launches:
         raise BuildError("the kernel declares no launch; put FLASHLADDER_LAUNCH(...) of params.cuh into it")
+    if without := launches.keys() - fields.keys():
+        raise BuildError(
+            f"{listing(without)} declares no fields of its argument; put FLASHLADDER_FIELDS(...) into its struct"
+        )
     return PtxDeclaration(
-        {name: _launch(launches[name]) for name in sorted(launches, key=lambda name: launches[name].order)},
+        {
+            name: _launch(launches[name], fields[name])
+            for name in sorted(launches, key=lambda name: launches[name].order)
+        },
         tuple(
             Workspace(name, record.element_bytes, record.count.decode(), bool(record.zeroed))
             for name, record in sorted(workspaces.items(), key=lambda item: item[1].order)
@@ -107,34 +135,43 @@ def read(ptx: str) -> PtxDeclaration:
     )
 
 
-def _launch(record: Any) -> LaunchInfo:
+def _launch(record: Any, fields: tuple[ParamsField, ...]) -> LaunchInfo:
     grid = tuple(text.value.decode() for text in record.grid)
+    x, y, z = (max(1, count) for count in record.cluster)
     return LaunchInfo(
         **{name: getattr(record, name) for name in _ALWAYS},
         grid=grid if grid[0] else DEFAULT_GRID,
         ctas_per_sm=record.ctas_per_sm,
-        cluster=tuple(max(1, count) for count in record.cluster),
+        cluster=(x, y, z),
+        is_dependent=bool(record.is_dependent),
         tensor_maps=tuple(
             TensorMapInfo(each.tensor.decode(), each.rows, each.columns, each.swizzle_bytes)
             for each in record.tensor_maps
             if each.rows
         ),
+        fields=fields,
     )
 
 
+def _fields(content: bytes) -> tuple[ParamsField, ...]:
+    """Of Fields, which has as many as the struct, and then where they end."""
+    records = (FieldRecord * (len(content) // ctypes.sizeof(FieldRecord))).from_buffer_copy(content)
+    return tuple(ParamsField(each.name.decode(), each.format.decode(), each.offset) for each in records)
+
+
 def _constants(ptx: str, role: str) -> list[tuple[str, bytes]]:
-    """The constants of a role and their bytes; PTX spells them as words or as bytes."""
+    """The constants of a role and their bytes; PTX leaves out zeros at the end."""
     return [
-        (name, b"".join(int(number).to_bytes(1 if kind == "b8" else 4, "little") for number in numbers.split(",")))
-        for kind, found, name, numbers in _CONSTANT.findall(ptx)
+        (name, bytes(map(int, numbers.split(","))).ljust(int(size), b"\0"))
+        for found, name, size, numbers in _CONSTANT.findall(ptx)
         if found == role
     ]
 
 
 def _record(content: bytes, kind: type[Struct]) -> Struct:
-    if len(content) > ctypes.sizeof(kind):
+    if len(content) != ctypes.sizeof(kind):
         raise BuildError(
             f"the kernel's declaration has {len(content)} bytes, {kind.__name__} {ctypes.sizeof(kind)}: make "
             "common/compiler/declaration.py and common/cuda/launch.cuh agree, then build again"
         )
-    return kind.from_buffer_copy(content.ljust(ctypes.sizeof(kind), b"\0"))
+    return kind.from_buffer_copy(content)

@@ -70,10 +70,12 @@ def _extension(source: Path) -> tuple[list[str], Path]:
         raise ToolchainError(f"no Python.h in {python}: Python's headers are missing, for example python3-dev")
     headers = Path(torch.__file__).parent / "include", python
     command = [str(compiler), *EXTENSION_FLAGS, *(f"-I{folder}" for folder in headers)]
-    return command, _place(source, command, version_text(compiler), torch.__version__, sys.implementation.cache_tag)
+    own = [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
+    decisive = version_text(compiler), torch.__version__, sys.implementation.cache_tag, own
+    return command, _place(source, command, *decisive)
 
 
-def _place(source: Path, command: list[str], *decisive: str) -> Path:
+def _place(source: Path, command: list[str], *decisive: object) -> Path:
     key = hashlib.sha256(repr((source.read_bytes(), command, *decisive)).encode()).hexdigest()[:24]
     return cache_dir() / "libraries" / f"{source.stem}-{key}"
 

@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 
 import numpy as np
 
 from .compile.codegen import compile_kernel
 from .compile.program import Program
-from .execute.cluster import ordered_ctas
+from .execute.cluster import ALONE, GridShape, ordered_ctas
 from .execute.counters import Report, summarise
 from .execute.machine import Machine
 from .execute.memory import GlobalMemory
@@ -40,7 +40,8 @@ def run(
     lagging: Collection[int] = (),
     chunk: int = 64,
     max_instructions: int = 50_000_000,
-    prior: Collection[str] = (),
+    prior: Mapping[str, str] | None = None,
+    cluster: GridShape = ALONE,
     progress: Callable[..., None] | None = None,
 ) -> Report:
     """Executes a kernel.
@@ -58,8 +59,9 @@ def run(
             where they need not wait; so a warp shows that others rely on without having waited for it. With any, a test
             of an mbarrier says no at first, which shows who goes on all the same.
         chunk: CTAs that are executed together.
-        prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch): with `race`, a
-            thread that accesses one has to know of a griddepcontrol.wait.
+        prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch), each with the
+            name of its kernel: with `race`, a thread that accesses one has to know of a griddepcontrol.wait.
+        cluster: CTAs of a cluster, where the kernel's code does not say it.
         max_instructions: of one warp and chunk, against endless loops.
         progress: called with (CTAs done, CTAs in total) first and after each chunk; within one now and then, with where
             a warp is as a third argument.
@@ -69,9 +71,9 @@ def run(
     """
     started = time.perf_counter()
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
-    machine = Machine(program, params, grid, num_threads, shared_bytes, memory)
+    machine = Machine(program, params, grid, num_threads, shared_bytes, memory, cluster)
     machine.max_instructions, machine.lazy_copies, machine.lagging = max_instructions, lazy_copies, lagging
-    watcher_of = partial(detector, GlobalRaces(machine, prior)) if race else None
+    watcher_of = partial(detector, GlobalRaces(machine, prior or {})) if race else None
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
     size = math.prod(machine.cluster)
     chunk = max(chunk // size, 1) * size

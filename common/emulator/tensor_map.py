@@ -128,6 +128,11 @@ def encode(
     return bits.to_bytes(NUM_BYTES, "little")
 
 
+def at(made: bytes, address: int) -> bytes:
+    """A map that differs from another in its tensor's address alone."""
+    return made[:ADDRESS_AT] + address.to_bytes(8, "little") + made[ADDRESS_AT + 8 :]
+
+
 def decode(data: bytes) -> TensorMap:
     """What a map says, whoever made it.
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import yaml
@@ -136,7 +136,7 @@ class KernelConfig:
                     return value
         raise AttributeError(f"the configuration has no field {name}")
 
-    @property
+    @cached_property
     def fields(self) -> tuple[str, ...]:
         """The fields' names, in declared order."""
         return tuple(name for name, _ in self.items)

@@ -13,10 +13,10 @@ import torch
 from flashladder.common.compiler.artifact import Artifact, PtxModule
 from flashladder.common.console import warn
 from flashladder.common.emulator import tensor_map
-from flashladder.common.errors import EmulatorError, UnsupportedProblemError
+from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import Tensors, make_inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime.launch import KernelLaunch, launches, pack, workspace_bytes
+from flashladder.common.runtime.launch import KernelLaunch, Launcher
 
 if TYPE_CHECKING:
     from flashladder.common.emulator import Report
@@ -33,16 +33,15 @@ def on_gpu(artifact: Artifact, problem: Problem, tensors: Tensors) -> Launch:
     """What launches the kernels on these tensors, on torch's current stream; DeviceError without a GPU."""
     from flashladder.common.runtime import gpu
 
-    params = _params(artifact, problem, tensors)
     kernel = gpu.load(artifact)
-    with torch.cuda.device(tensors.device):
+    launcher, device = kernel.launcher, tensors.device
+    with torch.cuda.device(device):
+        launches = launcher.launches(problem, tensors, gpu.num_sms())
         lent = [
-            (torch.zeros if workspace.zeroed else torch.empty)(
-                workspace_bytes(artifact, problem, workspace), dtype=torch.uint8, device=tensors.device
-            )
-            for workspace in artifact.workspaces
+            (torch.zeros if workspace.zeroed else torch.empty)(num_bytes, dtype=torch.uint8, device=device)
+            for workspace, num_bytes in zip(artifact.workspaces, launcher.workspace_bytes(problem), strict=True)
         ]
-        return kernel.prepare(params, launches(artifact, problem, params, gpu.num_sms()), lent)
+        return kernel.prepare(launches, lent)
 
 
 def on_emulator(
@@ -61,6 +60,7 @@ def on_emulator(
     take is told before. A persistent grid is the one of a GPU with `num_sms`.
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
     workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
+    A kernel that may begin before the one before it has ended waits for that before it touches what this writes.
     """
     from flashladder.common import emulator
 
@@ -74,20 +74,22 @@ def on_emulator(
         is_input = name not in written
         base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=is_input, initialised=is_input)
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
-    params = _params(module, problem, tensors, addresses)
+    launcher = Launcher(module)
     lent = [
-        memory.add(
-            f"workspace {workspace.name}",
-            np.zeros(workspace_bytes(module, problem, workspace), np.uint8),
-            initialised=workspace.zeroed,
-        )
-        for workspace in module.workspaces
+        memory.add(f"workspace {workspace.name}", np.zeros(num_bytes, np.uint8), initialised=workspace.zeroed)
+        for workspace, num_bytes in zip(module.workspaces, launcher.workspace_bytes(problem), strict=True)
     ]
     pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
-    reports = [
-        emulator.run(
-            program := emulator.compile_ptx(ptx, launch.entry),
-            _arguments(params, pointers, launch),
+    reports: list[Report] = []
+    earlier: dict[str, str] = {}  # what kernels that may still run write, and which of them does
+    shared = [*written, *(f"workspace {workspace.name}" for workspace in module.workspaces)]
+    for launch in launcher.launches(problem, tensors, num_sms, addresses):
+        if not launch.is_dependent:
+            earlier = {}
+        program = emulator.compile_ptx(ptx, launch.entry)
+        report = emulator.run(
+            program,
+            _arguments(launch, pointers),
             launch.grid,
             launch.num_threads,
             launch.shared_bytes,
@@ -96,10 +98,12 @@ def on_emulator(
             lagging=lagging,
             chunk=CHUNK,
             max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(launch.grid)),
+            prior=earlier,
+            cluster=launch.cluster,
             progress=progress,
         )
-        for launch in launches(module, problem, params, num_sms)
-    ]
+        reports.append(report)
+        earlier = {name: launch.entry for name in shared if memory.may_be_written(name)} | earlier
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
     for workspace in module.workspaces:
@@ -111,10 +115,10 @@ def on_emulator(
     return emulator.total(reports)
 
 
-def _arguments(params: bytes, pointers: bytes, launch: KernelLaunch) -> bytes:
+def _arguments(launch: KernelLaunch, pointers: bytes) -> bytes:
     """What a kernel is launched with, as it lies in its parameters: each at a multiple of its alignment."""
     maps = b"".join(tensor_map.encode(*dataclasses.astuple(each)) for each in launch.tensor_maps)
-    packed = params + pointers
+    packed = launch.params + pointers
     return packed + bytes(-len(packed) % MAP_ALIGNMENT) + maps if maps else packed
 
 
@@ -162,21 +166,3 @@ def emulation_seconds(module: PtxModule, problem: Problem) -> float:
 
 def _is_written(names: tuple[str, ...], problem: Problem) -> bool:
     return set(problem.asked.outputs).issuperset(names)
-
-
-def _params(module: PtxModule, problem: Problem, tensors: Tensors, addresses: dict[str, int] | None = None) -> bytes:
-    _check_row_stride(module, problem, tensors)
-    return pack(problem, tensors, addresses)
-
-
-def _check_row_stride(module: PtxModule, problem: Problem, tensors: Tensors) -> None:
-    """A kernel compiled for one row stride would be silently wrong on tensors with another."""
-    if "row_stride" not in module.config.fields:
-        return
-    compiled = module.config.row_stride
-    for name, shape in problem.asked.shapes(problem).items():
-        if len(shape) == 4 and (stride := tensors.by_name[name].stride(1)) != compiled:
-            raise UnsupportedProblemError(
-                f"{name} has rows {stride} elements apart; {module.version} was compiled for row_stride={compiled}: "
-                f"configure it with row_stride={stride}"
-            )

@@ -6,10 +6,12 @@ Importing this file needs no GPU; `require_gpu`, `load` and everything after it 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from importlib import import_module
 from statistics import median
 from typing import Any, Protocol
@@ -17,13 +19,15 @@ from typing import Any, Protocol
 import torch
 
 from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.emulator import tensor_map
 from flashladder.common.emulator.tensor_map import TensorMap
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem.config import KernelConfig
-from flashladder.common.runtime.launch import KernelLaunch
+from flashladder.common.runtime.launch import KernelLaunch, Launcher
 
 Launch = Callable[[], None]
-NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+PORTABLE_CLUSTER = 8  # CTAs; not every GPU has room for more
+MAPS_KEPT = 256  # of a kernel
 BATCH, ROUNDS, WARMUP_ROUNDS = 100, 20, 5  # of calls whose cost for the host is measured
 CALLS = BATCH * (ROUNDS + WARMUP_ROUNDS)  # of each
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}
@@ -82,33 +86,32 @@ class LoadedKernel:
     """A loaded cubin and its kernels, until the process ends. It may be launched on any device that its arch suits."""
 
     def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
+        self.artifact, self.launcher = artifact, Launcher(artifact)
         self.driver = driver()
         no_options = (None, None, 0)
         image = artifact.cubin.read_bytes()
         self._library = self.checked("load", self.driver.cuLibraryLoadData(image, *no_options, *no_options))
         self._kernels = {kernel.entry: self._found(kernel.entry) for kernel in artifact.kernels}
         self._functions: dict[tuple[int, str], Any] = {}
+        self._maps: dict[tuple[object, ...], bytes] = {}  # by all but the address
 
-    def prepare(
-        self, params: bytes, launches: Sequence[KernelLaunch], workspaces: Sequence[torch.Tensor] = ()
-    ) -> Launch:
+    def prepare(self, launches: Sequence[KernelLaunch], workspaces: Sequence[torch.Tensor | int] = ()) -> Launch:
         """A callable that launches the kernels on torch's current stream of the device that is current now.
 
         Everything is packed here, so that a launch costs the host a few microseconds; it can be captured in a CUDA
-        graph. The tensors behind `params` must outlive it.
+        graph. The tensors must outlive it. A workspace is a tensor, or the address of memory that stays.
         """
         device = torch.cuda.current_device()
         torch.cuda.set_device(device)  # makes its context current in this thread, which the driver's calls need
-        pointers = struct.pack(f"{len(workspaces)}Q", *(memory.data_ptr() for memory in workspaces))
+        pointers = struct.pack(f"{len(workspaces)}Q", *map(address_of, workspaces))
         arguments = [
-            _Arguments(params, pointers, b"".join(map(self.tensor_map, each.tensor_maps))) for each in launches
+            _Arguments(each.params, pointers, b"".join(map(self.tensor_map, each.tensor_maps))) for each in launches
         ]
-        packed = [
-            ((self.function(device, each.entry), *each.grid, each.num_threads, 1, 1, each.shared_bytes), given.where)
+        starts = [
+            self._start(self.function(device, each.entry), each, given.where)
             for each, given in zip(launches, arguments, strict=True)
         ]
-        driver, current_device = self.driver, torch.cuda.current_device
+        current_device = torch.cuda.current_device
         current_stream = torch._C._cuda_getCurrentRawStream  # what torch's own generated code calls
 
         def launch(_keep_alive: object = (arguments, workspaces)) -> None:
@@ -116,13 +119,42 @@ class LoadedKernel:
                 with torch.cuda.device(device):
                     return launch()
             stream = current_stream(device)
-            for shape, where in packed:
-                (status,) = driver.cuLaunchKernel(*shape, stream, where, 0)
+            for start in starts:
+                (status,) = start(stream)
                 if status:
                     self.checked("launch", (status,))
             return None
 
         return launch
+
+    def _start(self, function: Any, launch: KernelLaunch, where: int) -> Callable[[int], tuple[Any]]:
+        """What launches a kernel on a stream."""
+        driver, shape = self.driver, (*launch.grid, launch.num_threads, 1, 1, launch.shared_bytes)
+        if not (attributes := self.attributes(launch.cluster, launch.is_dependent)):
+            return lambda stream: driver.cuLaunchKernel(function, *shape, stream, where, 0)
+
+        def start(stream: int) -> tuple[Any]:
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ, *cta, config.sharedMemBytes = shape
+            config.blockDimX, config.blockDimY, config.blockDimZ = cta
+            config.hStream, config.attrs, config.numAttrs = driver.CUstream(stream), attributes, len(attributes)
+            return driver.cuLaunchKernelEx(config, function, where, 0)
+
+        return start
+
+    def attributes(self, cluster: Sequence[int], is_dependent: bool) -> list[Any]:
+        """What the driver is told of a launch beside its shape."""
+        made: list[Any] = []
+        if math.prod(cluster) > 1:
+            made.append(self.driver.CUlaunchAttribute())
+            made[-1].id = self.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = made[-1].value
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster
+        if is_dependent:
+            made.append(self.driver.CUlaunchAttribute())
+            made[-1].id = self.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            made[-1].value.programmaticStreamSerializationAllowed = 1
+        return made
 
     def read_variable(self, name: str) -> bytes:
         """What a variable of global memory holds on the current device, when all launches are done."""
@@ -157,12 +189,25 @@ class LoadedKernel:
         return int(self.checked("ask the occupancy of", query(function, info.num_threads, info.shared_bytes)))
 
     def launch_address(self) -> int:
-        """Where cuLaunchKernel lies; 0 where a driver lacks it."""
-        found = getattr(ctypes.CDLL("libcuda.so.1"), "cuLaunchKernel", None)
+        """Where cuLaunchKernelEx lies; 0 where a driver lacks it."""
+        found = getattr(ctypes.CDLL("libcuda.so.1"), "cuLaunchKernelEx", None)
         return ctypes.cast(found, ctypes.c_void_p).value or 0 if found else 0
 
     def tensor_map(self, mapped: TensorMap) -> bytes:
-        """The 128 bytes that TMA reads, as the driver makes them."""
+        """The 128 bytes that TMA reads, as the driver makes them: once for tensors that differ in addresses alone."""
+        kind = (mapped.dtype, mapped.dims, mapped.strides, mapped.box, mapped.swizzle_bytes)
+        if (alike := self._maps.get(kind)) is not None:
+            return tensor_map.at(alike, mapped.address)
+        made = self._encoded(mapped)
+        if not self._maps and made != tensor_map.encode(*astuple(mapped)):
+            return made  # this driver's maps are others: it makes them all
+        if len(self._maps) == MAPS_KEPT:
+            self._maps.clear()
+        self._maps[kind] = made
+        return made
+
+    def _encoded(self, mapped: TensorMap) -> bytes:
+        """A map, by the driver."""
         driver = self.driver
         types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
         kind = {
@@ -201,12 +246,15 @@ class LoadedKernel:
         if (device, entry) not in self._functions:
             torch.cuda.synchronize()  # makes the device's context, which the driver's calls need
             function = self.checked("load", self.driver.cuKernelGetFunction(self._kernels[entry]))
-            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            shared_bytes = next(k.launch.shared_bytes for k in self.artifact.kernels if k.entry == entry)
+            kinds, set_to = self.driver.CUfunction_attribute, self.driver.cuFuncSetAttribute
+            launch = next(kernel.launch for kernel in self.artifact.kernels if kernel.entry == entry)
             self.checked(
-                f"reserve {shared_bytes} bytes of shared memory for",
-                self.driver.cuFuncSetAttribute(function, attribute, shared_bytes),
+                f"reserve {launch.shared_bytes} bytes of shared memory for",
+                set_to(function, kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes),
             )
+            if (size := math.prod(launch.cluster)) > PORTABLE_CLUSTER:
+                allowed = set_to(function, kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+                self.checked(f"allow clusters of {size} CTAs for", allowed)
             self._functions[device, entry] = function
         return self._functions[device, entry]
 
@@ -237,6 +285,11 @@ class Named(Protocol):
     def config(self) -> KernelConfig: ...
 
 
+def address_of(memory: torch.Tensor | int) -> int:
+    """Of a tensor, or one that is given as it is."""
+    return memory if isinstance(memory, int) else memory.data_ptr()
+
+
 def describe(kernel: Named) -> str:
     """The kernel and its configuration, for messages."""
     return f"{kernel.version} with {kernel.config.name}"
@@ -253,7 +306,7 @@ def faults_named(kernel: Named) -> Iterator[None]:
             raise
         raise DeviceError(
             f"{describe(kernel)} faulted: {str(error).splitlines()[0]}. This process can no longer use the GPU; "
-            "compute-sanitizer names the line: compute-sanitizer flashladder run ... --no-measure"
+            "compute-sanitizer names the line: compute-sanitizer python tools/run_version.py ... --no-measure"
         ) from error
 
 

@@ -3,17 +3,22 @@
 Tensors are (batch, seqlen, heads, head_dim) of one 16-bit type with any strides, as long as the last dimension is
 contiguous and every row starts at a multiple of 16 bytes; or of any other shape, contiguous (LSE, of fp32; where packed
 sequences begin, of int32).
+
+What a kernel's first argument consists of, the kernel declares: names, places and formats of its fields. The host fills
+each by its name.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flashladder.common.compiler.declaration import STRIDES
 from flashladder.common.emulator.tensor_map import TensorMap
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.problem.rules import Expression
@@ -21,24 +26,22 @@ from flashladder.common.problem.rules import Expression
 if TYPE_CHECKING:
     import torch
 
-    from flashladder.common.compiler import LaunchInfo, PtxModule
-    from flashladder.common.compiler.declaration import TensorMapInfo, Workspace
+    from flashladder.common.compiler.artifact import DeclaredKernel, PtxModule
+    from flashladder.common.compiler.declaration import LaunchInfo, TensorMapInfo, Workspace
     from flashladder.common.problem.inputs import Tensors
-    from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import Problem
 
 ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the width of one asynchronous copy
 MAX_GRID_YZ = 65535  # CUDA's limit on the second and third grid dimension
 MAX_TILES = 2**31 - 2**16  # of a persistent grid: each of its CTAs counts once more than there are, in 32 bits
-ALL_KEYS = 2**30  # a window without an end on that side
+MAX_CLUSTER = 16  # CTAs, on Hopper
 MAX_ROW_STRIDE = 2**25 - 8  # elements, in multiples of 8; kernels compute row * stride in 32 bits within a tile
+DIMENSIONS = 4  # of a tensor whose strides kernels are told
+PROBLEMS_KEPT = 256  # of which it is remembered what they say of launches
 SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")
 
-
-class TensorStride(ctypes.Structure):
-    """Strides in elements."""
-
-    _fields_ = [(name, ctypes.c_longlong) for name in ("batch", "row", "head")]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -46,169 +49,233 @@ class KernelLaunch:
     """One launch of a kernel."""
 
     entry: str
+    params: bytes  # its first argument
     grid: tuple[int, int, int]
     num_threads: int
     shared_bytes: int
     tensor_maps: tuple[TensorMap, ...] = ()  # its last argument
-
-
-_BOUNDS = (("window_left", ctypes.c_int), ("window_right", ctypes.c_int), ("softcap", ctypes.c_float))  # bounds.cuh
-_LAST = "alibi_slopes"  # alibi.cuh: behind all others
-
-
-@cache
-def params_type(
-    tensors: tuple[str, ...], strided: tuple[str, ...], sizes: tuple[str, ...] = SIZES, bounded: bool = False
-) -> type[ctypes.Structure]:
-    """The first argument of the kernels of an operation: its tensors, strides of those with four dimensions, sizes; and
-    where distances or scores are bounded, how."""
-    fields = [
-        *((name, ctypes.c_void_p) for name in tensors if name != _LAST),
-        *((f"{name}_stride", TensorStride) for name in strided),
-        *((name, ctypes.c_int) for name in sizes),
-        ("softmax_scale", ctypes.c_float),
-        *(_BOUNDS if bounded else ()),
-        *([(_LAST, ctypes.c_void_p)] if _LAST in tensors else []),
-    ]
-    return type("Params", (ctypes.Structure,), {"_fields_": fields})
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    is_dependent: bool = False  # it may begin before the launch before it has ended
 
 
 _expression = cache(Expression)  # read once: each call in a model is a new problem
-AttentionParams = params_type(("q", "k", "v", "o", "lse"), ("q", "k", "v", "o"))  # as params.cuh has it
 
 
-def pack(problem: Problem, tensors: Tensors, addresses: Mapping[str, int] | None = None) -> bytes:
-    """The first argument of a rung's kernels for these tensors.
+class Launcher:
+    """How the kernels of a module are launched: what does not depend on the problem is done once.
 
-    `addresses` gives the tensors other addresses than their own (the emulator's), by name. What is left out is null.
-    Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's.
+    Raises BuildError where a kernel declares what no GPU runs.
     """
-    shapes = problem.asked.shapes(problem)
-    _check(problem, tensors, shapes)
-    if addresses is None:
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.by_name.items()}
-    strided = _strided(shapes)
-    for name in strided:
-        if (address := addresses[name]) % ALIGNMENT:
-            raise UnsupportedProblemError(
-                f"{name} starts at address {address:#x}; kernels need a multiple of {ALIGNMENT} bytes"
-            )
-    kind = _params_type(problem, shapes)
-    params = kind(
-        **{name: addresses.get(name) for name in shapes},
-        **{f"{name}_stride": _stride(tensors.by_name[name]) for name in strided},
-        **{name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes)},
-        softmax_scale=problem.softmax_scale,
-        **(_bounds(problem) if _is_bounded(problem) else {}),
-    )
-    return bytes(params)
+
+    def __init__(self, module: PtxModule) -> None:
+        self._version, config = module.version, module.config
+        self._row_stride = config.row_stride if "row_stride" in config.fields else None
+        self._kernels = [_Kernel(module, kernel, number) for number, kernel in enumerate(module.kernels)]
+        self._known = lru_cache(PROBLEMS_KEPT)(self._of_problem)
+        self.workspaces = [SizedWorkspace(each, constants(module, module.launch)) for each in module.workspaces]
+
+    def launches(
+        self, problem: Problem, tensors: Tensors, num_sms: int, addresses: Mapping[str, int] | None = None
+    ) -> list[KernelLaunch]:
+        """Those of a run on these tensors, in order.
+
+        `addresses` gives the tensors other addresses than their own (the emulator's), by name. One left out is null.
+        Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's, and where a grid
+        is larger than CUDA allows; BuildError where a kernel takes what the operation does not have.
+        """
+        shapes, parts = self._known(problem, num_sms)
+        _check(problem, tensors, shapes)
+        self._check_row_stride(tensors, shapes)
+        values = _values(tensors, shapes, addresses)
+        return [kernel.launch(problem, shapes, values, told) for kernel, told in zip(self._kernels, parts, strict=True)]
+
+    def workspace_bytes(self, problem: Problem) -> list[int]:
+        """How large the workspaces are for a problem."""
+        sizes = _sizes(problem)
+        return [workspace.num_bytes(sizes) for workspace in self.workspaces]
+
+    def _of_problem(self, problem: Problem, num_sms: int) -> tuple[Shapes, list[_Told]]:
+        """What does not depend on where tensors lie."""
+        shapes = problem.asked.shapes(problem)
+        return shapes, [kernel.told(problem, shapes, num_sms) for kernel in self._kernels]
+
+    def _check_row_stride(self, tensors: Tensors, shapes: Shapes) -> None:
+        """A kernel compiled for one row stride would be silently wrong on tensors with another."""
+        if self._row_stride is None:
+            return
+        for name, shape in shapes.items():
+            if len(shape) == DIMENSIONS and (stride := tensors.by_name[name].stride(1)) != self._row_stride:
+                raise UnsupportedProblemError(
+                    f"{name} has rows {stride} elements apart; {self._version} was compiled for "
+                    f"row_stride={self._row_stride}: configure it with row_stride={stride}"
+                )
 
 
-def _params_type(problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> type[ctypes.Structure]:
-    sizes = (*SIZES, *problem.asked.sizes)
-    return params_type(tuple(shapes), _strided(shapes), sizes, _is_bounded(problem))
+class _Told(NamedTuple):
+    """What of a kernel's launch a problem says: its grid, and numbers by their names."""
+
+    grid: tuple[int, int, int]
+    numbers: Mapping[str, float]
 
 
-def _is_bounded(problem: Problem) -> bool:
-    return problem.window or problem.softcap > 0
+class _Kernel:
+    """One of them."""
 
+    def __init__(self, module: PtxModule, kernel: DeclaredKernel, number: int) -> None:
+        self._entry, self._declared = kernel.entry, kernel.launch
+        self._what = f"{kernel.entry} of {module.version}"
+        if (size := math.prod(kernel.launch.cluster)) > MAX_CLUSTER:
+            raise BuildError(f"{self._what} wants clusters of {size} CTAs; a GPU has at most {MAX_CLUSTER} in one")
+        if kernel.launch.is_dependent and not number:
+            raise BuildError(f"{self._what} depends on the kernel before it; it is the rung's first one")
+        self._layout = layout(kernel.launch)
+        tiles = _expression(f"({', '.join(kernel.launch.grid)})", f"grid of {kernel.entry}")
+        self._grid = _Arithmetic(tiles, constants(module, kernel.launch))
 
-def _bounds(problem: Problem) -> dict[str, float]:
-    window = {name: getattr(problem, name) for name in ("window_left", "window_right")}
-    within = {name: ALL_KEYS if keys is None else min(keys, ALL_KEYS) for name, keys in window.items()}
-    return {**within, "softcap": problem.softcap}
+    def told(self, problem: Problem, shapes: Shapes, num_sms: int) -> _Told:
+        of_tensors = {*shapes, *(f"{name}_stride" for name, shape in shapes.items() if len(shape) == DIMENSIONS)}
+        grid = self._grid_for(problem, num_sms)
+        names = [field.name for field in self._declared.fields if field.name not in of_tensors]
+        return _Told(grid, {name: self._number(problem, name) for name in names})
 
-
-def _strided(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The tensors whose strides kernels are told: those with four dimensions."""
-    return tuple(name for name, shape in shapes.items() if len(shape) == 4)
-
-
-def launches(module: PtxModule, problem: Problem, params: bytes, num_sms: int) -> list[KernelLaunch]:
-    """The launches of a run, in order.
-
-    Raises BuildError where a kernel was compiled against other parameters or declares what cannot be run yet,
-    UnsupportedProblemError where a grid is larger than CUDA allows.
-    """
-    return [
-        KernelLaunch(
-            kernel.entry,
-            _grid(module, kernel.entry, kernel.launch, problem, params, num_sms),
-            kernel.launch.num_threads,
-            kernel.launch.shared_bytes,
-            _mapped(kernel.launch, problem, params),
+    def launch(self, problem: Problem, shapes: Shapes, values: Mapping[str, Any], told: _Told) -> KernelLaunch:
+        declared = self._declared
+        return KernelLaunch(
+            self._entry,
+            self._params(problem, {**values, **told.numbers}),
+            told.grid,
+            declared.num_threads,
+            declared.shared_bytes,
+            _mapped(declared, problem, shapes, values) if declared.tensor_maps else (),
+            declared.cluster,
+            declared.is_dependent,
         )
-        for kernel in module.kernels
-    ]
 
-
-def workspace_bytes(module: PtxModule, problem: Problem, workspace: Workspace) -> int:
-    """How large a workspace is for a problem."""
-    return sized(workspace, count_of(workspace).value(_names(module, module.launch, problem)))
-
-
-def sized(workspace: Workspace, count: int) -> int:
-    """Bytes of a workspace of so many elements."""
-    return max(1, int(count)) * workspace.element_bytes
-
-
-def count_of(workspace: Workspace) -> Expression:
-    """The elements of a workspace."""
-    return _expression(workspace.count, f"size of the workspace {workspace.name}")
-
-
-def grid_of(entry: str, launch: LaunchInfo) -> Expression:
-    """The tiles of a kernel along x, y and z."""
-    return _expression(f"({', '.join(launch.grid)})", f"grid of {entry}")
-
-
-def by_sizes(expression: Expression, module: PtxModule, launch: LaunchInfo) -> Callable[..., Any]:
-    """A declaration's arithmetic as a function of SIZES."""
-    return expression.function(SIZES, _constants(module, launch))
-
-
-def check_runnable(module: PtxModule, entry: str, launch: LaunchInfo, params_bytes: int) -> None:
-    """Raises BuildError where a kernel was compiled against other parameters, or declares what cannot be run yet."""
-    what = f"{entry} of {module.version}"
-    if launch.params_bytes != params_bytes:
-        raise BuildError(
-            f"{what} takes {launch.params_bytes} bytes of parameters, the host packs {params_bytes} for the operation "
-            f"{module.operation}: make the kernel's struct and common/runtime/launch.py agree, then build again"
-        )
-    if launch.cluster != (1, 1, 1):
-        shape = " x ".join(map(str, launch.cluster))
-        raise BuildError(f"{what} wants clusters of {shape} CTAs, which neither the launch nor the emulator has yet")
-
-
-def _grid(
-    module: PtxModule, entry: str, launch: LaunchInfo, problem: Problem, params: bytes, num_sms: int
-) -> tuple[int, int, int]:
-    check_runnable(module, entry, launch, len(params))
-    x, y, z = map(int, grid_of(entry, launch).value(_names(module, launch, problem)))
-    if launch.ctas_per_sm:
-        if (tiles := x * y * z) > MAX_TILES:
+    def _params(self, problem: Problem, values: Mapping[str, Any]) -> bytes:
+        given: list[Any] = []
+        for field in self._declared.fields:
+            value = values[field.name]
+            given.extend(value) if field.format == STRIDES else given.append(value)
+        try:
+            return self._layout.pack(*given)
+        except struct.error as error:
             raise UnsupportedProblemError(
-                f"batch={problem.batch} with num_heads={problem.num_heads} are up to {tiles} tiles: a CTA that goes "
-                f"from tile to tile counts up to {MAX_TILES}"
+                f"{problem.name} does not fit the argument of {self._what}: {error}"
+            ) from None
+
+    def _number(self, problem: Problem, name: str) -> float:
+        try:
+            value = problem.asked.argument(problem, name)
+        except AttributeError:
+            value = None
+        if not isinstance(value, (int, float)):
+            raise BuildError(
+                f"{self._what} takes {name}, which is no tensor of the operation {problem.operation}, nor the strides "
+                "of one with four dimensions, nor a number that it knows: correct the kernel's struct, and build again"
             )
-        return min(tiles, launch.ctas_per_sm * num_sms), 1, 1
-    for axis, count, text in (("y", y, launch.grid[1]), ("z", z, launch.grid[2])):
-        if count > MAX_GRID_YZ:
-            raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
-    return x, y, z
+        return value
+
+    def _grid_for(self, problem: Problem, num_sms: int) -> tuple[int, int, int]:
+        x, y, z = map(int, self._grid.value(_sizes(problem)))
+        if self._declared.ctas_per_sm:
+            if (tiles := x * y * z) > MAX_TILES:
+                raise UnsupportedProblemError(
+                    f"batch={problem.batch} with num_heads={problem.num_heads} are up to {tiles} tiles: a CTA that "
+                    f"goes from tile to tile counts up to {MAX_TILES}"
+                )
+            x, y, z = persistent(tiles, self._declared, num_sms), 1, 1
+        for axis, count, text in (("y", y, self._declared.grid[1]), ("z", z, self._declared.grid[2])):
+            if count > MAX_GRID_YZ:
+                raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
+        if any(count % ctas for count, ctas in zip((x, y, z), self._declared.cluster, strict=True)):
+            grid, cluster = (" x ".join(map(str, counts)) for counts in ((x, y, z), self._declared.cluster))
+            raise UnsupportedProblemError(
+                f"the grid of {self._what} is {grid} CTAs for {problem.name}: not a multiple of its clusters, {cluster}"
+            )
+        return x, y, z
 
 
-def _mapped(launch: LaunchInfo, problem: Problem, params: bytes) -> tuple[TensorMap, ...]:
+class SizedWorkspace:
+    """A workspace, and how large it is for a problem."""
+
+    def __init__(self, workspace: Workspace, known: Mapping[str, object]) -> None:
+        self.zeroed, self._element_bytes = workspace.zeroed, workspace.element_bytes
+        self._count = _Arithmetic(_expression(workspace.count, f"size of the workspace {workspace.name}"), known)
+        self.names = self._count.names  # of the sizes that decide
+
+    def num_bytes(self, sizes: Mapping[str, object]) -> int:
+        return max(1, int(self._count.value(sizes))) * self._element_bytes
+
+
+class _Arithmetic:
+    """A declaration's arithmetic over a problem's sizes, in which constants are known."""
+
+    def __init__(self, expression: Expression, known: Mapping[str, object]) -> None:
+        self._expression, self._known = expression, known
+        self.names = tuple(expression.names - known.keys())
+        self._function = expression.function(self.names, known)
+
+    def value(self, sizes: Mapping[str, object]) -> Any:
+        """What it comes to; ConfigError where it reads what is neither a size nor a constant."""
+        try:
+            return self._function(*(sizes[name] for name in self.names))
+        except KeyError:
+            return self._expression.value({**self._known, **sizes})
+
+
+def layout(launch: LaunchInfo) -> struct.Struct:
+    """The first argument of a kernel, as it is declared."""
+    formats, end = ["="], 0
+    for field in launch.fields:
+        one = struct.Struct(f"={format_of(field.format)}")
+        formats.append(f"{field.offset - end}x{format_of(field.format)}")
+        end = field.offset + one.size
+    return struct.Struct("".join(formats) + f"{launch.params_bytes - end}x")
+
+
+def format_of(declared: str) -> str:
+    """A field's format for Python's struct."""
+    return "3q" if declared == STRIDES else declared
+
+
+def persistent(tiles: int, launch: LaunchInfo, num_sms: int) -> int:
+    """CTAs of a persistent grid: whole clusters, and no more of them than there are tiles or room."""
+    size = math.prod(launch.cluster)
+    return max(1, min(tiles, launch.ctas_per_sm * num_sms) // size) * size
+
+
+def constants(module: PtxModule, launch: LaunchInfo) -> dict[str, object]:
+    """What a declaration's arithmetic may read beside sizes: the configuration, the kernel's tile."""
+    return {**module.config.as_dict(), "block_m": launch.block_m, "block_n": launch.block_n}
+
+
+def _sizes(problem: Problem) -> dict[str, object]:
+    return {name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes, "head_dim", "head_dim_v")}
+
+
+def _values(tensors: Tensors, shapes: Shapes, addresses: Mapping[str, int] | None) -> dict[str, Any]:
+    """What kernels are told of tensors: addresses, and strides of those with four dimensions."""
+    values: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        if (tensor := tensors.by_name.get(name)) is None:
+            values |= {name: 0, f"{name}_stride": (0, 0, 0)}
+            continue
+        values[name] = address = tensor.data_ptr() if addresses is None else addresses[name]
+        if len(shape) == DIMENSIONS:
+            values[f"{name}_stride"] = tensor.stride()[:3]
+            if address % ALIGNMENT:
+                raise UnsupportedProblemError(
+                    f"{name} starts at address {address:#x}; kernels need a multiple of {ALIGNMENT} bytes"
+                )
+    return values
+
+
+def _mapped(launch: LaunchInfo, problem: Problem, shapes: Shapes, values: Mapping[str, Any]) -> tuple[TensorMap, ...]:
     """The tensors that a kernel moves by TMA, in boxes of one head's rows."""
-    if not launch.tensor_maps:
-        return ()
-    shapes = problem.asked.shapes(problem)
-    given = _params_type(problem, shapes).from_buffer_copy(params)
-    strides = (getattr(given, f"{each.tensor}_stride") for each in launch.tensor_maps)
     kind = packed_mapped if problem.packed else mapped
     return tuple(
-        kind(each, getattr(given, each.tensor), problem.dtype, shapes[each.tensor], (of.batch, of.row, of.head))
-        for each, of in zip(launch.tensor_maps, strides, strict=True)
+        kind(each, values[each.tensor], problem.dtype, shapes[each.tensor], values[f"{each.tensor}_stride"])
+        for each in launch.tensor_maps
     )
 
 
@@ -250,45 +317,45 @@ def packed_mapped(
     )
 
 
-def _names(module: PtxModule, launch: LaunchInfo, problem: Problem) -> dict[str, object]:
-    """What a declaration's arithmetic may read: the configuration, the problem's sizes, the kernel's tile."""
-    sizes = {name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes, "head_dim")}
-    return {**_constants(module, launch), **sizes}
-
-
-def _constants(module: PtxModule, launch: LaunchInfo) -> dict[str, object]:
-    return {**module.config.as_dict(), "block_m": launch.block_m, "block_n": launch.block_n}
-
-
-def _stride(tensor: torch.Tensor) -> TensorStride:
-    batch, row, head, _ = tensor.stride()
-    return TensorStride(batch=batch, row=row, head=head)
-
-
 def check(problem: Problem, tensors: Tensors) -> None:
     """Raises UnsupportedProblemError unless kernels take the tensors, and they are the problem's."""
     _check(problem, tensors, problem.asked.shapes(problem))
 
 
-def _check(problem: Problem, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check(problem: Problem, tensors: Tensors, shapes: Shapes) -> None:
     devices = {}
     for name, shape in shapes.items():
-        if name not in tensors.by_name:
+        if (tensor := tensors.by_name.get(name)) is None:
             continue
-        tensor = tensors.by_name[name]
         dtype = problem.asked.dtype(problem, name)
-        if len(shape) == 4:
-            _check_layout(name, tensor)
-        elif not tensor.is_contiguous():
-            raise UnsupportedProblemError(f"{name} has strides {tensor.stride()}; kernels take it contiguous")
-        if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
-            raise UnsupportedProblemError(
-                f"{name} is {tuple(tensor.shape)} {tensor.dtype}; with the other tensors it is {shape} {dtype}"
-            )
+        if not _is_plain(tensor, shape, dtype):
+            _check_one(name, tensor, shape, dtype)
         devices[name] = tensor.device
     if len(set(devices.values())) > 1:
         given = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise UnsupportedProblemError(f"{given}; kernels take one device")
+
+
+def _is_plain(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a tensor is as most are; what is not may still do."""
+    if tensor.shape != shape or tensor.dtype is not dtype:
+        return False
+    if len(shape) != DIMENSIONS:
+        return tensor.is_contiguous()
+    of_batch, of_row, of_head, of_column = tensor.stride()
+    steps = (of_batch | of_row | of_head) * ELEMENT_BYTES
+    return of_column == 1 and steps % ALIGNMENT == 0 and of_row <= MAX_ROW_STRIDE
+
+
+def _check_one(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if len(shape) == DIMENSIONS:
+        _check_layout(name, tensor)
+    elif not tensor.is_contiguous():
+        raise UnsupportedProblemError(f"{name} has strides {tensor.stride()}; kernels take it contiguous")
+    if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+        raise UnsupportedProblemError(
+            f"{name} is {tuple(tensor.shape)} {tensor.dtype}; with the other tensors it is {shape} {dtype}"
+        )
 
 
 def _check_layout(name: str, tensor: torch.Tensor) -> None:

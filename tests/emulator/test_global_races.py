@@ -94,14 +94,14 @@ def test_a_defect_is_named(global_memory, entry, says, lines, chunk):
 
 @pytest.mark.parametrize("entry", ["after_prior_none", "after_prior_one_for_all"])
 def test_what_an_earlier_grid_wrote_is_read_behind_its_end(global_memory, entry):
-    assert (run_kernel(global_memory, entry, prior=["work"])[:64] == 0).all()
+    assert (run_kernel(global_memory, entry, prior={"work": "before"})[:64] == 0).all()
 
 
 @pytest.mark.parametrize("entry", ["after_prior_no_grid_wait", "after_prior_one_thread_waits"])
 def test_what_an_earlier_grid_may_still_write(global_memory, entry):
     with pytest.raises(RaceError) as error:
-        run_kernel(global_memory, entry, prior=["work"])
-    assert "an earlier grid may still write it" in str(error.value)
+        run_kernel(global_memory, entry, prior={"work": "before"})
+    assert f"before, before which {entry} may begin, may still write it" in str(error.value)
     assert line_of("// left by the earlier grid") in str(error.value)
     assert "mend: griddepcontrol.wait" in str(error.value)
     run_kernel(global_memory, entry)

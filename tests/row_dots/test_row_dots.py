@@ -218,15 +218,25 @@ def test_what_is_done_wrong_with_a_workspace_is_found(broken, old, new, message)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (".persistent()", ".clusters(2)", f"attention_{NAME} of {NAME}/02_broken wants clusters of 2 x 1 x 1 CTAs"),
-        ("(half_rows, RowDotsParams", "(half_rows, AttentionParams", "takes 160 bytes of parameters, the host packs"),
+        (
+            ".persistent()",
+            ".clusters(2)",
+            f"attention_{NAME} of {NAME}/02_broken is 3 x 2 x 2 CTAs .* its clusters, 2 x",
+        ),
+        (".persistent()", ".clusters(32)", f"attention_{NAME} of {NAME}/02_broken wants clusters of 32 CTAs"),
+        (
+            '"batch"));',
+            '"batch").dependent());',
+            "half_rows of .* depends on the kernel before it; it is the",
+        ),
+        ("(half_rows, RowDotsParams", "(half_rows, AttentionParams", f"half_rows of .* takes q, which is no .* {NAME}"),
         (f"KERNEL(attention_{NAME}", "KERNEL(other", f"declares no launch of attention_{NAME}, only of h"),
         ('"2 * num_heads"', '"splits * num_heads"', "grid of half_rows '.*, splits . num_heads, batch.' reads splits"),
         ('"2 * num_heads"', '"111111111222222222233333333334444444444555555555"', "cannot be built:.*too long"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(broken, old, new, message):
-    with pytest.raises((BuildError, ConfigError), match=f"(?s){message}"):
+    with pytest.raises((BuildError, ConfigError, UnsupportedProblemError), match=f"(?s){message}"):
         emulated(broken(old, new), problem())
 
 

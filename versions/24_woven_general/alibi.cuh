@@ -1,11 +1,13 @@
 // ALiBi: a score loses a slope for each key between its own and that of its row (Press et al., arXiv:2108.12409).
 #pragma once
+#include "launch.cuh"
 #include "softmax/online.cuh"
 
 // The parameters of a kernel that has it. The slopes are (batch, num_heads) fp32, contiguous.
 template <class Params>
 struct Biased : Params {
     const float *alibi_slopes;
+    FLASHLADDER_FURTHER_FIELDS(Params, alibi_slopes)
 };
 
 // What it adds to the scores of a warp's rows.

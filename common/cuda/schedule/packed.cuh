@@ -12,6 +12,8 @@ struct PackedParams {
     TensorStride q_stride, k_stride, v_stride, o_stride;
     int batch, num_heads, num_heads_k, seqlen_q, seqlen_k, total_q, total_k;
     float softmax_scale;
+    FLASHLADDER_FIELDS(q, k, v, cu_seqlens_q, cu_seqlens_k, o, lse, q_stride, k_stride, v_stride, o_stride, batch, num_heads,
+                       num_heads_k, seqlen_q, seqlen_k, total_q, total_k, softmax_scale)
 };
 
 // Of `total` rows those of one sequence. Whatever cu_seqlens says, they are within the tensor.

@@ -1,5 +1,6 @@
 // What bounds the keys that a row sees, and its scores: a sliding window, and a softcap.
 #pragma once
+#include "launch.cuh"
 #include "softmax/online.cuh"
 
 // The parameters of a kernel that has one of them, or both. A side without an end has a window of 2^30 keys.
@@ -7,6 +8,7 @@ template <class Params>
 struct Bounded : Params {
     int window_left, window_right;  // keys before a row's own, and behind it
     float softcap;
+    FLASHLADDER_FURTHER_FIELDS(Params, window_left, window_right, softcap)
 };
 
 // Scores as they are, `unit` each in log2; or softcap * tanh(score / softcap). tanh(x) is 1 - 2 / (1 + e^2x): an

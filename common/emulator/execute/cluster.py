@@ -14,6 +14,7 @@ from .arrays import Array, Mask, every_lane, narrow
 RANK_BITS = 24  # an address is (rank + 1) << RANK_BITS | the address in the CTA
 MOST_CTAS = 16
 GridShape = tuple[int, int, int]
+ALONE: GridShape = 1, 1, 1  # without a cluster
 
 
 def ranks_of(address: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from ..compile.program import Program
 from ..errors import EmulatorError
 from ..parse.ptx import Address, PtxKernel, Symbol, Variable
-from .cluster import GridShape
+from .cluster import ALONE, GridShape
 from .counters import Counters
 from .memory import GlobalMemory
 from .shared import WINDOW, PatternCache
@@ -26,6 +26,7 @@ class Machine:
         num_threads: int,
         dynamic_shared: int,
         memory: GlobalMemory,
+        cluster: GridShape = ALONE,
     ) -> None:
         self.program, self.params, self.grid, self.num_threads = program, params, grid, num_threads
         self.dynamic_shared, self.memory = dynamic_shared, memory
@@ -40,13 +41,20 @@ class Machine:
         self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
         if len(params) != sizes["param"]:
             raise EmulatorError(f"{program.kernel.name} takes {sizes['param']} bytes of parameters, not {len(params)}")
-        x, y, z, *_ = (*program.kernel.directives.get("reqnctapercluster", ()), 1, 1, 1)
-        self.cluster: GridShape = x, y, z
+        self.cluster = _cluster(program.kernel, cluster)
         self.maps_addresses = any(i.opcode.startswith("mapa") for i in program.kernel.instructions)
         self.granule = smallest_shared_access(program.kernel)
         self.num_words = -(-self.shared_bytes // self.granule)
         self.patterns = PatternCache(self.shared_bytes, self.granule)
         self.counters = Counters(len(program.blocks))
+
+
+def _cluster(kernel: PtxKernel, launched: GridShape) -> GridShape:
+    """The clusters in which a kernel is launched, or those that its code wants."""
+    x, y, z, *_ = (*kernel.directives.get("reqnctapercluster", launched), 1, 1, 1)
+    if launched not in (ALONE, (x, y, z)):
+        raise EmulatorError(f"{kernel.name} is launched in clusters of {launched}, but compiled for {(x, y, z)}")
+    return x, y, z
 
 
 def _place_variables(kernel: PtxKernel, memory: GlobalMemory) -> tuple[dict[str, int], dict[str, int]]:

@@ -69,10 +69,16 @@ class GlobalMemory:
 
     def read(self, name: str) -> np.ndarray:
         """A copy of a tensor's bytes."""
-        for tensor in self._tensors:
-            if tensor.name == name:
-                return tensor.views[1][: tensor.size].copy()
-        raise KeyError(name)
+        tensor = self._named(name)
+        return tensor.views[1][: tensor.size].copy()
+
+    def may_be_written(self, name: str) -> bool:
+        """Whether a kernel may have written to a tensor: it is known where reading before writing is an error."""
+        tensor = self._named(name)
+        return not tensor.readonly and (tensor.written is None or bool(tensor.written.any()))
+
+    def _named(self, name: str) -> Tensor:
+        return next(tensor for tensor in self._tensors if tensor.name == name)
 
     def find(self, first: int, last: int) -> Tensor | None:
         """The tensor that holds the bytes first..last (inclusive), if one holds them all."""

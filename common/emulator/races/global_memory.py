@@ -18,7 +18,7 @@ proxies of bulk copies in global memory. A copy out of shared memory writes when
 accesses to a word that is accessed weakly besides, the last one counts; of its readers, the last three CTAs.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -131,7 +131,7 @@ class ChunkOrder(NamedTuple):
 class GlobalRaces:
     """The race detector of a launch's global memory."""
 
-    def __init__(self, machine: Machine, prior: Collection[str] = ()) -> None:
+    def __init__(self, machine: Machine, prior: Mapping[str, str]) -> None:
         """`prior`: see launch.run."""
         self._machine, self._prior = machine, prior
         self._granule = smallest_global_access(machine.program.kernel.instructions)
@@ -353,7 +353,9 @@ class GlobalRaces:
         row, lane = int(access.rows[at]), int(access.lanes[at])
         before, now = int(earlier.ctas[stamp >> _ROW & _ROWS]), int(access.record.ctas[row])
         if before == _PRIOR:
-            reason, mend = "an earlier grid may still write it", "griddepcontrol.wait before, then a barrier"
+            here = self._machine.program.kernel.name
+            reason = f"{self._prior[tensor.name]}, before which {here} may begin, may still write it"
+            mend = "griddepcontrol.wait before, then a barrier"
         elif kind.is_strong and earlier.strength.is_strong:
             reason, mend = "both are strong, but the scope of one does not hold both CTAs", SCOPE
         elif any(before in each.message for each in self._learnt.get(now, ())):

@@ -10,6 +10,8 @@ struct RowDotsParams {
     TensorStride left_stride, right_stride;
     int batch, num_heads, num_heads_k, seqlen_q, seqlen_k, segment;
     float softmax_scale;
+    FLASHLADDER_FIELDS(left, right, dots, left_stride, right_stride, batch, num_heads, num_heads_k, seqlen_q, seqlen_k, segment,
+                       softmax_scale)
 };
 
 __device__ inline float dot(const RowDotsParams &p, int batch, int head, int row, int begin, int end) {
