@@ -21,8 +21,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pandas as pd
-
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.compiler.sass import Code, read
@@ -62,6 +60,8 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError
     codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
     if arguments.csv:
+        import pandas as pd
+
         pd.DataFrame([row for code in codes for row in show.rows(code)]).to_csv(arguments.csv, index=False)
         console.print(f"[dim]opcode counts written to {arguments.csv}")
     return 0
