@@ -19,11 +19,11 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.errors import ConfigError
-from flashladder.common.problem.config import listing
+from flashladder.common.problem.config import Value, listing
 
 FILE = "version.yaml"
 
-StrictValue = StrictBool | StrictInt | StrictFloat | StrictStr
+StrictValue = StrictBool | StrictInt | StrictStr
 Fields = dict[StrictStr, StrictValue]
 ByHeadDim = dict[StrictInt, Fields]
 
@@ -50,11 +50,10 @@ class Supports(Declared):
     alibi: StrictBool = False
     packed: StrictBool = False  # the operation `packed` too, beside its own
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
-    options: dict[
-        StrictStr, Literal["any"] | tuple[StrictValue, ...]
-    ] = {}  # the operation's own, beside their defaults
+    # Of the operation, beside their defaults.
+    options: dict[StrictStr, Literal["any"] | tuple[StrictValue | StrictFloat, ...]] = {}
 
-    def refusal(self, option: str, value: StrictValue, default: StrictValue) -> str | None:
+    def refusal(self, option: str, value: Value, default: Value) -> str | None:
         """Why it does not take an option's value, to be read after the name; None where it does."""
         taken = self.options.get(option, ())
         if taken == "any" or value in (default, *taken):
