@@ -1,5 +1,6 @@
 // Scores, in log2: as Q K^T gives them, or bounded by a softcap.
 #pragma once
+#include "launch.cuh"
 #include "ptx/sm80.cuh"
 #include "tile/rows.cuh"
 
@@ -11,6 +12,7 @@ template <class Params>
 struct Bounded : Params {
     int window_left, window_right;  // keys before a row's own, and behind it
     float softcap;
+    FLASHLADDER_FURTHER_FIELDS(Params, window_left, window_right, softcap)
 };
 
 // Scores as they are, `scale` each in log2; or softcap * tanh(score / softcap). tanh(x) is 1 - 2 / (1 + e^2x): an
