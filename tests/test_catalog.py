@@ -108,7 +108,7 @@ def test_space_is_every_valid_config(tiny):
         ("why:", "because:", "rules.0: the key why is missing"),
         ("why:", "because:", "rules.0: unknown key because; the keys here are require, why"),
         ("title: Tiny", "title: [Tiny]", r"title: \['Tiny'\]: input should be a valid string"),
-        ("default: false", "default: 0.5", "the default double_buffer=0.5 is not among its values"),
+        ("default: false", "default: 0.5", "config.double_buffer.default.*: 0.5: input should be a valid"),
         ("supports: {", "supports: 3 # {", "supports: 3 is not a mapping with the keys alibi, causal, dtype"),
         ("config:", "config: [", "while parsing"),
         ("ampere", "turing", "instruction_set=turing is not one of ampere, hopper, blackwell"),

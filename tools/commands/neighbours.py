@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import pandas as pd
-
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console
 from flashladder.common.errors import ConfigError
@@ -38,6 +36,8 @@ def main(arguments: argparse.Namespace) -> int:
     for step in steps if arguments.versions else ():
         console.print(neighbours.details(step))
     if arguments.csv:
+        import pandas as pd
+
         pd.DataFrame([neighbours.row(step) for step in steps]).to_csv(arguments.csv, index=False)
         console.print(f"[dim]steps written to {arguments.csv}")
     return _check(steps) if arguments.check else 0
