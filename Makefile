@@ -5,13 +5,15 @@
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
-QUICK := $(addprefix tests/test_,catalog.py config.py house.py problem.py commands.py run_version.py) \
+QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/test_commands.py tools/test_run_version.py) \
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
-LONG := tests/emulator/test_mutations.py \
-	$(addprefix tests/test_,explain.py exercises.py new_version.py own_ladders.py watch.py general_hopper.py window_hopper.py) \
-	$(addprefix tests/test_,packed_random.py wheel.py transformers.py ring_processes.py ladder.py tuner_kill.py tuner_storage.py) \
-	$(addprefix tests/test_,adopt.py diffusers.py forecast.py hopper_model.py)
+LONG := tests/emulator/test_mutations.py tests/catalog/test_own_ladders.py tests/studies/test_ladder.py \
+	$(addprefix tests/predict/test_,explain.py hopper_model.py) \
+	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \
+	$(addprefix tests/rungs/test_,general_hopper.py window_hopper.py packed_random.py) \
+	$(addprefix tests/api/test_,adopt.py diffusers.py ring_processes.py transformers.py) \
+	$(addprefix tests/tuner/test_,forecast.py tuner_kill.py tuner_storage.py) tests/tools/test_wheel.py
 
 PUBLIC := tests/public
 

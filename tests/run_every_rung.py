@@ -1,4 +1,4 @@
-"""Runs every rung, or those named, once on the GPU and checks it; tests/test_gpu.py puts it under compute-sanitizer.
+"""Runs every rung, or those named, once on the GPU and checks it; runtime/test_gpu.py puts it under compute-sanitizer.
 
 Tensors get no guards here, so that an access outside one leaves its allocation, and is found.
 """

@@ -1,4 +1,4 @@
-"""Calls a stand-in for the driver through the real bindings, in Python and in C++; tests/test_driver.py runs this."""
+"""Calls a stand-in for the driver through the real bindings, in Python and in C++; runtime/test_driver.py runs this."""
 
 import contextlib
 import sys

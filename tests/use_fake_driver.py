@@ -1,4 +1,4 @@
-"""Launches a kernel through common/runtime/gpu.py; tests/test_driver.py runs this with a stand-in for the driver."""
+"""Launches a kernel through common/runtime/gpu.py; runtime/test_driver.py runs this with a stand-in for the driver."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Calls attention() of an installed package for every kind that a wheel is built for; tests/test_wheel.py runs this."""
+"""Calls attention() of an installed package for every kind that a wheel is built for; tools/test_wheel.py runs this."""
 
 import itertools
 import sys

@@ -10,8 +10,8 @@
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "softmax/bounds.cuh"
 #include "softmax/mask.cuh"
+#include "softmax/softcap.cuh"
 #include "tile/gemm.cuh"
 
 #include <type_traits>
@@ -77,9 +77,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     TileRing<v_stages, tile_bytes> v_tiles;
 
     Accumulator<warp_rows, head_dim> o;
-    const Scores<softcap> score{params};
-    const Bias<alibi> bias{params, assigned, mask, warp_row, score.unit};
-    WovenSoftmax<dtype, warp_rows> softmax{score.unit};
+    const Softcap<softcap> score{params};
+    const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
+    WovenSoftmax<dtype, warp_rows> softmax{score.scale};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             Accumulator<warp_rows, edge_n> s;
             s.clear();
             gemm<dtype, head_dim, false, Serpentine>(s, q_operand, k);
-            score.bound(s);
+            score.apply(s);
             bias.add(s, j * block_n + part * edge_n);
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o, j);
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         cp_async_commit();
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         if (!anchored) {
-            score.bound(s);
+            score.apply(s);
             bias.add(s, j * block_n);
             softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);

@@ -6,8 +6,8 @@
 #include "epilogue/stmatrix_store.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "softmax/bounds.cuh"
 #include "softmax/mask.cuh"
+#include "softmax/softcap.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     const Order order(params);
     Mask<causal, window> mask(params);
-    const Scores<softcap> score(params);
+    const Softcap<softcap> score(params);
     if (threadIdx.x == 0) {
         shared.q.init(num_consumers * 4);
         shared.k.init(num_consumers * 4);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     v_tiles.start(shared.v.tiles[0]);
     auto q_at = shared.q.of_reader();
     auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
-    EndingSoftmax<16, RowByRow<16>> softmax{score.unit};
+    EndingSoftmax<16, RowByRow<16>> softmax{score.scale};
     HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
     o_place.start(shared.o, warp_row);
 
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                 // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
                 wait_for<1>(s);
                 auto bound = [&] {
-                    score.bound(s);
+                    score.apply(s);
                     if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 bound();
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                 // A load may come late, but a product has used what it brought.
                 if constexpr (q_in_registers) shared.q.release(q_at);
                 shared.k.release(k_at);
-                score.bound(s);
+                score.apply(s);
                 mask.hide(s, tile_row + warp_row, last * block_n);
                 softmax.start(s);
                 auto p_first = round_to_operand<dtype>(s);

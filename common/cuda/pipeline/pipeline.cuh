@@ -1,13 +1,6 @@
 // A ring of tiles in shared memory. One thread, the producer, has TMA load them, and warps consume them.
 #pragma once
-#include "tile/layout.cuh"
-#include "ptx/sm90.cuh"
-
-// Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
-// past the end of a tensor come as zeros.
-struct QkvoMaps {
-    TensorMapBytes q, k, v, o;
-};
+#include "pipeline/tma.cuh"
 
 // Where its user is in the ring. `parity` is that of the phase which the user waits for. A consumer begins with 0. The
 // producer begins with 1: the phase before the first one counts as ended, as all tiles are empty.
@@ -45,10 +38,7 @@ struct Pipeline {
     template <class T>
     __device__ void load(State &at, T (&tiles)[stages][Tile::size], const TensorMapBytes &map, int row, int head, int batch) {
         empty[at.stage].wait(at.parity);
-        full[at.stage].arrive_expecting(Tile::size * sizeof(T));
-#pragma unroll
-        for (int panel = 0; panel < Tile::panels; ++panel)
-            tma_load(tiles[at.stage] + Tile::step(0, panel * 64), map, full[at.stage], panel * 64, row, head, batch);
+        load_tile<Tile>(tiles[at.stage], map, full[at.stage], row, head, batch);
         at.advance();
     }
     __device__ void wait(const State &at) { full[at.stage].wait(at.parity); }

@@ -1,19 +1,7 @@
 // Online softmax over the rows of one warp (Milakov and Gimelshein, 2018), as FlashAttention uses it.
 #pragma once
+#include "softmax/log2.cuh"
 #include "tile/fragment.cuh"
-
-constexpr float log2_e = 1.4426950408889634f;
-constexpr float ln_2 = 0.6931471805599453f;
-
-// Reductions over the four lanes that share a row of an accumulator.
-__device__ inline float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
 
 // C *= factor.
 template <int rows, int cols>

@@ -2,10 +2,8 @@
 #pragma once
 #include "launch.cuh"
 #include "ptx/sm80.cuh"
-#include "tile/rows.cuh"
-
-constexpr float log2_e = 1.4426950408889634f;
-constexpr float ln_2 = 0.6931471805599453f;
+#include "softmax/log2.cuh"
+#include "tile/fragment.cuh"
 
 // The parameters of a kernel that has a window, a softcap, or both. A side without an end has a window of 2^30 keys.
 template <class Params>
@@ -30,13 +28,21 @@ struct Softcap {
             scale = params.softmax_scale * log2_e;
         }
     }
+    __device__ float operator()(float x) const {
+        if constexpr (softcap)
+            return 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(x * steepness));
+        else
+            return x;
+    }
     // All of S, in place.
-    template <int cols>
-    __device__ void apply(Accumulator<16, cols> &s) const {
+    template <int rows, int cols>
+    __device__ void apply(Accumulator<rows, cols> &s) const {
         if constexpr (softcap)
 #pragma unroll
-            for (auto &block : s.block[0])
+            for (auto &row : s.block)
 #pragma unroll
-                for (float &x : block) x = 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(x * steepness));
+                for (auto &block : row)
+#pragma unroll
+                    for (float &x : block) x = (*this)(x);
     }
 };

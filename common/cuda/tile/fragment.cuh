@@ -20,6 +20,16 @@ struct Accumulator {
     }
 };
 
+// Reductions over the four lanes that share a row of an accumulator.
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
 // An A operand of rows x k in registers, in blocks of 16 x 16.
 template <int rows, int k>
 struct HeldA {
@@ -29,7 +39,8 @@ struct HeldA {
     __device__ const uint32_t (&at(int step, int m) const)[4] { return block[step][m]; }
 };
 
-// P as the A operand of P V: two neighbouring 16 x 8 accumulator blocks are one 16 x 16 operand block, lane by lane.
+// An accumulator as the A operand of the next product: two neighbouring 16 x 8 blocks are one 16 x 16 operand block, lane
+// by lane.
 template <class T, int rows, int cols>
 __device__ inline HeldA<rows, cols> round_to_operand(const Accumulator<rows, cols> &p) {
     HeldA<rows, cols> a;

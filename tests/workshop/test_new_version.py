@@ -20,7 +20,11 @@ from flashladder.tools.commands import new_version
 MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
 
 # What a rung made by hand broke, and all that is tested of each rung; words of `pytest -k`.
-FILES = ("picture", "rung_pages", "profile", "evidence", "readme", "dashboard", "versions", "neighbours")
+FILES = (
+    *(f"report/test_{name}" for name in ("picture", "rung_pages", "evidence", "readme", "dashboard", "neighbours")),
+    "predict/test_profile",
+    "rungs/test_versions",
+)
 TOUCHED = (
     "test_the_path_leads_through_every_rung_and_reference",
     "test_the_path_names_every_rung_as_its_page_does",
@@ -74,10 +78,10 @@ def checkout(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_new_rung_breaks_no_test_and_is_tested(checkout):
-    files = [f"tests/test_{name}.py" for name in FILES]
+    files = [f"tests/{name}.py" for name in FILES]
     code, out = checkout("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *files, "-k", " or ".join(TOUCHED))
     assert code == 0, out
-    assert f"PASSED tests/test_versions.py::test_default[{MADE}-bf16]" in out
+    assert f"PASSED tests/rungs/test_versions.py::test_default[{MADE}-bf16]" in out
 
 
 def test_tools_take_a_new_rung_up(checkout):

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.tests import postgres, tuner_simulation
-from flashladder.tests.test_tuner_kill import assert_log_agrees
+from flashladder.tests.tuner.test_tuner_kill import assert_log_agrees
 from flashladder.tuner import ledger as ledgers
 from flashladder.tuner import storage, trial_log
 from flashladder.tuner.ledger import ABANDONED, DUPLICATE, Ledger, code_of, verdict_of

@@ -36,7 +36,7 @@ def test_other(number):
 @pytest.fixture
 def run(tmp_path):
     """Runs pytest in a folder of its own with the setup of these tests."""
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
     (tmp_path / "journal").mkdir()
     ours = ("PYTEST_XDIST", "FLASHLADDER_TESTS")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -15,7 +15,7 @@ from flashladder.common.compiler.sass.registers import live_registers, operands_
 from flashladder.common.errors import ConfigError, ToolchainError
 from flashladder.common.problem.config import load_gpu
 
-LISTING = (Path(__file__).parent / "data" / "nvdisasm_sm_90a.txt").read_text()
+LISTING = (Path(__file__).parents[1] / "data" / "nvdisasm_sm_90a.txt").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def tool(*words):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """As pip makes it, without kernels: tests/test_wheel.py has pip make one."""
+    """As pip makes it, without kernels: tests/tools/test_wheel.py has pip make one."""
     path = tmp_path_factory.mktemp("wheel") / "flashladder-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(ROOT / "__init__.py", "flashladder/__init__.py")

@@ -45,7 +45,7 @@ def test_the_originals_code_is_refused(copy, tool, folder):
 
 
 def test_the_originals_code_is_not_tested(copy):
-    done = run(copy, "-m", "pytest", "-q", "tests/test_problem.py")
+    done = run(copy, "-m", "pytest", "-q", "tests/problem/test_problem.py")
     assert done.returncode == 2
     assert "would run the code of another checkout" in done.stdout + done.stderr
 

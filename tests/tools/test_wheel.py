@@ -11,7 +11,7 @@ import pytest
 
 from flashladder.common.paths import ROOT
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 ARCHS = "8.0;9.0a"
 MOST_BYTES = 5 * 2**20
 PARTS = ("common", "configs", "tools", "tuner", "versions", *(path.name for path in ROOT.glob("*.*") if path.is_file()))

@@ -10,7 +10,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.target import Target
 from flashladder.common.workshop import trial, watch
 from flashladder.tests import ideas, interruptible
-from flashladder.tests.test_ideas import TIMING
+from flashladder.tests.workshop.test_ideas import TIMING
 
 PLACE = Target(on_gpu=False, arch="sm_90a", gpu=load_gpu("h100"))
 CPU_SECONDS = 9.0  # of all cores, from a save to the last figure: 4 to 5 s of each of two

@@ -14,7 +14,7 @@ from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import gpu, target
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.studies.accuracy import study
-from flashladder.tests.test_accuracy import known_to_miss, lone_top
+from flashladder.tests.studies.test_accuracy import known_to_miss, lone_top
 
 pytestmark = [
     pytest.mark.gpu,

@@ -27,7 +27,7 @@ from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests import fake_ncu
 from flashladder.tools.commands import profile
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 PAGE = (DATA / "ncu_source.csv").read_text()  # from an H100, most lines left out
 WIDE_HEADS = DATA / "ncu_36_wide_heads"  # from an H200; of the columns, operands and metrics those that are read
 PROBLEM = Problem(seqlen_q=64)

@@ -1,0 +1,22 @@
+// Tiles that TMA brings from global memory: one thread asks, and an mbarrier tells when all bytes have come.
+#pragma once
+#include "ptx/sm90.cuh"
+#include "tile/layout.cuh"
+
+// Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
+// past the end of a tensor come as zeros.
+struct QkvMaps {
+    TensorMapBytes q, k, v;
+};
+struct QkvoMaps {
+    TensorMapBytes q, k, v, o;
+};
+
+// Starts copying rows from `row` on of one head to a tile, panel by panel. One thread calls it.
+template <class Tile, class T>
+__device__ inline void load_tile(T *shared, const TensorMapBytes &map, Mbarrier &full, int row, int head, int batch) {
+    full.arrive_expecting(Tile::size * sizeof(T));
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel)
+        tma_load(shared + Tile::step(0, panel * 64), map, full, panel * 64, row, head, batch);
+}
