@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
+from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 
 Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 
@@ -19,9 +19,10 @@ def header_folders(kernel: Path) -> list[Path]:
     Its own folder, `cuda` beside its rung, common/cuda, and the folder of all rungs: what a rung shares with a few
     later ones lies with it. A rung in a checkout has that checkout's; one that lies elsewhere has this one's.
     """
-    cuda, versions = CUDA_HEADERS.relative_to(ROOT), VERSIONS.relative_to(ROOT)
-    root = next((parent for parent in kernel.parents[1:] if (parent / cuda).is_dir()), ROOT)
-    return [kernel.parent, kernel.parents[1] / "cuda", root / cuda, root / versions]
+    checkouts = (parent for parent in kernel.parents[1:] if (parent / "common" / "cuda").is_dir())
+    root = next(checkouts, None)
+    shared = [root / "common" / "cuda", root / "versions"] if root else [CUDA_HEADERS, VERSIONS]
+    return [kernel.parent, kernel.parents[1] / "cuda", *shared]
 
 
 def find_header(name: str, folders: Iterable[Path]) -> Path | None:

@@ -81,6 +81,9 @@ PROBLEM = {
     "window_left": int,  # these three are empty in older rows, which have no bounds
     "window_right": int,  # empty for all keys
     "softcap": float,  # 0 for none
+    "operation": str,  # these three are empty in older rows, which are of the first ladder's
+    "head_dim_v": int,  # empty where it is head_dim
+    "options": str,  # the operation's own that are not at their defaults: page_size=64
 }
 CHECK = {"passed": bool, "max_error": float, "tolerance": float, "lse_error": float, "lse_tolerance": float}
 RESOURCES = {

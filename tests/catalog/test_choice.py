@@ -239,7 +239,7 @@ def test_a_rung_for_short_keys_and_another_for_long_ones(driver, tiny, monkeypat
     attend(first)
     assert {kind[-1]: ready.rung.name for kind, ready in op._ready.items()} == {False: "08_other", True: "07_tiny"}
     assert all(ready.artifact.version == ready.rung.name for ready in op._ready.values())
-    for name in ("ahead", "target", "build_one", "Call", "on_gpu", "Problem"):
+    for name in ("ahead", "target", "build_one", "Call", "Problem"):
         monkeypatch.setattr(op, name, None)  # not even asked
     driver.launches.clear()
     lengths = [*range(LONG_FROM - 3, LONG_FROM + 3), 1, 5 * LONG_FROM, 1]

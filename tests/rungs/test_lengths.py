@@ -210,7 +210,7 @@ def test_nothing_is_made_ready_amid_generation(driver, tiny, monkeypatch, first)
     """Not even where it crosses from short keys to long ones."""
     winners(tiny, short=128, long=64)
     attend(first)
-    for name in ("ahead", "target", "build_one", "Call", "on_gpu", "Problem"):
+    for name in ("ahead", "target", "build_one", "Call", "Problem"):
         monkeypatch.setattr(op, name, None)  # not even asked
     loads = driver.loads
     driver.launches.clear()

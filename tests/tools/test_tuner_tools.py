@@ -251,8 +251,8 @@ def test_workers_and_gpus(monkeypatch, number, message):
 
 
 def test_the_program_starts():
-    for tool in ("search", "replay", "plots"):
-        done = subprocess.run([sys.executable, ROOT / "tuner" / f"{tool}.py", "--help"], capture_output=True, text=True)
+    for program in ([ROOT / "tuner" / "search.py"], *(["-m", "flashladder", tool] for tool in ("replay", "plots"))):
+        done = subprocess.run([sys.executable, *program, "--help"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "usage" in done.stdout
 

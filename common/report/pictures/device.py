@@ -19,7 +19,7 @@ from flashladder.common.compiler.toolchain import find_host_compiler
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 
-HEADERS = ("params.cuh", "tile/layout.cuh", "tile/reader.cuh", "pipeline/copy.cuh")
+HEADERS = ("launch.cuh", "params.cuh", "tile/layout.cuh", "tile/reader.cuh", "pipeline/copy.cuh")
 ROWS, COLS, WARPS = 64, 128, 4  # of the tile that is shown, and of the CTA
 
 _HOST = """
@@ -66,6 +66,8 @@ _PROGRAM = """
 #include "pipeline/copy.cuh"
 #include "tile/reader.cuh"
 namespace minimal {
+#undef FLASHLADDER_KERNEL  // what a kernel tells of its launch is for CUDA alone
+#define FLASHLADDER_KERNEL(...) static_assert(true)
 #include "kernel.cu"
 }
 char minimal::shared[1];
@@ -140,7 +142,12 @@ def device_headers() -> DeviceHeaders:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         shutil.copy(_minimal(), folder)
-        replaced = {"host.h": _HOST, "ptx/sm80.cuh": _PTX, "config.cuh": _CONFIG, "program.cpp": _PROGRAM}
+        replaced = {
+            "host.h": _HOST,
+            "ptx/sm80.cuh": _PTX,
+            "config.cuh": _CONFIG,
+            "program.cpp": _PROGRAM,
+        }
         for name, text in {**{name: (CUDA_HEADERS / name).read_text() for name in HEADERS}, **replaced}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)

@@ -36,7 +36,7 @@ def drawn_layouts() -> list[Picture]:
         "15_d_head_tiling/panels.svg": layouts.panels,
     }
     others: dict[str, Callable[[], str]] = {
-        **{f"{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
+        **{f"references/{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
         "29_two_consumers/roles.svg": partial(roles.sketch, "29"),
         "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
         "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
