@@ -61,7 +61,8 @@ def _check_name(name: str) -> None:
         for taken in catalog.rung_names(ladder=ladder):
             if taken.rpartition("/")[2][3:] == name:
                 raise ConfigError(f"the name {name} is taken by {taken}: choose another, or go on with that rung")
-    others = {*catalog.ladders(), *(path.name for path in catalog.folder_of(catalog.FIRST).iterdir())}
+    references = (reference.name for reference in catalog.references())
+    others = {*catalog.ladders(), *references, *(path.name for path in catalog.folder_of(catalog.FIRST).iterdir())}
     if name in others:
         raise ConfigError(f"the name {name} is taken by a ladder or a reference: choose another")
 

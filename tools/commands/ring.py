@@ -21,8 +21,8 @@ from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
-EMULATOR_DEFAULTS = {"num_heads": 1, "seqlen_q": 64, "head_dim": 64}
-GPU_DEFAULTS = {"num_heads": 16, "seqlen_q": 131072, "head_dim": 128}
+EMULATOR_DEFAULTS = {"batch": 1, "num_heads": 1, "seqlen_q": 64, "head_dim": 64}
+GPU_DEFAULTS = {"batch": 1, "num_heads": 16, "seqlen_q": 131072, "head_dim": 128}
 
 
 def parser() -> Parser:

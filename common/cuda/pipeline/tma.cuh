@@ -1,16 +1,11 @@
 // Tiles that TMA brings from global memory: one thread asks, and an mbarrier tells when all bytes have come.
 #pragma once
 #include "ptx/sm90.cuh"
-#include "tile/layout.cuh"
 
 // Q, K, V and O as the host has mapped them, the second kernel argument. A box is 64 columns wide, a panel of a tile. Rows
 // past the end of a tensor come as zeros.
-struct QkvMaps {
-    TensorMapBytes q, k, v;
-};
-struct QkvoMaps {
-    TensorMapBytes q, k, v, o;
-};
+struct QkvMaps { TensorMapBytes q, k, v; };
+struct QkvoMaps { TensorMapBytes q, k, v, o; };
 
 // Starts copying rows from `row` on of one head to a tile, panel by panel. One thread calls it.
 template <class Tile, class T>
