@@ -49,7 +49,7 @@ def attention(
     """
     is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
     if is_open and alibi_slopes is None and type(softcap) in (float, int) and not softcap:
-        done = op.shortly(q, k, v, out, causal, softmax_scale, version, return_lse)
+        done = op.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
     given.tensors(q=q, k=k, v=v)

@@ -16,7 +16,7 @@ from flashladder.common.errors import DeviceError, UnsupportedProblemError, Veri
 from flashladder.common.measure import baselines
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import quick
+from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.gpu import CALLS
 
 OTHERS = ("fa3", "fa4")
@@ -33,7 +33,7 @@ def calls_of(problem: Problem, tensors: Tensors, rungs: Sequence[catalog.Version
         ours = _ours(problem, tensors, rung)
         calls |= ours
         first[rung.address] = _seconds(next(iter(ours.values())))
-    quick.load()
+    fast_path.load()
     for rung in rungs:
         calls[f"{rung.address}, in Python"] = _in_python(calls[rung.address])
         calls[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
@@ -86,11 +86,11 @@ def _in_python(call: Callable[[], object]) -> Callable[[], object]:
     """The same call where there is no C++ compiler; that itself costs some 0.1 us."""
 
     def slowly() -> None:
-        kept, quick.extension = quick.extension, None
+        kept, fast_path.extension = fast_path.extension, None
         try:
             call()
         finally:
-            quick.extension = kept
+            fast_path.extension = kept
 
     return slowly
 

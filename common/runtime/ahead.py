@@ -45,7 +45,7 @@ FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_
 
 
 def fastest(problem: Problem, arch: str, gpu: str, emulated: bool = False, adopted: Path | None = None) -> Version:
-    """Of the general rungs: the first one that is able, or the rival whose winner on the GPU is (tuned.quickest).
+    """Of the general rungs: the first one that is able, or the rival whose winner on the GPU is (tuned.fastest).
 
     The emulator's time is that of their instructions, so that it takes the oldest one first. The oldest one too where
     none takes the problem; it then says why.
@@ -55,7 +55,7 @@ def fastest(problem: Problem, arch: str, gpu: str, emulated: bool = False, adopt
     if emulated:
         return able[-1]
     rivals = [rung for rung in rungs[: len(RIVALS)] if rung in able]
-    return tuned.quickest(rivals, gpu, problem, adopted) or able[0]
+    return tuned.fastest(rivals, gpu, problem, adopted) or able[0]
 
 
 def chosen(

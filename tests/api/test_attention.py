@@ -22,7 +22,7 @@ from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProbl
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, quick
+from flashladder.common.runtime import ahead, fast_path
 from flashladder.common.runtime.gpu import device_arch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -113,7 +113,7 @@ def test_any_rung_that_takes_the_problem(device):
 
 def test_torch_sees_through_it(device, monkeypatch):
     """Its schema and its shapes are what torch.compile needs, which then takes a model in one piece."""
-    monkeypatch.setattr(quick, "extension", quick.made())
+    monkeypatch.setattr(fast_path, "extension", fast_path.made())
     _, inputs = qkv(Problem(seqlen_q=16, seqlen_k=32, num_heads=2, num_heads_k=1, head_dim=64), device)
     ops = torch.ops.flashladder
     torch.library.opcheck(ops.attention.default, (*inputs, True, 0.125, DEFAULT, True))
@@ -237,7 +237,7 @@ def driver(request, monkeypatch):
     """CPU tensors are taken for ones on a GPU, whose launches are noted; with both ways of a call."""
     made = fake_cuda.for_attention(monkeypatch)
     if request.param == "C++":
-        monkeypatch.setattr(quick, "extension", quick.made())
+        monkeypatch.setattr(fast_path, "extension", fast_path.made())
     return made
 
 
@@ -267,7 +267,7 @@ def test_a_first_call_cannot_be_captured_and_says_so(driver, monkeypatch):
     assert len(driver.launches) == 2
 
 
-def test_what_is_not_plainly_right_is_looked_at_at_leisure(driver):
+def test_what_is_not_plainly_right_takes_the_slow_path(driver):
     one_row = torch.zeros(2000, dtype=torch.bfloat16).as_strided((1, 1, 4, 64), (77, 13, 64, 1))
     attention(one_row, one_row, one_row)
     assert len(driver.launches) == 1, "strides mean nothing where there is one row"
@@ -317,11 +317,11 @@ def test_a_replay_reads_what_the_tensors_hold_then(version):
 def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
     if not catalog.find(version).runs_on(device_arch()):
         pytest.skip(f"{version} has no instructions for this GPU")
-    quick.load()
-    assert quick.extension, quick.missing
-    extension, done = quick.extension, []
+    fast_path.load()
+    assert fast_path.extension, fast_path.missing
+    extension, done = fast_path.extension, []
     straight = lambda *given: done.append(made := extension.straight(*given)) or made  # noqa: E731
-    monkeypatch.setattr(quick, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
+    monkeypatch.setattr(fast_path, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
     for problem in (
         Problem(batch=2, seqlen_q=200, seqlen_k=333, num_heads=4, num_heads_k=2, head_dim=64, causal=True),
         Problem(seqlen_q=1, seqlen_k=1000, num_heads=8, layout="bhsd"),
@@ -332,7 +332,7 @@ def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
         o, lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
         assert done.pop() is not None
         with monkeypatch.context() as patch:
-            patch.setattr(quick, "extension", None)
+            patch.setattr(fast_path, "extension", None)
             slow_o, slow_lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
         assert torch.equal(o, slow_o)
         assert torch.equal(lse, slow_lse)

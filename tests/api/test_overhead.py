@@ -10,7 +10,7 @@ from flashladder.common import console
 from flashladder.common.api import gradients
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem import inputs
-from flashladder.common.runtime import gpu, quick
+from flashladder.common.runtime import fast_path, gpu
 from flashladder.tools.commands import overhead
 
 
@@ -24,8 +24,8 @@ def run(monkeypatch, capsys):
     fake_cuda.for_attention(monkeypatch)
     drawn = inputs.make_inputs
     monkeypatch.setattr(inputs, "make_inputs", lambda asked, device: drawn(asked))
-    monkeypatch.setattr(quick, "load", lambda: None)
-    monkeypatch.setattr(quick, "missing", "made up")
+    monkeypatch.setattr(fast_path, "load", lambda: None)
+    monkeypatch.setattr(fast_path, "missing", "made up")
     monkeypatch.setattr(gpu, "host_costs_us", in_order)
 
     def call(*arguments):

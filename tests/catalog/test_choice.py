@@ -15,7 +15,7 @@ from flashladder.common.api.adoption import export
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, quick, tuned
+from flashladder.common.runtime import ahead, fast_path, tuned
 from flashladder.common.runtime.tuned import LONG_FROM
 
 FIRST, SECOND = (catalog.find(name) for name in ahead.RIVALS)
@@ -218,7 +218,7 @@ def tiny(tmp_path_factory):
 def driver(request, monkeypatch, tiny):
     """CPU tensors are taken for ones on a GPU, whose rivals are two tiny rungs; with both ways of a call."""
     made = fake_cuda.for_attention(monkeypatch)
-    monkeypatch.setattr(quick, "extension", quick.made() if request.param == "C++" else None)
+    monkeypatch.setattr(fast_path, "extension", fast_path.made() if request.param == "C++" else None)
     monkeypatch.setattr(ahead, "catalog", SimpleNamespace(find=tiny.__getitem__))
     monkeypatch.setattr(ahead, "RIVALS", tuple(tiny))
     monkeypatch.setattr(ahead, "GENERAL", tuple(tiny))

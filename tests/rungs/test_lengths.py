@@ -18,7 +18,7 @@ from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received
-from flashladder.common.runtime import ahead, quick, target, tuned
+from flashladder.common.runtime import ahead, fast_path, target, tuned
 from flashladder.common.runtime.tuned import LONG_FROM
 
 RUNG = catalog.find("02")
@@ -184,7 +184,7 @@ def tiny(tmp_path_factory):
 def driver(request, monkeypatch, tiny):
     """CPU tensors are taken for ones on a GPU, on which attention launches a tiny rung; with both ways of a call."""
     made = fake_cuda.for_attention(monkeypatch)
-    monkeypatch.setattr(quick, "extension", quick.made() if request.param == "C++" else None)
+    monkeypatch.setattr(fast_path, "extension", fast_path.made() if request.param == "C++" else None)
     monkeypatch.setattr(ahead, "chosen", lambda *_, **__: tiny)
     return made
 
@@ -301,14 +301,14 @@ def test_a_gpu_crosses_the_boundary(version, field, values, monkeypatch):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
         tuned.save(here.gpu.name, rung.name, kind, {field: value}, {})
     monkeypatch.setattr(op, "_ready", {})
-    quick.load()
-    assert quick.extension, quick.missing
-    extension, out = quick.extension, {}
+    fast_path.load()
+    assert fast_path.extension, fast_path.missing
+    extension, out = fast_path.extension, {}
     for seqlen_k in (LONG_FROM - 1, LONG_FROM, LONG_FROM + 1, LONG_FROM - 1):
         problem = Problem(seqlen_q=100, seqlen_k=seqlen_k, num_heads=4, head_dim=64, causal=True)
         tensors = make_inputs(problem, "cuda")
         for way in (extension, None):
-            monkeypatch.setattr(quick, "extension", way)
+            monkeypatch.setattr(fast_path, "extension", way)
             out[way] = attention(tensors.q, tensors.k, tensors.v, causal=True, version=version)
         assert torch.equal(out[extension], out[None])
         expected = expect(problem, tensors)

@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     from flashladder.common.api import host_costs
     from flashladder.common.problem.inputs import Tensors, make_inputs
-    from flashladder.common.runtime import ahead, gpu, quick, target
+    from flashladder.common.runtime import ahead, fast_path, gpu, target
 
     place = target.resolve("gpu", None)
     problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)
@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
     enabled = {**plain, f"{host_costs.TORCH}, inputs want gradients": host_costs.by_torch(problem, wanting)}
     console.print(_shown("the same where gradients are enabled", gpu.host_costs_us(enabled)))
     console.print(f"inputs that want gradients: {host_costs.refusal(problem, wanting)}")
-    console.print(f"calls go through {'C++' if quick.extension else f'Python: {quick.missing}'}")
+    console.print(f"calls go through {'C++' if fast_path.extension else f'Python: {fast_path.missing}'}")
     for name, seconds in first.items():
         console.print(f"first call of {name}: {seconds:.2f} s")
     return 0

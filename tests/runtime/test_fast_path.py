@@ -18,7 +18,7 @@ from flashladder.common.api import attention, op
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.problem import inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import quick
+from flashladder.common.runtime import fast_path
 
 VERSIONS = ("24", "34")  # plain; a persistent grid, with a counter and tensor maps
 
@@ -34,9 +34,9 @@ def driver(monkeypatch):
 @pytest.fixture
 def short(driver, monkeypatch):
     """What C++ answered, from now on: None is left to Python."""
-    extension, answers = quick.made(), []
+    extension, answers = fast_path.made(), []
     straight = lambda *given: answers.append(made := extension.straight(*given)) or made  # noqa: E731
-    monkeypatch.setattr(quick, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
+    monkeypatch.setattr(fast_path, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
     return answers
 
 
@@ -49,7 +49,7 @@ Q, K = bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_it_launches_the_same_as_in_python(driver, short, monkeypatch, version):
-    extension = quick.extension
+    extension = fast_path.extension
     if version == "34":
         driver.parts["attention_forward"] = (fake_cuda.PARAMS_BYTES, 8, 4 * 128)
 
@@ -73,7 +73,7 @@ def test_it_launches_the_same_as_in_python(driver, short, monkeypatch, version):
         options = {"causal": problem.causal, "softmax_scale": problem.softmax_scale, "return_lse": lse}
 
         def called(way):
-            monkeypatch.setattr(quick, "extension", way)
+            monkeypatch.setattr(fast_path, "extension", way)
             driver.launches.clear()
             out = torch.empty_like(tensors.q) if in_place else None
             made = attention(tensors.q, tensors.k, tensors.v, version=version, out=out, **options)
@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said(driver, short, changed, words):
 
 
 def test_a_scale_of_any_number(driver, short):
-    """What is no number of Python's own is made one at leisure."""
+    """What is no number of Python's own is made one on the slow path."""
     for scale, is_short in ((1, True), (1.0, True), (np.float32(1), False), (torch.tensor(1.0), False)):
         attention(Q, K, K)
         short.clear()

@@ -1,6 +1,6 @@
 // Calls in C++: from Python's tensors to a launch by plan.h; and what op.py does around it. What is not plainly right is left
 // to Python. An extension of Python that reads tensors through DLPack's C structures, and needs nothing else of torch's
-// C++; the driver's function is handed over. common/runtime/quick.py builds it.
+// C++; the driver's function is handed over. common/runtime/fast_path.py builds it.
 #include "plan.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ struct Released {
 };
 using Owned = std::unique_ptr<PyObject, Released>;
 
-// Of torch, and of quick.py: set once.
+// Of torch, and of fast_path.py: set once.
 const DLPackExchangeAPI *exchange;
 PyTypeObject *tensor_type;
 PyObject *torch_c, *new_o, *new_lse;  // torch_c: what torch._C holds, by name
@@ -190,7 +190,7 @@ PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
 }
 
 // set_up(torch.Tensor's exchange, torch.Tensor, torch._C, new_o, new_lse, long_from): what it needs of torch and of
-// quick.py
+// fast_path.py
 PyObject *set_up(PyObject *, PyObject *given) {
     PyObject *capsule;
     if (!PyArg_ParseTuple(given, "OOOOOL", &capsule, &tensor_type, &torch_c, &new_o, &new_lse, &long_from))
@@ -215,7 +215,7 @@ PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), ME
                          {"straight", reinterpret_cast<PyCFunction>(py_straight), METH_FASTCALL, nullptr},
                          {"set_up", set_up, METH_VARARGS, nullptr},
                          {}};
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "quick", nullptr, -1, methods};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "fast_path", nullptr, -1, methods};
 }  // namespace
 
-PyMODINIT_FUNC PyInit_quick() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_fast_path() { return PyModule_Create(&module); }

@@ -1,4 +1,4 @@
-"""A call in C++: quick.cpp, which is compiled beside the program, and used from when it is there.
+"""A call in C++: fast_path.cpp, which is compiled beside the program, and used from when it is there.
 
 Until then, where it cannot be compiled, and for what is out of the ordinary, calls go through Python
 (common/runtime/calls.py), which launches the same.
@@ -48,7 +48,7 @@ def prepare() -> None:
     if library.find_extension(SOURCE):
         load()
     else:
-        threading.Thread(target=load, name="flashladder: quick.cpp", daemon=True).start()
+        threading.Thread(target=load, name="flashladder: fast_path.cpp", daemon=True).start()
 
 
 def load() -> None:
@@ -64,7 +64,7 @@ def made() -> ModuleType:
     """The extension. ToolchainError, BuildError or ImportError where it cannot be made."""
     if not hasattr(torch.Tensor, EXCHANGE):
         raise ToolchainError(f"torch {torch.__version__} has no {EXCHANGE}, by which C++ reads tensors; torch 2.13 has")
-    loader = ExtensionFileLoader("quick", str(library.build_extension(SOURCE)))
+    loader = ExtensionFileLoader("fast_path", str(library.build_extension(SOURCE)))
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
     module.set_up(getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, new_o, new_lse, LONG_FROM)
