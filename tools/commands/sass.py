@@ -9,9 +9,9 @@ flashladder sass 37 43 --commits e18886d HEAD          two rungs, as they are at
 
 --commits compiles the rungs' default configurations, and those of the winners on GPUs of the same arch as --gpu, with
 the kernels and headers of both sides; --features adds the default configuration with each feature that the rung has.
-Rungs and configurations are those of the working tree. Two kernels are the same that have the same instructions, which
-work on the same values, whatever registers these are in. The exit code is 1 where a kernel differs. What was compiled
-is kept: with a base that stays, the next comparison compiles one side alone.
+Rungs and configurations are those of the working tree. Two kernels are the same that have the same instructions but for
+the numbers of registers; where an instruction reads another value, that is said too. The exit code is 1 where a kernel
+differs. What was compiled is kept: with a base that stays, the next comparison compiles one side alone.
 """
 
 from __future__ import annotations
