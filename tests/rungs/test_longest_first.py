@@ -24,18 +24,17 @@ config:
 KERNEL = """
 #include "config.cuh"
 #include "launch.cuh"
-#include "HEADER"
+#include "schedule/order.cuh"
 using namespace config;
 FLASHLADDER_KERNEL(attention_forward, PackedParams, Launch{32, 0, block_m, 64}.persistent());
 extern "C" __global__ void attention_forward(const __grid_constant__ PackedParams params) {
-    ORDER<block_m, head_dim, causal> order(params);
+    PackedOrder<block_m, head_dim, causal> order(params);
     for (int number = 0; number < order.count; ++number) {
         const auto tile = order.find(number);
         if (lane_index() == 0) tile.lse[tile.first_row] = number;
     }
 }
 """
-ORDERS = {"LongestFirst": "46_scheduler_warp/longest_first.cuh", "PackedOrder": "schedule/order.cuh"}
 LENGTHS = {
     "one": ((300,), (70,)),
     "empty ones": ((0, 200, 0, 0, 129, 0), (5, 0, 7, 0, 300, 9)),
@@ -45,10 +44,9 @@ LENGTHS = {
 }
 
 
-def numbers(root, order, seqlens_q, seqlens_k, block_m, **kind):
+def numbers(root, seqlens_q, seqlens_k, block_m, **kind):
     """{(sequence, head): its tiles' numbers, by rows}."""
-    kernel = KERNEL.replace("HEADER", ORDERS[order]).replace("ORDER", order)
-    rung = make_rung(root, "07_numbers", VERSION_YAML, kernel)
+    rung = make_rung(root, "07_numbers", VERSION_YAML, KERNEL)
     problem = packed(seqlens_q, seqlens_k, head_dim=64, **kind)
     tensors = make_inputs(problem)
     tensors.lse.fill_(-1)
@@ -68,13 +66,12 @@ def numbers(root, order, seqlens_q, seqlens_k, block_m, **kind):
     return found
 
 
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("block_m", [128, 192])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, lengths, causal, block_m, order):
+def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, lengths, causal, block_m):
     seqlens_q, seqlens_k = lengths
-    found = numbers(tmp_path, order, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
+    found = numbers(tmp_path, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
     for (sequence, _), tiles in found.items():
         assert len(tiles) == -(-seqlens_q[sequence] // block_m)
         assert not causal or tiles == sorted(tiles, reverse=True), "the last rows see the most keys"

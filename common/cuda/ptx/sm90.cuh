@@ -68,7 +68,7 @@ __device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_
 // Gives registers of this warpgroup back, or takes some that were given back, and waits for them. Each thread then has
 // `count`, a multiple of 8.
 template <int count>
-__device__ inline void give_registers_back() {
+__device__ inline void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 template <int count>

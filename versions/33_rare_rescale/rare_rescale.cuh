@@ -2,7 +2,7 @@
 #pragma once
 #include <float.h>
 
-#include "softmax/deferred.cuh"
+#include "30_softmax_under_products/deferred.cuh"
 
 // Softmax needs some m that keeps 2^(S - m) within range, not the maximum. m is raised, for all rows of a warp, once some
 // maximum has passed it by more than `slack` in log2. P is at most 2^slack then, which fp16 holds as well as bf16. Hidden
@@ -38,9 +38,9 @@ struct RarelyRescaled : Base {
     template <int cols>
     __device__ void update(Accumulator<rows, cols> &s) {
         float sum[rows / 16][2];
-        follow_maxima(s);
+        raise_to_maxima(s);
         exponentiate(s, sum);
-        if (any_above(raised ? INFINITY : ones<cols>, sum)) bring_down(s, sum);
+        if (any_above(raised ? INFINITY : ones<cols>, sum)) scale_down(s, sum);
         add(sum);
     }
 
@@ -70,7 +70,7 @@ struct RarelyRescaled : Base {
 
     // Raises m to the maxima once one has passed it by more than the slack.
     template <int cols>
-    __device__ void follow_maxima(const Accumulator<rows, cols> &s) {
+    __device__ void raise_to_maxima(const Accumulator<rows, cols> &s) {
         float highest[rows / 16][2];
         bool passed = false;
         this->each_row([&](int b, int h) {
@@ -90,7 +90,7 @@ struct RarelyRescaled : Base {
 
     // Raises m by the block's largest P of each row, and brings down what was computed with the old m.
     template <int cols>
-    __device__ void bring_down(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) {
+    __device__ void scale_down(Accumulator<rows, cols> &s, float (&sum)[rows / 16][2]) {
         raised = true;
         this->each_row([&](int b, int h) {
             raise_to(b, h, this->m[b][h] + fmaxf(__log2f(quad_max(this->lane_max(s, b, h))), 0.0f));

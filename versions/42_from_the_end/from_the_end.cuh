@@ -1,6 +1,6 @@
 // Tiles counted from a head's last rows, so that the one which is not full has the first rows.
 #pragma once
-#include "schedule/tile_queue.cuh"
+#include "34_any_attention/tile_queue.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 // How far above row 0 the first of so many tiles begins: the last one ends with the last row's warpgroup.

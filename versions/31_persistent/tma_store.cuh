@@ -1,7 +1,7 @@
 // Registers -> shared memory -> global memory, the second step by TMA: each warp has its rows stored, and goes on.
 #pragma once
 #include "epilogue/store.cuh"
-#include "pipeline/tma_ring.cuh"
+#include "ptx/sm90.cuh"
 
 // Before shared memory is written again: all stores of this warp have read theirs.
 __device__ inline void wait_for_stores() {

@@ -1,39 +1,39 @@
-// Tiles of a persistent grid, each a CTA's turn: the producer draws them ahead, and tells the consumers where they are.
+// Tiles of a persistent grid: the producer draws them ahead, and tells the consumers where they are.
 #pragma once
-#include "schedule/tile_queue.cuh"
+#include "34_any_attention/tile_queue.cuh"
 
-using TurnQueue = WorkQueue<int4>;  // first row, head, head of K and V, batch
+using PlacedTileQueue = WorkQueue<int4>;  // first row, head, head of K and V, batch
 
 // The producer's end; the counter is TileDrawer's. Where a tile is takes several divisions, of which consumers do none.
 template <class Order>
-struct TurnDrawer {
-    TurnQueue &queue;
+struct PlacedTileDrawer {
+    PlacedTileQueue &queue;
     unsigned *counter;
     const Order &order;
     int drawn = 0;
 
     __device__ int4 draw() {
         const int number = drawn == 0 ? blockIdx.x : next();
-        int4 turn{TurnQueue::none, 0, 0, 0};
+        int4 tile{PlacedTileQueue::none, 0, 0, 0};
         if (number < order.count) {
-            const auto tile = order.tile(number);
-            turn = {tile.first_row, tile.head, tile.head_k, tile.batch};
+            const auto found = order.tile(number);
+            tile = {found.first_row, found.head, found.head_k, found.batch};
         }
-        return hand_over(turn);
+        return hand_over(tile);
     }
-    __device__ int4 hand_over(int4 turn) {
+    __device__ int4 hand_over(int4 tile) {
         queue.acquire(drawn);
-        queue.work[drawn % 2] = turn;
+        queue.work[drawn % 2] = tile;
         queue.commit(drawn);
         ++drawn;
-        return turn;
+        return tile;
     }
     __device__ int next() const { return gridDim.x + atomicInc(counter, order.count - 1); }
 };
 
 // A consumer's. The compiler is to know that what it reads is the same in a warp, as TMA wants the place of a tile.
-struct TurnReader {
-    TurnQueue &queue;
+struct PlacedTileReader {
+    PlacedTileQueue &queue;
     int taken = 0;
 
     // The tile's first row, or `none`.
@@ -42,16 +42,16 @@ struct TurnReader {
         return same(queue.work[taken % 2].x);
     }
     // All of it, read again at the tile's end: in between it needs no registers.
-    __device__ int4 turn() const {
-        const int4 turn = queue.work[taken % 2];
-        return {same(turn.x), same(turn.y), turn.z, same(turn.w)};
+    __device__ int4 tile() const {
+        const int4 tile = queue.work[taken % 2];
+        return {same(tile.x), same(tile.y), tile.z, same(tile.w)};
     }
     // As `begin`, of the next tile.
     __device__ int next() {
         ++taken;
         return begin();
     }
-    // Gives back the place of the tile before. A __syncwarp has been since `turn`, so all lanes have read it.
+    // Releases the slot of the tile before. A __syncwarp has been since `tile`, so all lanes have read it.
     __device__ void release(bool really) {
         if (really) queue.release(taken - 1);
     }
