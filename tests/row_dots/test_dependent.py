@@ -64,6 +64,11 @@ extern "C" __global__ void attention_row_dots(const __grid_constant__ RowDotsPar
     if (row < p.seqlen_q) p.dots[place] = lent.sums[place];
 }
 """
+DEPENDENT = "FLASHLADDER_KERNEL(attention_row_dots"
+BETWEEN = """
+FLASHLADDER_KERNEL(between, RowDotsParams, Launch{32, 0, block_m});
+extern "C" __global__ void between(const __grid_constant__ RowDotsParams, const __grid_constant__ Lent lent) {BODY}
+"""
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 
@@ -74,12 +79,13 @@ def make(tmp_path, monkeypatch):
     shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("test_*", "bench.py", "__pycache__"))
     monkeypatch.setenv(own.VARIABLE, str(folder))
 
-    def made(old="", new=""):
+    def made(old="", new="", between=""):
         assert old in KERNELS
+        assert DEPENDENT in KERNELS
         rung, yaml = folder / "02_clusters", (folder / "00_rows" / "version.yaml").read_text()
         rung.mkdir()
         (rung / "version.yaml").write_text(yaml.replace("ampere", "hopper"))
-        (rung / "kernel.cu").write_text(KERNELS.replace(old, new))
+        (rung / "kernel.cu").write_text(KERNELS.replace(old, new).replace(DEPENDENT, between + DEPENDENT))
         return catalog.find(f"{NAME}/02")
 
     return made
@@ -109,6 +115,17 @@ def test_a_dependent_kernel_that_does_not_wait_is_named(make, new):
     assert "sum_rows, before which attention_row_dots may begin, may still write it" in message
     assert "kernel.cu:" in message
     assert "mend: griddepcontrol.wait before" in message
+
+
+def test_what_a_kernel_wrote_that_has_ended_needs_no_wait(make):
+    """The kernel between the two depends on nothing, so the first one has ended when the third one begins."""
+    emulate(make(WAIT, between=BETWEEN.replace("BODY", "")), problem())
+
+
+def test_of_three_kernels_the_one_that_may_still_write_is_named(make):
+    writes = "if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) lent.sums[0] = 1.0f;"
+    with pytest.raises(EmulatorError, match="between, before which attention_row_dots may begin, may still write it"):
+        emulate(make(WAIT, between=BETWEEN.replace("BODY", writes)), problem())
 
 
 def test_a_kernel_that_depends_on_nothing_need_not_wait(make):
