@@ -59,7 +59,7 @@ struct WorkQueue {
 };
 using TileQueue = WorkQueue<int>;
 
-// The producer's end. The first tile is the CTA's own number; `counter`, which is 0 at first, deals out the others. Each
+// The producer's end. The first tile is the CTA's own number; `counter`, which is 0 at first, gives the others. Each
 // CTA draws once in vain, so there are `count` draws in all, and the last one sets it to 0 again.
 struct TileDrawer {
     TileQueue &queue;

@@ -65,7 +65,7 @@ __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_g
 // Waits until all of this thread's stores have read their shared memory.
 __device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// Gives registers of this warpgroup back, or takes some that were given back, and waits for them. Each thread then has
+// Releases registers of this warpgroup, or takes some that were released, and waits for them. Each thread then has
 // `count`, a multiple of 8.
 template <int count>
 __device__ inline void release_registers() {
