@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem  # it needs torch, which takes seconds
 
 FIRST = ""  # the ladder that versions/ itself holds
+LISTED = 6  # rungs of a ladder that an error lists by name
 PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
 
 
@@ -268,7 +269,11 @@ def find(name: str, root: Path = VERSIONS) -> Version:
             raise ConfigError(f"{name} is the name of several rungs, {several}: put the ladder's name before it")
         for other, found in elsewhere:
             return _load(found, other, root)
-    raise unknown("version", name, _names(ladder if ladder in known else FIRST, root))
+    ladder = ladder if ladder in known else FIRST
+    rungs = rung_names(root, ladder)
+    in_short = [f"{rungs[0]} to {rungs[-1]}"] if len(rungs) > LISTED else rungs
+    others = _others(ladder, root)
+    raise unknown("version", name, [*rungs, *others], [*in_short, *others])
 
 
 def _among(rungs: Iterable[Path], rung: str) -> Path | None:
@@ -280,12 +285,11 @@ def _among(rungs: Iterable[Path], rung: str) -> Path | None:
     return None
 
 
-def _names(ladder: str, root: Path) -> list[str]:
-    """What can be asked for: a ladder's rungs; beside the first ladder's, the references and the other ladders."""
-    rungs = rung_names(root, ladder)
-    if ladder:
-        return rungs
-    return [*rungs, *_reference_names(root), *(f"those of {other}/" for other in ladders(root) if other != FIRST)]
+def _others(ladder: str, root: Path) -> list[str]:
+    """What can be asked for beside the first ladder's rungs: the references and the other ladders."""
+    if ladder != FIRST:
+        return []
+    return [*_reference_names(root), *(f"those of {other}/" for other in ladders(root) if other != FIRST)]
 
 
 def address_of(name: str) -> str:
@@ -319,10 +323,18 @@ def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
-    """The rung of the same ladder closest to `version` (the higher one of two) that takes the problem."""
+    """The rung of the same ladder that takes the problem and is next above `version`, or else next below it.
+
+    One for the same instruction set goes before all others: it runs where `version` does.
+    """
     able = [other for other in version.its_ladder() if other != version and other.takes(problem)]
     here = int(version.number)
-    return min(able, key=lambda other: (abs(int(other.number) - here), -int(other.number)), default=None)
+
+    def distance(other: Version) -> tuple[bool, bool, int]:
+        ahead = int(other.number) - here
+        return other.instruction_set != version.instruction_set, ahead < 0, abs(ahead)
+
+    return min(able, key=distance, default=None)
 
 
 def _rungs(root: Path, ladder: str) -> list[Path]:

@@ -3,7 +3,8 @@
 tables     tables for the terminal and in Markdown     formats    how figures are spelled
 sections   what tools write into documents             templates  the text of pages, filled in by `templating`
 
-display    runs and contests                           sass       machine code
+display    runs and contests                           listing    what there is to run
+sass       machine code
 diagnosis  what limits a kernel                        neighbours how far rungs are apart, in lines of code
 accuracy   errors over families of inputs              ladder_tables  the ladder, rung by rung
 

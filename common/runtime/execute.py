@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flashladder.common.compiler.artifact import Artifact, PtxModule
-from flashladder.common.console import warn
+from flashladder.common.console import duration, warn
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import Tensors, make_inputs
@@ -138,8 +138,7 @@ def _budget(instructions: int, problem: Problem, module: PtxModule, ctas: int) -
 
 def _announce(module: PtxModule, problem: Problem) -> None:
     """Tells how long the emulator will take."""
-    seconds = emulation_seconds(module, problem)
-    spelled = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    spelled = duration(emulation_seconds(module, problem))
     warn(f"about {spelled} on the emulator, for {_tiles(module, problem):,} CTAs; fewer rows or heads take less")
 
 

@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
         return fail(mixed)
     name, *rest = list(sys.argv[1:] if words is None else words) or [""]
     if name in ("", "-h", "--help"):
-        console.print(_overview(), markup=False, soft_wrap=True)
+        console.print(_overview(), soft_wrap=True)
         return 0 if name else EXIT_ERROR
     if name not in COMMANDS:
         return fail(str(unknown("command", name, COMMANDS)))

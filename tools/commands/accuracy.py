@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
-from flashladder.common.console import Parser, console, warn
+from flashladder.common.console import Parser, aside, console, warn
 from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.report.tables import folding, table
 from flashladder.tools.commands import arguments as options
@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
     log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
     found = logged.run(study, None if arguments.no_log else log, not arguments.no_time)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {log.path}")
+        aside(f"logged to {log.path}")
         if found["device"].iloc[-1] != "emulator":
             _write_page(log)
     return _show(found)
@@ -163,4 +163,4 @@ def _write_page(log: Log) -> None:
         warn(f"{damage}; the line is left where it is")
     for part in parts(log.path.with_suffix(".md"), frame):
         if part.write():
-            console.print(f"[dim]{part.path} brought up to date")
+            aside(f"{part.path} brought up to date")

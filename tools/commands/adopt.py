@@ -170,7 +170,7 @@ def _check(folder: Path) -> int:
         console.print(tables.gained(now, len(alike)))
         wrong += export.regressions(guard, now)
     for fault in wrong:
-        console.print(fault, style="red", markup=False, soft_wrap=True)
+        console.print(fault, style="red", soft_wrap=True)
     if not wrong:
         console.print(
             f"{folder} stands" + (": nothing is slower than it was" if place.on_gpu else ", as far as it shows")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common.console import Parser, console, progress, warn
+from flashladder.common.console import Parser, aside, console, progress, warn
 from flashladder.common.paths import ROOT, results_dir
 
 EXIT_STALE = 1
@@ -35,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
     folder = results_dir()
     if arguments.sass:
         with progress("compiled") as update:
-            console.print(f"[dim]{opcodes.count(arguments.sass, folder, update)}")
+            aside(str(opcodes.count(arguments.sass, folder, update)))
     results = data.Results.load(folder)
     for damage in results.damaged:
         warn(f"{damage}; the line is left where it is, and out of the pictures")
@@ -51,13 +51,13 @@ def main(arguments: argparse.Namespace) -> int:
         return _check([part.path for part in parts if not part.is_current()])
     for part in parts:
         if part.write():
-            console.print(f"[dim]{part.path}")
+            aside(str(part.path))
     if not is_own:
-        console.print(f"[dim]the READMEs are left as they are: they tell of {ROOT / 'results'}", soft_wrap=True)
+        aside(f"the READMEs are left as they are: they tell of {ROOT / 'results'}")
     folder.mkdir(parents=True, exist_ok=True)
     summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
     (folder / "dashboard.html").write_text(page.render(results, summary))
-    console.print(f"[dim]{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
+    aside(f"{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
     return 0
 
 

@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _write(pages: Pages) -> int:
     for sections in pages.values():
         is_changed = sum(section.write() for section in sections) > 0
-        console.print(_name(sections), "brought up to date" if is_changed else "[dim]is up to date")
+        console.print(_name(sections), "brought up to date" if is_changed else "is up to date")
     return 0
 
 

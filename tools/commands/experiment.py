@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, console, warn
+from flashladder.common.console import Parser, aside, console, warn
 from flashladder.common.report.tables import folding, numbers, table
 from flashladder.common.studies.experiments import sweeps
 from flashladder.tools.commands import arguments as options
@@ -103,7 +103,7 @@ def _show(experiment: Experiment, log: Log) -> None:
     chart = Chart(log.path.with_suffix(".svg"), experiment.title, partial(figures.DRAW[experiment.name], drawn))
     chart.write()
     names = " and ".join(path.name for path in chart.files.values())
-    console.print(f"[dim]logged to {log.path}; {names} show what was {figures.source(drawn)}")
+    aside(f"logged to {log.path}; {names} show what was {figures.source(drawn)}")
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:

@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     if len(versions) == 1:
         found = _diagnose(versions[0], arguments)
         for paragraph in diagnosis.report(found):
-            console.print(paragraph, markup=False, soft_wrap=False)
+            console.print(paragraph, soft_wrap=False)
         console.print(diagnosis.limits(found))
         return 0
     console.print(diagnosis.summary(_predicted(versions, arguments)))

@@ -21,7 +21,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, warn
+from flashladder.common.console import EXIT_ERROR, Parser, aside, console, warn
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.entrants import Entrant, ReferenceEntrant, assemble_all
 from flashladder.common.problem.config import listing, parse_values
@@ -94,7 +94,7 @@ def main(arguments: argparse.Namespace) -> int:
         warn(f"left out: {absent}")
     for table in ladder_tables.of_run(log.read()[0], name, run):
         console.print(table)
-    console.print(f"[dim]logged to {log.path}; `flashladder dashboard` makes tables and pictures of it")
+    aside(f"logged to {log.path}; `flashladder dashboard` makes tables and pictures of it")
     return EXIT_ERROR if any(not check.passed for result in results for check in result.checks.values()) else 0
 
 

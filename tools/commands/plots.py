@@ -55,5 +55,5 @@ def main(arguments: argparse.Namespace) -> int:
     for title, png in drawn.items():
         path = arguments.out / f"{arguments.study}-{title.lower().replace(' ', '-')}.png"
         path.write_bytes(png)
-        console.print(str(path), markup=False, soft_wrap=True)
+        console.print(str(path), soft_wrap=True)
     return 0

@@ -26,7 +26,7 @@ from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.compiler.sass import Code, read
 from flashladder.common.compiler.sass.commits import sides
 from flashladder.common.compiler.sass.diff import RungPair
-from flashladder.common.console import Parser, UsageError, console, progress
+from flashladder.common.console import Parser, UsageError, aside, console, progress
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, gpu_names, listing, load_gpu
 from flashladder.common.report import sass as show
@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
         import pandas as pd
 
         pd.DataFrame([row for code in codes for row in show.rows(code)]).to_csv(arguments.csv, index=False)
-        console.print(f"[dim]opcode counts written to {arguments.csv}")
+        aside(f"opcode counts written to {arguments.csv}")
     return 0
 
 
