@@ -11,6 +11,8 @@ VERSIONS = ROOT / "versions"
 REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
+PUBLISHED = ROOT / "results"  # the project's own, which git tracks
+UNPUBLISHED = PUBLISHED / "unpublished"  # a person's, of commands that would change those
 PREBUILT = ROOT / "prebuilt"  # kernels that came with an installed package
 
 

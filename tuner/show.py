@@ -82,7 +82,7 @@ def forecast(job: Job, found: Forecast) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
     name, default = job.space.version.name, job.space.default
     if not found.prices:
-        console.print(f"{name} on {job.gpu.title}: {found.extent}, as there was no time to price one")
+        console.print(f"{name} on {job.gpu.title}: {found.extent}: none is priced yet")
         console.print("The same command goes on with the others.")
         return
     title = f"{name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured; {found.extent}"

@@ -86,7 +86,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, c
     for words in (["search", "02", "--gpu", "a100", "--offline"], ["plots", "study"], ["replay", "study"]):
         assert commands.main(words) == console.EXIT_ERROR
         assert "has no optuna; " in (said := capsys.readouterr().err)
-        assert "-m pip install 'flashladder[tuner]'` brings it" in said
+        assert "-m pip install 'flashladder[tuner]'` brings it; 'flashladder[all]' brings what every" in said
 
 
 def test_a_missing_package_of_no_extra(monkeypatch):

@@ -55,6 +55,7 @@ COMMANDS = {
     "experiment": Command("experiment", "sweeps: block sizes, types, lengths, the order of loops"),
     "received": Command("received", "check results that somebody sent, before they are merged"),
     "dashboard": Command("dashboard", "make dashboard.html and the tables of all results"),
+    "studies": Command("studies", "a machine's searches: a list, or live in a browser"),
     "plots": Command("plots", "a search's study as pictures"),
     "replay": Command("replay", "how good the search is: replay it over a whole study"),
     "doctor": Command("doctor", "what this machine has and lacks, and what mends it"),

@@ -145,14 +145,14 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
 
 def add_rounds(parser: argparse.ArgumentParser, text: str = "rounds of timing (default: as many as needed)") -> None:
     """--rounds, at least one."""
-    parser.add_argument("--rounds", type=_positive, metavar="N", help=text)
+    parser.add_argument("--rounds", type=count, metavar="N", help=text)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
+def count(text: str) -> int:
+    """The type of an option that says how many."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number, 1 or more")
+    return int(text)
 
 
 def above_zero(text: str) -> float:

@@ -1,9 +1,12 @@
-"""Sweeps that readers of the field expect, each logged to results/experiments/NAME.csv and drawn beside it.
+"""Sweeps that readers of the field expect, each logged to experiments/NAME.csv and drawn beside it.
 
 flashladder experiment --list
 flashladder experiment                          all of them: on the GPU where there is one, else on the emulator
 flashladder experiment blocks --rungs 08        every tile and number of warps of a rung
 flashladder experiment loop_order               FlashAttention-1's and -2's traffic, counted by the emulator
+
+The project's own results are tracked by git: what you run in a checkout goes to results/unpublished/experiments/, and
+with --publish to results/experiments/. FLASHLADDER_RESULTS names another folder.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.console import Parser, aside, console, warn
+from flashladder.common.paths import PUBLISHED, UNPUBLISHED
 from flashladder.common.report.tables import folding, numbers, table
 from flashladder.common.studies.experiments import sweeps
 from flashladder.tools.commands import arguments as options
@@ -50,6 +54,7 @@ def parser() -> Parser:
     made.add_argument(
         "--seqlens", help="512..4096 doubles; or a list, 512,4096; instead of the experiment's own choice"
     )
+    made.add_argument("--publish", action="store_true", help="add to the project's own results")
     options.add_rounds(made)
     options.add_device(made)
     return made
@@ -82,7 +87,10 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
     if arguments.seqlens:
         lengths = tuple(options.lengths(arguments.seqlens))
-    log = records.experiment(experiment.name, catalog.results_of(rungs))
+    folder = catalog.results_of(rungs)
+    if folder == PUBLISHED and not arguments.publish:
+        folder = UNPUBLISHED
+    log = records.experiment(experiment.name, folder)
     for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
         log.append(rows)
     _show(experiment, log)
