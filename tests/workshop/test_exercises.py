@@ -25,8 +25,9 @@ def changed(exercise, folder, *replacements):
     return folder / "kernel.cu"
 
 
-def test_there_are_ten():
+def test_there_are_ten_and_one_for_hopper():
     assert len(ALL) >= 10
+    assert "hopper" in {exercise.version.instruction_set for exercise in ALL}
 
 
 @of_each
@@ -63,6 +64,16 @@ def test_a_race_is_not_solved(tmp_path):
     exercise = exercises.find("02")
     kernel = changed(exercise, tmp_path, ("RowMajor", "Swizzled"), ("__syncthreads();", ""))
     found = exercises.grade(exercise, kernel)
+    assert "race" in found.faults[0]
+    assert not found.solved
+
+
+def test_a_tile_that_is_not_waited_for_is_not_solved(tmp_path):
+    exercise = exercises.find("26")
+    text = exercise.version.kernel.read_text()
+    assert (wait := "shared.v_full.wait(parity);") in text
+    (tmp_path / "kernel.cu").write_text(text.replace(wait, ""))
+    found = exercises.grade(exercise, tmp_path / "kernel.cu")
     assert "race" in found.faults[0]
     assert not found.solved
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.problem.config import Value, gpu_names, parse_values
 
 if TYPE_CHECKING:
@@ -249,6 +249,16 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for seqlen in lengths(arguments.seqlens)
     ]
+
+
+def chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
+    """The names between commas, or all; ConfigError for one that is unknown."""
+    known = list(known)
+    names = given.split(",") if given else known
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
+    return names
 
 
 def lengths(text: str) -> list[int]:

@@ -98,10 +98,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     operation = catalog.one_operation(version.operation for version in versions)
     spaces = _spaces(versions, options.shapes(arguments, operation), gpu, arguments)
-    if arguments.offline:
-        runner = Runner(gpu)
-    else:
-        runner = Runner.of(gpu, operation, arguments.workers, arguments.mode, arguments.patience)
+    measuring = (operation, arguments.workers, arguments.mode, arguments.patience)
+    runner = Runner(gpu) if arguments.offline else Runner.of(gpu, *measuring)
     return tune(spaces, runner, _settings(arguments), arguments.budget_seconds)
 
 
