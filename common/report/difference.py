@@ -35,7 +35,7 @@ def lineage(version: Version) -> list[Version]:
 
 
 def limits(one: Diagnosis, other: Diagnosis) -> Table:
-    """What each limit costs both, as far as it costs one of them FLOOR. Their times are of other tiles: shares stand."""
+    """What each limit costs both, where it costs one of them FLOOR. Their tiles may differ, so times are shares."""
     rows = [("tensor cores are needed, of the time", *(f"{each.tensor / each.time:.0%}" for each in (one, other)))]
     gains = [{limit.name: each.gain(limit) for limit in each.limits} for each in (one, other)]
     for name in dict.fromkeys(name for of_one in gains for name in of_one):

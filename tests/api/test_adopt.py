@@ -17,7 +17,7 @@ from flashladder.common.api import op
 from flashladder.common.api.adoption import export, gains
 from flashladder.common.api.adoption.demand import Demand, least_us, stand_in
 from flashladder.common.compiler import prebuilt
-from flashladder.common.errors import ResultsError
+from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.statistics import paired_ratio
 from flashladder.common.problem.config import load_gpu
@@ -277,6 +277,12 @@ def test_what_is_exported_is_used(exported, monkeypatch):
     assert prebuilt.find(RUNG, adopted.config(other, H100), H100.arch) is None
     q = torch.randn(1, 20, 2, 64).bfloat16()
     assert attention(q, q, q, causal=True).isfinite().all()
+
+
+def test_a_folder_that_is_not_there_is_no_export(monkeypatch):
+    monkeypatch.setenv("FLASHLADDER_ADOPTED", "/nonexist")
+    with pytest.raises(ConfigError, match="FLASHLADDER_ADOPTED=/nonexist: there is no such folder"):
+        Entrant("", RUNG, {}, tuned_for="h100").config(PLAIN, H100)
 
 
 def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path, monkeypatch):

@@ -71,7 +71,8 @@ def test_a_race_is_not_solved(tmp_path):
 def test_a_tile_that_is_not_waited_for_is_not_solved(tmp_path):
     exercise = exercises.find("26")
     text = exercise.version.kernel.read_text()
-    assert (wait := "shared.v_full.wait(parity);") in text
+    wait = "shared.v_full.wait(parity);"
+    assert wait in text
     (tmp_path / "kernel.cu").write_text(text.replace(wait, ""))
     found = exercises.grade(exercise, tmp_path / "kernel.cu")
     assert "race" in found.faults[0]

@@ -12,7 +12,9 @@ with --publish to results/experiments/. FLASHLADDER_RESULTS names another folder
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
@@ -87,13 +89,16 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
     if arguments.seqlens:
         lengths = tuple(options.lengths(arguments.seqlens))
-    folder = catalog.results_of(rungs)
-    if folder == PUBLISHED and not arguments.publish:
-        folder = UNPUBLISHED
-    log = records.experiment(experiment.name, folder)
+    log = records.experiment(experiment.name, _folder(rungs, arguments.publish))
     for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
         log.append(rows)
     _show(experiment, log)
+
+
+def _folder(rungs: Sequence[catalog.Version], publish: bool) -> Path:
+    """Of results: git's own files stay as they are unless they are to be added to."""
+    folder = catalog.results_of(rungs)
+    return UNPUBLISHED if folder == PUBLISHED and not publish else folder
 
 
 def _show(experiment: Experiment, log: Log) -> None:
