@@ -16,7 +16,7 @@ from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import CONTROL, Measurement, Sample
 from flashladder.common.problem.check import Check
 from flashladder.common.problem.problem import Problem
-from flashladder.common.report import display
+from flashladder.common.report import display, tables
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
@@ -79,6 +79,15 @@ def test_a_column_of_clocks_is_there_where_one_was_read():
 
 def test_where_nothing_was_timed_there_is_no_table():
     assert display.overview([Contest(Problem(), {}, {}, None)]) == []
+
+
+def test_a_name_in_brackets_is_printed(capsys):
+    command = "pip install 'flashladder[tuner]'"
+    console.console.print(tables.facts("", {"predicted": f"nothing: {command}"}))
+    console.warn(command)
+    said = capsys.readouterr()
+    assert command in said.out
+    assert command in said.err
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
