@@ -18,6 +18,7 @@ from flashladder.common import own
 from flashladder.common.catalog import schema
 from flashladder.common.catalog.choice import Configurable, choices_of
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.catalog.naming import address_of, among, in_short, qualified
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.paths import REFERENCES, VERSIONS
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem  # it needs torch, which takes seconds
 
 FIRST = ""  # the ladder that versions/ itself holds
-LISTED = 6  # rungs of a ladder that an error lists by name
 PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
 
 
@@ -236,7 +236,7 @@ def versions(root: Path = VERSIONS, ladder: str = FIRST) -> list[Version]:
 
 def rung_names(root: Path = VERSIONS, ladder: str = FIRST) -> list[str]:
     """The names of all rungs of a ladder, whatever their version.yaml says."""
-    return [_qualified(ladder, directory.name) for directory in _rungs(root, ladder)]
+    return [qualified(ladder, directory.name) for directory in _rungs(root, ladder)]
 
 
 def finished(root: Path = VERSIONS) -> list[Version]:
@@ -260,29 +260,19 @@ def find(name: str, root: Path = VERSIONS) -> Version:
         raise ConfigError(f"{name} is a reference, not a rung of a ladder; rungs have numbers, such as 02")
     ladder, _, rung = name.rpartition("/")
     known = ladders(root)
-    if ladder in known and (directory := _among(_rungs(root, ladder), rung)):
+    if ladder in known and (directory := among(_rungs(root, ladder), rung)):
         return _load(directory, ladder, root)
     if not ladder and not rung.isdigit():
-        elsewhere = [(other, found) for other in known[1:] if (found := _among(_rungs(root, other), rung))]
+        elsewhere = [(other, found) for other in known[1:] if (found := among(_rungs(root, other), rung))]
         if len(elsewhere) > 1:
-            several = listing(_qualified(other, found.name) for other, found in elsewhere)
+            several = listing(qualified(other, found.name) for other, found in elsewhere)
             raise ConfigError(f"{name} is the name of several rungs, {several}: put the ladder's name before it")
         for other, found in elsewhere:
             return _load(found, other, root)
     ladder = ladder if ladder in known else FIRST
     rungs = rung_names(root, ladder)
-    in_short = [f"{rungs[0]} to {rungs[-1]}"] if len(rungs) > LISTED else rungs
     others = _others(ladder, root)
-    raise unknown("version", name, [*rungs, *others], [*in_short, *others])
-
-
-def _among(rungs: Iterable[Path], rung: str) -> Path | None:
-    """The folder that is called so."""
-    for directory in rungs:
-        number, words = directory.name[:2], directory.name[3:]
-        if rung in (number, number.lstrip("0") or "0", directory.name, words):
-            return directory
-    return None
+    raise unknown("version", name, [*rungs, *others], [*in_short(rungs), *others])
 
 
 def _others(ladder: str, root: Path) -> list[str]:
@@ -290,12 +280,6 @@ def _others(ladder: str, root: Path) -> list[str]:
     if ladder != FIRST:
         return []
     return [*_reference_names(root), *(f"those of {other}/" for other in ladders(root) if other != FIRST)]
-
-
-def address_of(name: str) -> str:
-    """What the rung of this name is called by: "02" of 02_swizzling, "backward/03" of backward/03_name."""
-    ladder, _, rung = name.rpartition("/")
-    return _qualified(ladder, rung[:2])
 
 
 def select(names: Iterable[str], root: Path = VERSIONS) -> list[Version]:
@@ -349,17 +333,13 @@ def _reference_names(root: Path) -> list[str]:
     return [directory.name for directory in _reference_directories(root)]
 
 
-def _qualified(ladder: str, name: str) -> str:
-    return f"{ladder}/{name}" if ladder else name
-
-
 @cache
 def _load(directory: Path, ladder: str, root: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
     with _named_in_errors(directory / schema.FILE) as path:
         declared = schema.read(path, schema.RungDeclaration)
         version = Version(
-            **_shared(directory, _qualified(ladder, directory.name), declared, "kernel.cu"),
+            **_shared(directory, qualified(ladder, directory.name), declared, "kernel.cu"),
             root=root,
             ladder=ladder,
             instruction_set=declared.instruction_set,
