@@ -15,7 +15,8 @@ from flashladder.common.report.tables import facts, folding, table
 
 def ladder(name: str = catalog.FIRST) -> Table:
     """The rungs of a ladder, a line each."""
-    rows = [(version.name, _idea(version), _needs(version)) for version in catalog.versions(ladder=name)]
+    rungs = catalog.versions(ladder=name)
+    rows = [(rung.name, _idea(rung), INSTRUCTION_SETS[rung.instruction_set].arch) for rung in rungs]
     return _screen(f"The ladder {name}" if name else "The ladder", ["rung", "idea", "needs"], rows)
 
 

@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
     if shown:
         console.print(_ratios(shown, first, second))
     if alike := len(compared) - len(shown):
-        console.print(f"in nothing differ {alike} of {len(compared)}: --all shows them")
+        console.print(f"{alike} of {len(compared)} kernels do not differ: --all shows them")
     console.print(
         "Ratios are each run's own, its baseline's time / the kernel's in the same rounds. Two runs are not divided by "
         "each other; `flashladder bench A B` times two kernels in one."
