@@ -17,23 +17,7 @@ LONG := tests/emulator/test_mutations.py tests/catalog/test_own_ladders.py tests
 
 PUBLIC := tests/public
 
-define HELP
-make run VERSION=02    compile a rung, run it, check it, measure it
-make doctor            what this machine has and lacks, and what mends it
-make quick             the tests that take a minute or two
-make test              the tests
-make test-long         those that take minutes each
-make test-public       those of other people's kernels, which it fetches
-make lint              ruff and mypy
-make venv              .venv with what commands need; make dev: what tests need too
-make clean             remove .venv and caches
-
-ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024", make test ARGS="-m gpu"
-`flashladder --help` lists the commands, once .venv/bin/activate is sourced
-endef
-export HELP
-
-.PHONY: help run test test-long test-public quick lint doctor venv dev clean
+.PHONY: run test test-long test-public quick lint doctor venv dev clean
 
 run: venv
 	@$(PY) -m flashladder run $(VERSION) $(ARGS)
@@ -55,9 +39,6 @@ lint: dev
 	$(PY) -m ruff format --check
 	@mkdir -p .mypy_cache && ln -sfn .. .mypy_cache/flashladder
 	$(PY) -m mypy
-
-help:
-	@echo "$$HELP"
 
 doctor: venv
 	@$(PY) -m flashladder doctor
