@@ -81,6 +81,11 @@ def test_where_nothing_was_timed_there_is_no_table():
     assert display.overview([Contest(Problem(), {}, {}, None)]) == []
 
 
+@pytest.mark.parametrize(("seconds", "words"), [(40, "40 s"), (150, "2 min"), (9000, "2 hours"), (789780, "9 days")])
+def test_a_time_is_in_the_unit_that_a_person_would_use(seconds, words):
+    assert console.duration(seconds) == words
+
+
 def test_a_name_in_brackets_is_printed(capsys):
     command = "pip install 'flashladder[tuner]'"
     console.console.print(tables.facts("", {"predicted": f"nothing: {command}"}))
