@@ -70,7 +70,7 @@ def parser() -> Parser:
         type=options.above_zero,
         default=math.inf,
         metavar="S",
-        help="for all rungs together, in equal shares (default: no limit; without a GPU, 60 a rung)",
+        help="for all rungs, in equal shares; one configuration each at least (default: none; offline, 60 each)",
     )
     budget.add_argument(
         "--compile",
