@@ -1,7 +1,5 @@
-# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones, make test-long those that take minutes,
-# make test-public those of kernels of others, whose sources it fetches (or FLASHLADDER_PUBLIC=DIR names a folder of
-# clones); they first make .venv when it is missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024
-# --causal", make test ARGS="-m gpu", make test-long ARGS="-m gpu".
+# `make` or `make help` says what there is, what it takes and how long. ARGS goes to the tool:
+# make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -17,7 +15,19 @@ LONG := tests/emulator/test_mutations.py tests/catalog/test_own_ladders.py tests
 
 PUBLIC := tests/public
 
-.PHONY: run test test-long test-public quick lint doctor venv dev clean
+.PHONY: help run test test-long test-public quick lint doctor venv dev clean
+
+help:
+	@echo 'make run VERSION=02  compile a rung, run it, check it, log it; makes .venv first, and says what that takes'
+	@echo 'make doctor          what this machine has and lacks, and what mends it'
+	@echo 'make quick           a part of the tests: about a minute'
+	@echo 'make test            the tests: MINUTES_TEST'
+	@echo 'make test-long       those that take minutes each: MINUTES_LONG'
+	@echo 'make test-public     Hopper kernels that others wrote, on the emulator; fetches their sources'
+	@echo 'make lint            ruff and mypy: about a minute'
+	@echo 'make clean           removes .venv and what was built'
+	@echo
+	@echo 'The tests bring 1.3 GB more into .venv. ARGS="..." goes to the tool, PYTHON=... makes .venv.'
 
 run: venv
 	@$(PY) -m flashladder run $(VERSION) $(ARGS)
