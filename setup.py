@@ -19,9 +19,9 @@ ARCHS = os.environ.get("FLASHLADDER_ARCHS", "").strip()
 
 SUBPACKAGES = find_namespace_packages(include=["tools.commands*", "common*", "tuner*"], exclude=["common.cuda*"])
 
-# The CUDA compiler, for machines without a toolkit. Name all five parts: without them newer wheels are pulled, whose
-# ptxas refuses the PTX of this nvcc.
-COMPILER = "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"
+# The CUDA compiler, for machines without a toolkit. All five parts are named, so that they are of one release: that of
+# torch where it has one.
+COMPILER = "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.*"
 DISASSEMBLERS = ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"]
 TOOLKITS = [os.environ.get("FLASHLADDER_CUDA"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
 

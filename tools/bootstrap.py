@@ -34,6 +34,7 @@ MINIMUM_TORCH = (2, 9)
 TOOLS, TESTS = "tuner", "dev"  # the extras of setup.py: what the tools need, and what tests and lint need besides
 TORCH = "FLASHLADDER_TORCH"  # "cpu" or "cuda" decides which build of torch is installed
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+FOR_TESTS = "0.5 GB to download, 1.3 GB of disk"
 LARGE_MB = 50  # a download that a line tells of where there is no terminal
 WITHOUT_COMPILER = (
     "Without one nvcc compiles no kernel. What runs then, by `pip install .`: the Python references (flashladder run "
@@ -53,19 +54,26 @@ def main(extra: str = TOOLS) -> None:
     there = STAMP.read_text().split() if PYTHON.exists() and STAMP.exists() else []
     if there[:1] == [digest] and extra in there:
         return
-    check_machine()
-    shared = has_usable_torch()
-    for_cpu = not shared and wants_cpu_torch()
-    print(announcement(shared, for_cpu, extra), flush=True)
-    make_environment(shared)
-    if for_cpu:
-        install_cpu_torch()
+    if there[:1] == [digest]:
+        print(f"Adding what tests and lint need to {VENV}: {FOR_TESTS}.", flush=True)
+    else:
+        begin()
     pip_install("-e", f"{ROOT}[{extra}]")
     extras = missing_extras()
     if extras:
         pip_install("-e", f"{ROOT}[{','.join(extras)}]")
-    MAKER.write_text(sys.executable)
     STAMP.write_text(" ".join([digest, TOOLS, *([TESTS] if extra == TESTS else [])]))
+
+
+def begin() -> None:
+    """An environment with torch: the machine's own, or the build that suits it."""
+    check_machine()
+    shared = has_usable_torch()
+    for_cpu = not shared and wants_cpu_torch()
+    print(announcement(shared, for_cpu), flush=True)
+    make_environment(shared)
+    if for_cpu:
+        install_cpu_torch()
 
 
 def leave_environment(extra: str) -> None:
@@ -77,19 +85,19 @@ def leave_environment(extra: str) -> None:
     os.execv(outer, [outer, str(Path(__file__).resolve()), extra])
 
 
-def announcement(shared: bool, for_cpu: bool, extra: str) -> str:
+def announcement(shared: bool, for_cpu: bool) -> str:
     """What is about to happen, what it takes, and how long."""
     if shared:
-        torch = "around the installed torch: 1 GB of disk"
+        takes = "around the installed torch: 0.3 GB to download, 0.8 GB of disk, about 2 minutes"
     elif for_cpu:
-        torch = f"with torch's build for CPUs, as {why_cpu()}: 0.4 GB to download, 1.6 GB of disk, 2 minutes or so"
+        why = f"{TORCH} says so" if os.environ.get(TORCH) else f"no GPU was found; {TORCH}=cuda takes the one for CUDA"
+        takes = f"with torch's build for CPUs ({why}): 0.5 GB to download, 1.3 GB of disk, about 3 minutes"
     else:
-        torch = (
-            "with torch's build for CUDA: 2.7 GB to download, 7 GB of disk, 5 minutes at 100 Mbit/s and more. "
-            f"{TORCH}=cpu takes the build for CPUs"
+        takes = (
+            f"with torch's build for CUDA ({TORCH}=cpu takes the one for CPUs): 2.7 GB to download, 6 GB of disk, 5 to "
+            "15 minutes"
         )
-    tests = "; for tests and lint 0.5 GB more to download, 1.3 GB of disk" if extra == TESTS else ""
-    return f"Making {VENV} {torch}{tests}. This happens once."
+    return f"Making {VENV} {takes}. This happens once."
 
 
 def wants_cpu_torch() -> bool:
@@ -98,12 +106,6 @@ def wants_cpu_torch() -> bool:
     if asked not in ("", "cpu", "cuda"):
         sys.exit(f"{TORCH}={asked} is no build of torch: cpu or cuda")
     return asked == "cpu" or (not asked and not has_gpu())
-
-
-def why_cpu() -> str:
-    if os.environ.get(TORCH):
-        return f"{TORCH} says"
-    return f"there is no NVIDIA GPU ({TORCH}=cuda takes the one for CUDA)"
 
 
 def has_gpu() -> bool:
@@ -153,6 +155,7 @@ def make_environment(shared: bool) -> None:
         with_pip=True, symlinks=True, system_site_packages=shared, clear=VENV.exists() and not PYTHON.exists()
     )
     builder.create(VENV)
+    MAKER.write_text(sys.executable)
     if shared and sys.prefix != sys.base_prefix:  # inside an environment, whose packages are not the system's
         for folder in (VENV / "lib").glob("python*/site-packages"):
             (folder / "outer_environment.pth").write_text(sysconfig.get_path("purelib"))

@@ -128,8 +128,8 @@ def test_models(made, device, monkeypatch):
     assert calls == {flux: [(2, 37, 2, 64)] * 2, wan: [(1, 24, 2, 64)] * 2}[made]
 
 
-def test_the_readmes_lines(monkeypatch):
-    text = (ROOT / "README.md").read_text()
+def test_the_lines_of_the_docs(monkeypatch):
+    text = (ROOT / "docs" / "models.md").read_text()
     lines = textwrap.dedent(re.search(r"^    import flashladder\n\n    flashladder.register_with_diffusers.*?\n\n", text, re.M | re.S)[0])  # fmt: skip  # noqa: E501
     torch.manual_seed(0)
     model, inputs = flux()

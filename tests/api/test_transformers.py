@@ -289,16 +289,16 @@ def test_masks_are_those_of_sdpa(q_length, past, room, sees, skip, hidden):
     assert torch.equal(whole.expand(shape)[:, 0][real], exact.expand(shape)[:, 0][real])
 
 
-def test_the_readmes_lines_give_a_model(tmp_path):
+def test_the_lines_of_the_docs_give_a_model(tmp_path):
     made("Llama", num_hidden_layers=1).save_pretrained(tmp_path)
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "models.md").read_text()
     lines = re.search(r"^    import flashladder\n    from transformers.*?\n\n(?=\S)", text, re.MULTILINE | re.DOTALL)
     exec(textwrap.dedent(lines[0]), names := {"NAME": tmp_path})
     assert names["model"].config._attn_implementation == "ladder"
 
 
 def test_the_command_compares(device, capsys):
-    assert "    flashladder model  " in (ROOT / "README.md").read_text()
+    assert "    flashladder model  " in (ROOT / "docs" / "models.md").read_text()
     small = ["--seqlen", "512", "--layers", "2", "--tokens", "4"]
     words = ["--device", "emulator"] if device == "cpu" else small
     assert console.run(command.main, command.parser(), [*words, "--implementations", "eager,sdpa,ladder"]) == 0

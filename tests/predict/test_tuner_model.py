@@ -146,7 +146,7 @@ def timed_ladder():
 
 
 def test_the_rungs_rank_as_the_ladder_has_them(timed_ladder):
-    """As README.md says."""
+    """As docs/cost-model.md says."""
     built, measured = timed_ladder
     predicted = [workload(artifact).cycles() for artifact in built]
     assert rank_correlation(predicted, measured) > 0.8
@@ -154,7 +154,7 @@ def test_the_rungs_rank_as_the_ladder_has_them(timed_ladder):
 
 
 def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(timed_ladder):
-    """As README.md says of `flashladder explain`."""
+    """As docs/cost-model.md says of `flashladder explain`."""
     built, measured = timed_ladder
     predicted = []
     for artifact in built:

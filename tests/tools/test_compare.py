@@ -127,7 +127,7 @@ def test_a_file_is_as_good_as_a_name(run, tmp_path):
 
 
 def test_results_without_a_benchmark(run, results):
-    """As the README has the commands: a run, and then a look at two of them."""
+    """As docs/measuring.md has the commands: a run, and then a look at two of them."""
     code, _, err = run("mine", "theirs")
     assert code == console.EXIT_ERROR
     assert f"no run in the logs of {results} is a benchmark. Ratios to a baseline are compared, which" in err

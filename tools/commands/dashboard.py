@@ -30,7 +30,7 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.records import ladders
     from flashladder.common.report.dashboard import data, opcodes, page
-    from flashladder.common.report.pages import cells, readme, references
+    from flashladder.common.report.pages import cells, ladder, readme, references
 
     folder = results_dir()
     if arguments.sass:
@@ -42,8 +42,11 @@ def main(arguments: argparse.Namespace) -> int:
     summary = ladders.summary(results.ladders)
     is_own = folder == ROOT / "results"  # the project's READMEs tell of its own results, and of no others
     page_of = arguments.readme or (ROOT / "README.md" if is_own else None)
+    measured = list(ladder.measured(results.ladders, summary))
     parts = [
-        *readme.parts(page_of, folder, results.ladders, summary),
+        *(each.chart(folder) for each in measured),
+        *(readme.parts(page_of, folder, measured) if page_of else []),
+        *ladder.sections(folder, measured),
         *cells.sections(page_of, folder, results.cells),
         *(references.sections(results.references) if is_own else []),
     ]
