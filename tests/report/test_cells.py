@@ -112,13 +112,13 @@ def test_without_markers_or_rows_nothing_is_written(log, tmp_path):
 
 
 def test_the_first_lines_of_the_readme_say_what_the_log_says():
-    """That rungs beat the official kernels in each of the 24 cells."""
+    """That rungs beat the official kernels in each of 24 cases."""
     readme = " ".join((ROOT / "README.md").read_text().split())
     of_bf16 = [
         rows for rows in cells.latest(data.Results.load(ROOT / "results").cells["h200"]) if "bf16" in set(rows["dtype"])
     ]
     found = [cell for rows in of_bf16 for cell in cells.best(rows).values()]
-    assert "FlashAttention-2, FlashAttention-3 and cuDNN in [each of 24 cells](#beside-official-kernels)" in readme
+    assert "FlashAttention-2, FlashAttention-3 and cuDNN in [each of 24 bf16 cases](#beside-official-kernels)" in readme
     assert len(found) == 24
     assert min(cell.ratio for cell in found) > 1.03
     assert all({"fa2", "fa3", "cudnn"} <= set(rows["version"]) for rows in of_bf16)

@@ -121,3 +121,8 @@ def test_traffic_is_of_the_kernel_s_own_lines(tmp_path):
         ["kernel.cu:2", "load(q);", "ldmatrix", "12", "6", "2.00x"],
         ["kernel.cu:3", "load(k);", "ldmatrix", "5", "5", "1.00x"],
     ]
+
+
+def test_brackets_of_a_fact_are_no_markup(capsys):
+    console.print(tables.facts("Title", {"predicted": "nothing: pip install 'flashladder[compiler]' brings it"}))
+    assert "'flashladder[compiler]'" in capsys.readouterr().out
