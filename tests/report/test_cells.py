@@ -89,9 +89,8 @@ def test_the_tables(log, tmp_path):
     words = " ".join(short.split())
     assert "16 heads and 16,384 tokens, normal random inputs." in words
     assert (
-        "The fastest rung is one of 02, 16, and the official kernels are in bf16 FlashAttention-2 (torch), cuDNN (torch), "
-        "FlashAttention-3; in fp16 FlashAttention-2 (torch), cuDNN (torch)."
-        in words
+        "The fastest rung is one of 02, 16, and the official kernels are in bf16 FlashAttention-2 (torch), cuDNN "
+        "(torch), FlashAttention-3; in fp16 FlashAttention-2 (torch), cuDNN (torch)." in words
     )
     page = (folder / cells.PAGE).read_text()
     assert page.count("**bf16, d128, full: TFLOP/s") == page.count("**fp16, d128, causal: TFLOP/s") == 1

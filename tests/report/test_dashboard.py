@@ -237,8 +237,8 @@ def test_the_readme_gets_its_table_and_its_chart(everything, run):
     assert text.endswith("<!-- ladder:end -->\n\nThe end.\n")
     assert 'srcset="results/milestones_h100_dark.svg"' in text
     (swizzling,) = re.findall(r"^\| \[02 Swizzling\]\(\S*\) (.*)$", text, re.MULTILINE)
-    assert swizzling == f"| {readme_part.MILESTONES['02']} | 228 | **0.76** |"
-    assert "|  | FlashAttention-2, as torch ships it | 300 | 1 |" in text
+    assert swizzling == f"| 228 | **0.76** | {readme_part.MILESTONES['02']} |"
+    assert "| FlashAttention-2, as torch ships it | 300 | 1 |" in text
     assert "The fastest rung of this run is [16]" in " ".join(text.split())
     assert "[All rungs](results/ladder.md)" in " ".join(text.split())
     assert "old" not in text
@@ -364,8 +364,8 @@ def test_only_ladders_of_one_run_are_published(folder, run):
     for document in (text, readme.read_text()):
         assert "ladder_h100" not in document
         assert "NVIDIA H200 SXM 141 GB, bf16" in document
-    assert "|  | FlashAttention-3 | 600 | **2.00** |" in readme.read_text()
-    assert "|  | cuDNN (torch) | 570 | **1.90** |" in readme.read_text()
+    assert "| FlashAttention-3 | 600 | **2.00** |" in readme.read_text()
+    assert "| cuDNN (torch) | 570 | **1.90** |" in readme.read_text()
     assert "One run: made-up on NVIDIA H100 80GB HBM3, card 0a0a0a0a0a0a" in text
     assert "90 % of samples at the power cap, 0 % slowed by heat" in text.replace("\n", " ")
     assert "|  | Triton | 390 | **1.300** |" in text

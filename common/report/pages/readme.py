@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -33,7 +34,6 @@ MILESTONES = {  # the rungs of both, and what each has that the one before it la
     "37": "a softmax that does not look for maxima",
     "47": "no pause between tiles; windows, softcaps, packed sequences",
 }
-
 
 
 def parts(readme: Path, folder: Path, found: list[Measured]) -> list[Chart | Section]:
@@ -68,7 +68,7 @@ def _text(readme: Path, folder: Path, shown: Measured) -> str:
         day=str(shown.ladder.runs[0].rows["time"].iloc[-1])[:10],
         best=link(best["version"], readme.parent),
         ratio=best["ratio"],
-        columns=["rung", "what is new", *numbers("TFLOP/s", "ratio")],
+        columns=["rung", *numbers("TFLOP/s", "ratio"), "what is new"],
         rows=_rows(readme, shown),
         lengths=shown.first["lengths"].max(),
         missing=[link(name, readme.parent) for name in _milestones() if name not in set(shown.own["version"])],
@@ -78,12 +78,14 @@ def _text(readme: Path, folder: Path, shown: Measured) -> str:
 
 def _rows(readme: Path, shown: Measured) -> Rows:
     """The milestones that were measured, and then the field."""
-    rows = []
+    rows: list[list[object]] = []
     for row in shown.own.itertuples():
         if new := MILESTONES.get(row.rung):
-            cells = [link(row.version, readme.parent, row.title), new, f"{row.tflops:.0f}"]
-            rows.append([*cells, formats.bold(f"{row.ratio:.2f}")])
-    rows.append(["", "FlashAttention-2, as torch ships it", official(shown.first), "1"])
-    for row in ladders.field(shown.first).itertuples():
-        rows.append(["", row.title, f"{row.tflops:.0f}", formats.bold(f"{row.ratio:.2f}")])
+            rows.append([link(row.version, readme.parent, row.title), *_figures(row), new])
+    rows.append(["FlashAttention-2, as torch ships it", official(shown.first), "1"])
+    rows += [[row.title, *_figures(row)] for row in ladders.field(shown.first).itertuples()]
     return rows
+
+
+def _figures(row: Any) -> list[str]:
+    return [f"{row.tflops:.0f}", formats.bold(f"{row.ratio:.2f}")]
