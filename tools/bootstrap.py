@@ -88,7 +88,7 @@ def leave_environment(extra: str) -> None:
 def announcement(shared: bool, for_cpu: bool) -> str:
     """What is about to happen, what it takes, and how long."""
     if shared:
-        takes = "around the installed torch: 0.3 GB to download, 0.8 GB of disk, about 2 minutes"
+        takes = "around the installed torch: 0.3 GB to download, 0.5 GB of disk, about 2 minutes"
     elif for_cpu:
         why = f"{TORCH} says so" if os.environ.get(TORCH) else f"no GPU was found; {TORCH}=cuda takes the one for CUDA"
         takes = f"with torch's build for CPUs ({why}): 0.5 GB to download, 1.3 GB of disk, about 3 minutes"
