@@ -23,7 +23,7 @@ help:
 	@echo 'make quick           a part of the tests: about a minute'
 	@echo 'make test            the tests: about 10 minutes on two cores'
 	@echo 'make test-long       those that take minutes each: about an hour on two cores'
-	@echo 'make test-public     Hopper kernels that others wrote, on the emulator; fetches their sources'
+	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
 	@echo 'make lint            ruff and mypy: about a minute'
 	@echo 'make clean           removes .venv and what was built'
 	@echo
