@@ -119,6 +119,20 @@ def test_the_extras_are_setups():
     assert all(f'        "{extra}": ' in setup for extra in (bootstrap.TOOLS, bootstrap.TESTS))
 
 
+@pytest.mark.parametrize(("release", "will_do"), [("11.8", False), ("12.0", True), ("13.2", True), (None, False)])
+def test_an_installation_brings_a_compiler_where_none_will_do(tmp_path, monkeypatch, release, will_do):
+    beginning = (bootstrap.ROOT / "setup.py").read_text().partition("LACKING = ")[0]
+    exec(compile(beginning, "setup.py", "exec"), names := {})
+    names["TOOLKITS"] = [str(tmp_path)]
+    monkeypatch.setenv("PATH", "/nowhere")
+    if release:
+        (tmp_path / "bin").mkdir()
+        nvcc = tmp_path / "bin" / "nvcc"
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+        nvcc.chmod(0o755)
+    assert names["has_nvcc"]() == will_do
+
+
 def test_another_checkouts_environment_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
     bootstrap.VENV.symlink_to(tmp_path / "elsewhere")
