@@ -14,7 +14,7 @@ from flashladder.tools.commands import COMMANDS
 
 READMES = [
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "versions").glob("**/README.md")) if own.PRIVATE not in page.parents),
+    *(page for page in sorted((ROOT / "versions").glob("**/*.md")) if own.PRIVATE not in page.parents),
 ]
 COMMAND = re.compile(r"^(?: {4}|.*`(?=flashladder \w+ ))flashladder ([a-z]\w*)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
 FLASHLADDER = [sys.executable, "-m", "flashladder"]
@@ -63,7 +63,7 @@ def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
     for command in (made, judged):
         subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True)
     assert (tmp_path / "mine" / "00_my_idea" / "tried.csv").exists()
-    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "README.md").read_text()
+    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "evidence.md").read_text()
 
 
 def test_python_runs_as_printed():

@@ -306,9 +306,9 @@ def test_tuner(folder):
 
 def test_evidence(run, folder):
     run(evidence, f"{NAME}/01")
-    page = (folder / "01_halves" / "README.md").read_text()
+    page = (folder / "01_halves" / "evidence.md").read_text()
     assert "requests to global memory" in page
-    assert "0 of 1 READMEs are out of date" in run(evidence, f"{NAME}/01", "--check")
+    assert "0 of 1 rungs and pages are out of date" in run(evidence, f"{NAME}/01", "--check")
 
 
 def test_dashboard(run, folder, monkeypatch):
