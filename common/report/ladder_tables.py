@@ -37,8 +37,9 @@ def step(row: Any) -> str:
 
 
 def is_clear(row: Any) -> bool:
-    """Whether a step is wider than the half of its interval that is shown beside it."""
-    return bool(abs(row.step - 1) > formats.half(row.step, row.step_low, row.step_high))
+    """Whether a step is larger than the half of its interval, as both are shown."""
+    half = formats.half(row.step, row.step_low, row.step_high)
+    return bool(round(abs(100 * (row.step - 1)), 1) > round(100 * half, 1))
 
 
 def registers(row: Any) -> str:

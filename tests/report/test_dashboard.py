@@ -89,9 +89,16 @@ def test_rows_without_figures_do_not_count(folder):
     assert set(results.ladders["h100"].rows["dtype"]) == {"bf16"}
 
 
-def test_instructions_are_counted_for_each_mma(folder):
+def test_instructions_are_counted_for_each_product(folder):
+    """Of a rung with wgmma for each of these, whatever mma.sync a rare way through its loop has."""
     made_up.opcodes(folder)
-    table = data.mix(data.Results.load(folder).sass["h100"])
+    mixes = data.mixes(data.Results.load(folder).sass["h100"])
+    assert {name: list(table.index) for name, table in mixes.items()} == {
+        "mma.sync": ["01_base", "02_swizzling"],
+        "wgmma": ["37_no_maxima"],
+    }
+    assert mixes["wgmma"].loc["37_no_maxima"].to_dict() == {"tensor": 1, "fma": 20, "other": 8}
+    table = mixes["mma.sync"]
     assert table.loc["01_base"].to_dict() == {"tensor": 1, "lsu": 0.5, "fma": 0.25, "other": 3 / 128}
     assert table.loc["02_swizzling", "fma"] == 0.25
 
@@ -389,7 +396,7 @@ def test_the_rungs_are_disassembled_into_the_log_of_the_mix(folder, monkeypatch)
     monkeypatch.setattr(opcodes.catalog, "versions", lambda: rungs)
     path = opcodes.count("h100", folder)
     assert path == folder / "sass_h100.csv"
-    table = data.mix(data.Results.load(folder).sass["h100"])
+    table = data.mixes(data.Results.load(folder).sass["h100"])["mma.sync"]
     assert list(table.index) == ["01_base", "02_swizzling"]
     assert (table["tensor"] == 1).all()
     assert (table[["lsu", "fma", "alu", "mufu"]] > 0).all(axis=None)
