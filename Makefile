@@ -9,9 +9,10 @@ QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 LONG := tests/emulator/test_mutations.py tests/catalog/test_own_ladders.py tests/studies/test_ladder.py \
-	$(addprefix tests/predict/test_,explain.py hopper_model.py) \
+	tests/compiler/test_sass_rungs.py \
+	$(addprefix tests/predict/test_,ampere_model.py explain.py hopper_model.py operand_cache.py) \
 	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \
-	$(addprefix tests/rungs/test_,general_hopper.py window_hopper.py packed_random.py) \
+	$(addprefix tests/rungs/test_,configurations.py steps.py trusting.py) \
 	$(addprefix tests/api/test_,adopt.py diffusers.py ring_processes.py transformers.py) \
 	$(addprefix tests/tuner/test_,forecast.py tuner_kill.py tuner_storage.py) tests/tools/test_wheel.py
 

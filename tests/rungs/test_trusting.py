@@ -3,14 +3,15 @@
 Rung 33 looks at maxima, and then at the same sums.
 """
 
+import functools
+import itertools
 import math
 
 import pytest
 import torch
+from rung_table import built
 
 from flashladder.common import catalog
-from flashladder.common.compiler.compile import build_one
-from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.designed import drawn_by, missed_of_each
 
@@ -41,28 +42,26 @@ def rising(height, one_key):
     return design
 
 
-@pytest.mark.parametrize("one_key", [True, False], ids=["one key", "a block"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_rows_on_both_sides_of_each_limit(head_dim, dtype, one_key):
-    designs = [rising(height, one_key) for height in HEIGHTS]
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bf16"), (128, "fp16")])
+def test_rows_on_both_sides_of_each_limit(head_dim, dtype):
+    """At one key and at a whole block."""
+    cases = list(itertools.product(HEIGHTS, (True, False)))
+    designs = [rising(*case) for case in cases]
     problem, tensors = drawn_by(designs, seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
-    version = catalog.find("no_maxima")
-    on_emulator(build_one(version, version.config_for(problem), "sm_90a"), problem, tensors)
-    for height, missed in zip(HEIGHTS, missed_of_each(problem, tensors), strict=True):
-        assert missed == (), height
+    on_emulator(built(catalog.find("no_maxima"), problem), problem, tensors)
+    for case, missed in zip(cases, missed_of_each(problem, tensors), strict=True):
+        assert missed == (), case
 
 
 NOTHING, FOLLOWED, DOWN, AGAIN = "nothing", "m follows the maxima", "brought down", "computed again"
 
 
+@functools.cache
 def counted(rung, block_n, height, one_key):
     """What tells one way from another: products, logarithms and multiplications, in a run of two blocks of 128 keys."""
     design = [lambda sketch: sketch.add(math.log(2), of_keys(sketch, height, one_key))]
     problem, tensors = drawn_by(design, seqlen_q=128, seqlen_k=2 * BLOCK)
-    version = catalog.find(rung)
-    kernel = build_one(version, version.config_for(problem, block_n=block_n), "sm_90a")
-    report = on_emulator(kernel, problem, tensors, race=False)
+    report = on_emulator(built(catalog.find(rung), problem, block_n=block_n), problem, tensors, race=False)
     return report.mma_flops, report.instructions["lg2.approx.f32"], report.instructions["mul.f32"]
 
 
@@ -94,34 +93,30 @@ def test_maxima_are_followed_beyond_the_slack(one_key):
     assert done("33", 8.01, one_key) == FOLLOWED
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("rung", ["33", "36", "37", "38", "39", "40", "41", "42", "43"])
-def test_what_is_no_number_reaches_its_own_rows_alone(rung, value):
-    """A row of Q of NaN or infinities is NaN. The rows beside it are what they are without it, however they rise."""
+def test_what_is_no_number_reaches_its_own_rows_alone(rung):
+    """Rows of Q of NaN and of infinities are NaN. The rows beside them are what they are without, however they rise."""
     designs = [rising(height, one_key=False) for height in (6, 20, 200, 1500)]
-    shape = {"seqlen_q": 128, "seqlen_k": 5 * BLOCK, "head_dim": 64 if rung == "38" else 128}
+    shape = {"seqlen_q": 128, "seqlen_k": 5 * BLOCK, "head_dim": 64}
     problem, clean = drawn_by(designs, **shape)
     _, tensors = drawn_by(designs, **shape)
-    tensors.q[:, 5] = value
-    version = catalog.find(rung)
-    artifact = build_one(version, version.config_for(problem), "sm_90a")
+    no_numbers = [5, 77]
+    tensors.q[:, 5], tensors.q[:, 77] = math.nan, math.inf
+    artifact = built(catalog.find(rung), problem)
     for each in (clean, tensors):
-        on_emulator(artifact, problem, each)
-    others = [row for row in range(problem.seqlen_q) if row != 5]
-    assert tensors.o[:, 5].isnan().all()
+        on_emulator(artifact, problem, each, race=False)
+    others = [row for row in range(problem.seqlen_q) if row not in no_numbers]
+    assert tensors.o[:, no_numbers].isnan().all()
     torch.testing.assert_close(tensors.o[:, others], clean.o[:, others], rtol=0.01, atol=0.002)
     torch.testing.assert_close(tensors.lse[..., others], clean.lse[..., others])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("rung", ["41", "43"])
+@pytest.mark.parametrize(("rung", "head_dim"), [("41", 128), ("43", 64)])
 def test_a_tile_forgets_what_the_one_before_has_lost(rung, head_dim):
     """A warp that has lost scores looks for maxima up to the tile's end. One CTA looks no more often than four do."""
     designs = [rising(height, one_key=False) for height in (400, 0, 0, 0)]
     problem, tensors = drawn_by(designs, seqlen_q=128, seqlen_k=5 * BLOCK, head_dim=head_dim)
-    version = catalog.find(rung)
-    config = version.config_for(problem, block_m=128, block_n=BLOCK, q_in_registers=True, q_stages=1)
-    artifact = build_one(version, config, "sm_90a")
+    artifact = built(catalog.find(rung), problem, block_m=128, block_n=BLOCK, q_in_registers=True, q_stages=1)
     looks = [
         on_emulator(artifact, problem, tensors, num_sms=num_sms, race=False).instructions["max.f32"]
         for num_sms in (1, len(designs))

@@ -23,7 +23,7 @@ MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
 FILES = (
     *(f"report/test_{name}" for name in ("picture", "rung_pages", "evidence", "readme", "dashboard", "neighbours")),
     "predict/test_profile",
-    "rungs/test_versions",
+    "rungs/test_rungs",
 )
 TOUCHED = (
     "test_the_path_leads_through_every_rung_and_reference",
@@ -81,7 +81,7 @@ def test_a_new_rung_breaks_no_test_and_is_tested(checkout):
     files = [f"tests/{name}.py" for name in FILES]
     code, out = checkout("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *files, "-k", " or ".join(TOUCHED))
     assert code == 0, out
-    assert f"PASSED tests/rungs/test_versions.py::test_default[{MADE}-bf16]" in out
+    assert f"PASSED tests/rungs/test_rungs.py::test_default[{MADE}]" in out
 
 
 def test_tools_take_a_new_rung_up(checkout):
