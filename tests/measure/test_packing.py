@@ -54,18 +54,18 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     fake_gpu.install(monkeypatch)
     monkeypatch.setitem(BASELINES, "fa2", replace(BASELINES["fa2"], bind=fake_gpu._attention))
-    monkeypatch.setattr(packing, "lengths", lambda *_: (100, 200))
+    monkeypatch.setattr(packing, "lengths", lambda *_: (10, 20))
     options = ["--tokens", "4096", "--heads", "1", "--rounds", "2", "--causal", "no"]
     assert console.run(packed.main, packed.parser(), options) == 0
-    assert "equal, full: 2 sequences of 100 to 200 tokens" in capsys.readouterr().out
+    assert "equal, full: 2 sequences of 10 to 20 tokens" in capsys.readouterr().out
     rows, _ = records.packed("h100").read()
     assert list(rows["contender"]) == 3 * ["fa2", "packed", "padded"]
     names = 2 * [catalog.find(ahead.RIVALS[0]).name]
     assert list(rows["version"][:3]) == ["fa2", *names]
     assert rows["passed"].all()
     assert list(rows["mix"].unique()) == list(packing.MIXES)
-    assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [300, 2, 100, 200]
-    flops = 4 * 128 * (100**2 + 200**2)
+    assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [30, 2, 10, 20]
+    flops = 4 * 128 * (10**2 + 20**2)
     assert rows["tflops"][2] == pytest.approx(flops / rows["time_us"][2] / 1e6), "of the work without padding"
 
 
