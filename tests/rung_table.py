@@ -12,10 +12,11 @@ from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead
+from flashladder.common.runtime import ahead, target
 from flashladder.common.runtime.execute import EMULATED_SMS, on_emulator
 
 RUNGS = [
@@ -29,7 +30,6 @@ LAUNCHED = [rung for rung in GENERAL if rung in map(catalog.find, ahead.GENERAL)
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 # Fields of a configuration that a problem decides.
 DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "packed")
-ARCHS = {"ampere": "sm_80", "hopper": "sm_90a"}
 BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
 
 
@@ -39,10 +39,8 @@ def id_of(rung):
 
 
 def default_kind(rung):
-    """What each rung is tested with first. Of those for whole tiles every other one is in bf16, the others in fp16."""
-    supports = rung.supports
-    dtype = "bf16" if rung in GENERAL else supports.dtype[int(rung.number) % len(supports.dtype)]
-    return {"head_dim": min(supports.head_dim), "dtype": dtype, "causal": supports.causal}
+    """What each rung is tested with first."""
+    return {"head_dim": min(rung.supports.head_dim), "dtype": "bf16", "causal": rung.supports.causal}
 
 
 def decided(config):
@@ -51,10 +49,10 @@ def decided(config):
 
 
 def built(rung, problem, **values):
-    """The artifact for the emulator."""
+    """The artifact for the emulator; for what it stands for, as most tests build it, so that the cache has it once."""
     config = rung.config_for(problem, **values)
     rung.check(problem, config)
-    return build_one(rung, config, ARCHS[rung.instruction_set])
+    return build_one(rung, config, load_gpu(target.DEFAULT_GPU).arch)
 
 
 def emulated(rung, problem, tensors=None, num_sms=EMULATED_SMS, **values):

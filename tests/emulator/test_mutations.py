@@ -32,7 +32,7 @@ WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", *HALVING), 64)
 # Those from rung 41 on have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
 MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448)
 # These have no synchronisation that a higher rung has not, instruction by instruction, and are not asked again.
-AS_IN = {"35": "37", "39": "40", "41": "45", "42": "45", "44": "45"}
+AS_IN = {"31": "33", "32": "33", "35": "37", "39": "40", "41": "45", "42": "45", "44": "45"}
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
