@@ -194,8 +194,10 @@ def slopes_of_packed_sequences(rung):
 
 def lengths_about_each_boundary(rung):
     """Every pair of lengths next to a multiple of a warp's rows, of the tile and of a block, in one call."""
-    pairs = list(itertools.product((0, 1, 33, 63, 64, 65, 127, 128, 129), (0, 1, 15, 16, 17, 32, 64, 65, 128, 129)))
-    tensors, _ = emulated(rung, packed(*map(tuple, zip(*pairs, strict=True)), num_heads=2, num_heads_k=1), num_sms=16)
+    unit = 32 if rung.instruction_set == "ampere" else 64
+    rows = (0, 1, unit - 1, unit, unit + 1, 2 * unit + 1)
+    pairs = list(itertools.product(rows, (*rows, unit // 2 + 1, 2 * unit)))
+    tensors, _ = emulated(rung, packed(*map(tuple, zip(*pairs, strict=True))))
     ends = tensors.cu_seqlens_q.tolist()
     for (_, keys), (begin, end) in zip(pairs, itertools.pairwise(ends), strict=True):
         if not keys:
@@ -247,9 +249,6 @@ def equal_lengths_are_a_batch(rung):
 
 
 def zeros_behind_the_last_sequence(rung):
-    """Where the rung says that it writes these rows too."""
-    if not rung.supports.rest:
-        return
     for end in (0, 131, 229):
         problem = packed((100, 130), (70, 200), num_heads=2)
         tensors = make_inputs(problem)
@@ -285,8 +284,8 @@ OF_FEATURES = {  # by its name in `supports`
         nothing_of_a_neighbour,
         within_the_tensors_whatever_cu_seqlens_say,
         equal_lengths_are_a_batch,
-        zeros_behind_the_last_sequence,
     ),
+    "rest": (zeros_behind_the_last_sequence,),
 }
 
 

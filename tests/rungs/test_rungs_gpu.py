@@ -51,9 +51,14 @@ def name_of(kind):
 
 
 KINDS = [(rung, kind) for rung in GENERAL for kind in kinds(rung)]
-OF_EACH_KIND = pytest.mark.parametrize(
-    ("rung", "kind"), [pytest.param(rung, kind, id=f"{id_of(rung)}-{name_of(kind)}") for rung, kind in KINDS]
-)
+PLAIN = [(rung, kind) for rung, kind in KINDS if not kind.keys() & {*FEATURES}]
+
+
+def of_each(cases):
+    named = [pytest.param(rung, kind, id=f"{id_of(rung)}-{name_of(kind)}") for rung, kind in cases]
+    return pytest.mark.parametrize(("rung", "kind"), named)
+
+
 OF_EACH_RUNG = pytest.mark.parametrize("rung", GENERAL, ids=id_of)
 OF_EACH_PACKED = pytest.mark.parametrize("rung", [rung for rung in GENERAL if rung.supports.packed], ids=id_of)
 OF_EACH_HEAD_DIM = pytest.mark.parametrize(
@@ -91,18 +96,17 @@ def launched(rung, problem, tensors=None, expected=None, **values):
     )
 
 
-@OF_EACH_KIND
+@of_each(KINDS)
 def test_many_random_problems(rung, kind):
     rng = random.Random(name_of(kind))
-    for _ in range(60 if kind.keys() & {*FEATURES} else 160):
+    for _ in range(160 if (rung, kind) in PLAIN else 60):
         launched(rung, draw(rng, longest=1500, **kind))
 
 
-@OF_EACH_KIND
+@of_each(PLAIN)
 def test_lengths_that_flash_attention_tests(rung, kind):
-    if not kind.keys() & {*FEATURES}:
-        for seqlen_q, seqlen_k in MORE_LENGTHS:
-            launched(rung, Problem(batch=2, num_heads=6, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **kind))
+    for seqlen_q, seqlen_k in MORE_LENGTHS:
+        launched(rung, Problem(batch=2, num_heads=6, num_heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **kind))
 
 
 @OF_EACH_RUNG
