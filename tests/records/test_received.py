@@ -16,7 +16,6 @@ from flashladder.tools.commands import COMMANDS
 from flashladder.tools.commands import received as command
 
 LADDER = ROOT / "results" / "ladder_h200.csv"
-WINNERS = tuned.FOLDER / "h200.yaml"
 
 
 def tool(*words):
