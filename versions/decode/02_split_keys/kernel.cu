@@ -91,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     });
 }
 
-FLASHLADDER_KERNEL(combine, SplitParams, Launch{head_dim}.over("seqlen_q", "num_heads", "batch"));
+FLASHLADDER_KERNEL(combine, SplitParams, Launch{32}.over("seqlen_q", "num_heads", "batch"));
 
-extern "C" __global__ void __launch_bounds__(head_dim)
+extern "C" __global__ void __launch_bounds__(32)
     combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
     combine_parts(params, partials, blockIdx.z, blockIdx.y, blockIdx.x);
 }

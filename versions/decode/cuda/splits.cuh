@@ -2,7 +2,9 @@
 #pragma once
 #include "config.cuh"
 #include "decode_params.cuh"
+#include "ptx/sm80.cuh"
 #include "softmax/log2.cuh"
+#include "tile/layout.cuh"
 
 struct SplitParams : DecodeParams {
     int num_splits;
@@ -23,23 +25,48 @@ struct Partials {
 FLASHLADDER_WORKSPACE(partial_o, float, "num_splits * batch * num_heads * seqlen_q * head_dim");
 FLASHLADDER_WORKSPACE(partial_lse, float, "num_splits * batch * num_heads * seqlen_q");
 
-// O of a row from its parts, in their order: a thread a column. The parts are weighted by their log-sum-exp; one without
-// keys has -inf, and no O.
-__device__ inline void combine_parts(const SplitParams &params, Partials partials, int batch, int head, int row) {
-    const long long at = params.row_index(batch, head, row), apart = params.row_index(params.batch, 0, 0);
-    const float *lse = partials.lse + at, *o = partials.o + at * config::head_dim + threadIdx.x;
+__device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int lane = 1; lane < 32; lane *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
+    return x;
+}
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+    for (int lane = 1; lane < 32; lane *= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+    return x;
+}
 
-    float highest = -3.0e38f, sum = 0.0f, column = 0.0f;
-#pragma unroll 8
-    for (int split = 0; split < params.num_splits; ++split) highest = fmaxf(highest, lse[split * apart]);
+// O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp; one without keys has -inf, and no O. They
+// are added up in their order, whichever was ready first.
+__device__ inline void combine_parts(const SplitParams &params, Partials partials, int batch, int head, int row) {
+    constexpr int columns = config::head_dim / 32;  // of a lane
+    const long long at = params.row_index(batch, head, row), apart = params.row_index(params.batch, 0, 0);
+    const float *lse = partials.lse + at;
+    const float *part = partials.o + at * config::head_dim + lane_index() * columns;
+
+    float highest = -3.0e38f, sum = 0.0f;
+    for (int split = lane_index(); split < params.num_splits; split += 32) highest = fmaxf(highest, lse[split * apart]);
+    highest = warp_max(highest);
+    for (int split = lane_index(); split < params.num_splits; split += 32)
+        sum += exp2_approx((lse[split * apart] - highest) * log2_e);
+    sum = warp_sum(sum);
+
+    float o[columns] = {};
+    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
 #pragma unroll 8
     for (int split = 0; split < params.num_splits; ++split) {
-        const float weight = exp2f((lse[split * apart] - highest) * log2_e);
-        sum += weight;
-        if (weight > 0.0f) column += weight * o[split * apart * config::head_dim];
+        const float weight = exp2_approx((lse[split * apart] - highest) * log2_e) * inverse;
+        if (weight == 0.0f) continue;
+#pragma unroll
+        for (int i = 0; i < columns; i += 2) {
+            const float2 two = *reinterpret_cast<const float2 *>(part + split * apart * config::head_dim + i);
+            o[i] += weight * two.x, o[i + 1] += weight * two.y;
+        }
     }
-    static_cast<config::dtype *>(params.o)[batch * params.o_stride.batch + row * params.o_stride.row +
-                                           head * params.o_stride.head + threadIdx.x] =
-        static_cast<config::dtype>(sum > 0.0f ? column / sum : 0.0f);
-    if (params.lse != nullptr && threadIdx.x == 0) params.lse[at] = highest + log2f(sum) * ln_2;
+    config::dtype *to = static_cast<config::dtype *>(params.o) + batch * params.o_stride.batch +
+                        row * params.o_stride.row + head * params.o_stride.head + lane_index() * columns;
+#pragma unroll
+    for (int i = 0; i < columns; i += 2)
+        *reinterpret_cast<uint32_t *>(to + i) = pack<config::dtype>(o[i], o[i + 1]);
+    if (params.lse != nullptr && lane_index() == 0) params.lse[at] = highest + __log2f(sum) * ln_2;
 }
