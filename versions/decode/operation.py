@@ -34,7 +34,7 @@ TILE_ROWS, TILE_KEYS = 16, 64  # about what a CTA takes at a time
 TARGET_CTAS = 2 * 132  # two an SM of an H100 or H200
 MOST_SPLITS = 128
 MOST_WAVES = 4
-GOOD_FULLNESS = 0.85  # of the best: more splits than that takes cost more than they bring
+GOOD_FULLNESS = 0.95  # of the best: more splits than that takes cost more than they bring
 
 
 class Decode(Forward):
@@ -72,6 +72,11 @@ class Decode(Forward):
         if max(lengths) > room:
             raise UnsupportedProblemError(f"seqlens_k={lengths}: the cache has room for seqlen_k={room} keys")
         return {"batch": len(lengths), "seqlen_k": room}
+
+    def check(self, problem: Problem) -> None:
+        """There are pages for the sequences, where the problem says how long they are."""
+        if problem.paged and problem.seqlens_k:
+            _check_pages(problem)
 
     def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
         """One row against so many keys."""
@@ -160,14 +165,6 @@ class Paged(Decode):
 
     inputs = (*Decode.inputs, TABLE)
 
-    def check(self, problem: Problem) -> None:
-        """The sequences have room."""
-        needed = sum(-(-length // problem.page_size) for length in seqlens(problem))
-        if needed > num_pages(problem):
-            raise UnsupportedProblemError(
-                f"num_pages={problem.num_pages}: the sequences need {needed} pages of page_size={problem.page_size}"
-            )
-
     def _places(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
     ) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -177,6 +174,7 @@ class Paged(Decode):
             yield rows, tensors[name][number, : rows.stop - rows.start]
 
     def _draw_table(self, problem: Problem, table: torch.Tensor, generator: torch.Generator) -> None:
+        _check_pages(problem)
         pages = torch.randperm(num_pages(problem), generator=generator, device=generator.device).int().to(table.device)
         table.fill_(NO_PAGE)
         taken = 0
@@ -199,6 +197,14 @@ def max_pages(problem: Problem) -> int:
 def num_pages(problem: Problem) -> int:
     """All pages of the cache."""
     return int(problem.num_pages) or problem.batch * max_pages(problem) + SPARE_PAGES
+
+
+def _check_pages(problem: Problem) -> None:
+    needed = sum(-(-length // int(problem.page_size)) for length in seqlens(problem))
+    if needed > num_pages(problem):
+        raise UnsupportedProblemError(
+            f"num_pages={problem.num_pages}: the sequences need {needed} pages of page_size={problem.page_size}"
+        )
 
 
 def num_splits(problem: Problem) -> int:

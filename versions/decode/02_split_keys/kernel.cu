@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     sums.merge([&](int i, int col, float4 columns, float lse) {
         if (!tile.has(i)) return;
         const long long at = params.row_index(split * params.batch + tile.batch, tile.head(i), tile.row(i));
-        if (lse > -INFINITY) *reinterpret_cast<float4 *>(partials.o + at * head_dim + col) = columns;
+        *reinterpret_cast<float4 *>(partials.o + at * head_dim + col) = columns;
         if (col == 0) partials.lse[at] = lse;
     });
 }

@@ -46,17 +46,6 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     tile.copy<QTile>(shared_q, params.q, params.q_stride);
     cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();  // Q is there for every warp
-
-    QOperand<rows, head_dim, 0, HoistedReader<QTile, dtype>, 1> q_operand;
-    KOperand<warp_keys, head_dim, 0, HoistedReader<KVTile, dtype, ByRow>> k_operand;
-    VOperand<head_dim, warp_keys, 2, HoistedReader<KVTile, dtype>> v_operand;
-    q_operand.start(shared_q, 0);
-
-    Accumulator<rows, head_dim> o;
-    o.clear();
-    DecodeSoftmax softmax{params.softmax_scale * log2_e};
 
     // Where the keys of the warp's step `step` begin. Their tile is that of the step num_stages before.
     auto first_key = [&](int step) { return begin + step * block_n + warp_index() * warp_keys; };
@@ -73,6 +62,17 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         place = find(step + 1);
     };
     for (int step = 0; step < num_stages - 1; ++step) load(step);
+    cp_async_wait<num_stages - 1>();
+    __syncthreads();  // Q is there for every warp
+
+    QOperand<rows, head_dim, 0, HoistedReader<QTile, dtype>, 1> q_operand;
+    KOperand<warp_keys, head_dim, 0, HoistedReader<KVTile, dtype, ByRow>> k_operand;
+    VOperand<head_dim, warp_keys, 2, HoistedReader<KVTile, dtype>> v_operand;
+    q_operand.start(shared_q, 0);
+
+    Accumulator<rows, head_dim> o;
+    o.clear();
+    DecodeSoftmax softmax{params.softmax_scale * log2_e};
 
     for (int step = 0; first_key(step) < keys; ++step) {
         const int first = first_key(step);
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     sums.merge([&](int i, int col, float4 columns, float lse) {
         if (!tile.has(i)) return;
         const long long at = params.row_index(split * params.batch + tile.batch, tile.head(i), tile.row(i));
-        if (lse > -INFINITY) *reinterpret_cast<float4 *>(work.partials.o + at * head_dim + col) = columns;
+        *reinterpret_cast<float4 *>(work.partials.o + at * head_dim + col) = columns;
         if (col == 0) work.partials.lse[at] = lse;
     });
 

@@ -36,7 +36,7 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp; one without keys has -inf, and no O. They
+// O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp, which is -inf of one without keys. They
 // are added up in their order, whichever was ready first.
 __device__ inline void combine_parts(const SplitParams &params, Partials partials, int batch, int head, int row) {
     constexpr int columns = config::head_dim / 32;  // of a lane
@@ -44,29 +44,29 @@ __device__ inline void combine_parts(const SplitParams &params, Partials partial
     const float *lse = partials.lse + at;
     const float *part = partials.o + at * config::head_dim + lane_index() * columns;
 
-    float highest = -3.0e38f, sum = 0.0f;
+    float highest = -3.0e38f, sum = 0.0f, o[columns] = {};
     for (int split = lane_index(); split < params.num_splits; split += 32) highest = fmaxf(highest, lse[split * apart]);
     highest = warp_max(highest);
-    for (int split = lane_index(); split < params.num_splits; split += 32)
-        sum += exp2_approx((lse[split * apart] - highest) * log2_e);
-    sum = warp_sum(sum);
-
-    float o[columns] = {};
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    for (int first = 0; first < params.num_splits; first += 32) {
+        const int mine = first + lane_index();
+        const float weight = mine < params.num_splits ? exp2_approx((lse[mine * apart] - highest) * log2_e) : 0.0f;
+        sum += warp_sum(weight);
+        const int count = min(32, params.num_splits - first);
 #pragma unroll 8
-    for (int split = 0; split < params.num_splits; ++split) {
-        const float weight = exp2_approx((lse[split * apart] - highest) * log2_e) * inverse;
-        if (weight == 0.0f) continue;
+        for (int i = 0; i < count; ++i) {
+            const float of_part = __shfl_sync(0xffffffff, weight, i);
 #pragma unroll
-        for (int i = 0; i < columns; i += 2) {
-            const float2 two = *reinterpret_cast<const float2 *>(part + split * apart * config::head_dim + i);
-            o[i] += weight * two.x, o[i + 1] += weight * two.y;
+            for (int c = 0; c < columns; c += 2) {
+                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * config::head_dim + c);
+                o[c] += of_part * two.x, o[c + 1] += of_part * two.y;
+            }
         }
     }
+    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
     config::dtype *to = static_cast<config::dtype *>(params.o) + batch * params.o_stride.batch +
                         row * params.o_stride.row + head * params.o_stride.head + lane_index() * columns;
 #pragma unroll
-    for (int i = 0; i < columns; i += 2)
-        *reinterpret_cast<uint32_t *>(to + i) = pack<config::dtype>(o[i], o[i + 1]);
+    for (int c = 0; c < columns; c += 2)
+        *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
     if (params.lse != nullptr && lane_index() == 0) params.lse[at] = highest + __log2f(sum) * ln_2;
 }

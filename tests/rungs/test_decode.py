@@ -1,0 +1,202 @@
+"""The ladder for decode on the emulator, under the race detector: lengths, packed rows, pages, splits, and whose bits depend
+on what."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from flashladder.common import catalog, own
+from flashladder.common.compiler import build_one
+from flashladder.common.errors import EmulatorError, UnsupportedProblemError
+from flashladder.common.paths import VERSIONS
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem, operation_named
+from flashladder.common.runtime.execute import on_emulator
+
+NAME = "decode"
+RUNGS = catalog.versions(ladder=NAME)
+LAST = RUNGS[-1]
+ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
+LENGTHS = (0, 1, 40, 130)
+PAGED = {"paged": True, "page_size": 16}
+
+
+def problem(lengths=LENGTHS, options=(), **values):
+    """Few heads of few columns, of which two share one of K and V; two rows a sequence."""
+    usual = {"num_heads": 4, "num_heads_k": 2, "head_dim": 64, "seqlen_q": 2, "causal": True, "seqlens_k": lengths}
+    return Problem(operation=NAME, options=options, **(usual | values))
+
+
+def emulated(version, task, tensors=None, **options):
+    """Requires a right output without a race; returns the tensors."""
+    tensors = tensors or make_inputs(task)
+    artifact = build_one(version, version.config_for(task), ARCH[version.instruction_set])
+    on_emulator(artifact, task, tensors, **options)
+    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(version.name)
+    return tensors
+
+
+def of_sequence(tensors, number):
+    return {name: output[number].clone() for name, output in tensors.outputs.items()}
+
+
+@pytest.fixture(params=RUNGS, ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+def able(option):
+    """The rungs that take an option of the operation."""
+    return [pytest.param(rung, id=rung.name) for rung in RUNGS if option in rung.supports.options]
+
+
+# Rungs
+
+
+def test_any_lengths(version):
+    """NaN beyond each length, in the guards and between padded rows are never seen."""
+    tensors = emulated(version, problem(layout="padded"))
+    assert (tensors.o[0] == 0).all()
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+def test_rows_of_a_long_group(version):
+    """More than a tile has, from other inputs."""
+    emulated(version, problem((37,), num_heads=8, num_heads_k=1, seqlen_q=3, seqlen_k=50, family="jump_rows"))
+
+
+@pytest.mark.parametrize("version", able("num_splits"))
+@pytest.mark.parametrize("splits", [3, 130])
+def test_splits(version, splits):
+    """Also more than there are keys for."""
+    emulated(version, problem((1, 130), {"num_splits": splits}))
+
+
+@pytest.mark.parametrize("version", able("paged"))
+@pytest.mark.parametrize("page_size", [1, 24])
+def test_pages_in_random_order(version, page_size):
+    emulated(version, problem(options={"paged": True, "page_size": page_size, "num_splits": 2}))
+
+
+def test_bits_do_not_depend_on_the_rest_of_the_batch(version=LAST):
+    """Nor on the place in it, with so many splits."""
+    task, alone = (problem(lengths, {"num_splits": 3}) for lengths in ((130, 7, 40), (40,)))
+    tensors, others = make_inputs(alone), make_inputs(task)
+    for name in ("q", "k_cache", "v_cache"):
+        rows = tensors.by_name[name][0]
+        others.by_name[name][2, : len(rows)] = rows
+    expected, found = of_sequence(emulated(version, alone, tensors), 0), of_sequence(emulated(version, task, others), 2)
+    assert all(torch.equal(found[name], bits) for name, bits in expected.items())
+
+
+def test_bits_do_not_depend_on_who_is_late(version=LAST):
+    task = problem((130,), {"num_splits": 3})
+    on_time, late = (of_sequence(emulated(version, task, lagging=warps), 0) for warps in ((), (0,)))
+    assert all(torch.equal(late[name], bits) for name, bits in on_time.items())
+
+
+@pytest.mark.parametrize("version", able("paged"))
+def test_a_table_that_points_outside_reads_nothing_there(version):
+    task = problem(options=PAGED)
+    tensors = make_inputs(task)
+    tensors.block_table[2:] = torch.tensor([[-1, 2**31 - 1, 10**6] + [-7] * (tensors.block_table.shape[1] - 3)] * 2)
+    artifact = build_one(version, version.config_for(task), ARCH[version.instruction_set])
+    on_emulator(artifact, task, tensors)
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("length", [-5, 2**30])
+def test_a_length_that_is_none_reads_nothing_outside(version, length):
+    """It counts as the next one that is."""
+    task = problem((40, 40))
+    tensors, right = make_inputs(task), make_inputs(task)
+    tensors.cache_seqlens[1], right.cache_seqlens[1] = length, max(0, min(length, 40))
+    artifact = build_one(version, version.config_for(task), ARCH[version.instruction_set])
+    on_emulator(artifact, task, tensors)
+    verify(expect(task, right), tensors.outputs, tensors.buffers).require(version.name)
+
+
+# What the emulator finds
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Makes the ladder with a part of a header or of its last rung replaced."""
+
+    def make(file, old, new):
+        folder = tmp_path / "mutants"
+        shutil.copytree(VERSIONS / NAME / "cuda", folder / "cuda")
+        shutil.copytree(LAST.directory, folder / "00_mutant")
+        path = folder / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        yaml = folder / "00_mutant" / "version.yaml"
+        yaml.write_text(f"operation: {NAME}\n{yaml.read_text()}")
+        shutil.copy(VERSIONS / NAME / "fields.yaml", folder)
+        monkeypatch.setenv(own.VARIABLE, str(folder))
+        return catalog.find("mutants/00")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("cuda/last_cta.cuh", "__threadfence();  // before others", "// before others"),
+        ("cuda/last_cta.cuh", "__threadfence();  // behind", "// behind"),
+        ("cuda/last_cta.cuh", "== ctas - 1", ">= ctas - 2"),
+        ("cuda/last_cta.cuh", "__syncthreads();  // every thread", "// every thread"),
+        ("cuda/splits.cuh", "if (weight == 0.0f) continue;", ""),
+        ("cuda/decode_params.cuh", "max(0, min(cache_seqlens[sequence], seqlen_k))", "seqlen_k"),
+        ("cuda/warp_copy.cuh", "r < rows", "true"),
+    ],
+)
+def test_a_fault_is_found(broken, file, old, new):
+    with pytest.raises((EmulatorError, AssertionError, Exception), match=r"race|never written|is wrong|bounds"):
+        emulated(broken(file, old, new), problem((1, 130), {"num_splits": 3}))
+
+
+# The operation
+
+
+def test_a_problem_says_how_large_it_is():
+    task = problem((3, 5), seqlen_q=1, causal=False, options=PAGED)
+    assert (task.batch, task.seqlen_k) == (2, 5)
+    assert task.asked.bytes_moved(task) == 2 * 8 * 2 * (64 + 64)
+    assert task.flops == 4 * 8 * 4 * 64
+    assert make_inputs(task).k_cache.shape == (2 + 3, 16, 2, 64)
+    assert make_inputs(task).block_table.shape == (2, 1)
+
+
+def test_few_sequences_are_cut_into_more_parts():
+    splits = [
+        operation_named(NAME).argument(Problem(operation=NAME, batch=batch, num_heads=32, num_heads_k=8, seqlen_q=1, seqlen_k=8192), "num_splits")
+        for batch in (1, 4, 16, 64)
+    ]  # fmt: skip
+    assert splits == sorted(splits, reverse=True)
+    assert splits[0] > 16
+    assert splits[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lengths": (3, -1)}, "no sequence is shorter than 0"),
+        ({"seqlen_k": 100}, "the cache has room for seqlen_k=100 keys"),
+        ({"options": {"paged": True, "num_pages": 2}}, "the sequences need 5 pages of page_size=64"),
+        ({"softcap": 3.0}, "the operation decode knows no softcap"),
+    ],
+)
+def test_what_is_no_problem_is_refused(values, message):
+    with pytest.raises(UnsupportedProblemError, match=message):
+        problem(**values)
+
+
+def test_a_cache_of_another_length_is_drawn_with_nan():
+    tensors = make_inputs(dataclasses.replace(problem(), seqlen_k=200))
+    assert tensors.k_cache[2, 40:].isnan().all()
+    assert not tensors.k_cache[2, :40].isnan().any()
