@@ -21,8 +21,9 @@ from flashladder.common.compiler import build_one, cached, prebuilt
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.config import KernelConfig, listing
-from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, allocate
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import ahead, overlap, quick, target
 from flashladder.common.runtime.calls import Call
@@ -211,7 +212,7 @@ def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
-    copies = make_inputs(problem)
+    copies = allocate(problem)
     for name in problem.asked.inputs:
         copies.by_name[name].copy_(tensors[name])
     on_emulator(artifact, problem, copies, race=False)
@@ -223,14 +224,15 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs tensors of the kind of q and the problem, made ready at the first call for it."""
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
-        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi
+        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi, problem.operation, problem.options
     kind += (is_long(problem),)
     return _ready.get(kind) or _prepare(kind, problem, q, version)
 
 
 def _is_plain(problem: Problem) -> bool:
     """Whether the shorter way takes it."""
-    return not (problem.packed or problem.window or problem.softcap or problem.alibi)
+    has_more = problem.packed or problem.window or problem.softcap or problem.alibi
+    return problem.operation == FIRST_OPERATION and not has_more
 
 
 def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:

@@ -78,7 +78,15 @@ _baseline = partial(Baseline, "decode")
 _OF_TORCH = ("torch", "torch", OF_FORWARD["fa2"].install)
 BASELINES = by_name(
     _baseline("fa2", OF_FORWARD["fa2"].title, *_OF_TORCH, _torch_flash, _takes_full_caches),
-    _baseline("cudnn", OF_FORWARD["cudnn"].title, "torch", "cudnn", OF_FORWARD["cudnn"].install, _torch_cudnn, _takes_full_caches),
+    _baseline(
+        name="cudnn",
+        title=OF_FORWARD["cudnn"].title,
+        module="torch",
+        package="cudnn",
+        install=OF_FORWARD["cudnn"].install,
+        bind=_torch_cudnn,
+        refuses=_takes_full_caches,
+    ),
     _baseline(
         name="flash-attn",
         title="FlashAttention-2",

@@ -5,8 +5,8 @@
     cache_seqlens  (batch), int32: how many of them a sequence has
     lse            (batch, num_heads, seqlen_q), fp32
 
-A paged cache is (num_pages, page_size, num_heads_k, head_dim), and keys [i * page_size, (i + 1) * page_size) of sequence
-b are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less.
+A paged cache is (num_pages, page_size, num_heads_k, head_dim). Keys i * page_size to (i + 1) * page_size of sequence b
+are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Decode(Forward):
     """Beyond a sequence's length the cache holds anything: NaN in drawn inputs."""
 
     name = "decode"
-    inputs = ("q", *CACHES, LENGTHS)
+    inputs: ClassVar[tuple[str, ...]] = ("q", *CACHES, LENGTHS)
     features = ("causal", "seqlens_k")
     layouts = buffers.LAYOUTS
     options = (
         Option("paged", bool, "the cache consists of pages, which a block table finds", default=False),
         Option("page_size", int, "keys of a page", default=64),
-        Option("num_pages", int, "pages of the cache; 0: as many as the sequences need, and some", minimum=0, default=0),
+        Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
     sizes = ("num_splits",)

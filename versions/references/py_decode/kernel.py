@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,12 +23,14 @@ from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
 
-def attend(q: Tensor, blocks: Iterator[tuple[Tensor, Tensor]], first: int, seen: Tensor, hbm: Hbm) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, blocks: Iterator[tuple[Tensor, Tensor]], first: int, seen: Tensor, hbm: Hbm
+) -> tuple[Tensor, Tensor]:
     """O of some keys, as if there were no others, and its log-sum-exp: q (rows, head_dim) is scaled already.
 
     `blocks` are K and V, in tiles, of the keys from `first` on; row i sees the keys before seen[i].
     """
-    O = torch.zeros_like(q)
+    o = torch.zeros_like(q)
     l = torch.zeros_like(q[:, 0])  # noqa: E741
     m = torch.full_like(l, torch.finfo(l.dtype).min)
     for k, v in blocks:
@@ -40,17 +43,17 @@ def attend(q: Tensor, blocks: Iterator[tuple[Tensor, Tensor]], first: int, seen:
         P_j = torch.exp(S_j - m_new[:, None])
         rescale = torch.exp(m - m_new)
         l = rescale * l + P_j.sum(-1)  # noqa: E741
-        O = rescale[:, None] * O + P_j @ V_j
+        o = rescale[:, None] * o + P_j @ V_j
         m = m_new
-    return O / l.masked_fill(l == 0, 1)[:, None], m + torch.log(l)
+    return o / l.masked_fill(l == 0, 1)[:, None], m + torch.log(l)
 
 
 def combine(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """O of all keys from the parts': each weighs as much as the exponentials that it has summed."""
-    O, lse = (torch.stack(each) for each in zip(*parts, strict=True))
+    o, lse = (torch.stack(each) for each in zip(*parts, strict=True))
     whole = torch.logsumexp(lse, 0)
     weights = torch.exp(lse - whole.masked_fill(whole == -math.inf, 0))
-    return (weights[..., None] * O).sum(0), whole
+    return (weights[..., None] * o).sum(0), whole
 
 
 def decode(problem: Problem, tensors: Tensors, block_n: int, hbm: Hbm) -> None:
@@ -67,7 +70,7 @@ def decode(problem: Problem, tensors: Tensors, block_n: int, hbm: Hbm) -> None:
             # The rows of the whole group, packed: (seqlen_q * group, head_dim).
             q = hbm.load("Q", tensors.q[batch, :, heads]).flatten(0, 1) * p.softmax_scale
             parts = []
-            for begin, end in zip(starts, starts[1:], strict=False):
+            for begin, end in pairwise(starts):
                 blocks = keys_of(p, tensors, batch, head, begin, end, block_n)
                 parts.append(attend(q, blocks, begin, seen, hbm))
             o, lse = combine(parts)
@@ -83,10 +86,10 @@ def keys_of(
     for tile in tiles(end - begin, block_n):
         keys = torch.arange(begin + tile.start, begin + tile.stop, device=tensors.device)
         if problem.paged:
-            place = tensors.block_table[batch, keys // problem.page_size], keys % problem.page_size
+            page, row = tensors.block_table[batch, keys // problem.page_size], keys % problem.page_size
         else:
-            place = torch.full_like(keys, batch), keys
-        yield tensors.k_cache[(*place, head)], tensors.v_cache[(*place, head)]
+            page, row = torch.full_like(keys, batch), keys
+        yield tensors.k_cache[page, row, head], tensors.v_cache[page, row, head]
 
 
 def prepare(problem: Problem, config: KernelConfig, tensors: Tensors) -> Prepared:
