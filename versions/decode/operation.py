@@ -50,7 +50,7 @@ class Decode(Forward):
         Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
-    sizes = ("num_splits",)
+    sizes = ("num_splits", "num_parts", "target_parts")
     signed_together = (("q", "k_cache"), ("v_cache", "o"))
     unit = BANDWIDTH
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
@@ -84,7 +84,13 @@ class Decode(Forward):
 
     def argument(self, problem: Problem, name: str) -> Any:
         """What is 0 in a problem, as the sizes decide it."""
-        decided = {"num_splits": num_splits, "num_pages": num_pages, "max_pages": max_pages}
+        decided = {
+            "num_splits": num_splits,
+            "num_parts": num_parts,
+            "target_parts": target_parts,
+            "num_pages": num_pages,
+            "max_pages": max_pages,
+        }
         return decided[name](problem) if name in decided else super().argument(problem, name)
 
     def flops(self, problem: Problem) -> float:
@@ -215,12 +221,27 @@ def num_splits(problem: Problem) -> int:
     """
     if problem.num_splits:
         return int(problem.num_splits)
-    rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
-    tiles = problem.batch * problem.num_heads_k * -(-rows // TILE_ROWS)
+    tiles = problem.batch * _tiles(problem)
     most = min(MOST_SPLITS, -(-problem.seqlen_k // TILE_KEYS), max(1, MOST_WAVES * TARGET_CTAS // tiles))
     waves = {splits: tiles * splits / TARGET_CTAS for splits in range(1, most + 1)}
     fullness = {splits: count / math.ceil(count) for splits, count in waves.items()}
     return next(splits for splits in fullness if fullness[splits] >= GOOD_FULLNESS * max(fullness.values()))
+
+
+def target_parts(problem: Problem) -> int:
+    """Into how many parts the keys of all sequences are to be cut, where a longer one has more; 0: num_splits each."""
+    return 0 if problem.num_splits else max(1, TARGET_CTAS // _tiles(problem))
+
+
+def num_parts(problem: Problem) -> int:
+    """How many parts there may be at most: the last one of a sequence may be small."""
+    return problem.batch * int(problem.num_splits) or problem.batch + target_parts(problem)
+
+
+def _tiles(problem: Problem) -> int:
+    """Of rows, for each sequence."""
+    rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
+    return problem.num_heads_k * -(-rows // TILE_ROWS)
 
 
 def _alone(problem: Problem, length: int) -> Problem:

@@ -34,7 +34,7 @@ class Forward(Operation):
     outputs = ("o", "lse")
     features: ClassVar[tuple[str, ...]] = FEATURES
     families: ClassVar[Collection[str]] = FAMILIES
-    layouts = LAYOUTS
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     signed_together = (("q", "k"), ("v", "o"))  # scores stay as they are
 
     def variant(self, problem: Problem) -> Operation:

@@ -105,5 +105,5 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     if (!is_last_of(params.num_splits, work.arrived + rows_index(tile.batch, head_k, params.num_heads_k))) return;
     for (int i = warp_index(); i < rows && tile.has(i); i += num_warps)
-        combine_parts(params, work.partials, tile.batch, tile.head(i), tile.row(i));
+        combine_parts(params, work.partials, params.parts_of(tile.batch), tile.batch, tile.head(i), tile.row(i));
 }

@@ -6,9 +6,18 @@
 #include "softmax/log2.cuh"
 #include "tile/layout.cuh"
 
+// Where the parts of a sequence are among all: so many from the first one on, each so far behind the one before.
+struct Parts {
+    int first, apart, count;
+};
+
 struct SplitParams : DecodeParams {
     int num_splits;
-    FLASHLADDER_FURTHER_FIELDS(DecodeParams, num_splits)
+    int num_parts, target_parts;  // of all sequences, where longer ones are cut into more
+    FLASHLADDER_FURTHER_FIELDS(DecodeParams, num_splits, num_parts, target_parts)
+
+    // Part `split` of a sequence is part split * batch + sequence of all.
+    __device__ Parts parts_of(int sequence) const { return {sequence, batch, num_splits}; }
 
     // The first of `blocks` blocks of keys that part `split` has; the next part's is behind its last one. It depends on
     // the sequence's own length alone, whatever is in the batch.
@@ -22,15 +31,17 @@ struct Partials {
     float *o;
     float *lse;
 };
-FLASHLADDER_WORKSPACE(partial_o, float, "num_splits * batch * num_heads * seqlen_q * head_dim");
-FLASHLADDER_WORKSPACE(partial_lse, float, "num_splits * batch * num_heads * seqlen_q");
+FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim");
+FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q");
 
+// Sums and maxima over a warp, for all its lanes.
 __device__ inline float warp_max(float x) {
 #pragma unroll
     for (int lane = 1; lane < 32; lane *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
     return x;
 }
-__device__ inline float warp_sum(float x) {
+template <class T>
+__device__ inline T warp_sum(T x) {
 #pragma unroll
     for (int lane = 1; lane < 32; lane *= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
     return x;
@@ -38,20 +49,21 @@ __device__ inline float warp_sum(float x) {
 
 // O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp, which is -inf of one without keys. They
 // are added up in their order, whichever was ready first.
-__device__ inline void combine_parts(const SplitParams &params, Partials partials, int batch, int head, int row) {
+__device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
+                                     int row) {
     constexpr int columns = config::head_dim / 32;  // of a lane
-    const long long at = params.row_index(batch, head, row), apart = params.row_index(params.batch, 0, 0);
+    const long long at = params.row_index(parts.first, head, row), apart = params.row_index(parts.apart, 0, 0);
     const float *lse = partials.lse + at;
     const float *part = partials.o + at * config::head_dim + lane_index() * columns;
 
     float highest = -3.0e38f, sum = 0.0f, o[columns] = {};
-    for (int split = lane_index(); split < params.num_splits; split += 32) highest = fmaxf(highest, lse[split * apart]);
+    for (int split = lane_index(); split < parts.count; split += 32) highest = fmaxf(highest, lse[split * apart]);
     highest = warp_max(highest);
-    for (int first = 0; first < params.num_splits; first += 32) {
+    for (int first = 0; first < parts.count; first += 32) {
         const int mine = first + lane_index();
-        const float weight = mine < params.num_splits ? exp2_approx((lse[mine * apart] - highest) * log2_e) : 0.0f;
+        const float weight = mine < parts.count ? exp2_approx((lse[mine * apart] - highest) * log2_e) : 0.0f;
         sum += warp_sum(weight);
-        const int count = min(32, params.num_splits - first);
+        const int count = min(32, parts.count - first);
 #pragma unroll 8
         for (int i = 0; i < count; ++i) {
             const float of_part = __shfl_sync(0xffffffff, weight, i);
@@ -68,5 +80,6 @@ __device__ inline void combine_parts(const SplitParams &params, Partials partial
 #pragma unroll
     for (int c = 0; c < columns; c += 2)
         *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
-    if (params.lse != nullptr && lane_index() == 0) params.lse[at] = highest + __log2f(sum) * ln_2;
+    if (params.lse != nullptr && lane_index() == 0)
+        params.lse[params.row_index(batch, head, row)] = highest + __log2f(sum) * ln_2;
 }
