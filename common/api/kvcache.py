@@ -6,6 +6,7 @@ kernel reads outside of the cache, whatever lengths and tables say.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from flashladder.common.api import general, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 
-RUNG = "decode/05"
+RUNG, ON_HOPPER = "decode/06", "decode/07"
 MOST_SPLITS = 256
 _OPEN = (-1, -1)  # a window without bounds
 _CACHE = "(batch, seqlen, heads_k, head_dim)"
@@ -108,13 +109,20 @@ def decode(
         seqlen_k *= block_table.shape[1]
     sizes = {"operation": "decode", "seqlen_k": seqlen_k, "options": tuple(options.items())}
     problem = op.problem_of(q, k_cache, causal, softmax_scale, True, **sizes)
-    op.slow_path(op.prepared(problem, q, RUNG), problem, tensors)
+    op.slow_path(op.prepared(problem, q, _rung(q.device)), problem, tensors)
     return o, lse
 
 
 @decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q)
+
+
+@cache
+def _rung(device: torch.device) -> str:
+    """What runs on a device."""
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return ON_HOPPER if is_hopper else RUNG
 
 
 def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

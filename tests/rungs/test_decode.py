@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashladder.common import catalog, own
+from flashladder.common.api.kvcache import RUNG
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError, VerificationError
 from flashladder.common.paths import VERSIONS
@@ -17,7 +18,7 @@ from flashladder.common.runtime.execute import on_emulator
 
 NAME = "decode"
 RUNGS = catalog.versions(ladder=NAME)
-LAST = RUNGS[-1]
+LAST = catalog.find(RUNG)
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 40, 130)
 PAGED = {"paged": True, "page_size": 16}
@@ -47,6 +48,11 @@ def version(request):
     return request.param
 
 
+def mixed(**options):
+    """More sequences than a warp has lanes, of lengths far apart."""
+    return problem((3, 600, *[0, 1, 70] * 11), options, seqlen_q=1, num_heads=2, num_heads_k=1)
+
+
 def able(option):
     """The rungs that take an option of the operation."""
     return [pytest.param(rung, id=rung.name) for rung in RUNGS if option in rung.supports.options]
@@ -72,6 +78,11 @@ def test_rows_of_a_long_group(version):
 def test_splits(version, splits):
     """Also more than there are keys for."""
     emulated(version, problem((1, 130), {"num_splits": splits}))
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+def test_many_sequences_of_different_lengths(splits):
+    emulated(LAST, mixed(num_splits=splits))
 
 
 @pytest.mark.parametrize("version", able("paged"))
@@ -123,7 +134,7 @@ def test_a_length_that_is_none_reads_nothing_outside(version, length):
 
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
-    """Makes the ladder with a part of a header or of its last rung replaced."""
+    """Makes the rung that models call with a part of it, or of a header, replaced."""
 
     def make(file, old, new):
         folder = tmp_path / "mutants"
@@ -152,6 +163,9 @@ def broken(tmp_path, monkeypatch):
         ("cuda/splits.cuh", "__shfl_sync(0xffffffff, weight, i)", "1.0f"),
         ("cuda/decode_params.cuh", "max(0, min(cache_seqlens[sequence], seqlen_k))", "seqlen_k"),
         ("cuda/warp_copy.cuh", "r < rows", "true"),
+        ("cuda/equal_parts.cuh", "end <= number", "end < number"),
+        ("00_mutant/kernel.cu", "__syncthreads();  // no warp", "// no warp"),
+        ("00_mutant/kernel.cu", "__syncwarp();  // every lane", "// every lane"),
     ],
 )
 def test_a_fault_is_found(broken, file, old, new):

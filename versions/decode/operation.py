@@ -30,8 +30,9 @@ LENGTHS, TABLE = "cache_seqlens", "block_table"
 CACHES = ("k_cache", "v_cache")
 NO_PAGE = -1  # in the table, behind the pages of a sequence
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
-TILE_ROWS, TILE_KEYS = 16, 64  # about what a CTA takes at a time
-TARGET_CTAS = 2 * 132  # two an SM of an H100 or H200
+TILE_ROWS = 16  # of a CTA
+FEW_KEYS = 128  # less is not worth a CTA
+TARGET_CTAS = 132  # one an SM of an H100 or H200, which has room for two
 MOST_SPLITS = 128
 MOST_WAVES = 4
 GOOD_FULLNESS = 0.95  # of the best: more splits than that takes cost more than they bring
@@ -222,7 +223,7 @@ def num_splits(problem: Problem) -> int:
     if problem.num_splits:
         return int(problem.num_splits)
     tiles = problem.batch * _tiles(problem)
-    most = min(MOST_SPLITS, -(-problem.seqlen_k // TILE_KEYS), max(1, MOST_WAVES * TARGET_CTAS // tiles))
+    most = min(MOST_SPLITS, -(-problem.seqlen_k // FEW_KEYS), max(1, MOST_WAVES * TARGET_CTAS // tiles))
     waves = {splits: tiles * splits / TARGET_CTAS for splits in range(1, most + 1)}
     fullness = {splits: count / math.ceil(count) for splits, count in waves.items()}
     return next(splits for splits in fullness if fullness[splits] >= GOOD_FULLNESS * max(fullness.values()))

@@ -1,8 +1,10 @@
-// Rung 04 with a second kernel that is launched while the first one runs, and waits for it on the GPU.
+// Rung 06 with a second kernel again, but one that is launched while the first one runs, and waits for it on the GPU.
 #include "config.cuh"
-#include "dependent.cuh"
 #include "packed_rows.cuh"
 #include "pages.cuh"
+#include "equal_parts.cuh"
+#include "parts_of_sequence.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "tile/gemm.cuh"
 #include "warp_copy.cuh"
 #include "warp_sums.cuh"
@@ -24,7 +26,7 @@ constexpr int shared_bytes = tiles_bytes > sizeof(Sums) ? tiles_bytes : sizeof(S
 static_assert(warp_keys <= 32, "a lane looks up one key");
 FLASHLADDER_KERNEL(attention_decode, CacheParams,
                    Launch{num_threads, shared_bytes, rows, block_n}
-                       .over("cdiv(num_heads * seqlen_q, 16 * num_heads_k)", "num_heads_k * num_splits", "batch"));
+                       .over("cdiv(num_heads * seqlen_q, 16 * num_heads_k)", "num_heads_k * num_parts", "1"));
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     attention_decode(const __grid_constant__ CacheParams params, const __grid_constant__ Partials partials) {
@@ -33,11 +35,12 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     launch_dependents();
     dtype *ring = shared_q + QTile::size + warp_index() * num_stages * stage_size;  // the warp's own
 
-    const int head_k = blockIdx.y % params.num_heads_k, split = blockIdx.y / params.num_heads_k;
-    const PackedRows<rows> tile{params, int(blockIdx.x), head_k, int(blockIdx.z)};
-    const int all_keys = params.keys_of(tile.batch), blocks = (all_keys + block_n - 1) / block_n;
-    const int begin = params.first_block(blocks, split) * block_n;
-    const int keys = min(tile.keys_seen<causal>(all_keys), params.first_block(blocks, split + 1) * block_n);
+    const int head_k = blockIdx.y % params.num_heads_k, number = blockIdx.y / params.num_heads_k;
+    const Part part = find_part<block_n>(params, number);
+    if (part.sequence < 0) return;  // there are fewer parts
+    const PackedRows<rows> tile{params, int(blockIdx.x), head_k, part.sequence};
+    const int all_keys = params.keys_of(tile.batch), begin = part.first_block(0) * block_n;
+    const int keys = min(tile.keys_seen<causal>(all_keys), part.first_block(1) * block_n);
     int seen[2];  // by the lane's two rows
     for (int h : {0, 1}) seen[h] = tile.keys_seen<causal>(all_keys, h * 8 + accumulator_row());
 
@@ -99,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     __syncthreads();
     sums.merge([&](int i, int col, float4 columns, float lse) {
         if (!tile.has(i)) return;
-        const long long at = params.row_index(split * params.batch + tile.batch, tile.head(i), tile.row(i));
+        const long long at = params.row_index(number, tile.head(i), tile.row(i));
         *reinterpret_cast<float4 *>(partials.o + at * head_dim + col) = columns;
         if (col == 0) partials.lse[at] = lse;
     });
@@ -109,6 +112,7 @@ FLASHLADDER_KERNEL(combine, SplitParams, Launch{32}.over("seqlen_q", "num_heads"
 
 extern "C" __global__ void __launch_bounds__(32)
     combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
+    const Parts parts = parts_of_sequence<block_n>(params, blockIdx.z);
     wait_for_dependency();  // the parts are there
-    combine_parts(params, partials, params.parts_of(blockIdx.z), blockIdx.z, blockIdx.y, blockIdx.x);
+    combine_parts(params, partials, parts, blockIdx.z, blockIdx.y, blockIdx.x);
 }

@@ -15,10 +15,12 @@ struct Part {
     __device__ Parts all() const { return {first, 1, count}; }
 };
 
-// Part `number` of all, by a warp, whose lanes look at the lengths. All keys are to make target_parts parts; a sequence has
-// as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
-template <int block_n>
-__device__ inline Part find_part(const SplitParams &params, int number) {
+// A part, by a warp, whose lanes look at the lengths of 32 sequences at a time. All keys are to make target_parts parts; a
+// sequence has as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
+// `lane_of(first, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. `end` is the
+// number of the lane's parts and all before them.
+template <int block_n, class LaneOf>
+__device__ inline Part scan_parts(const SplitParams &params, LaneOf lane_of) {
     auto blocks_of = [&](int sequence) {
         return sequence < params.batch ? (params.keys_of(sequence) + block_n - 1) / block_n : 0;
     };
@@ -33,20 +35,30 @@ __device__ inline Part find_part(const SplitParams &params, int number) {
         const int sequence = first + lane_index(), blocks = blocks_of(sequence);
         int count = a_part ? max(1, (blocks + a_part - 1) / a_part) : params.num_splits;
         if (sequence >= params.batch) count = 0;
-        int end = count;  // the parts of this lane's sequence, and of all before it
+        int end = count;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const int other = __shfl_up_sync(0xffffffff, end, step);
             if (lane_index() >= step) end += other;
         }
         end += parts_before;
-        const int lane = __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before the part
+        const int lane = lane_of(first, end);
         if (lane < 32) {
             count = __shfl_sync(0xffffffff, count, lane);
-            const int begin = __shfl_sync(0xffffffff, end, lane) - count;
-            return {first + lane, __shfl_sync(0xffffffff, blocks, lane), number - begin, count, begin};
+            return {first + lane, __shfl_sync(0xffffffff, blocks, lane), 0, count,
+                    __shfl_sync(0xffffffff, end, lane) - count};
         }
         parts_before = __shfl_sync(0xffffffff, end, 31);
     }
     return {-1, 0, 0, 0, 0};
+}
+
+// Part `number` of all.
+template <int block_n>
+__device__ inline Part find_part(const SplitParams &params, int number) {
+    Part part = scan_parts<block_n>(params, [&](int, int end) {
+        return __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before the part
+    });
+    part.split = number - part.first;
+    return part;
 }

@@ -1,7 +1,7 @@
-// Programmatic dependent launch: a kernel starts before the one before it has ended.
+// Programmatic dependent launch, on Hopper: a kernel starts before the one before it has ended.
 #pragma once
 
-// Lets the next kernel start. What this one writes, it may read only behind wait_for_dependency.
+// Lets the next kernel start. What this one writes, that one may read only behind wait_for_dependency.
 __device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Waits until the kernel before has ended, and all that it wrote is there.
