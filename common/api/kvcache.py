@@ -6,7 +6,7 @@ kernel reads outside of the cache, whatever lengths and tables say.
 
 from __future__ import annotations
 
-from functools import cache
+import functools
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q)
 
 
-@cache
+@functools.cache
 def _rung(device: torch.device) -> str:
     """What runs on a device."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

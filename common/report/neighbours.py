@@ -63,7 +63,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "decode/01_packed_heads": (620, "It goes from ordinary cores to tensor cores, as rung 01 does."),
     "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
-    "decode/06_equal_parts": (60, "That CTAs find their part by themselves takes sums over the lengths, in a warp."),
+    "decode/06_equal_parts": (70, "That CTAs find their part by themselves takes sums over the lengths, in a warp."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
