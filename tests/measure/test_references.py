@@ -57,6 +57,13 @@ def test_without_the_log_sum_exp(name):
     run(name, Problem(seqlen_q=40, head_dim=16 if name != "triton" else 64, num_heads=2, lse=False))
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_decode(paged):
+    sizes = {"num_heads": 4, "num_heads_k": 2, "seqlen_q": 3, "seqlens_k": (0, 2, 50), "head_dim": 64, "causal": True}
+    options = {"paged": paged, "page_size": 16 if paged else 64, "num_splits": 3}
+    run("py_decode", Problem(operation="decode", **sizes, options=options), block_n=8)
+
+
 @st.composite
 def problems(draw, longest=300):
     heads_k, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
@@ -276,7 +283,7 @@ def test_all_are_listed(tool):
     _, out, _ = tool("--list")
     for found in catalog.references():
         assert f" {found.name} " in out
-    assert {*NAMES, "cute"} == {found.name for found in catalog.references()}
+    assert {*NAMES, "cute", "py_decode"} == {found.name for found in catalog.references()}
 
 
 @pytest.fixture
