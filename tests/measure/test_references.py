@@ -61,7 +61,7 @@ def test_without_the_log_sum_exp(name):
 def test_decode(paged):
     sizes = {"num_heads": 4, "num_heads_k": 2, "seqlen_q": 3, "seqlens_k": (0, 2, 50), "head_dim": 64, "causal": True}
     options = {"paged": paged, "page_size": 16 if paged else 64, "num_splits": 3}
-    run("py_decode", Problem(operation="decode", **sizes, options=options), block_n=8)
+    run("py_decode", Problem(operation="decode", **sizes, options=options), block_n=16)
 
 
 @st.composite
