@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashladder.common import catalog
 from flashladder.common.api import attention
 from flashladder.common.console import warn
-from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
+from flashladder.common.errors import DeviceError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
@@ -40,13 +40,9 @@ def calls_of(problem: Problem, tensors: Tensors, rungs: Sequence[catalog.Version
     return calls, first
 
 
-def refusal(problem: Problem, wanting: Tensors) -> str:
-    """What attention() says to inputs that want gradients."""
-    try:
-        attention(wanting.q, wanting.k, wanting.v, causal=problem.causal)
-    except UnsupportedProblemError as error:
-        return str(error)
-    raise VerificationError("attention() took inputs that want gradients, and gave an output that has none")
+def differentiable(problem: Problem, wanting: Tensors) -> Callable[[], object]:
+    """attention() of inputs that want gradients."""
+    return partial(attention, wanting.q, wanting.k, wanting.v, causal=problem.causal)
 
 
 def by_torch(problem: Problem, tensors: Tensors) -> Callable[[], object]:

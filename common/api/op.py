@@ -22,7 +22,7 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.problem.config import KernelConfig, listing
-from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, allocate
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import ahead, overlap, quick, target
 from flashladder.common.runtime.calls import Call
@@ -211,7 +211,7 @@ def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
-    copies = make_inputs(problem)
+    copies = allocate(problem)
     for name in problem.asked.inputs:
         copies.by_name[name].copy_(tensors[name])
     on_emulator(artifact, problem, copies, race=False)
@@ -224,7 +224,11 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
         kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi
-    kind += (is_long(problem),)
+    return ready_for((*kind, is_long(problem)), problem, q, version)
+
+
+def ready_for(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
+    """What stands ready for a kind, the last of which is whether keys are long; made ready at the first call for it."""
     return _ready.get(kind) or _prepare(kind, problem, q, version)
 
 

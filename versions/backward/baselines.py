@@ -84,6 +84,13 @@ BASELINES = by_name(
 )
 ON_CPU = by_name(
     CpuBaseline(
-        "backward", "sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _torch_cpu, _takes_square_causal
+        "backward",
+        "sdpa",
+        "scaled_dot_product_attention (torch)",
+        "torch",
+        "torch",
+        "",
+        _torch_cpu,
+        _takes_square_causal,
     )
 )

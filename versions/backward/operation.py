@@ -1,7 +1,7 @@
 """Backward attention: the gradients dQ, dK and dV of Q, K and V, given dO, that of O.
 
-    P = exp(softmax_scale * Q K^T - LSE)         dV = P^T dO         dP = dO V^T
-    dS = P * (dP - rowsum(dO * O))               dQ = softmax_scale * dS K      dK = softmax_scale * dS^T Q
+P = exp(softmax_scale * Q K^T - LSE)         dV = P^T dO         dP = dO V^T
+dS = P * (dP - rowsum(dO * O))               dQ = softmax_scale * dS K      dK = softmax_scale * dS^T Q
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ class Backward(Forward):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
     features = ("causal",)
-    small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}  # a rung without tensor cores too
+    small: ClassVar[Mapping[str, Any]] = {
+        "batch": 1,
+        "num_heads": 1,
+        "seqlen_q": 128,
+    }  # a rung without tensor cores too
     signed_together = (("q", "k", "dq", "dk"), ("v", "o", "dout", "dv"))  # neither S nor dP changes
 
     def variant(self, problem: Problem) -> Operation:
