@@ -131,6 +131,11 @@ __device__ inline void keep_in_place(const T *&a, const T *&b) {
     asm volatile("" : "+l"(a), "+l"(b));
 }
 
+// A barrier of some warps of the CTA. Number 0 is __syncthreads.
+__device__ inline void named_barrier_sync(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // blockIdx, read anew each time: the compiler does not keep what it was in registers.
 __device__ inline uint3 cta_index() {
     uint3 cta;

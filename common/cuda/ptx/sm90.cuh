@@ -76,11 +76,6 @@ __device__ inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-// A barrier of some warps of the CTA. Number 0 is __syncthreads.
-__device__ inline void named_barrier_sync(int number, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // The other way round than ldmatrix_x4: four 8 x 8 blocks of 16-bit elements to shared memory.
 __device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&block)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(block[0]),
