@@ -130,6 +130,18 @@ def test_what_no_rung_computes_is_refused_before_anything_is_computed(sizes, opt
         flashladder.attention(*inputs, **options)
 
 
+def test_where_torch_wants_the_same_bits_each_time_it_is_refused():
+    _, _, inputs = drawn("cpu")
+    with pytest.raises(UnsupportedProblemError, match="backward rungs take no deterministic"):
+        flashladder.flash_attn_func(*inputs, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(UnsupportedProblemError, match="sum dQ in any order"):
+            flashladder.attention(*inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_gradients_of_gradients_are_refused(device):
     _, tensors, (q, k, v) = drawn(device)
     (dq,) = torch.autograd.grad(flashladder.attention(q, k, v), (q,), tensors.dout, create_graph=True)

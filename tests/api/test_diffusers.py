@@ -181,7 +181,6 @@ def test_options(device):
             lambda q: {"query": q[..., :40], "key": q[..., :40], "value": q[..., :40]},
             "kernels take head_dim 64, 96, 128, 256, not 40",
         ),
-        (lambda q: {"value": q.detach().requires_grad_()}, "want a gradient"),
         (lambda q: {"dropout_p": 0.1}, "dropout_p=0.1: kernels drop nothing"),
         (lambda q: {"key": q[:, :9], "value": q[:, :9], "is_causal": True}, "which is to the upper left there"),
         (lambda q: {"attn_mask": torch.ones(20, 20, dtype=torch.bool).tril()}, "a mask that hides more than keys"),

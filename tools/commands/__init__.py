@@ -50,6 +50,7 @@ COMMANDS = {
     "exercise": Command("exercise", "a rung with its idea taken out, to be put in again and graded"),
     "accuracy": Command("accuracy", "errors over families of inputs, against bars"),
     "model": Command("model", "what a model of transformers gains: prefill and generation"),
+    "train": Command("train", "train a small GPT with attention() and with torch's own"),
     "ring": Command("ring", "one long sequence over several GPUs: right? near to linear?"),
     "ladder": Command("ladder", "measure the whole ladder on this GPU, in one run"),
     "experiment": Command("experiment", "sweeps: block sizes, types, lengths, the order of loops"),

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     extern __shared__ __align__(128) char shared_memory[];
     Shared &shared = *reinterpret_cast<Shared *>(shared_memory);
 
-    const KeyTile<causal> tile{p};
+    const KeyTile<head_dim, causal> tile{p};
     const KeyMask<causal> mask{p};
     const int batch = tile.batch, head = tile.head, first_key = tile.number * block_n;
     const long long first_row = (static_cast<long long>(batch) * p.num_heads + head) * p.seqlen_q;  // of all heads' rows
@@ -141,12 +141,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 gemm<dtype, head_dim>(s, keys, rows);
             }
             HeldA<warp_keys, warp_rows> operand;
+            const int posted = 1 + (pair * block_m + row) / warp_rows;  // a barrier of the two warps, for these rows
             if (has_values) {
                 operand = round_to_operand<dtype>(s);
                 post(mailbox(letters, pair, row), operand);
-                named_barrier_sync(1 + pair, 64);  // P is there for the key warp
+                named_barrier_arrive(posted, 64);  // P is there for the key warp
             } else {
-                named_barrier_sync(1 + pair, 64);
+                named_barrier_sync(posted, 64);
                 // dS^T = P^T * (dP^T - delta)
                 multiply<dtype>(s, mailbox(letters, pair, row));
                 operand = round_to_operand<dtype>(s);

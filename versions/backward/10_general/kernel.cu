@@ -11,6 +11,8 @@
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"
 
+#include <type_traits>
+
 using namespace config;
 
 constexpr int num_pairs = block_n / warp_keys;
@@ -72,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     extern __shared__ __align__(128) char shared_memory[];
     Shared &shared = *reinterpret_cast<Shared *>(shared_memory);
 
-    const KeyTile<causal> tile{p};
+    const KeyTile<head_dim, causal> tile{p};
     const KeyMask<causal> mask{p};
     const int batch = tile.batch, head_k = tile.head, group = p.num_heads / p.num_heads_k;
     const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
@@ -97,8 +99,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         const long long padded = padded_row(p, batch, next.head, next.number);
         q_copier.start(shared.stage[i % 2].q, head_of(p.q, p.q_stride, batch, next.head), p.q_stride.row);
         dout_copier.start(shared.stage[i % 2].dout, head_of(p.dout, p.dout_stride, batch, next.head), p.dout_stride.row);
-        q_copier.copy_rows(next.number, rows);
-        dout_copier.copy_rows(next.number, rows);
+        if (rows >= block_m) {
+            q_copier.copy(next.number);
+            dout_copier.copy(next.number);
+        } else {
+            q_copier.copy_rows(next.number, rows);
+            dout_copier.copy_rows(next.number, rows);
+        }
         shared.numbers[i % 2].copy(workspaces.lse + padded, workspaces.delta + padded);
         cp_async_commit();
         next.advance(first_tile, end_tile);
@@ -112,7 +119,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     KOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype, ByRow>> rows;
     VOperand<head_dim, warp_rows, 2, HoistedReader<QTile, dtype>> columns;
     DSOperand<dq_rows, block_n, HoistedColumns<STile, dtype, ByRow>> ds_columns;
-    VOperand<dq_cols, block_n, 2, HoistedColumns<KTile, dtype>> k_columns;
+    using KColumns = std::conditional_t<dq_cols == 48, ColumnReader<KTile, dtype>, HoistedColumns<KTile, dtype>>;
+    VOperand<dq_cols, block_n, 2, KColumns> k_columns;
     keys.start(stays, warp_key);
     k_columns.reader.start(shared.k, dq_col);
 
@@ -157,12 +165,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 gemm<dtype, head_dim>(s, keys, rows);
             }
             HeldA<warp_keys, warp_rows> operand;
+            const int posted = 1 + (pair * block_m + row) / warp_rows;  // a barrier of the two warps, for these rows
             if (has_values) {
                 operand = round_to_operand<dtype>(s);
                 post(mailbox(letters, pair, row), operand);
-                named_barrier_sync(1 + pair, 64);  // P is there for the key warp
+                named_barrier_arrive(posted, 64);  // P is there for the key warp
             } else {
-                named_barrier_sync(1 + pair, 64);
+                named_barrier_sync(posted, 64);
                 // dS^T = P^T * (dP^T - delta)
                 multiply<dtype>(s, mailbox(letters, pair, row));
                 operand = round_to_operand<dtype>(s);

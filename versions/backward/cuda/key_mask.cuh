@@ -2,6 +2,7 @@
 // right, so that the last row sees the last key.
 #pragma once
 #include "backward_params.cuh"
+#include "schedule/l2_sections.cuh"
 #include "tile/fragment.cuh"
 
 template <bool causal>
@@ -36,18 +37,25 @@ struct KeyMask {
     }
 };
 
-// Which tile of keys of which head a CTA has. With a causal mask the first keys are seen by most rows and take longest:
-// CTAs begin with those of every head.
-template <bool causal>
+// Which tile of keys of which head of K a CTA has. With a causal mask the first keys are seen by most rows and take
+// longest: CTAs begin with those. Heads are taken in sections whose rows fit into 24 MB of L2: those of Q and dO, and dQ in
+// fp32.
+template <int head_dim, bool causal>
 struct KeyTile {
+    static constexpr unsigned l2_rows = (24u << 20) / (8 * head_dim);
+
     int number, head, batch;
 
     __device__ explicit KeyTile(const BackwardParams &p) : number(blockIdx.x), head(blockIdx.y), batch(blockIdx.z) {
         if (!causal) return;
-        const unsigned heads = gridDim.y * gridDim.z;
-        const unsigned cta = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-        number = cta / heads;
-        head = cta % heads % gridDim.y;
-        batch = cta % heads / gridDim.y;
+        const unsigned heads = gridDim.y * gridDim.z, rows = p.seqlen_q * (p.num_heads / p.num_heads_k);
+        const unsigned section = min(max(l2_rows / rows, 1u), heads);
+        unsigned any_head;
+        int from_the_end;
+        longest_first(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x, heads, section,
+                      from_the_end, any_head);
+        number = gridDim.x - 1 - from_the_end;
+        head = any_head % gridDim.y;
+        batch = any_head / gridDim.y;
     }
 };
