@@ -45,8 +45,8 @@ def forward(
     """O and the log-sum-exp, of which O has gradients. UnsupportedProblemError for what no backward rung takes."""
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         raise UnsupportedProblemError(
-            "the inputs want a gradient, and backward rungs sum dQ in any order, which torch.use_deterministic_algorithms "
-            "forbids: with warn_only=True it works"
+            "the inputs want a gradient, and backward rungs sum dQ in any order, which "
+            "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
         )
     if not torch.compiler.is_compiling() and not q.is_meta:
         rung_for(op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER), _arch(q))

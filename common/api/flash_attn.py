@@ -1,7 +1,7 @@
 """flash-attn's functions by name, signature and result (flash_attn/flash_attn_interface.py of 2.8): a changed import.
 
-What kernels here do not do is refused by the name of its argument. `flash_attn_func` and its packed forms have gradients
-where `attention` has; packed sequences (varlen) are forward only.
+What kernels here do not do is refused by the name of its argument. `flash_attn_func`, also of packed tensors, has
+gradients where `attention` has; packed sequences (varlen) are forward only.
 """
 
 from __future__ import annotations

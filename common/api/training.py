@@ -1,4 +1,4 @@
-"""A small GPT, trained with one attention and with another from the same beginning, on the same text in the same order."""
+"""A small GPT, trained with one attention and with another: from the same beginning, on the same text."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def train(sizes: Sizes, attend: Attend, seed: int, steps: int, device: str) -> R
 
 
 def gradient_errors(sizes: Sizes, device: str) -> dict[str, float]:
-    """Of each attention: how far the first step's gradients are from those in fp32, at most, relative to the largest."""
+    """How far the first step's gradients are from those in fp32, relative to the largest, with each attention."""
     batch = _batch(text(), sizes, torch.Generator().manual_seed(0), device)
 
     def gradients(attend: Attend, exact: bool) -> list[torch.Tensor]:

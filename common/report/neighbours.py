@@ -65,7 +65,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/04_coalesced_atomics": (54, "A tile of dQ in the order of registers must be sorted when it is rounded."),
     "backward/05_fewer_instructions": (66, "The pass before the loop brings lse in log2, and reads 16 bytes a lane."),
     "backward/06_two_stages": (50, "A copier keeps its addresses, as it copies to one stage and to the other."),
-    "backward/08_two_roles": (164, "With roles come pairs of warps that tell each other P, and rows' numbers that travel."),
+    "backward/08_two_roles": (
+        164,
+        "With roles come pairs of warps that exchange P, and numbers of rows that travel.",
+    ),
     "backward/09_causal": (52, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (184, "Any lengths, any strides, grouped heads and padded passes come in one step."),
 }

@@ -59,7 +59,9 @@ def main(arguments: argparse.Namespace) -> int:
     steps, seeds = given.pop("steps"), given.pop("seeds")
     sizes, functions = Sizes(**given), training.functions()
     count = parameters(Gpt(sizes, functions[training.OURS]))
-    console.print(f"{count / 1e6:.1f} M parameters, {steps} steps of {sizes.batch} x {sizes.seqlen} bytes", style="bold")
+    console.print(
+        f"{count / 1e6:.1f} M parameters, {steps} steps of {sizes.batch} x {sizes.seqlen} bytes", style="bold"
+    )
     errors = training.gradient_errors(sizes, device)
     runs = {
         seed: {name: training.train(sizes, attend, seed, steps, device) for name, attend in functions.items()}
@@ -93,7 +95,7 @@ def _draw(runs: dict[int, dict[str, Run]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4))
-    styles = {name: style for name, style in zip(next(iter(runs.values())), ("-", "--"), strict=True)}
+    styles = dict(zip(next(iter(runs.values())), ("-", "--"), strict=True))
     for seed, of_seed in runs.items():
         for name, run in of_seed.items():
             axes.plot(run.losses, styles[name], color=f"C{seed}", label=f"{name}, seed {seed}")

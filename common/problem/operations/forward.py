@@ -154,7 +154,7 @@ def attention(
 def heads_of(
     problem: Problem, tensors: Mapping[str, torch.Tensor], names: Iterable[str], batch: int, dtype: torch.dtype
 ) -> Iterator[torch.Tensor]:
-    """The named tensors of one batch as (num_heads, rows, columns): heads of K and V as often as heads of Q use them."""
+    """The named tensors of one batch, (num_heads, rows, columns): heads of K and V as often as heads of Q use them."""
     for name in names:
         heads = tensors[name][batch].transpose(0, 1).to(dtype)
         yield heads.repeat_interleave(problem.num_heads // heads.shape[0], 0)
