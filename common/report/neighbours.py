@@ -69,8 +69,8 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         164,
         "With roles come pairs of warps that exchange P, and numbers of rows that travel.",
     ),
-    "backward/09_causal": (52, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
-    "backward/10_general": (184, "Any lengths, any strides, grouped heads and padded passes come in one step."),
+    "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
+    "backward/10_general": (190, "Any lengths, any strides, grouped heads and padded passes come in one step."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -131,16 +131,6 @@ __device__ inline void keep_in_place(const T *&a, const T *&b) {
     asm volatile("" : "+l"(a), "+l"(b));
 }
 
-// A barrier of some warps of the CTA. Number 0 is __syncthreads.
-__device__ inline void named_barrier_sync(int number, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-// Arrives there for those that wait, and goes on.
-__device__ inline void named_barrier_arrive(int number, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // blockIdx, read anew each time: the compiler does not keep what it was in registers.
 __device__ inline uint3 cta_index() {
     uint3 cta;

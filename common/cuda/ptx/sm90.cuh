@@ -1,6 +1,7 @@
 // What runs beside the threads on Hopper, and how they wait for it: TMA copies, mbarriers, proxies, registers that move
 // between warpgroups. One function per instruction; names follow the PTX ISA. sm_90a.
 #pragma once
+#include "ptx/named_barrier.cuh"
 #include "ptx/sm80.cuh"
 
 // A tensor map: the host has put it into the kernel's parameters, where TMA reads it.

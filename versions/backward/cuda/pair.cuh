@@ -2,6 +2,7 @@
 // the same number: 16 bytes for each block of 16 x 16.
 #pragma once
 #include "config.cuh"
+#include "ptx/named_barrier.cuh"
 #include "tile/fragment.cuh"
 
 // Of a pair's letters about the rows of Q from `row` on, the first one of the lane.
