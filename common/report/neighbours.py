@@ -66,7 +66,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/05_fewer_instructions": (66, "The pass before the loop brings lse in log2, and reads 16 bytes a lane."),
     "backward/06_two_stages": (50, "A copier keeps its addresses, as it copies to one stage and to the other."),
     "backward/08_two_roles": (
-        164,
+        172,
         "With roles come pairs of warps that exchange P, and numbers of rows that travel.",
     ),
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
