@@ -69,10 +69,10 @@ def attention(
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
     if gradients.wanted(q, k, v):
-        bounds = {"window": window != general.OPEN, "softcap": softcap, "alibi_slopes": alibi_slopes is not None}
-        differentiable.refuse(**bounds, out=out is not None)
-        o, lse = differentiable.forward(q, k, v, causal, softmax_scale, version)
-        return (o, lse) if return_lse else o
+        beside = {"window": window != general.OPEN, "softcap": softcap, "alibi_slopes": alibi_slopes is not None}
+        differentiable.refuse(**beside, out=out is not None)
+        found = differentiable.forward(q, k, v, causal, softmax_scale, version)
+        return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:
         bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)

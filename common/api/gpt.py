@@ -73,5 +73,5 @@ def parameters(model: nn.Module) -> int:
 
 def causal_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """torch's own attention."""
-    heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)

@@ -33,11 +33,8 @@ class Backward(Forward):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
     features = ("causal",)
-    small: ClassVar[Mapping[str, Any]] = {
-        "batch": 1,
-        "num_heads": 1,
-        "seqlen_q": 128,
-    }  # a rung without tensor cores too
+    # Seconds on the emulator for a rung without tensor cores, too.
+    small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
     signed_together = (("q", "k", "dq", "dk"), ("v", "o", "dout", "dv"))  # neither S nor dP changes
 
     def variant(self, problem: Problem) -> Operation:
@@ -45,7 +42,7 @@ class Backward(Forward):
         return self
 
     def flops(self, problem: Problem) -> float:
-        """Those of the forward pass, and half as many again for S, which is computed anew."""
+        """Of the five products, as wide as the two of the forward pass."""
         return OF_FORWARD * super().flops(problem)
 
     def block_flops(self, block_m: int, block_n: int, head_dim: int, head_dim_v: int) -> int:
@@ -58,7 +55,7 @@ class Backward(Forward):
         shapes = {name: view.shape for views in given for name, view in views.items()}
         layout = "bshd" if problem.layout == forward.PACKED_INPUTS else problem.layout
         like = {"dout": "o", "dq": "q", "dk": "k", "dv": "v"}
-        return [*given, *({name: laid_out(layout, shapes[of])} for name, of in like.items())]
+        return [*given, *({name: _laid_out(layout, shapes[of])} for name, of in like.items())]
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """Q, K and V as the family has them, O and LSE as they give, dO standard normal."""
@@ -74,6 +71,11 @@ class Backward(Forward):
     ) -> dict[str, torch.Tensor]:
         """What automatic differentiation of the textbook's formula gives; O and LSE are not looked at."""
         return gradients(problem, tensors, dtype)
+
+
+def _laid_out(layout: str, shape: tuple[int, ...]) -> View:
+    batch, seqlen, heads, columns = shape
+    return laid_out(layout, (batch, seqlen, heads, columns))
 
 
 def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

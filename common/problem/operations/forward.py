@@ -31,11 +31,11 @@ class Forward(Operation):
 
     name = "forward"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    outputs = ("o", "lse")
+    outputs: ClassVar[tuple[str, ...]] = ("o", "lse")
     features: ClassVar[tuple[str, ...]] = FEATURES
     families: ClassVar[Collection[str]] = FAMILIES
     layouts = LAYOUTS
-    signed_together = (("q", "k"), ("v", "o"))  # scores stay as they are
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k"), ("v", "o"))  # scores stay as they are
 
     def variant(self, problem: Problem) -> Operation:
         """ALiBi has slopes."""
