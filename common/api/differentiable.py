@@ -5,7 +5,7 @@ The forward pass keeps Q, K, V, O and the log-sum-exp. The backward pass is an o
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -69,7 +69,15 @@ def rung_for(problem: Problem, arch: str) -> Version:
 
 
 def _arch(q: torch.Tensor) -> str:
-    return target.resolve("gpu" if op.is_gpu(q) else "emulator", None).arch
+    return _arch_of(q.device)
+
+
+@cache
+def _arch_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return target.resolve("emulator", None).arch
+    with torch.cuda.device(device):
+        return target.resolve("gpu", None).arch
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
