@@ -25,6 +25,7 @@ HOPPERS = [
         "across_tiles",
         "scheduler_warp",
         "place_of_q",
+        "column_of_ones",
     )
 ]
 HEAD_DIMS = GENERAL.supports.head_dim

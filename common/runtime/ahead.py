@@ -34,11 +34,11 @@ from flashladder.common.runtime import tuned
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
 
-# Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
-# A winner of another rung does not go before them: it was never measured against theirs.
-RIVALS = ("place_of_q", "across_tiles")
+# Hopper's fastest rungs, of which winners decide, and without any the first one is taken. A row's bits must not depend on
+# other rows in any of them. A winner of another rung does not go before them: it was never measured against theirs.
+RIVALS = ("column_of_ones",)
 # They take any mask and any lengths; the fastest first.
-GENERAL = (*RIVALS, "own_rows", "wide_heads", "woven_general")
+GENERAL = (*RIVALS, "place_of_q", "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...

@@ -297,6 +297,7 @@ def test_a_problem_stays_with_the_rung_that_it_was_tuned_for(on_a_gpu, tmp_path,
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
     monkeypatch.setattr(prebuilt, "missing", lambda folder, requests: [])
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(ahead, "RIVALS", ahead.GENERAL[:2])
     out, first, second = tmp_path / "out", *(catalog.find(name) for name in ahead.RIVALS)
     Demand(("mine.py",), {PLAIN: 10}, {}).save(file := tmp_path / "p.json")
     assert tool("--problems", file, "--export", out) == 0

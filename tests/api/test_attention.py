@@ -210,13 +210,13 @@ def test_the_default_takes_what_models_have():
 
 def test_the_fastest_rung_that_the_gpu_has_is_taken():
     problem = Problem(num_heads=4, num_heads_k=2, seqlen_q=100, causal=True)
-    assert ahead.fastest(problem, "sm_90a", "h100").name == "47_place_of_q"
+    assert ahead.fastest(problem, "sm_90a", "h100").name == "48_column_of_ones"
     assert ahead.fastest(problem, "sm_90a", "h100", emulated=True).name == "24_woven_general"
     assert ahead.fastest(problem, "sm_80", "a100").name == "24_woven_general"
     wide, wider = (dataclasses.replace(problem, head_dim=d, head_dim_v=d) for d in (192, 256))
     assert ahead.fastest(wide, "sm_90a", "h100", emulated=True).name == "36_wide_heads"
     assert ahead.fastest(wider, "sm_90a", "h100").name == "36_wide_heads"
-    for asked, able in (({"softcap": 30.0}, "47_place_of_q"), ({"alibi": True}, "24_woven_general")):
+    for asked, able in (({"softcap": 30.0}, "48_column_of_ones"), ({"alibi": True}, "24_woven_general")):
         assert ahead.fastest(dataclasses.replace(problem, **asked), "sm_90a", "h100").name == able
     with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 192"):
         ahead.fastest(wide, "sm_80", "a100").config_for(wide)
@@ -287,7 +287,7 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
     monkeypatch.setattr(op, "cached", lambda *_: None)
     attention(q, q, q)
     said = capsys.readouterr().err
-    assert "note: compiling 47_place_of_q for sm_90a, once" in said
+    assert "note: compiling 48_column_of_ones for sm_90a, once" in said
     assert re.search(r"note: compiled in \d+\.\d s", said)
     monkeypatch.setattr(op, "_ready", {})
     monkeypatch.setenv("FLASHLADDER_QUIET", "1")

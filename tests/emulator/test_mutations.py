@@ -23,7 +23,7 @@ from flashladder.common.runtime.execute import on_emulator
 
 REDUNDANT = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 
-HALVING = ("41", "42", "43", "44", "45", "46", "47")  # of a tile's first block upper rows take half
+HALVING = ("41", "42", "43", "44", "45", "46", "47", "48")  # of a tile's first block upper rows take half
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
 TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4} | dict.fromkeys(HALVING, 5)
 # A warpgroup past the end, or above the first row, only gives back.

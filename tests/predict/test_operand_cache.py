@@ -21,7 +21,7 @@ def kept(rung, **fields):
     "rung",
     [
         *("row_by_row", "half_block", "from_the_end", "across_tiles", "bounded", "packed_sequences"),
-        *("scheduler_warp", "place_of_q"),
+        *("scheduler_warp", "place_of_q", "column_of_ones"),
     ],
 )
 @pytest.mark.parametrize("causal", [False, True])

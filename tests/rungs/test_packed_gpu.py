@@ -24,7 +24,7 @@ from flashladder.common.runtime.execute import on_gpu
 pytestmark = pytest.mark.gpu
 KINDS = kinds(GENERAL)
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
-PACKED = [GENERAL, *map(catalog.find, ("packed_sequences", "scheduler_warp", "place_of_q"))]
+PACKED = [GENERAL, *map(catalog.find, ("packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones"))]
 OF_EACH_RUNG = pytest.mark.parametrize("rung", PACKED, ids=lambda rung: rung.number)
 OF_EACH_RUNG_AND_KIND = pytest.mark.parametrize(
     ("rung", "kind"),

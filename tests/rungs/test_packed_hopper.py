@@ -24,7 +24,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import packed_mapped
 
-RUNG = catalog.find("place_of_q")
+RUNG = catalog.find("column_of_ones")
 SMALL = {"block_m": 128, "block_n": 64, "q_in_registers": False, "num_stages": 2}
 LENGTHS = (0, 0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257)
 
@@ -52,7 +52,7 @@ def test_any_lengths_and_heads(lengths, heads_k, group, causal, num_sms):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences", "scheduler_warp", "place_of_q")))
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")))
 def test_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile, causal):
     """Each warpgroup has another number of blocks, of one sequence and then of another."""
     m = tile["block_m"]
@@ -124,7 +124,7 @@ def test_a_map_ends_where_a_sequence_does(rows, heads):
 def test_attention_can_be_asked_for_it():
     q, k, v = torch.randn(3, 150, 2, 64).bfloat16()
     starts = torch.tensor((0, 70, 70, 140), dtype=torch.int32)
-    o = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None), version="47")
+    o = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None), version="48")
     expected = packed_attention(q, k, v, starts, starts, 70, 70, causal=True, window=(40, None))
     torch.testing.assert_close(o, expected, rtol=0.02, atol=0.02)
     assert not o[140:].any()

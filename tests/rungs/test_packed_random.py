@@ -10,7 +10,7 @@ from packed_problems import SMALL, draw_bounds, draw_packed, emulated
 
 from flashladder.common import catalog
 
-HOPPER = catalog.find("place_of_q")
+HOPPER = catalog.find("column_of_ones")
 TILES = {"bf16": SMALL, "fp16": {"edge_n": 16}}
 OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=id_of)
 

@@ -19,7 +19,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
-PACKED = catalog.find("place_of_q")
+PACKED = catalog.find("column_of_ones")
 SIDES = (None, 0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100)
 
 
@@ -101,7 +101,7 @@ def test_softcap(softcap, dtype, spread):
     emulated(problem)
 
 
-OF_EACH = pytest.mark.parametrize("run", [emulated, partial(test_general_hopper.emulated, PACKED)], ids=["24", "47"])
+OF_EACH = pytest.mark.parametrize("run", [emulated, partial(test_general_hopper.emulated, PACKED)], ids=["24", "48"])
 
 
 @OF_EACH

@@ -9,25 +9,25 @@
 #include "softmax/softcap.cuh"
 #include "tile/rows.cuh"
 
-// m is a whole number, so it moves by whole numbers: what follows it is exact. A row's m depends on nothing but its own scores.
+// m is a whole number and moves by whole numbers, so what follows it is exact. A row's m depends on its own scores alone.
 //
-// bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P has room above itself. fp16 has none
-// below: there m begins at the maximum, and P may grow to `limit`.
+// bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P may grow by as much. The price: of V
+// below 2^-96 bits are lost. fp16 ends at 2^-24. So m begins at the first maximum there, and P may grow up to `limit`.
 //
 // Hidden scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
 template <class T, bool with_lse>
 struct LaggingSoftmax {
     static constexpr bool is_half = std::is_same_v<T, __half>;
-    static constexpr float headroom = is_half ? 0.0f : 62.0f;  // in log2
+    static constexpr float headroom = is_half ? 0.0f : 30.0f;  // in log2
     static constexpr float limit = is_half ? 0x1p15f : 2.0f;   // of P
-    static constexpr float too_far = is_half ? 0x1p120f : 0x1p60f;  // from here on what scales P down ends below 2^-126
-    float scale;                                               // of scores, in log2
+    static constexpr float lost = 0x1p90f;  // from here on P has lost its scores: what scales it down is at least 2^-126
+    float scale;                            // of scores, in log2
     float m[2];
-    float l[2];        // the lane's share of the sum of P before it is rounded, which only the log-sum-exp needs
+    float l[2];         // the lane's share of the sum of P before it is rounded, which only the log-sum-exp needs
     float rounding[2];  // what rounding has added to l too much
-    uint32_t bits;    // of P of the last block: all of them or the largest, see `look`
-    float factor[2];  // by which O is yet to be scaled
-    bool raised;      // m, with the last block of scores
+    uint32_t bits;      // of P of the last block, see `look`
+    float factor[2];    // by which O is yet to be scaled
+    bool raised;        // m, with the last block of scores
 
     // Before a tile of which no row may see a key.
     __device__ void reset() {
@@ -140,22 +140,22 @@ struct LaggingSoftmax {
         raised = true;
         bits = 0;  // no register for it meanwhile
         float highest[2];
-        bool lost[2];
+        bool is_lost[2];
         each_row([&](int h) {
             highest[h] = row_max(s, h);
-            lost[h] = highest[h] >= too_far;
+            is_lost[h] = highest[h] >= lost;
         });
-        if (__any_sync(0xffffffff, lost[0] || lost[1])) recompute(lost);
+        if (__any_sync(0xffffffff, is_lost[0] || is_lost[1])) recompute(is_lost);
         each_row([&](int h) {
             const float before = m[h], scores = row_max(s, h);  // of a lost row
-            if (lost[h])
+            if (is_lost[h])
                 m[h] = above(scores);
             else if (highest[h] >= limit)
                 m[h] += ceilf(__log2f(highest[h])) + headroom;
             factor[h] = exp2_approx(before - m[h]);
             l[h] *= factor[h];
             rounding[h] *= factor[h];
-            if (lost[h])
+            if (is_lost[h])
                 each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x, scale, -m[h])); });
             else
                 scale_row(s, h, factor[h]);
