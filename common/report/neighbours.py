@@ -61,7 +61,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         680,
         "Pipeline, scheduler, softmax and epilogue stand in headers by role, each flat, which the rungs below lack.",
     ),
-    "48_column_of_ones": (200, "A softmax whose m lags is another one, with a rare path that touches single rows alone."),
+    "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -34,8 +34,8 @@ from flashladder.common.runtime import tuned
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
 
-# Hopper's fastest rungs, of which winners decide, and without any the first one is taken. A row's bits must not depend on
-# other rows in any of them. A winner of another rung does not go before them: it was never measured against theirs.
+# Hopper's fastest rungs: winners decide between them, and without any the first one is taken. In none of them a row's
+# bits depend on other rows. A winner of another rung does not go before them: it was never measured against theirs.
 RIVALS = ("column_of_ones",)
 # They take any mask and any lengths; the fastest first.
 GENERAL = (*RIVALS, "place_of_q", "own_rows", "wide_heads", "woven_general")

@@ -30,7 +30,9 @@ from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_gpu
 
 pytestmark = pytest.mark.gpu
-BOUNDED = [catalog.find(name) for name in ("bounded", "packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")]
+BOUNDED = [
+    catalog.find(name) for name in ("bounded", "packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")
+]
 RUNGS = list(dict.fromkeys([GENERAL, *HOPPERS, *BOUNDED]))
 KINDS = [pytest.param(rung, kind, id=f"{rung.number}-{id_of(kind)}") for rung in RUNGS for kind in compiled_kinds(rung)]
 EACH_HEAD_DIM = pytest.mark.parametrize(

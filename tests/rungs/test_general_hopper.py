@@ -80,7 +80,8 @@ def test_every_tile_that_attention_may_launch(rung, head_dim, tile):
 
 
 @pytest.mark.parametrize(
-    ("rung", "head_dim", "tile"), list(tiles("from_the_end", "across_tiles", "scheduler_warp", "place_of_q", "column_of_ones"))
+    ("rung", "head_dim", "tile"),
+    list(tiles("from_the_end", "across_tiles", "scheduler_warp", "place_of_q", "column_of_ones")),
 )
 def test_whole_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile):
     """Each warpgroup of a tile sees another number of blocks, so that some are passed while the tile before ends."""

@@ -25,6 +25,7 @@ from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import packed_mapped
 
 RUNG = catalog.find("column_of_ones")
+TILED = ("packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")
 SMALL = {"block_m": 128, "block_n": 64, "q_in_registers": False, "num_stages": 2}
 LENGTHS = (0, 0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257)
 
@@ -52,7 +53,7 @@ def test_any_lengths_and_heads(lengths, heads_k, group, causal, num_sms):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")))
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles(*TILED)))
 def test_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile, causal):
     """Each warpgroup has another number of blocks, of one sequence and then of another."""
     m = tile["block_m"]

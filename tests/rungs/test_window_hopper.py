@@ -19,6 +19,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
 RUNG = catalog.find("column_of_ones")
+TILED = ("packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")
 SIDES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200)
 
 
@@ -41,7 +42,7 @@ def test_random_problems_with_bounds(head_dim, dtype):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles("packed_sequences", "scheduler_warp", "place_of_q", "column_of_ones")))
+@pytest.mark.parametrize(("rung", "head_dim", "tile"), list(tiles(*TILED)))
 def test_whole_tiles_that_one_cta_computes_one_after_another(rung, head_dim, tile, causal):
     """Each warpgroup has another window of them, and passes blocks at both ends."""
     lengths = {"seqlen_q": 2 * tile["block_m"], "seqlen_k": 2 * tile["block_m"] + 200}

@@ -12,15 +12,15 @@
 // m is a whole number and moves by whole numbers, so what follows it is exact. A row's m depends on its own scores alone.
 //
 // bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P may grow by as much. The price: of V
-// below 2^-96 bits are lost. fp16 ends at 2^-24. So m begins at the first maximum there, and P may grow up to `limit`.
+// below 2^-64 bits are lost. fp16 ends at 2^-24. So m begins at the first maximum there, and P may grow up to `limit`.
 //
 // Hidden scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
 template <class T, bool with_lse>
 struct LaggingSoftmax {
     static constexpr bool is_half = std::is_same_v<T, __half>;
-    static constexpr float headroom = is_half ? 0.0f : 30.0f;  // in log2
+    static constexpr float headroom = is_half ? 0.0f : 62.0f;  // in log2
     static constexpr float limit = is_half ? 0x1p15f : 2.0f;   // of P
-    static constexpr float lost = 0x1p90f;  // from here on P has lost its scores: what scales it down is at least 2^-126
+    static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
     float scale;                            // of scores, in log2
     float m[2];
     float l[2];         // the lane's share of the sum of P before it is rounded, which only the log-sum-exp needs
@@ -65,7 +65,7 @@ struct LaggingSoftmax {
         });
     }
 
-    // A further block: S becomes P. `recompute(lost)` brings back S of rows whose P is infinite.
+    // A further block: S becomes P. `recompute(rows)` brings back S of rows whose P has lost it.
     template <int cols, class Recompute>
     __device__ void update(Accumulator<16, cols> &s, Recompute recompute) {
         float sum[2];
