@@ -1,7 +1,5 @@
-# make run VERSION=02 runs a rung, make test the tests, make quick the quick ones, make test-long those that take minutes,
-# make test-public those of kernels of others, whose sources it fetches (or FLASHLADDER_PUBLIC=DIR names a folder of
-# clones); they first make .venv when it is missing or out of date. ARGS goes to the tool: make run VERSION=02 ARGS="--seqlen 1024
-# --causal", make test ARGS="-m gpu", make test-long ARGS="-m gpu".
+# `make` or `make help` says what there is, what it takes and how long. ARGS goes to the tool:
+# make run VERSION=02 ARGS="--seqlen 1024 --causal", make test ARGS="-m gpu".
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -9,15 +7,28 @@ QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 LONG := tests/emulator/test_mutations.py tests/catalog/test_own_ladders.py tests/studies/test_ladder.py \
-	$(addprefix tests/predict/test_,explain.py hopper_model.py) \
+	tests/compiler/test_sass_rungs.py \
+	$(addprefix tests/predict/test_,ampere_model.py explain.py hopper_model.py operand_cache.py) \
 	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \
-	$(addprefix tests/rungs/test_,general_hopper.py window_hopper.py packed_random.py) \
+	$(addprefix tests/rungs/test_,anchors.py configurations.py steps.py trusting.py) \
 	$(addprefix tests/api/test_,adopt.py diffusers.py ring_processes.py transformers.py) \
 	$(addprefix tests/tuner/test_,forecast.py tuner_kill.py tuner_storage.py) tests/tools/test_wheel.py
 
 PUBLIC := tests/public
 
-.PHONY: run test test-long test-public quick lint doctor venv dev clean
+.PHONY: help run test test-long test-public quick lint doctor venv dev clean
+
+help:
+	@echo 'make run VERSION=02  compile a rung, run it, check it, log it; makes .venv first, and says what that takes'
+	@echo 'make doctor          what this machine has and lacks, and what mends it'
+	@echo 'make quick           a part of the tests: about a minute'
+	@echo 'make test            the tests: about 10 minutes on two cores'
+	@echo 'make test-long       those that take minutes each: about an hour on two cores'
+	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
+	@echo 'make lint            ruff and mypy: about a minute'
+	@echo 'make clean           removes .venv and what was built'
+	@echo
+	@echo 'The tests bring 1.3 GB more into .venv. ARGS="..." goes to the tool, PYTHON=... makes .venv.'
 
 run: venv
 	@$(PY) -m flashladder run $(VERSION) $(ARGS)

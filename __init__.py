@@ -17,6 +17,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "register_with_torch": f"{_ROOM}.torch_switch",
     "register_with_transformers": f"{_ROOM}.transformers",
     "flash_attn_func": f"{_ROOM}.flash_attn",
+    "flash_attn_with_kvcache": f"{_ROOM}.kvcache",
     "flash_attn_kvpacked_func": f"{_ROOM}.flash_attn",
     "flash_attn_qkvpacked_func": f"{_ROOM}.flash_attn",
     "flash_attn_varlen_func": f"{_ROOM}.flash_attn",

@@ -3,7 +3,10 @@
 FLASHLADDER_ARCHS="8.0;9.0a" builds kernels into the package, for machines without a compiler: common/runtime/ahead.py.
 """
 
+from __future__ import annotations
+
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,16 +19,36 @@ ARCHS = os.environ.get("FLASHLADDER_ARCHS", "").strip()
 
 SUBPACKAGES = find_namespace_packages(include=["tools.commands*", "common*", "tuner*"], exclude=["common.cuda*"])
 
-MODELS = ("transformers>=5.23", "diffusers>=0.42", "kernels>=0.17")  # attention goes into them; the tests try it
-TUNER = ["optuna>=5,<6", "psycopg[binary]"]
-
-# The CUDA compiler, for machines without a toolkit. Name all five parts: without them newer wheels are pulled, whose
-# ptxas refuses the PTX of this nvcc.
-COMPILER = "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"
+# The CUDA compiler, for machines without a toolkit. All five parts are named, so that they are of one release: that of
+# torch where it has one.
+COMPILER = "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.*"
+DISASSEMBLERS = ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"]
 TOOLKITS = [os.environ.get("FLASHLADDER_CUDA"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
-HAS_NVCC = shutil.which("nvcc") or any(Path(folder, "bin", "nvcc").exists() for folder in TOOLKITS if folder)
+
+MODELS = [  # attention goes into them; the tests try it
+    f'{package}; python_version >= "3.11"' for package in ("transformers>=5.23", "diffusers>=0.42", "kernels>=0.17")
+]
+REFERENCES = ["triton"]  # without a pin: a CUDA build of torch brings the one that it wants, a CPU build brings none
+TUNER = ["optuna>=5,<6", "psycopg[binary]"]
+WATCH = ["optuna-dashboard"]
+
+
+def has_nvcc() -> bool:
+    """Whether this machine has a compiler that will do: CUDA 12 or later."""
+    paths = [shutil.which("nvcc"), *(Path(folder, "bin", "nvcc") for folder in TOOLKITS if folder)]
+    return any(path and os.access(path, os.X_OK) and release_of(path) >= 12 for path in paths)
+
+
+def release_of(nvcc: str | Path) -> int:
+    """The major release of CUDA; 0 where it does not say."""
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release (\d+)\.", said)
+    return int(found[1]) if found else 0
+
+
+LACKING = [] if has_nvcc() else [COMPILER]
 # What the kernels' build needs, in the environment that pip makes for it.
-BUILD = ["PyYAML", "pydantic>=2", "rich", "ninja", "cuda-pathfinder", *([] if HAS_NVCC else [COMPILER])]
+BUILD = ["PyYAML", "pydantic>=2", "rich", "ninja", "cuda-pathfinder", *LACKING]
 
 
 class BuildWithKernels(build_py):
@@ -79,19 +102,22 @@ setup(
         "nvidia-ml-py",
         "cuda-pathfinder",
         "cuda-bindings>=12.9,<14",
+        # An installation with kernels in it is for machines without a compiler.
+        *([] if ARCHS else [*LACKING, *DISASSEMBLERS]),
     ],
     extras_require={
         "compiler": [COMPILER],
-        "disassemblers": ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"],
-        # No pin for triton: a CUDA build of torch brings the one that it wants. A CPU build brings none.
-        "references": ["triton"],
+        "disassemblers": DISASSEMBLERS,
+        "references": REFERENCES,
         "tuner": TUNER,
-        "watch": ["optuna-dashboard"],
+        "watch": WATCH,
+        "models": MODELS,
         "dev": [
             *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
-            "triton",
-            *(f'{package}; python_version >= "3.11"' for package in MODELS),
+            *REFERENCES,
+            *MODELS,
             *TUNER,
         ],
+        "all": [COMPILER, *DISASSEMBLERS, *REFERENCES, *TUNER, *WATCH, *MODELS],
     },
 )

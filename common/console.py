@@ -19,6 +19,7 @@ from flashladder.common.packages import lack
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
 BAR_WIDTH = 16  # so that count and time left stand in a line of 80 columns
+MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
 LINE_SECONDS = 20.0  # from one line of progress to the next there
 
 
@@ -26,11 +27,20 @@ def _width(stream: TextIO) -> int | None:
     return None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
 
 
-console = Console(highlight=False, width=_width(sys.stdout), record=True)
-errors = Console(highlight=False, width=_width(sys.stderr), stderr=True)
+# A name in brackets, as in flashladder[tuner], is no style: text is printed as it is, and styles are given apart.
+console = Console(highlight=False, markup=False, width=_width(sys.stdout), record=True)
+errors = Console(highlight=False, markup=False, width=_width(sys.stderr), stderr=True)
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+
+def duration(seconds: float) -> str:
+    """About how long, in the unit that a person would use: 40 s, 12 min, 3 hours, 9 days."""
+    for unit, length in (("days", DAY), ("hours", HOUR), ("min", MINUTE)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 class UsageError(Exception):
@@ -94,15 +104,20 @@ def run(main: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequenc
 
 def fail(message: str) -> int:
     """Says on stderr what went wrong; the exit code of that."""
-    errors.print("[bold red]error:[/]", end=" ")
-    errors.print(message, markup=False, soft_wrap=True)
+    errors.print("error:", style="bold red", end=" ")
+    errors.print(message, soft_wrap=True)
     return EXIT_ERROR
 
 
 def warn(message: str) -> None:
     """Something the user should know, on stderr."""
-    errors.print("[yellow]note:[/]", end=" ")
-    errors.print(message, markup=False, soft_wrap=True)
+    errors.print("note:", style="yellow", end=" ")
+    errors.print(message, soft_wrap=True)
+
+
+def aside(message: str) -> None:
+    """What matters less, such as where a file was written, on stdout."""
+    console.print(message, style="dim", soft_wrap=True)
 
 
 @contextmanager
@@ -116,11 +131,13 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
         yield _lines(what, pace)
         return
     columns = [
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(BAR_WIDTH),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
-        TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        TextColumn(
+            "{task.fields[detail]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        ),
     ]
     with Progress(*columns, console=errors, transient=True, expand=True) as bar:
         task = bar.add_task(what, total=None, left="", detail="")
@@ -156,5 +173,8 @@ class _Pace:
         begin, already = self._first = self._first or (now, done)
         if not already < done < total:
             return ""
-        minutes, seconds = divmod(round((now - begin) / (done - already) * (total - done)), 60)
+        left = (now - begin) / (done - already) * (total - done)
+        if left >= HOUR:
+            return f"{duration(left)} left"
+        minutes, seconds = divmod(round(left), 60)
         return f"{minutes}:{seconds:02} left"

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 LEAST_PART = 3  # letters of a name that tell what is meant
+ROOM = 200  # characters of names that are listed, though it is clear which one is meant
 
 
 class FlashLadderError(Exception):
@@ -46,17 +47,23 @@ class ResultsError(FlashLadderError):
     """A results file is damaged or cannot be written."""
 
 
-def unknown(what: str, given: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among the known ones."""
-    return ConfigError(f"no {what} {given}{instead(given, known)}")
+def unknown(what: str, given: str, known: Iterable[str], in_short: Iterable[str] = ()) -> ConfigError:
+    """The error for a name that is not among the known ones, which may be listed in short."""
+    return ConfigError(f"no {what} {given}{instead(given, known, in_short=in_short)}")
 
 
-def instead(given: str, known: Iterable[str], there_are: str = "there are") -> str:
-    """What is said after an unknown name: first the one that may have been meant, then all there are."""
+def instead(given: str, known: Iterable[str], there_are: str = "there are", in_short: Iterable[str] = ()) -> str:
+    """What is said after an unknown name: the one that may have been meant, and those there are unless they are many.
+
+    Where none is like it, those there are.
+    """
     names = list(known)
-    every = f"{there_are} {', '.join(names) or 'none'}"
-    meant = did_you_mean(given, names)
-    return f"{meant} {every[0].upper()}{every[1:]}" if meant else f"; {every}"
+    listed = ", ".join(in_short) or ", ".join(names) or "none"
+    if not (meant := did_you_mean(given, names)):
+        return f"; {there_are} {listed}"
+    if sum(map(len, names)) > ROOM:
+        return meant
+    return f"{meant} {there_are[0].upper()}{there_are[1:]} {listed}"
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

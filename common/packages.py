@@ -18,6 +18,11 @@ def install(extra: str) -> str:
     return f"`{sys.executable} -m pip install 'flashladder[{extra}]'`"
 
 
+def brings(extra: str) -> str:
+    """What brings a package of an extra, and what spares a person the same question at the next command."""
+    return f"{install(extra)} brings it; 'flashladder[all]' brings what every command needs"
+
+
 def lack(error: ModuleNotFoundError) -> str:
     """What lacks where an import failed, and what brings it. An error of the project's own modules is raised again."""
     module = (error.name or "").partition(".")[0]
@@ -28,5 +33,5 @@ def lack(error: ModuleNotFoundError) -> str:
     except importlib.metadata.PackageNotFoundError:  # not installed, but found by way of PYTHONPATH
         extras = []
     if extras:
-        return f"{sys.executable} has no {module}; {install(extras[0])} brings it"
+        return f"{sys.executable} has no {module}; {brings(extras[0])}"
     return f"{sys.executable} has no {module}; in a checkout `make venv` brings it, else pip install {module}"

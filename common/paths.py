@@ -4,11 +4,15 @@ import os
 import sys
 from pathlib import Path
 
+from flashladder.common.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ROOT / "versions"
 REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
+PUBLISHED = ROOT / "results"  # the project's own, which git tracks
+UNPUBLISHED = PUBLISHED / "unpublished"  # a person's, of commands that would change those
 PREBUILT = ROOT / "prebuilt"  # kernels that came with an installed package
 
 
@@ -44,9 +48,18 @@ def results_dir(home: Path | None = None) -> Path:
 
 
 def adopted_dir() -> Path | None:
-    """The folder of winners for one program, $FLASHLADDER_ADOPTED, which go before others; None without."""
-    named = os.environ.get("FLASHLADDER_ADOPTED")
-    return Path(named).expanduser().absolute() if named else None
+    """The folder of winners for one program, $FLASHLADDER_ADOPTED, which go before others; None without.
+
+    ConfigError where there is no such folder.
+    """
+    if not (named := os.environ.get("FLASHLADDER_ADOPTED")):
+        return None
+    folder = Path(named).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"FLASHLADDER_ADOPTED={named}: there is no such folder; name one that `flashladder adopt` made, or unset it"
+        )
+    return folder
 
 
 def is_checkout() -> bool:

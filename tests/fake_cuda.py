@@ -12,7 +12,7 @@ import torch
 from flashladder.common.api import op
 from flashladder.common.emulator import tensor_map
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.runtime import gpu, quick, target
+from flashladder.common.runtime import fast_path, gpu, target
 
 DEVICE = torch.device("cpu")
 STREAM = 0x77
@@ -150,8 +150,8 @@ def install(monkeypatch, gpu_name="h100"):
     made.kept = launch_function(made)
     address = ctypes.cast(made.kept, ctypes.c_void_p).value
     monkeypatch.setattr(gpu.LoadedKernel, "launch_address", lambda kernel: address)
-    monkeypatch.setattr(quick, "prepare", lambda: None)
-    monkeypatch.setattr(quick, "extension", None)
+    monkeypatch.setattr(fast_path, "prepare", lambda: None)
+    monkeypatch.setattr(fast_path, "extension", None)
     here = target.Target(on_gpu=True, arch=described.arch, gpu=described)
     monkeypatch.setattr(target, "resolve", lambda *_: here)
     return made

@@ -1,4 +1,5 @@
-"""A stand-in for a GPU, so that what drives one is tested anywhere: the emulator runs kernels, times are made up."""
+"""A stand-in for a GPU, so that what drives one is tested anywhere: times are made up, and so is what the rungs of the
+first ladder give, which rungs/ holds them to. Other kernels run on the emulator."""
 
 import random
 from dataclasses import replace
@@ -6,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+from flashladder.common import catalog
 from flashladder.common.measure import contest, nvml, spot, timing
 from flashladder.common.measure.baselines import forward
 from flashladder.common.problem import inputs
@@ -14,6 +16,7 @@ from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 
 NAME = "NVIDIA H100 80GB HBM3"
+RIGHT = {*catalog.rung_names()}
 
 
 class FakeTimer:
@@ -62,7 +65,12 @@ def install(monkeypatch):
 
 def _launch(artifact, task, tensors):
     def launch():
-        on_emulator(artifact, task, tensors, race=False)
+        if artifact.version not in RIGHT:
+            on_emulator(artifact, task, tensors, race=False)
+            return
+        exact = task.asked.compute(task, tensors.by_name, torch.float64)
+        for name, output in tensors.outputs.items():
+            output.copy_(exact[name])
 
     launch.time_us = 80.0
     return launch

@@ -110,12 +110,13 @@ def study(folder):
 
 
 def opcodes(folder):
-    """Writes the opcode counts of two rungs."""
+    """Writes the opcode counts of three rungs."""
     counts = {
         "01_base": {"HMMA": 128, "LDSM": 64, "FFMA": 32, "BAR": 3},
         "02_swizzling": {"HMMA": 256, "LDSM": 64, "FFMA": 64, "BAR": 3},
+        "37_no_maxima": {"HGMMA": 16, "HMMA": 128, "FFMA": 320},
     }
-    pipes = {"HMMA": "tensor", "LDSM": "lsu", "FFMA": "fma", "BAR": ""}
+    pipes = {"HMMA": "tensor", "HGMMA": "tensor", "LDSM": "lsu", "FFMA": "fma", "BAR": ""}
     lines = ["version,config,arch,kind,pipe,loop,kernel"]
     lines += [f"{v},c,sm_90a,{kind},{pipes[kind]},{n},{n}" for v, kinds in counts.items() for kind, n in kinds.items()]
     (folder / "sass_h100.csv").write_text("\n".join([*lines, ""]))

@@ -29,7 +29,7 @@ from flashladder.common.compiler.declaration import LaunchInfo  # noqa: E402
 from flashladder.common.problem.config import KernelConfig  # noqa: E402
 from flashladder.common.problem.inputs import Tensors  # noqa: E402
 from flashladder.common.problem.problem import Problem  # noqa: E402
-from flashladder.common.runtime import quick  # noqa: E402
+from flashladder.common.runtime import fast_path  # noqa: E402
 from flashladder.common.runtime.calls import Call  # noqa: E402
 
 folder = Path(sys.argv[1]).parent
@@ -42,7 +42,7 @@ kernels = tuple(RungKernel(entry, launch, 32, 0, 0, 0) for entry, launch in laun
 config = KernelConfig.of(dtype="bf16", head_dim=64)
 artifact = Artifact("24_made_up", config, "sm_90a", folder, kernels, "forward", compile_seconds=0.0, cached=True)
 artifact.__dict__["code"] = "0123"
-quick.prepare = lambda: None
+fast_path.prepare = lambda: None
 sizes = {"batch": 3, "num_heads": 4, "seqlen_q": 100, "head_dim": 64}
 problem = Problem(**sizes)
 call = Call(find("24"), artifact, problem, torch.device("cpu"))
@@ -50,6 +50,6 @@ q = torch.zeros(3, 100, 4, 64, dtype=torch.bfloat16)
 tensors = Tensors({"q": q, "k": q, "v": q, "o": torch.empty_like(q)}, problem.asked)
 print("way Python", flush=True)
 call(problem, tensors)
-quick.load()
+fast_path.load()
 print("way C++", flush=True)
-assert call.quickly((*tensors.by_name.values(), None), problem.softmax_scale)
+assert call.launch_fast((*tensors.by_name.values(), None), problem.softmax_scale)

@@ -17,6 +17,7 @@ study_runner  the loop: claim, measure, record
 job           all of it for one rung and one GPU: Job.tune(ranking, workers, ledger)
 show          what a person sees of a search
 campaign      rungs one after the other
+tune          all of it in one call: tune(spaces, runner, options)
 adoption      what one program asks for, tuned
 recorded      the search replayed over a study in which every kernel was measured
 pair          a rung timed beside its parent in a worker's process, for common/workshop

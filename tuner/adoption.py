@@ -14,11 +14,12 @@ from flashladder.common.api.adoption.tables import Prediction
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import tuned
 from flashladder.common.runtime.target import Target
-from flashladder.tuner.campaign import affordable
+from flashladder.tuner import AUTO, campaign, job
 from flashladder.tuner.job import Job, SearchSettings
 from flashladder.tuner.space import Space
 
 TUNED_WITH = 2  # problems of a kind, the heaviest
+PATIENCE = 60.0  # seconds, until a kernel counts as hung
 
 
 def jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, seconds: float) -> list[Job]:
@@ -26,7 +27,7 @@ def jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, se
     kinds: dict[tuple[str, str], list[Problem]] = {}
     for each in alike:
         kinds.setdefault((choose(each.problem).name, each.kind), []).append(stand_in(each.problem))
-    compiled = affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
+    compiled = campaign.affordable(seconds, TUNED_WITH * len(kinds)) if place.on_gpu else None
     found = []
     for (name, kind), members in kinds.items():
         rung = catalog.find(name)
@@ -39,13 +40,19 @@ def jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, se
     return found
 
 
+def tune(searches: Sequence[Job], place: Target, seconds: float) -> int:
+    """Searches on all GPUs of this machine; the exit code tells whether each found a winner."""
+    operation = catalog.one_operation(each.space.version.operation for each in searches)
+    return campaign.run(searches, job.workers(AUTO, place.gpu, "hot", PATIENCE, operation), seconds)
+
+
 def predictions(ranked: Sequence[Job], alike: Sequence[Alike]) -> list[Prediction]:
     """What the program would gain by the best of each ranking."""
     least = {each: each.weight * least_us(each.problem, ranked[0].gpu) for each in alike}
     made = []
-    for job in ranked:
-        found, kind = job.forecast(), tuned.kind_of(job.space.problems[0])
-        if found.kernels and (default := found.prices.get(job.space.default)):
+    for search in ranked:
+        found, kind = search.forecast(), tuned.kind_of(search.space.problems[0])
+        if found.kernels and (default := found.prices.get(search.space.default)):
             share = sum(time for each, time in least.items() if each.kind == kind) / sum(least.values())
             best = found.kernels[0][0]
             made.append(Prediction(kind, share, default.predicted_us, best.predicted_us, found.extent))

@@ -58,7 +58,7 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.in
             begin = time.monotonic()
             share = (ends - begin) / (len(jobs) - number)
             ranking = ahead.wait_for(each)
-            console.print(show.stock(ranking.stock), markup=False, soft_wrap=True)
+            console.print(show.stock(ranking.stock), soft_wrap=True)
             try:
                 final, effort = each.tune(ranking, workers, ledger, begin + share - time.monotonic())
             except KeyboardInterrupt:

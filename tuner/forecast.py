@@ -110,7 +110,7 @@ class Forecast:
         return Counter(price.reason for price in self.prices.values() if price.reason)
 
     def extend(self, seconds: float, limit: int | None, progress: Callable[..., None]) -> None:
-        """Price configurations until the seconds are over, the limit is reached, or none is left.
+        """Price configurations until the seconds are over, the limit is reached, or none is left; one at least.
 
         What is under way then is still waited for. Raises ToolchainError, and DeviceError where memory runs out.
         """
@@ -120,8 +120,9 @@ class Forecast:
         under_way: set[Future[Price]] = set()
         with _processes(self.space, self._gpu, self._spills) as submit:
             while True:
-                is_time = time.monotonic() - begin < seconds and len(self.prices) + len(under_way) < most
-                if is_time and len(under_way) < _cores() and (config := guide.propose()):
+                begun = len(self.prices) + len(under_way)
+                is_time = time.monotonic() - begin < seconds and begun < most
+                if (is_time or not begun) and len(under_way) < _cores() and (config := guide.propose()):
                     under_way.add(submit(config))
                     continue
                 if not under_way:

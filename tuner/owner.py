@@ -20,11 +20,6 @@ def is_gone(owner: str) -> bool:
     return machine == _machine() and _start(int(process)) != start
 
 
-def process_of(owner: str) -> int:
-    """Its number, which means something on its own machine."""
-    return int(_parts(owner)[1])
-
-
 def _parts(owner: str) -> tuple[str, str, str]:
     """Machine, which has a / of its own, process and start."""
     running, _, start = owner.rpartition("/")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.console import console, warn
+from flashladder.common.console import aside, console, warn
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import spell
 from flashladder.common.report import formats
@@ -50,7 +50,7 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
     places = [str(trial_log.path_of(ledger.name, ledger.folder)), f"study {ledger.name} in {job.storage}"]
     if record:
         places.insert(0, f"{tuned.path_of(job.gpu.name, job.home)}: {'; '.join(_kinds(job))}")
-    console.print("[dim]" + "\n".join(places), soft_wrap=True)
+    aside("\n".join(places))
 
 
 def _kinds(job: Job) -> list[str]:
@@ -82,7 +82,7 @@ def forecast(job: Job, found: Forecast) -> None:
     """The ranking of the cost model, as a table and, whole, as a file."""
     name, default = job.space.version.name, job.space.default
     if not found.prices:
-        console.print(f"{name} on {job.gpu.title}: {found.extent}, as there was no time to price one")
+        console.print(f"{name} on {job.gpu.title}: {found.extent}: none is priced yet")
         console.print("The same command goes on with the others.")
         return
     title = f"{name} on {job.gpu.title}: PREDICTED by the cost model, nothing was measured; {found.extent}"
@@ -100,7 +100,7 @@ def forecast(job: Job, found: Forecast) -> None:
     if not found.is_whole:
         console.print("The same command goes on with the others.")
     path = trial_log.write_predictions(found, job.study, job.folder)
-    console.print(f"[dim]{path}", soft_wrap=True)
+    aside(str(path))
 
 
 def _differing(config: KernelConfig, default: KernelConfig) -> str:

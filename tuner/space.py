@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from flashladder.common import catalog
 from flashladder.common.catalog import PTXAS_LEVEL, Version
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.problem.config import GpuDescription, KernelConfig, Value
+from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, field_named
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import tuned
 
@@ -108,6 +108,43 @@ class Space:
             return KernelConfig.of(**{name: values.get(name, value) for name, value in self.default.items})
         except ConfigError:
             return None
+
+
+def narrowed(texts: Iterable[str]) -> dict[str, tuple[Value, ...]]:
+    """The fields and the values of "block_n=64,128" and its like. Raises ConfigError."""
+    found = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{text}: not a field and its values, such as block_n=64,128")
+        found[name] = tuple(dict.fromkeys(field_named(name).parse(value) for value in values.split(",")))
+    return found
+
+
+def suiting(
+    version: Version, problems: Sequence[Problem], gpu: GpuDescription, only: Mapping[str, tuple[Value, ...]]
+) -> Space:
+    """The space of a rung that can run on the GPU. Raises as `Space.of` does, and ConfigError where it cannot."""
+    version.check_arch(gpu.arch)
+    return Space.of(version, problems, gpu, only)
+
+
+def all_suiting(
+    versions: Iterable[Version],
+    problems: Sequence[Problem],
+    gpu: GpuDescription,
+    only: Mapping[str, tuple[Value, ...]],
+) -> tuple[list[Space], dict[str, list[str]]]:
+    """The spaces of the rungs that suit; and those that do not, by what is against them."""
+    spaces: list[Space] = []
+    left_out: dict[str, list[str]] = {}
+    for version in versions:
+        try:
+            spaces.append(suiting(version, problems, gpu, only))
+        except (ConfigError, UnsupportedProblemError) as refusal:
+            reason = str(refusal).removeprefix(f"{version.name} ").partition("; ")[0]
+            left_out.setdefault(reason, []).append(version.address)
+    return spaces, left_out
 
 
 def _differences(config: KernelConfig, other: KernelConfig) -> int:

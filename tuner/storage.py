@@ -48,6 +48,17 @@ def open_storage(url: str) -> BaseStorage:
         )
 
 
+def open_existing(url: str) -> BaseStorage:
+    """The same of a storage to be read: none is made. ResultsError where there is none."""
+    scheme, _, rest = url.partition("://")
+    if (
+        scheme in ("sqlite", "journal")
+        and not (path := Path(rest.removeprefix("/" if scheme == "sqlite" else ""))).exists()
+    ):
+        raise ResultsError(f"no search has made {path} yet: `flashladder search 16 --gpu here` does, on a GPU")
+    return open_storage(url)
+
+
 @contextmanager
 def named(url: str) -> Iterator[None]:
     """Turns what goes wrong with a storage into a ResultsError that names it, without its password."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.api import general, given, gradients, op
+from flashladder.common.api import differentiable, general, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -23,7 +23,7 @@ def attention(
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it; forward only.
+    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable.
 
     q is (batch, seqlen_q, num_heads, head_dim), k and v are (batch, seqlen_k, num_heads_k, head_dim), of bf16 or fp16,
     with any strides whose last is 1; num_heads_k divides num_heads. A causal mask is aligned to the bottom right.
@@ -44,12 +44,15 @@ def attention(
     on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
     through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
 
-    Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, or that want a
-    gradient, and an `out` that shares memory with an input; ConfigError for an unknown version.
+    Where q, k or v want a gradient, O has one: a rung of the ladder versions/backward computes dQ, dK and dV. It takes
+    neither a window, a softcap, ALiBi nor `out`; the log-sum-exp has no gradient, and gradients have none.
+
+    Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
+    is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
     is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
     if is_open and alibi_slopes is None and type(softcap) in (float, int) and not softcap:
-        done = op.shortly(q, k, v, out, causal, softmax_scale, version, return_lse)
+        done = op.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
     given.tensors(q=q, k=k, v=v)
@@ -58,13 +61,18 @@ def attention(
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
     if q.dim() != 4:
         raise op.misshapen("q", q)
-    gradients.refuse(q, k, v)
+    gradients.refuse_forward_mode(q, k, v)
     if out is not None:
         given.tensors(out=out)
         if out.requires_grad and torch.is_grad_enabled():
             raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
+    if gradients.wanted(q, k, v):
+        beside = {"window": window != general.OPEN, "softcap": softcap, "alibi_slopes": alibi_slopes is not None}
+        differentiable.refuse(**beside, out=out is not None)
+        found = differentiable.forward(q, k, v, causal, softmax_scale, version)
+        return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:
         bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)

@@ -1,6 +1,7 @@
 """flash-attn's functions by name, signature and result (flash_attn/flash_attn_interface.py of 2.8): a changed import.
 
-What kernels here do not do is refused by the name of its argument. Everything is forward only.
+What kernels here do not do is refused by the name of its argument. `flash_attn_func`, also of packed tensors, has
+gradients where `attention` has; packed sequences (varlen) are forward only.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, general, given
+from flashladder.common.api import attention, differentiable, general, given, gradients
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -32,16 +33,19 @@ def flash_attn_func(
 ) -> _Result:
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
-    `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing: the
-    forward pass always is. With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp,
-    (batch, heads, seqlen_q), and, as without dropout in flash-attn, no probabilities (0 elements). Of a row that sees
-    no key softmax_lse is -inf; flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
+    `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing in the
+    forward pass, which always is; the backward pass is not, so that it is refused where an input wants a gradient.
+    With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
+    without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
+    flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
     its softmax_lse is larger by slope * (i + seqlen_k - seqlen_q); ours is of the scores that both document.
 
-    Raises UnsupportedProblemError for dropout_p, a gradient that is wanted, and what `attention` refuses.
+    Raises UnsupportedProblemError for dropout_p, and what `attention` refuses.
     """
     given.tensors(q=q, k=k, v=v)
     _refuse(dropout_p, causal, return_attn_probs)
+    if deterministic and gradients.wanted(q, k, v):
+        differentiable.refuse(deterministic=True)
     result = attention(
         q,
         k,

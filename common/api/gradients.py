@@ -1,4 +1,4 @@
-"""Gradients, which no kernel here computes."""
+"""Gradients: whether somebody wants them, and refusing those that no kernel here computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flashladder.common.errors import UnsupportedProblemError
 
 
 def may_be_wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Whether `refuse` should look at them; the same in few steps, for calls that come often."""
+    """Whether `wanted` and `refuse` should look at them; the same in few steps, for calls that come often."""
     if forward_ad._current_level >= 0:
         return True
     try:
@@ -20,9 +20,19 @@ def may_be_wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.
         return True
 
 
+def wanted(*tensors: torch.Tensor) -> bool:
+    """Whether torch is to differentiate what is computed of the tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def refuse(*tensors: torch.Tensor, what: str = "the inputs", whose: str = "kernels compute") -> None:
     """UnsupportedProblemError where a tensor wants a gradient, or has a derivative with it (forward mode)."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if wanted(*tensors):
         raise UnsupportedProblemError(f"{what} want a gradient, and {whose} none: call it in torch.no_grad()")
+    refuse_forward_mode(*tensors, what=what, whose=whose)
+
+
+def refuse_forward_mode(*tensors: torch.Tensor, what: str = "the inputs", whose: str = "kernels compute") -> None:
+    """UnsupportedProblemError where a tensor has a derivative with it."""
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise UnsupportedProblemError(f"{what} have derivatives of forward mode, and {whose} none")

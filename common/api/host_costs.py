@@ -12,11 +12,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from flashladder.common import catalog
 from flashladder.common.api import attention
 from flashladder.common.console import warn
-from flashladder.common.errors import DeviceError, UnsupportedProblemError, VerificationError
+from flashladder.common.errors import DeviceError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import quick
+from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.gpu import CALLS
 
 OTHERS = ("fa3", "fa4")
@@ -33,20 +33,16 @@ def calls_of(problem: Problem, tensors: Tensors, rungs: Sequence[catalog.Version
         ours = _ours(problem, tensors, rung)
         calls |= ours
         first[rung.address] = _seconds(next(iter(ours.values())))
-    quick.load()
+    fast_path.load()
     for rung in rungs:
         calls[f"{rung.address}, in Python"] = _in_python(calls[rung.address])
         calls[f"{rung.address}, a new length"] = _new_lengths(problem, tensors, rung)
     return calls, first
 
 
-def refusal(problem: Problem, wanting: Tensors) -> str:
-    """What attention() says to inputs that want gradients."""
-    try:
-        attention(wanting.q, wanting.k, wanting.v, causal=problem.causal)
-    except UnsupportedProblemError as error:
-        return str(error)
-    raise VerificationError("attention() took inputs that want gradients, and gave an output that has none")
+def differentiable(problem: Problem, wanting: Tensors) -> Callable[[], object]:
+    """attention() of inputs that want gradients."""
+    return partial(attention, wanting.q, wanting.k, wanting.v, causal=problem.causal)
 
 
 def by_torch(problem: Problem, tensors: Tensors) -> Callable[[], object]:
@@ -86,11 +82,11 @@ def _in_python(call: Callable[[], object]) -> Callable[[], object]:
     """The same call where there is no C++ compiler; that itself costs some 0.1 us."""
 
     def slowly() -> None:
-        kept, quick.extension = quick.extension, None
+        kept, fast_path.extension = fast_path.extension, None
         try:
             call()
         finally:
-            quick.extension = kept
+            fast_path.extension = kept
 
     return slowly
 

@@ -21,10 +21,11 @@ from flashladder.common.compiler import build_one, cached, prebuilt
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.config import KernelConfig, listing
-from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.problem.inputs import Tensors, allocate
 from flashladder.common.problem.problem import DTYPES, Problem
-from flashladder.common.runtime import ahead, overlap, quick, target
+from flashladder.common.runtime import ahead, fast_path, overlap, target
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import PROBLEMS_KEPT, check
@@ -37,7 +38,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
 watch: Callable[..., None] | None = None  # is told of each call that ran, where a program is recorded
 # By what the choice of a kernel may depend on; of lengths that is whether keys are long, which comes last.
-# It only grows: quick.cpp relies on that.
+# It only grows: fast_path.cpp relies on that.
 _ready: dict[tuple[object, ...], Ready] = {}
 
 _onlookers = (  # each gives something where torch looks at what is called
@@ -68,11 +69,11 @@ class Ready:
 
     @cached_property
     def plan_at(self) -> int:
-        """The plan of quick.cpp, which asks for it; 0: none."""
+        """The plan of fast_path.cpp, which asks for it; 0: none."""
         return self.call.plan_at if self.call else 0
 
 
-def shortly(
+def on_fast_path(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -83,7 +84,7 @@ def shortly(
     lse: bool,
 ) -> Any:
     """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
-    extension = quick.extension
+    extension = fast_path.extension
     if not extension or watch or torch.compiler.is_compiling() or gradients.may_be_wanted(q, k, v, out):
         return None
     return extension.straight(_onlookers, _ready, q, k, v, out, causal, softmax_scale, version, lse)
@@ -136,10 +137,10 @@ def _straight(
         raise misshapen("k", k)
     kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse, keys[1] >= LONG_FROM
     ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse), q, version)
-    o = quick.new_o(q) if out is None else out
-    sums = quick.new_lse(q) if lse else None
+    o = fast_path.new_o(q) if out is None else out
+    sums = fast_path.new_lse(q) if lse else None
     scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
-    if ready.call is None or not ready.call.quickly((q, k, v, o, sums), scale):
+    if ready.call is None or not ready.call.launch_fast((q, k, v, o, sums), scale):
         tensors = {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums})
         slow_path(ready, problem_of(q, k, causal, softmax_scale, lse), tensors, out is not None)
     return o, sums
@@ -147,7 +148,7 @@ def _straight(
 
 def _sums(q: torch.Tensor, lse: bool) -> torch.Tensor:
     """Memory for the log-sum-exp, without elements where nobody asks for it: operators have no optional outputs."""
-    return quick.new_lse(q) if lse else q.new_empty((0,), dtype=torch.float32)
+    return fast_path.new_lse(q) if lse else q.new_empty((0,), dtype=torch.float32)
 
 
 def _to_new(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
@@ -211,7 +212,7 @@ def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
-    copies = make_inputs(problem)
+    copies = allocate(problem)
     for name in problem.asked.inputs:
         copies.by_name[name].copy_(tensors[name])
     on_emulator(artifact, problem, copies, race=False)
@@ -223,14 +224,19 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs tensors of the kind of q and the problem, made ready at the first call for it."""
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
-        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi
-    kind += (is_long(problem),)
+        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi, problem.operation, problem.options
+    return ready_for((*kind, is_long(problem)), problem, q, version)
+
+
+def ready_for(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:
+    """What stands ready for a kind, the last of which is whether keys are long; made ready at the first call for it."""
     return _ready.get(kind) or _prepare(kind, problem, q, version)
 
 
 def _is_plain(problem: Problem) -> bool:
     """Whether the shorter way takes it."""
-    return not (problem.packed or problem.window or problem.softcap or problem.alibi)
+    has_more = problem.packed or problem.window or problem.softcap or problem.alibi
+    return problem.operation == FIRST_OPERATION and not has_more
 
 
 def _prepare(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, version: str) -> Ready:

@@ -1,7 +1,8 @@
 """Finds the rungs and the references in versions/ and knows what each takes, as its version.yaml declares it.
 
 schema      what a version.yaml may say             choice   the fields of a configuration, and their values
-catalogue   rungs and references, and finding them    limiters   what can keep a kernel from being faster
+catalogue   rungs and references, and finding them    naming   how rungs are called
+limiters   what can keep a kernel from being faster
 """
 
 from flashladder.common.catalog.catalogue import (
@@ -10,7 +11,6 @@ from flashladder.common.catalog.catalogue import (
     Implementation,
     Reference,
     Version,
-    address_of,
     decided_by,
     find,
     find_implementation,
@@ -27,6 +27,7 @@ from flashladder.common.catalog.catalogue import (
 )
 from flashladder.common.catalog.choice import Choice
 from flashladder.common.catalog.limiters import LIMITERS
+from flashladder.common.catalog.naming import address_of
 from flashladder.common.catalog.schema import SmallSm, Supports
 from flashladder.common.own import results_of
 

@@ -18,6 +18,7 @@ from flashladder.common import own
 from flashladder.common.catalog import schema
 from flashladder.common.catalog.choice import Configurable, choices_of
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.catalog.naming import address_of, among, in_short, qualified
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.paths import REFERENCES, VERSIONS
@@ -235,7 +236,7 @@ def versions(root: Path = VERSIONS, ladder: str = FIRST) -> list[Version]:
 
 def rung_names(root: Path = VERSIONS, ladder: str = FIRST) -> list[str]:
     """The names of all rungs of a ladder, whatever their version.yaml says."""
-    return [_qualified(ladder, directory.name) for directory in _rungs(root, ladder)]
+    return [qualified(ladder, directory.name) for directory in _rungs(root, ladder)]
 
 
 def finished(root: Path = VERSIONS) -> list[Version]:
@@ -259,39 +260,26 @@ def find(name: str, root: Path = VERSIONS) -> Version:
         raise ConfigError(f"{name} is a reference, not a rung of a ladder; rungs have numbers, such as 02")
     ladder, _, rung = name.rpartition("/")
     known = ladders(root)
-    if ladder in known and (directory := _among(_rungs(root, ladder), rung)):
+    if ladder in known and (directory := among(_rungs(root, ladder), rung)):
         return _load(directory, ladder, root)
     if not ladder and not rung.isdigit():
-        elsewhere = [(other, found) for other in known[1:] if (found := _among(_rungs(root, other), rung))]
+        elsewhere = [(other, found) for other in known[1:] if (found := among(_rungs(root, other), rung))]
         if len(elsewhere) > 1:
-            several = listing(_qualified(other, found.name) for other, found in elsewhere)
+            several = listing(qualified(other, found.name) for other, found in elsewhere)
             raise ConfigError(f"{name} is the name of several rungs, {several}: put the ladder's name before it")
         for other, found in elsewhere:
             return _load(found, other, root)
-    raise unknown("version", name, _names(ladder if ladder in known else FIRST, root))
-
-
-def _among(rungs: Iterable[Path], rung: str) -> Path | None:
-    """The folder that is called so."""
-    for directory in rungs:
-        number, words = directory.name[:2], directory.name[3:]
-        if rung in (number, number.lstrip("0") or "0", directory.name, words):
-            return directory
-    return None
-
-
-def _names(ladder: str, root: Path) -> list[str]:
-    """What can be asked for: a ladder's rungs; beside the first ladder's, the references and the other ladders."""
+    ladder = ladder if ladder in known else FIRST
     rungs = rung_names(root, ladder)
-    if ladder:
-        return rungs
-    return [*rungs, *_reference_names(root), *(f"those of {other}/" for other in ladders(root) if other != FIRST)]
+    others = _others(ladder, root)
+    raise unknown("version", name, [*rungs, *others], [*in_short(rungs), *others])
 
 
-def address_of(name: str) -> str:
-    """What the rung of this name is called by: "02" of 02_swizzling, "backward/03" of backward/03_name."""
-    ladder, _, rung = name.rpartition("/")
-    return _qualified(ladder, rung[:2])
+def _others(ladder: str, root: Path) -> list[str]:
+    """What can be asked for beside the first ladder's rungs: the references and the other ladders."""
+    if ladder != FIRST:
+        return []
+    return [*_reference_names(root), *(f"those of {other}/" for other in ladders(root) if other != FIRST)]
 
 
 def select(names: Iterable[str], root: Path = VERSIONS) -> list[Version]:
@@ -319,10 +307,18 @@ def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference
 
 
 def nearest(version: Version, problem: "Problem") -> Version | None:
-    """The rung of the same ladder closest to `version` (the higher one of two) that takes the problem."""
+    """The rung of the same ladder that takes the problem and is next above `version`, or else next below it.
+
+    One for the same instruction set goes before all others: it runs where `version` does.
+    """
     able = [other for other in version.its_ladder() if other != version and other.takes(problem)]
     here = int(version.number)
-    return min(able, key=lambda other: (abs(int(other.number) - here), -int(other.number)), default=None)
+
+    def distance(other: Version) -> tuple[bool, bool, int]:
+        ahead = int(other.number) - here
+        return other.instruction_set != version.instruction_set, ahead < 0, abs(ahead)
+
+    return min(able, key=distance, default=None)
 
 
 def _rungs(root: Path, ladder: str) -> list[Path]:
@@ -337,17 +333,13 @@ def _reference_names(root: Path) -> list[str]:
     return [directory.name for directory in _reference_directories(root)]
 
 
-def _qualified(ladder: str, name: str) -> str:
-    return f"{ladder}/{name}" if ladder else name
-
-
 @cache
 def _load(directory: Path, ladder: str, root: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
     with _named_in_errors(directory / schema.FILE) as path:
         declared = schema.read(path, schema.RungDeclaration)
         version = Version(
-            **_shared(directory, _qualified(ladder, directory.name), declared, "kernel.cu"),
+            **_shared(directory, qualified(ladder, directory.name), declared, "kernel.cu"),
             root=root,
             ladder=ladder,
             instruction_set=declared.instruction_set,

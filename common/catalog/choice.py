@@ -53,11 +53,19 @@ class Configurable:
         for name, value in overrides.items():
             self.check_value(name, value)
         head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
-        values = {name: choice.default for name, choice in self.choices.items()}
-        values.update(self.defaults.get(head_dim, {}))
+        values = self._usual(head_dim)
         if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
             values.update(self.small_sm.defaults.get(head_dim, {}))
         return self._checked({**values, **overrides})
+
+    def changes(self, config: KernelConfig) -> str:
+        """The fields in which a configuration differs from the default one, as --config takes them."""
+        usual = self._usual(config.as_dict().get("head_dim"))
+        return " ".join(f"{name}={spell(value)}" for name, value in config.items if usual.get(name) != value)
+
+    def _usual(self, head_dim: Any) -> dict[str, Value]:
+        """The default values for a head_dim."""
+        return {**{name: choice.default for name, choice in self.choices.items()}, **self.defaults.get(head_dim, {})}
 
     def check_value(self, name: str, value: Value) -> None:
         """Raises ConfigError unless there is such a field, and it may have this value."""

@@ -64,7 +64,8 @@ class BuildRequest:
         return nvcc, ptxas
 
     def __str__(self) -> str:
-        return f"{self.version.name} with {self.config} for {self.arch}"
+        changes = self.version.changes(self.config)
+        return f"{self.version.name} {f'with {changes} ' if changes else ''}for {self.arch}"
 
 
 OnPtx = Callable[[BuildRequest, PtxModule], None]

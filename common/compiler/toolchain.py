@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from flashladder.common.errors import ToolchainError
-from flashladder.common.packages import install
+from flashladder.common.packages import brings
 
 MINIMUM_RELEASE = (12, 0)  # the first that knows sm_90a
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
@@ -133,7 +133,7 @@ def remedy(name: str) -> str:
     """How to get a missing tool."""
     if _EXTRA[name] == "compiler" and (folder := os.environ.get("FLASHLADDER_CUDA")):
         return f"FLASHLADDER_CUDA={folder} is set: let it name the folder of a whole CUDA toolkit, or unset it."
-    return f"{install(_EXTRA[name])} brings it."
+    return f"{brings(_EXTRA[name])}."
 
 
 @cache

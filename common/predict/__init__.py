@@ -17,8 +17,8 @@ limits/     What keeps a kernel from being faster? `predicted`: the loop is simu
 ncu         What does Nsight Compute count on a GPU?          profiling   a rung under ncu, logged
 agreement   How far are counters of the emulator and of the machine code from ncu's, predicted orders from measured?
 
-Which to trust: the order of kernels of one kind before their times, and a time before what a limit is worth. README.md
-says how each was held against GPUs. Without a GPU only the emulator and the machine code are needed.
+Which to trust: the order of kernels of one kind before their times, and a time before what a limit is worth.
+docs/cost-model.md says how each was held against GPUs. Without a GPU only the emulator and the machine code are needed.
 
 subcore and tile know no problem and no GPU but its rates. cost and limits know problems and artifacts. None knows the
 tuner, which asks `cost` for prices and decides by itself what to compile and to measure.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FEW = 8  # workloads, about half a second each, that are not worth the start of processes
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a TileWork has its own
-WARPGROUP_CLOCK = 0.89  # of the highest clock, what warpgroup products leave of it at the power limit: H200, README.md
+WARPGROUP_CLOCK = 0.89  # of the highest clock, what wgmma leaves of it at the power limit: H200, docs/cost-model.md
 LOOP_CODE = ("common/compiler/sass/*.py", "common/predict/*.py")  # that makes a MainLoop of a cubin
 PRICE_CODE = (*LOOP_CODE, "common/emulator/**/*.py")  # and a time of a MainLoop
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
@@ -140,7 +140,7 @@ def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_
 
 
 def experience(artifact: Artifact) -> str:
-    """How far measured times were from such predictions (README.md)."""
+    """How far measured times were from such predictions (docs/cost-model.md)."""
     if MainLoop.of(artifact).tile:
         return "on an H200, rungs 25 to 36 took 0.93 to 1.08 times what it predicts"
     return "on an H100, kernels of mma.sync took 1.12 to 1.41 times what it predicts"

@@ -114,7 +114,7 @@ def _with_rings(before: Steps, loop: Steps, after: Steps, is_persistent: bool) -
     """The steps with the rings that they wait for and release; without, where that is not as it is known here.
 
     The loop waits for K and then for V, and releases them in this order. Q comes first of all. A persistent CTA has
-    asked for it long before, unless its place is given back behind a barrier at the end: that means O was there.
+    asked for it long before, unless its place is released behind a barrier at the end: that means O was there.
     """
     releases = _releases(loop)
     if len(releases) != 2 or sum(step.is_arrival for step in loop) != 2:
@@ -126,7 +126,7 @@ def _with_rings(before: Steps, loop: Steps, after: Steps, is_persistent: bool) -
     of_v = [number for number in _releases(after) if is_peeled and number > min(arrivals, default=0)][:1]
     of_k = _releases(before)[-1:] if is_peeled else []
     if is_persistent and is_peeled and not (of_k and of_v and arrivals):
-        return before, loop, after  # a place that nobody gives back would be waited for forever
+        return before, loop, after  # a place that nobody releases would be waited for forever
     first = Q if of_q or not is_persistent else _UNKNOWN
     return (
         _named(before, [first, K] if is_peeled else [first], dict.fromkeys(of_k, K)),
@@ -136,7 +136,7 @@ def _with_rings(before: Steps, loop: Steps, after: Steps, is_persistent: bool) -
 
 
 def _releases(steps: Sequence[Step]) -> list[int]:
-    """Where places are given back; of copies one after the other, which bring parts of one tile, the first."""
+    """Where places are released; of copies one after the other, which bring parts of one tile, the first."""
     found: list[int] = []
     previous = ""
     for number, step in enumerate(steps):

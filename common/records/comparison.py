@@ -88,6 +88,13 @@ class ComparedKernel:
         return ", ".join(filter(None, (name, kernel["dtype"], "causal" if kernel["causal"] else "")))
 
     @property
+    def differs(self) -> bool:
+        """Whether its code, its configuration or, beyond both intervals, its ratio is another."""
+        (_, low, high), (_, other_low, other_high) = self.ratios
+        is_apart = high < other_low or other_high < low
+        return is_apart or not self.is_same_code or self.configs[0] != self.configs[1]
+
+    @property
     def differing_fields(self) -> tuple[str, str]:
         """Of the two configurations what differs; empty where nothing does."""
         one, other = (dict(word.partition("=")[::2] for word in config.split(",")) for config in self.configs)

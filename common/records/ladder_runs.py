@@ -1,7 +1,8 @@
 """The runs of the ladder's log, and which of their rows are shown.
 
-A run is one process of `flashladder ladder` on one card. Its contenders take part in the same rounds, so that their
-times can be paired; those of two runs cannot. What is shown is therefore one run: the largest whose GPU was not slowed
+A run is one process of `flashladder ladder` on one card, or several that took up one another, each on a card of this
+kind. The contenders of a length take part in the same rounds on one card, so that their times can be paired; those of
+two runs cannot. What is shown is therefore one run: the largest whose GPU was not slowed
 by heat, of several the latest. Logs from before rounds were kept are joined, the latest row of each rung, and nothing
 is paired there.
 """
@@ -37,9 +38,12 @@ class Run:
 
     @property
     def card(self) -> str:
-        """Which card, and which commit ran on it."""
+        """Which card, or cards, and which commit ran there."""
         commit = self.rows["commit"].iloc[-1]
-        return f"card {self.gpu_id}" + (f", commit {commit}" if isinstance(commit, str) and commit else "")
+        several = "s" if len(self.gpu_ids) > 1 else ""
+        each = ", each length on one" if several else ""
+        ran = f", commit {commit}" if isinstance(commit, str) and commit else ""
+        return f"card{several} {' and '.join(self.gpu_ids)}{each}{ran}"
 
     @property
     def name(self) -> str:
@@ -47,9 +51,9 @@ class Run:
         return str(self.rows["run"].iloc[0])
 
     @property
-    def gpu_id(self) -> str:
-        """Tells cards apart: a hash of the UUID."""
-        return str(self.rows["gpu_id"].iloc[0])
+    def gpu_ids(self) -> tuple[str, ...]:
+        """Tell cards apart: hashes of the UUIDs."""
+        return tuple(map(str, self.rows["gpu_id"].unique()))
 
     @property
     def keeps_rounds(self) -> bool:
@@ -105,7 +109,7 @@ class Ladder:
         """Of which runs it is, in sentences."""
         if self.is_one_run:
             return f"One run: {self.runs[0]}." + (f" On another card: {self.again}." if self.again else "")
-        cards = len({run.gpu_id for run in self.runs})
+        cards = len({card for run in self.runs for card in run.gpu_ids})
         parts = "; ".join(f"{', '.join(self._rungs(run))}: {run.name} ({run.card}; {run.slowed})" for run in self.runs)
         left_out = [f"{run.name} ({run.card}; {run.slowed})" for run in self.hot]
         heat = f" Left out, since heat slowed the GPU: {'; '.join(left_out)}." if left_out else ""
@@ -134,7 +138,7 @@ class Ladder:
         if paired:
             first = _largest(paired)
             alike = [run for run in cool if run.keeps_rounds and run.cells >= first.cells]
-            others = [run for run in alike if run.gpu_id != first.gpu_id]
+            others = [run for run in alike if not {*run.gpu_ids} & {*first.gpu_ids}]
             again = Run(best_as_own(_largest(others).rows)) if others else None
             return cls(best_as_own(first.rows), (first,), again, hot)
         if not cool:

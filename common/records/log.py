@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 from flashladder.common.console import warn
 from flashladder.common.errors import ResultsError
+from flashladder.common.paths import cache_dir
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +104,7 @@ class Log:
                 with _open(self.path, "a") as file:
                     _write(file, (self.schema.line(row, header) for row in rows))
         except OSError as error:
-            raise ResultsError(f"cannot write {self.path}: {error.strerror or error}") from error
+            raise ResultsError(f"cannot write {self.path}: {error.strerror or error}. {self._remedy()}") from error
 
     def read(self) -> tuple[pd.DataFrame, list[Damage]]:
         """The rows as a data frame with the schema's columns first, and the lines that are none.
@@ -115,6 +116,11 @@ class Log:
         header, rows, damaged = self._parse()
         extra = [name for name in header if name not in self.schema.columns]
         return pd.DataFrame(rows, columns=header).reindex(columns=[*self.schema.columns, *extra]), damaged
+
+    def _remedy(self) -> str:
+        if self.path.is_relative_to(cache_dir()):
+            return "Set FLASHLADDER_CACHE to a folder that can be written"
+        return "Set FLASHLADDER_RESULTS to a folder that can be written, or give --no-log where the command has it"
 
     def report(self) -> None:
         """Warn of the lines that are no rows, unless they are known already."""

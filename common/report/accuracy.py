@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.table import Table
 
 from flashladder.common import catalog
 from flashladder.common.measure import baselines
-from flashladder.common.report.tables import folding, numbers
+from flashladder.common.report.tables import folding, numbers, table
 from flashladder.common.studies.accuracy.deviation import STANDARD_ERRORS
 from flashladder.common.studies.accuracy.study import MISSED, YARDSTICK
 
@@ -106,6 +108,14 @@ def kernels(rows: pd.DataFrame) -> Iterator[KernelAccuracy]:
                 slowest=next(timed.loc[[timed["time_ratio"].idxmin()]].itertuples()) if len(timed) else None,
                 twice=_twice(counted) if len(counted) else None,
             )
+
+
+def worst(rows: pd.DataFrame) -> Table:
+    """The worst family of each kernel of `latest`, for the terminal: those of COLUMNS that have something to say."""
+    lines = [(short(kernel.version), *kernel.cells()) for kernel in kernels(rows)]
+    known = [any(cells) for cells in zip(*lines, strict=True)]  # times are a GPU's, tiles the emulator's
+    columns, *cells = (list(compress(line, known)) for line in (("kernel", *COLUMNS), *lines))
+    return table("The worst family of each kernel", columns, cells)
 
 
 def _twice(counted: pd.DataFrame) -> dict[str, float]:

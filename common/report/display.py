@@ -11,20 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from flashladder.common import catalog
-from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sources import own_line
 from flashladder.common.report import formats
 from flashladder.common.report.tables import facts, folding, numbers, table
 
 if TYPE_CHECKING:
-    from flashladder.common.compiler.artifact import Artifact
     from flashladder.common.emulator import Report
     from flashladder.common.measure.contest import Contest
-    from flashladder.common.measure.references import Configured
     from flashladder.common.measure.statistics import Estimate
     from flashladder.common.measure.timing import Measurement
     from flashladder.common.problem.check import Check
     from flashladder.common.problem.problem import Problem
+    from flashladder.common.studies.single import Outcome
 
     Timed = Sequence[tuple[Problem, Measurement]]
 
@@ -34,60 +33,31 @@ LENGTHS = 6  # that a table has room for beside a kernel's name, in a console of
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tied": "yellow", "unclear": "dim"}
 
 
-def ladder(name: str = catalog.FIRST) -> Table:
-    """Every rung of a ladder, with its idea and what it takes."""
-    title = f"The ladder {name}" if name else "The ladder"
-    rows = (
-        (version.name, _idea(version), INSTRUCTION_SETS[version.instruction_set].needs, _takes(version.supports))
-        for version in catalog.versions(ladder=name)
-    )
-    return table(title, ["rung", *folding("idea"), "needs", *folding("takes")], rows)
+def outcome(of: catalog.Implementation, found: Outcome, every: bool) -> list[Table]:
+    """What a run gave: what ran, and what was timed or counted; `every` figure, or what tells a good kernel."""
+    tables = [facts(f"{of.name}: {of.title}", {"idea": of.idea, **_run(found), **found.facts})]
+    if found.measurement:
+        tables.append(times(found.measurement, found.problem, found.titles))
+    if found.report:
+        tables += filter(None, (counters(found.report, found.problem, every), traffic(found.report, every)))
+    return tables
 
 
-def _idea(of: catalog.Implementation) -> Text:
-    draft = f" (a draft, from {of.parent})" if isinstance(of, catalog.Version) and of.draft else ""
-    return Text.assemble((of.title, "bold"), draft, "\n", of.idea)
+def _run(found: Outcome) -> dict[str, str | Text]:
+    """What ran, where, and whether the output is right."""
+    kernel = found.kernel
+    what = {"compiled": _compiled(kernel)} if isinstance(kernel, Artifact) else {"toolkit": kernel.toolkit}
+    return {
+        "configuration": kernel.config.name.replace(",", ", "),
+        **what,
+        "problem": found.problem.name.replace(",", ", "),
+        "device": found.device,
+        "check": _verdict(found.check),
+    }
 
 
-def _takes(supports: catalog.Supports) -> str:
-    features = [name for name in ("causal", "gqa") if getattr(supports, name)]
-    lengths = "any length" if supports.seqlen_q == supports.seqlen_k == "any" else "whole tiles"
-    wide = {"d": supports.head_dim, "d of V": supports.head_dim_v}
-    widths = [f"{name} {', '.join(map(str, sorted(columns)))}" for name, columns in wide.items() if columns]
-    return "; ".join([", ".join(supports.dtype), *widths, lengths, *features])
-
-
-def references() -> Table:
-    """The implementations beside the ladder, and what they lack here."""
-    from flashladder.common.measure.references import missing
-
-    rows = (
-        (each.name, _idea(each), ", ".join(each.devices), _takes(each.supports), _here(missing(each), "yes"))
-        for each in catalog.references()
-    )
-    return table("References", ["name", *folding("idea"), "runs on", *folding("takes", "here")], rows)
-
-
-def _here(missing: str | None, present: str) -> Text:
-    return Text(missing, "yellow") if missing else Text(present)
-
-
-def baselines() -> Table:
-    """Every official kernel: its version here, or why it is missing and the line that installs it."""
-    from flashladder.common.measure import baselines as official
-
-    rows = (
-        (each.name, each.title, each.operation, _here(each.missing(), each.version))
-        for operation in official.measured()
-        for each in official.of(operation).values()
-    )
-    return table("Official kernels", ["name", "kernel", "computes", *folding("here")], rows)
-
-
-def summary(
-    version: catalog.Version, artifact: Artifact, problem: Problem, device: str, check: Check, more: Mapping[str, str]
-) -> Table:
-    """What ran, what the compiler made of it, whether the output is right, and what more there is to say."""
+def _compiled(artifact: Artifact) -> str:
+    """What the compiler made of a rung."""
     compiled = "from the cache" if artifact.cached else f"in {artifact.compile_seconds:.1f} s"
     spills = f"{artifact.spill_store_bytes} bytes of spill stores, {artifact.spill_load_bytes} of loads"
     resources = [
@@ -96,36 +66,7 @@ def summary(
         f"{artifact.launch.shared_bytes / 1024:g} KiB of shared memory",
         f"{artifact.launch.num_threads} threads",
     ]
-    return facts(
-        f"{version.name}: {version.title}",
-        {
-            "idea": version.idea,
-            "configuration": artifact.config.name.replace(",", ", "),
-            "compiled": f"for {artifact.arch}, {compiled}: {', '.join(resources)}",
-            "problem": problem.name.replace(",", ", "),
-            "device": device,
-            "check": _verdict(check),
-            **more,
-        },
-    )
-
-
-def reference_summary(
-    kernel: Configured, problem: Problem, device: str, check: Check, more: Mapping[str, str]
-) -> Table:
-    """The same of a reference, with what it tells of its run."""
-    return facts(
-        f"{kernel.version}: {kernel.reference.title}",
-        {
-            "idea": kernel.reference.idea,
-            "configuration": kernel.config.name.replace(",", ", "),
-            "toolkit": kernel.toolkit,
-            "problem": problem.name.replace(",", ", "),
-            "device": device,
-            "check": _verdict(check),
-            **more,
-        },
-    )
+    return f"for {artifact.arch}, {compiled}: {', '.join(resources)}"
 
 
 def _verdict(check: Check) -> Text:

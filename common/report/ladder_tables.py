@@ -22,18 +22,24 @@ if TYPE_CHECKING:
 
 
 def step(row: Any) -> str:
-    """A line's gain on the rung below, with half of its 95 % interval; empty where the two were not paired."""
+    """A line's gain on the rung below, with half of its 95 % interval; empty where the two were not paired.
+
+    Where the interval holds 1.00 there is none, whatever its middle.
+    """
     if row is None or row.step != row.step:
         return ""
     if row.step == row.step_low == row.step_high == 1:
         return "same code"
+    if not is_clear(row):
+        return "no gain"
     half = formats.half(row.step, row.step_low, row.step_high)
     return f"x {row.step:.2f} ± {half:.2f}" if row.step > 2 else f"{100 * (row.step - 1):+.1f} ± {100 * half:.1f} %"
 
 
 def is_clear(row: Any) -> bool:
-    """Whether the whole interval of a line's step is on one side."""
-    return bool(row.step_low > 1 or row.step_high < 1)
+    """Whether a step is larger than the half of its interval, as both are shown."""
+    half = formats.half(row.step, row.step_low, row.step_high)
+    return bool(round(abs(100 * (row.step - 1)), 1) > round(100 * half, 1))
 
 
 def registers(row: Any) -> str:

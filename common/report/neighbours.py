@@ -39,28 +39,46 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "packed sequences, sliding windows, softcaps, ALiBi.",
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
-    "27_producer_warp": (91, "With roles come registers that move, and tiles that are waited for and released."),
+    "27_producer_warp": (94, "With roles come registers that move, and tiles that are waited for and released."),
     "31_persistent": (74, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "33_rare_rescale": (
         94,
         "Where P may be larger than 1, sums go by blocks, tell of equal keys, and keep what rounding loses.",
     ),
     "34_any_attention": (110, "Masks, any lengths, grouped heads and tiles that are drawn come in one step."),
-    "37_no_maxima": (63, "A softmax that trusts m must see when it was wrong, and a warp must mend that alone."),
-    "39_shorter_turn": (184, "The producer says where a tile is, sums come early, and O has a store of its own."),
-    "43_across_tiles": (112, "From tile to tile the loop does not end, so what it is made of is named before it."),
+    "37_no_maxima": (
+        63,
+        "A softmax with a stale m must see when m was too low, and a warp must mend that alone.",
+    ),
+    "39_shorter_turn": (173, "The producer says where a tile is, sums come early, and O has a store of its own."),
+    "40_row_by_row": (178, "From here on the softmax is one flat type, which takes a lane's rows one after the other."),
+    "43_across_tiles": (116, "From tile to tile the loop does not end, so what it is made of is named before it."),
     "45_packed_sequences": (
         96,
         "Packed sequences need an order of tiles of their own, and each tile says where it lies.",
     ),
     "46_scheduler_warp": (
-        208,
+        221,
         "A third role needs a queue with three ends; with time to search, it has an order of tiles of its own.",
     ),
     "47_place_of_q": (
-        680,
-        "Pipeline, scheduler, softmax and epilogue stand in headers by role, each flat, which the rungs below lack.",
+        183,
+        "Tiles stand apart from their barriers, as O takes Q's, and load and attend are functions.",
     ),
+    "decode/01_packed_heads": (620, "It goes from ordinary cores to tensor cores, as rung 01 does."),
+    "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
+    "decode/06_equal_parts": (70, "That CTAs find their part by themselves takes sums over the lengths, in a warp."),
+    "backward/01_tensor_cores": (680, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
+    "backward/04_coalesced_atomics": (54, "A tile of dQ in the order of registers must be sorted when it is rounded."),
+    "backward/05_fewer_instructions": (66, "The pass before the loop brings lse in log2, and reads 16 bytes a lane."),
+    "backward/06_two_stages": (50, "A copier keeps its addresses, as it copies to one stage and to the other."),
+    "backward/08_two_roles": (
+        172,
+        "With roles come pairs of warps that exchange P, and numbers of rows that travel.",
+    ),
+    "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
+    "backward/10_general": (190, "Any lengths, any strides, grouped heads and padded passes come in one step."),
+    "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

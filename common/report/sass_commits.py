@@ -13,7 +13,7 @@ from flashladder.common.compiler.sass.commits import Comparison, Verdict
 from flashladder.common.problem.config import spell
 from flashladder.common.report.tables import folding, numbers, table
 
-_STYLES = {Verdict.CHANGED: "red", Verdict.FAILED: "red", Verdict.NEW: "yellow"}
+_STYLES = {Verdict.CHANGED: "red", Verdict.FAILED: "red", Verdict.NEW: "yellow", Verdict.MOVED: "yellow"}
 _MOST_KINDS = 6  # of instructions, in a row
 
 

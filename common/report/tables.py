@@ -49,12 +49,12 @@ def styled(style: str, cells: Iterable[object]) -> list[Text]:
 
 
 def facts(title: str, values: Mapping[str, str | Text]) -> Table:
-    """Names and values, for the terminal."""
+    """Names and values, for the terminal. A value is a Text or plain: its brackets are no markup."""
     made = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.SIMPLE)
     made.add_column(style="cyan", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in values.items():
-        made.add_row(name, value)
+        made.add_row(name, value if isinstance(value, Text) else Text(value))
     return made
 
 

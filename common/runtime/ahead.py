@@ -34,18 +34,18 @@ from flashladder.common.runtime import tuned
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
 
-# Hopper's fastest rungs, each for some problems: winners decide between them, and without any the first one is taken.
-# A winner of another rung does not go before them: it was never measured against theirs.
-RIVALS = ("place_of_q", "across_tiles")
+# Hopper's fastest rungs: winners decide between them, and without any the first one is taken. In none of them a row's
+# bits depend on other rows. A winner of another rung does not go before them: it was never measured against theirs.
+RIVALS = ("column_of_ones",)
 # They take any mask and any lengths; the fastest first.
-GENERAL = (*RIVALS, "own_rows", "wide_heads", "woven_general")
+GENERAL = (*RIVALS, "place_of_q", "own_rows", "wide_heads", "woven_general")
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
 
 
 def fastest(problem: Problem, arch: str, gpu: str, emulated: bool = False, adopted: Path | None = None) -> Version:
-    """Of the general rungs: the first one that is able, or the rival whose winner on the GPU is (tuned.quickest).
+    """Of the general rungs: the first one that is able, or the rival whose winner on the GPU is (tuned.fastest).
 
     The emulator's time is that of their instructions, so that it takes the oldest one first. The oldest one too where
     none takes the problem; it then says why.
@@ -55,7 +55,7 @@ def fastest(problem: Problem, arch: str, gpu: str, emulated: bool = False, adopt
     if emulated:
         return able[-1]
     rivals = [rung for rung in rungs[: len(RIVALS)] if rung in able]
-    return tuned.quickest(rivals, gpu, problem, adopted) or able[0]
+    return tuned.fastest(rivals, gpu, problem, adopted) or able[0]
 
 
 def chosen(

@@ -11,7 +11,7 @@ from flashladder.common.catalog import Version
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import gpu, plan, quick
+from flashladder.common.runtime import fast_path, gpu, plan
 from flashladder.common.runtime.workspaces import lender
 
 
@@ -29,19 +29,19 @@ class Call:
             self._lenders = [lender(self._kernel, each, device) for each in self._kernel.launcher.workspaces]
             torch.cuda.synchronize()  # counters are zero, for any stream
             self._plan = plan.plan(rung, self._kernel, self._lenders, problem, device)
-        self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for quick.cpp
-        quick.prepare()
+        self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for fast_path.cpp
+        fast_path.prepare()
 
-    def quickly(self, tensors: Sequence[torch.Tensor | None], softmax_scale: float) -> bool:
+    def launch_fast(self, tensors: Sequence[torch.Tensor | None], softmax_scale: float) -> bool:
         """Whether C++ launched on these tensors, in the operation's order; else nothing is done, and `__call__` may say
         what is wrong with them.
         """
-        if not self.plan_at or quick.extension is None:
+        if not self.plan_at or fast_path.extension is None:
             return False
         if torch.cuda.current_device() == self._index:
-            return bool(quick.extension.launch(self.plan_at, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(self.plan_at, tuple(tensors), softmax_scale))
         with torch.cuda.device(self._device):
-            return bool(quick.extension.launch(self.plan_at, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(self.plan_at, tuple(tensors), softmax_scale))
 
     def __call__(self, problem: Problem, tensors: Tensors) -> None:
         """Launches them for any problem and any tensors that kernels take.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flashladder.common.compiler.artifact import Artifact, PtxModule
-from flashladder.common.console import warn
+from flashladder.common.console import duration, warn
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import Tensors, make_inputs
@@ -82,10 +82,10 @@ def on_emulator(
     pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
     reports: list[Report] = []
     earlier: dict[str, str] = {}  # what kernels that may still run write, and which of them does
-    shared = [*written, *(f"workspace {workspace.name}" for workspace in module.workspaces)]
     for launch in launcher.launches(problem, tensors, num_sms, addresses):
         if not launch.is_dependent:
             earlier = {}
+        memory.stored_to.clear()
         program = emulator.compile_ptx(ptx, launch.entry)
         report = emulator.run(
             program,
@@ -103,7 +103,7 @@ def on_emulator(
             progress=progress,
         )
         reports.append(report)
-        earlier = {name: launch.entry for name in shared if memory.may_be_written(name)} | earlier
+        earlier = dict.fromkeys(memory.stored_to, launch.entry) | earlier
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
     for workspace in module.workspaces:
@@ -138,8 +138,7 @@ def _budget(instructions: int, problem: Problem, module: PtxModule, ctas: int) -
 
 def _announce(module: PtxModule, problem: Problem) -> None:
     """Tells how long the emulator will take."""
-    seconds = emulation_seconds(module, problem)
-    spelled = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    spelled = duration(emulation_seconds(module, problem))
     warn(f"about {spelled} on the emulator, for {_tiles(module, problem):,} CTAs; fewer rows or heads take less")
 
 

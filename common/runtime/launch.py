@@ -250,7 +250,8 @@ def constants(module: PtxModule, launch: LaunchInfo) -> dict[str, object]:
 
 
 def _sizes(problem: Problem) -> dict[str, object]:
-    return {name: getattr(problem, name) for name in (*SIZES, *problem.asked.sizes, "head_dim", "head_dim_v")}
+    sizes = {name: getattr(problem, name) for name in (*SIZES, "head_dim", "head_dim_v")}
+    return sizes | {name: problem.asked.argument(problem, name) for name in problem.asked.sizes}
 
 
 def _values(tensors: Tensors, shapes: Shapes, addresses: Mapping[str, int] | None) -> dict[str, Any]:

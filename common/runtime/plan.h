@@ -1,5 +1,5 @@
-// What quick.cpp is told of a rung that stands ready, Plan, and how it launches by that on tensors that are plainly right.
-// common/runtime/plan.py makes plans, and mirrors their structures.
+// What fast_path.cpp is told of a rung that stands ready, Plan, and how it launches by that on tensors that are plainly
+// right. common/runtime/plan.py makes plans, and mirrors their structures.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -96,7 +96,7 @@ def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = 
     return next(filter(None, (choose(version, problem, winners(gpu, home)) for home in homes)), None)
 
 
-def quickest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
+def fastest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
     """Of a ladder's rungs the one whose winner has the highest ratio, the first of equals; None where none has one.
 
     Only winners of one kind are compared, the first kind that any of them has, and by the problems that all of them

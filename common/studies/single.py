@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from flashladder.common import host
 from flashladder.common.catalog import Implementation, results_of
+from flashladder.common.compiler import build_one
 from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.console import progress
 from flashladder.common.emulator import Report
-from flashladder.common.measure import baselines, contest
+from flashladder.common.measure import baselines, contest, references
+from flashladder.common.measure.entrants import Entrant, ReferenceEntrant
 from flashladder.common.measure.references import Configured
 from flashladder.common.measure.timing import Measurement, TimingSettings
+from flashladder.common.predict import outlook
 from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.records import Row
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.runtime.target import Target
+
+Ask = Callable[[Literal["usual", "small"]], Problem]  # for the problem to run, of one of its operation's own sizes
 
 
 @dataclass(frozen=True)
@@ -29,17 +40,56 @@ class Outcome:
     problem: Problem
     check: Check
     figures: Row  # for the log
-    facts: Mapping[str, str] = field(default_factory=dict)  # what a reference tells of its run
+    facts: Mapping[str, str] = field(default_factory=dict)  # what more there is to say of the run, by what it is of
     report: Report | None = None  # the emulator's
     measurement: Measurement | None = None  # None where nothing was timed
     titles: Mapping[str, str] = field(default_factory=dict)  # of official kernels
     absent: Mapping[str, str] = field(default_factory=dict)  # official kernels that took no part, with the reason
+    on_gpu: bool = False
+    device: str = ""  # in words
+
+    def remarks(self) -> list[str]:
+        """What a reader of its figures must know."""
+        absent = [f"no ratio to {name}: {reason}" for name, reason in self.absent.items()]
+        return absent + (list(self.measurement.notes()) if self.measurement else [])
 
 
-def emulate(artifact: Artifact, problem: Problem, progress: Callable[..., None] | None = None) -> Outcome:
+def run(entrant: Entrant, ask: Ask, place: Target, settings: TimingSettings | None) -> Outcome:
+    """A rung, on the GPU beside the official kernel, or on the emulator.
+
+    The emulator is given a small problem, and the cost model tells what the usual one would take on the GPU. Without
+    settings nothing is timed or predicted.
+    """
+    problem = ask("usual" if place.on_gpu else "small")
+    artifact = build_one(entrant.version, entrant.config(problem, place.gpu), place.arch)
+    place.check(artifact)
+    facts = {}
+    if place.on_gpu:
+        outcome = measure(artifact, problem, settings)
+    else:
+        with progress("emulated CTAs") as update:
+            outcome = emulate(artifact, problem, update)
+        if outcome.report and settings:
+            usual = partial(ask, "usual")
+            facts["predicted"] = outlook.in_words(entrant, usual, place.gpu, outcome.report)
+    if entrant.winner(problem):
+        facts["tuned"] = f"by `flashladder search`, for {entrant.tuned_for}; --untuned: the rung's default"
+    return replace(outcome, facts=facts, on_gpu=place.on_gpu, device=place.title)
+
+
+def run_reference(entrant: ReferenceEntrant, ask: Ask, wanted: str, settings: TimingSettings | None) -> Outcome:
+    """A reference, on the device that is wanted: auto, gpu or cpu."""
+    device = references.device_for(entrant.reference, wanted)
+    on_gpu = device == "cuda"
+    problem = ask("usual" if on_gpu else "small")
+    outcome = measure(entrant.configured(problem), problem, settings, device)
+    return replace(outcome, on_gpu=on_gpu, device=torch.cuda.get_device_name() if on_gpu else host.title())
+
+
+def emulate(artifact: Artifact, problem: Problem, update: Callable[..., None] | None = None) -> Outcome:
     """On the emulator, under the race detector."""
     tensors = make_inputs(problem)
-    report = on_emulator(artifact, problem, tensors, progress=progress)
+    report = on_emulator(artifact, problem, tensors, progress=update)
     check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
     return Outcome(artifact, problem, check, records.of_report(report), report=report)
 
@@ -67,10 +117,11 @@ def measure(
     )
 
 
-def log(implementation: Implementation, on_gpu: bool, outcome: Outcome) -> Path:
+def log(implementation: Implementation, outcome: Outcome) -> Path:
     """Adds a row to the log of runs, which is the path."""
     kernel = outcome.kernel
-    place = records.of_place(on_gpu, host.title() if isinstance(kernel, Configured) else "emulator")
+    elsewhere = host.title() if isinstance(kernel, Configured) else "emulator"
+    place = records.of_place(outcome.on_gpu, elsewhere)
     made = records.runs(results_of([implementation]))
     asked = records.of_problem(outcome.problem)
     made.append([place | records.of_kernel(kernel) | asked | records.of_check(outcome.check) | outcome.figures])

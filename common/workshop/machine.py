@@ -81,9 +81,10 @@ def smoke_artifact() -> Artifact:
 
 
 def writable(folder: Path, variable: str) -> str:
+    """A folder that can be written, or made where it would be: it is not made here."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             return str(folder)
     except OSError as error:
         raise FlashLadderError(f"{folder}: {error.strerror}. Set {variable} to a folder that can be written.") from None

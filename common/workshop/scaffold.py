@@ -14,7 +14,7 @@ from flashladder.common import catalog, own
 from flashladder.common.catalog import Reference, Version, schema
 from flashladder.common.compiler.sources import Sources, find_header, header_folders
 from flashladder.common.errors import ConfigError
-from flashladder.common.report.pages import evidence
+from flashladder.common.report.pages import documents
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 LAST = 99
@@ -83,7 +83,7 @@ def _next_number(ladder: str, root: Path) -> str:
 
 
 def _write(directory: Path, origin: Version, number: str, name: str, ladder: Path, patch: Path | None) -> None:
-    """kernel.cu, the headers that it would not find from there or the patch changes, version.yaml and README.md."""
+    """kernel.cu, the headers that it would not find from there or the patch changes, version.yaml and its documents."""
     directory.mkdir()
     shutil.copyfile(origin.kernel, directory / "kernel.cu")
     shutil.copyfile(origin.directory / schema.FILE, directory / schema.FILE)
@@ -98,7 +98,9 @@ def _write(directory: Path, origin: Version, number: str, name: str, ladder: Pat
     title = name.replace("_", " ").capitalize()
     idea = f"{OPEN} - what it does otherwise than {origin.name}, in one sentence."
     (directory / schema.FILE).write_text(_declaration(directory, origin, title, idea))
-    (directory / "README.md").write_text(evidence.page(number, title, idea, _words(origin)))
+    (directory / documents.PAGE).write_text(documents.page(number, title, idea, _words(origin)))
+    dropped = f"`flashladder run ... --against {origin.address}` adds a line at each verdict."
+    (directory / documents.EVIDENCE).write_text(documents.evidence(number, title, dropped))
 
 
 def _changes(patch: Path) -> dict[str, str]:
@@ -143,11 +145,10 @@ def inherited(declared: str) -> str:
 
 def _words(origin: Version) -> dict[str, str]:
     """What is to be written in each part of the page."""
-    waste, idea, where, measured, tried = evidence.PARTS
+    waste, idea, where, measured = documents.PARTS
     return {
-        waste: f"{OPEN}: what {origin.name} spends that it need not, with the figure that shows it and its date.",
+        waste: f"{OPEN}: what {origin.name} spends that it need not, with the figure that shows it.",
         idea: f"{OPEN}: what is done instead, and why that is right for every input.",
         where: f"{OPEN}: the names in [`kernel.cu`](kernel.cu) to look for.",
-        measured: f"{OPEN}: what was expected, what was measured, and why. `flashladder evidence` makes the tables.",
-        tried: f"`flashladder run ... --against {origin.address}` adds a line at each verdict.",
+        measured: f"{OPEN}: what was expected, and why it came so. `flashladder evidence` makes the table.",
     }

@@ -1,4 +1,4 @@
-"""What was tried on a rung: a row for each verdict in tried.csv beside it, its patch in tried/, a table on its page.
+"""What was tried on a rung: a row for each verdict in tried.csv beside it, its patch in tried/, a table of them.
 
 A patch is what the rung changes against its parent: kernel.cu, version.yaml but for what every rung calls itself, and
 the headers of its own. `scaffold.make` makes a rung of one again.
@@ -20,7 +20,7 @@ from flashladder.common.records import records
 from flashladder.common.records.log import Log, PositiveFloat, Schema
 from flashladder.common.records.schemas import RUNS, ConfigText
 from flashladder.common.report import formats
-from flashladder.common.report.pages import evidence
+from flashladder.common.report.pages import documents
 from flashladder.common.report.sections import Section
 from flashladder.common.report.tables import markdown, numbers
 from flashladder.common.workshop import scaffold, verdict
@@ -80,7 +80,7 @@ def log_of(version: Version) -> Log:
 
 
 def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
-    """Adds a trial to its rung's log, with its patch, and brings the rung's page up to date; gives the log's path.
+    """Adds a trial to its rung's log, with its patch, and brings the rung's evidence up to date; gives the log's path.
 
     The log of an idea that is dropped is its parent's. ResultsError where that cannot be written.
     """
@@ -94,7 +94,7 @@ def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
 
 
 def _keep(text: str, folder: Path, run: str) -> str:
-    """The file of a patch, as its page links it: one is enough, however often it was tried."""
+    """The file of a patch, as the evidence links it: one is enough, however often it was tried."""
     folder.mkdir(exist_ok=True)
     file = next((file for file in folder.glob("*.patch") if file.read_text() == text), folder / f"{run}.patch")
     file.write_text(text)
@@ -102,9 +102,10 @@ def _keep(text: str, folder: Path, run: str) -> str:
 
 
 def sections_of(version: Version) -> list[Section]:
-    """The table on a rung's page, where something was tried and there is room for one."""
-    section = Section(version.directory / "README.md", evidence.TRIED, lambda: _table(version))
-    return [section] if log_of(version).path.exists() and section.has_place else []
+    """The table in a rung's evidence, where something was tried."""
+    begins = documents.evidence(version.number, version.title)
+    section = Section(version.directory / documents.EVIDENCE, documents.TRIED, lambda: _table(version), begins)
+    return [section] if log_of(version).path.exists() else []
 
 
 def _table(version: Version) -> str:

@@ -122,7 +122,7 @@ def _waiting_on_failure(version: Version, is_stale: Callable[[], bool]) -> Itera
         if type(error).__name__ == "RaceError":
             kind = "races"
         console.print(Text(f"{version.name} {kind}", "bold red"), soft_wrap=True)
-        console.print(_shown(str(error)), markup=False, soft_wrap=True)
+        console.print(_shown(str(error)), soft_wrap=True)
         console.print(Text("waiting for the next save (Ctrl-C ends)", "dim"))
 
 

@@ -17,7 +17,7 @@ from flashladder.common.api import op
 from flashladder.common.api.adoption import export, gains
 from flashladder.common.api.adoption.demand import Demand, least_us, stand_in
 from flashladder.common.compiler import prebuilt
-from flashladder.common.errors import ResultsError
+from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.measure.statistics import paired_ratio
 from flashladder.common.problem.config import load_gpu
@@ -90,7 +90,7 @@ def test_what_a_program_asks_for_is_noted(recorded):
     assert dict(recorded.refused) == {
         "q is torch.float32: kernels take torch.bfloat16, torch.float16": 1,
         "attn_mask is a tensor: kernels take causal masks, windows and packed sequences": 1,
-        "a gradient is wanted: kernels compute none": 1,
+        "a gradient is wanted: only forward passes are tuned for a program": 1,
     }
     assert recorded.command[1:] == ("--batch", "3")
 
@@ -279,6 +279,12 @@ def test_what_is_exported_is_used(exported, monkeypatch):
     assert attention(q, q, q, causal=True).isfinite().all()
 
 
+def test_a_folder_that_is_not_there_is_no_export(monkeypatch):
+    monkeypatch.setenv("FLASHLADDER_ADOPTED", "/nonexist")
+    with pytest.raises(ConfigError, match="FLASHLADDER_ADOPTED=/nonexist: there is no such folder"):
+        Entrant("", RUNG, {}, tuned_for="h100").config(PLAIN, H100)
+
+
 def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path, monkeypatch):
     """Without --version: Hopper's where it takes the problem."""
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
@@ -297,6 +303,7 @@ def test_a_problem_stays_with_the_rung_that_it_was_tuned_for(on_a_gpu, tmp_path,
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
     monkeypatch.setattr(prebuilt, "missing", lambda folder, requests: [])
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(ahead, "RIVALS", ahead.GENERAL[:2])
     out, first, second = tmp_path / "out", *(catalog.find(name) for name in ahead.RIVALS)
     Demand(("mine.py",), {PLAIN: 10}, {}).save(file := tmp_path / "p.json")
     assert tool("--problems", file, "--export", out) == 0

@@ -47,7 +47,7 @@ def stock(monkeypatch):
     def prepare(kind, problem, q, version):
         problems.append(problem)
         op._ready[kind] = SimpleNamespace(
-            rung=catalog.find("woven_general"), artifact=None, call=SimpleNamespace(quickly=lambda *_: True)
+            rung=catalog.find("woven_general"), artifact=None, call=SimpleNamespace(launch_fast=lambda *_: True)
         )
         return op._ready[kind]
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from flashladder.common import console
-from flashladder.common.api import gradients
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem import inputs
-from flashladder.common.runtime import gpu, quick
+from flashladder.common.runtime import fast_path, gpu
 from flashladder.tools.commands import overhead
 
 
@@ -24,8 +23,8 @@ def run(monkeypatch, capsys):
     fake_cuda.for_attention(monkeypatch)
     drawn = inputs.make_inputs
     monkeypatch.setattr(inputs, "make_inputs", lambda asked, device: drawn(asked))
-    monkeypatch.setattr(quick, "load", lambda: None)
-    monkeypatch.setattr(quick, "missing", "made up")
+    monkeypatch.setattr(fast_path, "load", lambda: None)
+    monkeypatch.setattr(fast_path, "missing", "made up")
     monkeypatch.setattr(gpu, "host_costs_us", in_order)
 
     def call(*arguments):
@@ -48,21 +47,14 @@ def test_each_way_to_call_beside_torch(run):
         ("24, as torch.compile calls it", "10.0", "5.00"),
     ]
     assert [row[0] for row in rows[5:7]] == ["24, in Python", "24, a new length"]
-    assert rows[-3:] == [
+    assert rows[-4:] == [
         ("scaled_dot_product_attention", "2.0", "1.00"),
         ("24", "4.0", "2.00"),
         ("scaled_dot_product_attention, inputs want gradients", "6.0", "3.00"),
+        ("attention(), inputs want gradients", "8.0", "4.00"),
     ]
-    assert "inputs that want gradients: the inputs want a gradient, and kernels compute none" in out
     assert "calls go through Python: made up" in out
     assert re.search(r"first call of 24: \d+\.\d\d s", out)
-
-
-def test_inputs_that_want_gradients_are_to_be_refused(run, monkeypatch):
-    """An output without a gradient where one is wanted would be wrong."""
-    monkeypatch.setattr(gradients, "refuse", lambda *_, **__: None)
-    code, _ = run("24", "--seqlen", "16", "--heads", "2", "--head-dim", "64")
-    assert code == console.EXIT_ERROR
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

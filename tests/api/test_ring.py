@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder import ring_attention, zigzag_join, zigzag_split
-from flashladder.common.api import ring
+from flashladder.common import console
+from flashladder.common.api import ring, ring_trial
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.problem import Problem
+from flashladder.tools.commands import ring as command
 
 
 @given(world_size=st.integers(1, 6), length=st.integers(1, 3))
@@ -98,8 +100,8 @@ def test_the_parts_make_the_whole(world_size, causal, as_ranks):
     torch.testing.assert_close(lse.double(), expected.exact["lse"].double(), rtol=0, atol=expected.tolerances["lse"])
 
 
-def test_the_readmes_lines_give_a_part(as_ranks):
-    text = (ROOT / "README.md").read_text()
+def test_the_lines_of_the_docs_give_a_part(as_ranks):
+    text = (ROOT / "docs" / "models.md").read_text()
     lines = textwrap.dedent(
         re.search(r"^    from flashladder import ring_attention.*?\n\n(?=\S)", text, re.M | re.S)[0]
     )
@@ -160,3 +162,11 @@ def test_what_is_no_part_is_refused(monkeypatch):
     ):
         with pytest.raises(UnsupportedProblemError, match=words):
             ring_attention(*arguments, causal=True)
+
+
+def test_the_command_says_how_little_it_takes_without_gpus(monkeypatch, capsys):
+    trial = ring_trial.RingTrial({"o": 0.001}, {"o": 0.01}, {})
+    monkeypatch.setattr(ring_trial, "hold", lambda *_: trial)
+    assert console.run(command.main, command.parser(), ["--device", "emulator"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == "note: no GPU: 64 tokens (--seqlen), on the emulator; the answer is checked, and not timed"

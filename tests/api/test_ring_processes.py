@@ -23,7 +23,7 @@ def tried(*words, capsys):
 
 
 def test_two_processes_over_gloo(capsys):
-    assert "flashladder ring --device emulator --causal" in (ROOT / "README.md").read_text()
+    assert "flashladder ring --device emulator --causal" in (ROOT / "docs" / "models.md").read_text()
     code, said, _ = tried("--device", "emulator", "--causal", capsys=capsys)
     assert code == 0, said
     assert said.startswith("2 ranks, batch=1,num_heads=1,seqlen_q=64,head_dim=64,dtype=bf16,causal=true\n")

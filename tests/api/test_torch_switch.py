@@ -70,9 +70,9 @@ def test_it_runs_from_activation_to_restoration(cpu):
         assert is_torchs(operator(q, q, q))
 
 
-def test_the_readmes_lines_activate_it(cpu):
+def test_the_lines_of_the_docs_activate_it(cpu):
     lines = re.search(
-        r"^    import flashladder\n.*?\n\n(?=\S)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^    import flashladder\n.*?\n\n(?=\S)", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE | re.DOTALL
     )
     exec(textwrap.dedent(lines[0]), names := {})
     assert switch.current_flash_attention_impl() == "ladder"

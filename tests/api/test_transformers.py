@@ -200,10 +200,22 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
     same(made("Llama", dtype=torch.float32), "q is torch.float32")
     llama.set_attn_implementation("ladder")
     with pytest.warns(FallbackWarning, match="want a gradient"):
-        llama(IDS, labels=IDS).loss.backward()
+        llama(IDS, labels=IDS, attention_mask=PADDED["left"]).loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in llama.parameters())
     with pytest.warns(FallbackWarning, match=r"dropout=0.5: kernels drop nothing"), torch.no_grad():
         made("Llama", attention_dropout=0.5, attn_implementation="ladder").train()(IDS)
+
+
+def test_a_model_trains(device):
+    """Its gradients are those with transformers' own attention, but for rounding."""
+    found = []
+    for name in ("sdpa", "ladder"):
+        model = made("Llama", device)
+        model.set_attn_implementation(name)
+        model(IDS.to(device), labels=IDS.to(device)).loss.backward()
+        found.append([parameter.grad.float() for parameter in model.parameters()])
+    for theirs, given_back in zip(*found, strict=True):
+        assert (given_back - theirs).abs().max() <= 0.03 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -289,16 +301,16 @@ def test_masks_are_those_of_sdpa(q_length, past, room, sees, skip, hidden):
     assert torch.equal(whole.expand(shape)[:, 0][real], exact.expand(shape)[:, 0][real])
 
 
-def test_the_readmes_lines_give_a_model(tmp_path):
+def test_the_lines_of_the_docs_give_a_model(tmp_path):
     made("Llama", num_hidden_layers=1).save_pretrained(tmp_path)
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "models.md").read_text()
     lines = re.search(r"^    import flashladder\n    from transformers.*?\n\n(?=\S)", text, re.MULTILINE | re.DOTALL)
     exec(textwrap.dedent(lines[0]), names := {"NAME": tmp_path})
     assert names["model"].config._attn_implementation == "ladder"
 
 
 def test_the_command_compares(device, capsys):
-    assert "    flashladder model  " in (ROOT / "README.md").read_text()
+    assert "    flashladder model  " in (ROOT / "docs" / "models.md").read_text()
     small = ["--seqlen", "512", "--layers", "2", "--tokens", "4"]
     words = ["--device", "emulator"] if device == "cpu" else small
     assert console.run(command.main, command.parser(), [*words, "--implementations", "eager,sdpa,ladder"]) == 0

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common.emulator import TMA, tensor_map
-from flashladder.common.emulator.errors import DeadlockError, EmulatorError, MemoryAccessError
+from flashladder.common.emulator.errors import DeadlockError, EmulatorError, MemoryAccessError, RaceError
 
 
 @settings(max_examples=80, deadline=None)
@@ -245,6 +245,17 @@ def test_a_copy_to_another_cta_of_the_cluster():
         over: {CLUSTER_SYNC}"""
     run(code, [tensor.map], [out])
     assert (run.memory.read("out").view(np.uint16) == np.arange(512)).all()
+
+
+def test_a_copy_in_a_cluster_waits_for_an_earlier_grid():
+    """One thread of the cluster has to wait for what may still write the tensor, before a barrier of all."""
+    run = Run(grid=2, cluster=2)
+    tensor = Tensor(run, "tensor", "bf16", (64, 8), (64, 8), 0)
+    code = CLUSTER_SYNC + coordinates((0, 0)) + expect(1024) + load(2) + wait() + CLUSTER_SYNC
+    one_waits = "setp.eq.u32 q, cta, 1; @q griddepcontrol.wait;"
+    run(one_waits + code, [tensor.map], prior={"tensor": "before"})
+    with pytest.raises(RaceError, match="before, before which kernel may begin, may still write it"):
+        run(code, [tensor.map], prior={"tensor": "before"})
 
 
 @pytest.mark.parametrize(("ctas", "bar"), [(0, "bar"), (4, "bar")])

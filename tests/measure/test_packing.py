@@ -54,18 +54,18 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     fake_gpu.install(monkeypatch)
     monkeypatch.setitem(BASELINES, "fa2", replace(BASELINES["fa2"], bind=fake_gpu._attention))
-    monkeypatch.setattr(packing, "lengths", lambda *_: (100, 200))
+    monkeypatch.setattr(packing, "lengths", lambda *_: (10, 20))
     options = ["--tokens", "4096", "--heads", "1", "--rounds", "2", "--causal", "no"]
     assert console.run(packed.main, packed.parser(), options) == 0
-    assert "equal, full: 2 sequences of 100 to 200 tokens" in capsys.readouterr().out
+    assert "equal, full: 2 sequences of 10 to 20 tokens" in capsys.readouterr().out
     rows, _ = records.packed("h100").read()
     assert list(rows["contender"]) == 3 * ["fa2", "packed", "padded"]
     names = 2 * [catalog.find(ahead.RIVALS[0]).name]
     assert list(rows["version"][:3]) == ["fa2", *names]
     assert rows["passed"].all()
     assert list(rows["mix"].unique()) == list(packing.MIXES)
-    assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [300, 2, 100, 200]
-    flops = 4 * 128 * (100**2 + 200**2)
+    assert [*rows.loc[0, ["tokens", "batch", "shortest", "longest"]]] == [30, 2, 10, 20]
+    flops = 4 * 128 * (10**2 + 20**2)
     assert rows["tflops"][2] == pytest.approx(flops / rows["time_us"][2] / 1e6), "of the work without padding"
 
 
@@ -95,7 +95,7 @@ def published(rung):
 @pytest.mark.parametrize("name", ["packed_sequences", "place_of_q"])
 def test_what_the_page_shows_is_in_the_log(name):
     rung = catalog.find(name)
-    page = (rung.directory / "README.md").read_text()
+    page = (rung.directory / "evidence.md").read_text()
     table = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| d\d+[ ,]", line)]
     shown = {name.strip(): cells for name, *cells in table}
     columns = ("packed", "fa2", "fa3", "padded")
@@ -104,11 +104,11 @@ def test_what_the_page_shows_is_in_the_log(name):
         assert [cell.strip() for cell in shown[name]] == rates
 
 
-def test_what_the_readme_says_of_packed_sequences_is_in_the_log():
+def test_what_the_docs_say_of_packed_sequences_is_in_the_log():
     times = [group["time_us"] for _, group in published(catalog.find("place_of_q"))]
     fa2 = [each["fa2"] / each["packed"] for each in times]
     fa3 = [each["fa3"] / each["packed"] for each in times if "fa3" in each.index]
-    said = " ".join((ROOT / "README.md").read_text().split())
+    said = " ".join((ROOT / "docs" / "models.md").read_text().split())
     assert f"is {min(fa2):.1f} to {max(fa2):.1f} times as fast as FlashAttention-2 with packed sequences" in said
     assert f"at head_dim 128 {min(fa3):.2f} to {max(fa3):.2f} times as fast as FlashAttention-3" in said
 

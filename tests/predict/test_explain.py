@@ -1,5 +1,7 @@
 """Why a rung is slow: what is predicted of each rung of the ladder, what samples of a GPU say, and the command."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from flashladder.common.predict.profiling import ProfiledRung
 from flashladder.common.predict.subcore import Step
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.report import diagnosis
+from flashladder.common.report import diagnosis, difference
 from flashladder.tests import fake_ncu
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import explain as tool
@@ -40,6 +42,9 @@ EXPECTED = {
     "20": (WOVEN, {"21", "22"}),
     "21": (WOVEN, {"22"}),
     "22": (WOVEN, set()),
+    "35": ({"softmax"}, {"37"}),
+    "37": ({"softmax"}, {"40"}),
+    "40": ({"softmax"}, set()),
 }
 
 
@@ -169,10 +174,20 @@ def test_the_tool_takes_kept_pages(tmp_path, capsys):
 
 
 def test_several_rungs_have_a_line_each(capsys):
-    assert call("01", "02") == 0
+    assert call("01", "02", "03") == 0
     said = capsys.readouterr().out
     assert "02_swizzling" in said
     assert "03_eager_load" in said
+
+
+def test_two_rungs_are_compared(capsys):
+    assert call("01", "02", "--gpu", "h100") == 0
+    said = capsys.readouterr().out
+    assert "02_swizzling has over 01_base:" in said
+    assert "  02  Swizzling: The 16-byte chunks" in said
+    one, other = re.search(r"faster without bank_conflicts +([\d.]+)% +([\d.]+)?", said).groups()
+    assert (float(one) > 10, other) == (True, None)
+    assert [rung.number for rung in difference.lineage(catalog.find("27"))] == ["25", "26", "27"]
 
 
 @pytest.mark.parametrize(

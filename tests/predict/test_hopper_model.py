@@ -2,7 +2,7 @@
 
 Two of the model's constants were fitted to these rungs: the clock that warpgroup products leave, and what an
 instruction outside the loop costs. For each rung both are fitted anew, without it. The others are rounded figures,
-chosen with all rungs in sight: README.md says what other values would change.
+chosen with all rungs in sight: docs/cost-model.md says what other values would change.
 """
 
 import math
@@ -52,7 +52,7 @@ def without(rung: str, found: Errors) -> list[float]:
 
 
 def test_each_rung_is_predicted_from_the_others(measured, monkeypatch):
-    """As README.md says."""
+    """As docs/cost-model.md says."""
     tried = {}
     for cold in COLD:
         monkeypatch.setattr(tile, "COLD", cold)
@@ -70,7 +70,7 @@ def test_each_rung_is_predicted_from_the_others(measured, monkeypatch):
 
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-# TFLOP/s of rung 35 on an H200, in its own processes (versions/35_own_rows/README.md), by head_dim and causal mask.
+# TFLOP/s of rung 35 on an H200, in its own processes (versions/35_own_rows/evidence.md), by head_dim and causal mask.
 RUNG_35 = {
     (128, False): (549, 638, 693, 724, 738, 738),
     (128, True): (342, 483, 593, 668, 712, 737),

@@ -336,7 +336,7 @@ def test_every_row_of_the_log_is_of_a_rung():
 
 
 def test_what_an_h200_counted_is_what_was_predicted():
-    """What the README says of results/profile.csv, for rungs of Hopper's instructions."""
+    """What docs/emulator.md says of results/profile.csv, for rungs of Hopper's instructions."""
     names, rows = logged("hopper")
     found = list(dict.fromkeys(row["version"] for row in rows))
     assert found == names[: len(found)]
@@ -348,7 +348,7 @@ def test_what_an_h200_counted_is_what_was_predicted():
 
 
 def test_what_an_h100_counted_is_what_was_predicted():
-    """What the README says of results/profile.csv, for every rung of Ampere's instructions."""
+    """What docs/emulator.md says of results/profile.csv, for every rung of Ampere's instructions."""
     names, rows = logged("ampere")
     assert {row["version"] for row in rows} == set(names)
     for row in rows:

@@ -2,21 +2,16 @@
 
 import dataclasses
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.compiler import BuildRequest, build, sass
+from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.sass import throughput
 from flashladder.common.compiler.sass.instruction import NO_BARRIER
-from flashladder.common.compiler.sass.occupancy import SUB_CORES
-from flashladder.common.paths import ROOT
 from flashladder.common.predict import cost
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.predict.cost import MainLoop, Workload
-from flashladder.common.predict.limits.predicted import PASSES
-from flashladder.common.predict.subcore import BARRIER_LATENCY, BESIDE_MMA, GLOBAL_LATENCY, LATENCY, Step, cycles
+from flashladder.common.predict.subcore import BARRIER_LATENCY, GLOBAL_LATENCY, LATENCY, Step, cycles
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.tuner.candidates import Candidate, Stock, predict
@@ -129,42 +124,6 @@ def test_what_an_instruction_costs_beside_mmas_is_the_tensor_cores_time():
     assert passes(loop) == pytest.approx(10 * HMMA, rel=0.05)
     beside = cycles(loop, 1, 1, RATES, beside_mma={"FFMA": 1.5})
     assert beside == pytest.approx(10 * (HMMA + 1.5), rel=0.05)
-
-
-@pytest.fixture(scope="module")
-def timed_ladder():
-    """The rungs of mma.sync, each in the configuration in which it was timed on an H200, and the times."""
-    frame = pd.read_csv(ROOT / "results" / "ladder_h200.csv")
-    frame = frame[(frame["kind"] == "own") & (frame["dtype"] == "bf16") & (frame["seqlen_q"] == 4096)]
-    ampere = [version.name for version in catalog.versions() if version.instruction_set == "ampere"]
-    frame = frame[frame["version"].isin(ampere) & (frame["version"] >= "02")]
-    latest = frame.sort_values("time").drop_duplicates("version", keep="last")
-    assert len(latest) >= 23
-    rungs = [(catalog.find(row.version), row.config) for row in latest.itertuples()]
-    built = build([BuildRequest(version, version.parse_config(config), H100.arch) for version, config in rungs])
-    return built, list(1 / latest["ratio"])
-
-
-def test_the_rungs_rank_as_the_ladder_has_them(timed_ladder):
-    """As README.md says."""
-    built, measured = timed_ladder
-    predicted = [workload(artifact).cycles() for artifact in built]
-    assert rank_correlation(predicted, measured) > 0.8
-    assert np.std(np.log(predicted) - np.log(measured)) < 0.06
-
-
-def test_what_others_cost_beside_mmas_and_more_passes_make_the_model_better(timed_ladder):
-    """As README.md says of `flashladder explain`."""
-    built, measured = timed_ladder
-    predicted = []
-    for artifact in built:
-        loop, resident = MainLoop.of(artifact), sass.occupancy(artifact, H100).ctas
-        rates, finer = sass.throughput(H100), {"beside_mma": BESIDE_MMA, "passes": PASSES}
-        spent = cycles(loop.steps, resident, loop.warps // SUB_CORES, rates, **finer)
-        tile = artifact.launch.block_m * artifact.launch.block_n
-        predicted.append(spent / resident / loop.blocks / tile)
-    assert rank_correlation(predicted, measured) > 0.9
-    assert np.std(np.log(predicted) - np.log(measured)) < 0.04
 
 
 @pytest.mark.parametrize(

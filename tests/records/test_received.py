@@ -16,7 +16,6 @@ from flashladder.tools.commands import COMMANDS
 from flashladder.tools.commands import received as command
 
 LADDER = ROOT / "results" / "ladder_h200.csv"
-WINNERS = tuned.FOLDER / "h200.yaml"
 
 
 def tool(*words):
@@ -45,7 +44,7 @@ def rows():
         for row in found
         if (row["run"], row["dtype"]) == (run, "bf16")
         and row["seqlen_q"] in ("512", "4096")
-        and (row["kind"], row["version"]) in (("own", "02_swizzling"), ("fixed", "02_swizzling"), ("field", "fa3"))
+        and (row["kind"], row["version"]) in (("own", "02_swizzling"), ("fixed", "02_swizzling"), ("field", "cudnn"))
     ]
 
 

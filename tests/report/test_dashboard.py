@@ -17,6 +17,7 @@ from flashladder.common.report.charts import ladder as figures
 from flashladder.common.report.charts import studies, theme
 from flashladder.common.report.charts.roofline import milestones
 from flashladder.common.report.dashboard import data, opcodes
+from flashladder.common.report.pages import ladder as ladder_page
 from flashladder.common.report.pages import readme as readme_part
 from flashladder.tests import made_up
 from flashladder.tools.commands import dashboard
@@ -24,10 +25,12 @@ from flashladder.tools.commands import dashboard
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """A folder of results, with a README above it."""
-    (tmp_path / "README.md").write_text("# Title\n\n<!-- ladder:begin -->\nold\n<!-- ladder:end -->\n\nThe end.\n")
+    """A folder of results with a page on the ladder, and a README above it."""
+    parts = "<!-- picture:begin -->\n<!-- picture:end -->\n\n<!-- ladder:begin -->\nold\n<!-- ladder:end -->\n"
+    (tmp_path / "README.md").write_text(f"# Title\n\n{parts}\nThe end.\n")
     path = tmp_path / "results"
     path.mkdir()
+    (path / ladder_page.PAGE).write_text("<!-- ladder:begin -->\n<!-- ladder:end -->\n")
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(path))
     return path
 
@@ -89,9 +92,16 @@ def test_rows_without_figures_do_not_count(folder):
     assert set(results.ladders["h100"].rows["dtype"]) == {"bf16"}
 
 
-def test_instructions_are_counted_for_each_mma(folder):
+def test_instructions_are_counted_for_each_product(folder):
+    """Of a rung with wgmma for each of these, whatever mma.sync a rare way through its loop has."""
     made_up.opcodes(folder)
-    table = data.mix(data.Results.load(folder).sass["h100"])
+    mixes = data.mixes(data.Results.load(folder).sass["h100"])
+    assert {name: list(table.index) for name, table in mixes.items()} == {
+        "mma.sync": ["01_base", "02_swizzling"],
+        "wgmma": ["37_no_maxima"],
+    }
+    assert mixes["wgmma"].loc["37_no_maxima"].to_dict() == {"tensor": 1, "fma": 20, "other": 8}
+    table = mixes["mma.sync"]
     assert table.loc["01_base"].to_dict() == {"tensor": 1, "lsu": 0.5, "fma": 0.25, "other": 3 / 128}
     assert table.loc["02_swizzling", "fma"] == 0.25
 
@@ -232,15 +242,31 @@ def test_the_readme_gets_its_table_and_its_chart(everything, run):
     text = (everything.parent / "README.md").read_text()
     assert text.startswith("# Title\n")
     assert text.endswith("<!-- ladder:end -->\n\nThe end.\n")
-    assert 'srcset="results/ladder_h100_dark.svg"' in text
+    assert 'srcset="results/milestones_h100_dark.svg"' in text
+    (swizzling,) = re.findall(r"^\| \[02 Swizzling\]\(\S*\) (.*)$", text, re.MULTILINE)
+    assert swizzling == f"| 228 | **0.76** | {readme_part.MILESTONES['02']} |"
+    assert "| FlashAttention-2, as torch ships it | 300 | 1 |" in text
+    assert "The fastest rung of this run is [16]" in " ".join(text.split())
+    assert "[All rungs](results/ladder.md)" in " ".join(text.split())
+    assert "old" not in text
+    charts = {path.name for path in everything.glob("*.svg")}
+    assert charts == {f"{name}_h100{scheme}.svg" for name in ("ladder", "milestones") for scheme in ("", "_dark")}
+
+
+def test_the_page_has_all_of_the_ladder(everything, run):
+    run()
+    text = (everything / ladder_page.PAGE).read_text()
+    assert 'srcset="ladder_h100_dark.svg"' in text
     expected = (
         "| Static global stride | 318 | **1.060** | 1.059 to 1.061 | +16.5 ± 0.0 % | 0.954 | +16.5 ± 0.0 % | 1.060 "
         "| 232 + 72 B | 128x64x4, default |"
     )
     assert expected in text
     assert "|  | FlashAttention-2 | 300 | 1 |" in text
-    assert "old" not in text
-    assert {path.name for path in everything.glob("*.svg")} == {"ladder_h100.svg", "ladder_h100_dark.svg"}
+
+
+def test_the_milestones_are_rungs():
+    assert {rung.number for rung in catalog.finished()} >= set(readme_part.MILESTONES)
 
 
 def test_check_says_what_is_out_of_date_and_changes_nothing(everything, run):
@@ -262,7 +288,7 @@ def test_check_says_what_is_out_of_date_and_changes_nothing(everything, run):
     run()
     assert run("--check")[0] == 0
 
-    readme.write_text(readme.read_text().replace("1.060", "1.960"))
+    readme.write_text(readme.read_text().replace("0.76", "0.96"))
     assert run("--check")[0] == dashboard.EXIT_STALE
     run()
     chart.with_stem("ladder_h100_dark").unlink()
@@ -322,31 +348,31 @@ def test_the_readmes_are_not_told_of_other_results(everything, capsys, monkeypat
 
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(project / "results"))
     made_up.ladder(project / "results")
-    parts = readme_part.parts(readme, *_loaded(project / "results"))
+    parts = readme_part.parts(readme, project / "results", _loaded(project / "results"))
     assert readme in [part.path for part in parts if not part.is_current()]
 
 
 def _loaded(folder):
     found = data.Results.load(folder).ladders
-    return folder, found, ladders.summary(found)
+    return list(ladder_page.measured(found, ladders.summary(found)))
 
 
-def test_only_ladders_of_one_run_stand_in_the_readme(folder, run):
+def test_only_ladders_of_one_run_are_published(folder, run):
     """One of joined runs stands there as long as there is no other, without steps."""
     joined = made_up.ladder(folder, round_us=None)
     run()
-    readme = folder.parent / "README.md"
-    assert "Joined of 1 runs" in readme.read_text()
-    assert "| **1.060** | 1.059 to 1.061 |  |" in readme.read_text()
+    readme, page_of_all = folder.parent / "README.md", folder / ladder_page.PAGE
+    assert "Joined of 1 runs" in page_of_all.read_text()
+    assert "| **1.060** | 1.059 to 1.061 |  |" in page_of_all.read_text()
     made_up.ladder(folder, gpu="h200", beside=("cudnn", "fa3", "triton"))
     run()
-    text = readme.read_text()
+    text = page_of_all.read_text()
     assert "Joined" not in text
-    assert "ladder_h100" not in text
-    assert (
-        "On an NVIDIA H200 SXM 141 GB, bf16, the fastest rung is 16, at 1.06 times FlashAttention-2; beside it," in text
-    )
-    assert "FlashAttention-3 at 2.00, cuDNN (torch) at 1.90" in text.replace("\n", " ")
+    for document in (text, readme.read_text()):
+        assert "ladder_h100" not in document
+        assert "NVIDIA H200 SXM 141 GB, bf16" in document
+    assert "| FlashAttention-3 | 600 | **2.00** |" in readme.read_text()
+    assert "| cuDNN (torch) | 570 | **1.90** |" in readme.read_text()
     assert "One run: made-up on NVIDIA H100 80GB HBM3, card 0a0a0a0a0a0a" in text
     assert "90 % of samples at the power cap, 0 % slowed by heat" in text.replace("\n", " ")
     assert "|  | Triton | 390 | **1.300** |" in text
@@ -365,7 +391,7 @@ def test_two_runs_stand_side_by_side(folder, run):
     ]
     other.append(lines)
     run()
-    text = (folder.parent / "README.md").read_text()
+    text = (folder / ladder_page.PAGE).read_text()
     assert "| rung | run two | run one | gap |" in text
     assert "| 16 Static global stride | 1.071 | 1.060 | -1.0 % |" in text
     assert "<td>16 Static global stride</td><td>1.071</td><td>1.060</td><td>-1.0 %</td>" in page(folder)
@@ -389,7 +415,7 @@ def test_the_rungs_are_disassembled_into_the_log_of_the_mix(folder, monkeypatch)
     monkeypatch.setattr(opcodes.catalog, "versions", lambda: rungs)
     path = opcodes.count("h100", folder)
     assert path == folder / "sass_h100.csv"
-    table = data.mix(data.Results.load(folder).sass["h100"])
+    table = data.mixes(data.Results.load(folder).sass["h100"])["mma.sync"]
     assert list(table.index) == ["01_base", "02_swizzling"]
     assert (table["tensor"] == 1).all()
     assert (table[["lsu", "fma", "alu", "mufu"]] > 0).all(axis=None)

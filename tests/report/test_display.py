@@ -16,7 +16,7 @@ from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import CONTROL, Measurement, Sample
 from flashladder.common.problem.check import Check
 from flashladder.common.problem.problem import Problem
-from flashladder.common.report import display
+from flashladder.common.report import display, tables
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 RIGHT = Check(0.0, 1.0, 0.0, 1.0, faults=())
@@ -81,6 +81,20 @@ def test_where_nothing_was_timed_there_is_no_table():
     assert display.overview([Contest(Problem(), {}, {}, None)]) == []
 
 
+@pytest.mark.parametrize(("seconds", "words"), [(40, "40 s"), (150, "2 min"), (9000, "2 hours"), (789780, "9 days")])
+def test_a_time_is_in_the_unit_that_a_person_would_use(seconds, words):
+    assert console.duration(seconds) == words
+
+
+def test_a_name_in_brackets_is_printed(capsys):
+    command = "pip install 'flashladder[tuner]'"
+    console.console.print(tables.facts("", {"predicted": f"nothing: {command}"}))
+    console.warn(command)
+    said = capsys.readouterr()
+    assert command in said.out
+    assert command in said.err
+
+
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
     monkeypatch.setattr(console, "errors", Console(file=sys.stderr, force_terminal=False))
     clock = [0.0]
@@ -103,7 +117,7 @@ def test_a_line_of_80_columns_has_bar_count_and_time_left(what, monkeypatch):
     (line,) = {line for line in file.getvalue().replace("\r", "\n").split("\n") if "left" in line and "901" in line}
     assert len(line.replace("\x1b[2K", "")) <= 80
     assert f"{what} ━" in line
-    assert "901/2112 201:50 left" in line
+    assert "901/2112 3 hours left" in line
 
 
 def test_traffic_is_of_the_kernel_s_own_lines(tmp_path):
@@ -121,3 +135,9 @@ def test_traffic_is_of_the_kernel_s_own_lines(tmp_path):
         ["kernel.cu:2", "load(q);", "ldmatrix", "12", "6", "2.00x"],
         ["kernel.cu:3", "load(k);", "ldmatrix", "5", "5", "1.00x"],
     ]
+
+
+def test_brackets_of_a_fact_are_no_markup():
+    said = io.StringIO()
+    Console(file=said, width=100).print(tables.facts("Title", {"predicted": "`pip install 'flashladder[compiler]'`"}))
+    assert "'flashladder[compiler]'" in said.getvalue()

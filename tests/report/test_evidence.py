@@ -1,6 +1,7 @@
-"""The evidence in the READMEs: tables that a tool writes, and the check that they are current."""
+"""The evidence of rungs: tables that a tool writes, and the check that they are current."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,8 +9,8 @@ from flashladder.common import console
 from flashladder.common.catalog import find, finished
 from flashladder.common.errors import ResultsError
 from flashladder.common.records import ladders
-from flashladder.common.report import sections
-from flashladder.common.report.pages import evidence
+from flashladder.common.report import ladder_tables, sections
+from flashladder.common.report.pages import documents, evidence, steps
 from flashladder.common.report.sections import Section
 from flashladder.tests import made_up
 from flashladder.tests.tiny_ladder import make_rung
@@ -55,9 +56,9 @@ def ladder(built, monkeypatch):
 
 @pytest.fixture
 def upper(ladder):
-    """The upper rung, without a README."""
+    """The upper rung, without evidence."""
     version = find("08", ladder)
-    (version.directory / "README.md").unlink(missing_ok=True)
+    (version.directory / documents.EVIDENCE).unlink(missing_ok=True)
     return version
 
 
@@ -97,12 +98,12 @@ def test_the_lowest_rung_stands_alone(ladder):
     assert "→" not in text
 
 
-def test_a_readme_is_begun_kept_and_found_out_of_date(upper):
-    readme = upper.directory / "README.md"
+def test_evidence_is_begun_kept_and_found_out_of_date(upper):
+    readme = upper.directory / documents.EVIDENCE
     assert not evidence.section(upper).is_current()
     assert evidence.section(upper).write()
-    assert readme.read_text().startswith(f"# 08 Tiny\n\nNothing but a copy.\n\n## {evidence.PARTS[0]}\n")
-    assert f"## {evidence.PARTS[3]}\n\n<!-- evidence:begin -->\n07_tiny → 08_tinier" in readme.read_text()
+    assert readme.read_text().startswith("# 08 Tiny: evidence\n\n")
+    assert f"## {documents.BY_TOOLS}\n\n<!-- evidence:begin -->\n07_tiny → 08_tinier" in readme.read_text()
     assert evidence.section(upper).is_current()
     assert not evidence.section(upper).write()
 
@@ -115,7 +116,7 @@ def test_a_readme_is_begun_kept_and_found_out_of_date(upper):
 
 def test_what_another_compiler_made_is_not_judged(upper):
     evidence.section(upper).write()
-    readme = upper.directory / "README.md"
+    readme = upper.directory / documents.EVIDENCE
     readme.write_text(readme.read_text().replace(sections.compiler(), "12.4.131").replace("80 → 10", "80 → 11"))
     assert evidence.section(upper).is_current() is None
 
@@ -128,23 +129,21 @@ def test_a_rung_is_compared_with_one_for_the_same_instructions(ladder, upper):
     assert [request.version.name for request in evidence.requests(ampere)] == ["08_tinier", "10_ampere"] * 2
 
 
-def test_check_fails_where_a_readme_is_out_of_date(ladder, upper, run, monkeypatch):
+def test_check_fails_where_evidence_is_out_of_date(ladder, upper, run, monkeypatch):
     monkeypatch.setattr(tool.catalog, "select", lambda names: [find(name, ladder) for name in names])
-    assert run("08")[:2] == (0, "08_tinier/README.md brought up to date\n")
-    assert run("08", "--check")[:2] == (0, "0 of 1 READMEs are out of date\n")
-    readme = upper.directory / "README.md"
+    assert run("08")[:2] == (0, "08_tinier/evidence.md brought up to date\n")
+    assert run("08", "--check")[:2] == (0, "0 of 1 rungs and pages are out of date\n")
+    readme = upper.directory / documents.EVIDENCE
     readme.write_text(readme.read_text().replace("80 → 10", "80 → 11"))
     code, out, _ = run("08", "--check")
     assert code == tool.EXIT_STALE
-    assert "08_tinier/README.md is out of date; `flashladder evidence 08` mends it" in out
+    assert "08_tinier/evidence.md is out of date; `flashladder evidence 08` mends it" in out
     assert "80 → 11" in readme.read_text()
 
 
-def test_every_rung_has_a_readme_with_room_for_evidence():
+def test_every_rung_has_evidence():
     for version in finished():
-        text = (version.directory / "README.md").read_text()
-        assert text.startswith(f"# {version.number} {version.title}\n"), version.name
-        assert "ptxas" in sections.between(version.directory / "README.md", "evidence"), version.name
+        assert "ptxas" in sections.between(version.directory / documents.EVIDENCE, documents.TABLES), version.name
 
 
 @pytest.mark.slow
@@ -160,12 +159,13 @@ def measured(monkeypatch, folder, rung, **changes):
     """The table of a rung of a made-up ladder, and where its figures are from."""
     made_up.ladder(folder, dtypes=("bf16",), **changes)
     found = ladders.read(folder, [])
-    monkeypatch.setattr(evidence, "_ladders", lambda: (found, ladders.summary(found)))
-    return evidence._measured(find(rung))
+    monkeypatch.setattr(steps, "_ladders", lambda: (found, ladders.summary(found)))
+    return steps.measured(find(rung))
 
 
 def test_a_measured_rung_says_its_ratios_its_step_and_its_configuration(upper, monkeypatch, tmp_path):
-    assert evidence._measured(upper) == []
+    assert steps.measured(upper) == []
+    assert steps.text(upper) == steps.NOT_TIMED
     table, source = measured(monkeypatch, tmp_path, "02")
     below, ours, step, configuration, registers = row(table, "each at its own best, bf16")
     assert (below, ours) == ("0.160 (0.160 to 0.160)", "0.760 (0.759 to 0.761)")
@@ -173,6 +173,23 @@ def test_a_measured_rung_says_its_ratios_its_step_and_its_configuration(upper, m
     assert (configuration, registers) == ("64x64x4, default", "232")
     assert row(table, "both in the one fixed configuration, bf16")[3] == "fixed"
     assert source.startswith("One run: made-up on NVIDIA H100 80GB HBM3, card 0a0a0a0a0a0a")
+
+
+def test_a_page_says_the_step_of_one_run_and_nothing_where_there_is_none(monkeypatch, tmp_path):
+    measured(monkeypatch, tmp_path, "02")
+    table, said = steps.text(find("02")).split("\n\n")
+    assert row(table, "each at its own best, bf16") == ["0.160", "0.760", "x 4.75 ± 0.00"]
+    assert "the mean of 2 lengths from 512 to 4,096" in said
+    assert steps.text(find("03")) == steps.NOT_TIMED
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [((1.01, 1.008, 1.012), "+1.0 ± 0.2 %"), ((1.01, 0.999, 1.02), "no gain"), ((1, 1, 1), "same code")],
+)
+def test_a_step_whose_interval_holds_one_is_no_gain(step, said):
+    value, low, high = step
+    assert ladder_tables.step(SimpleNamespace(step=value, step_low=low, step_high=high)) == said
 
 
 def test_a_rung_has_no_step_where_rounds_were_not_kept_or_another_is_below(monkeypatch, tmp_path):
@@ -186,9 +203,9 @@ def test_a_rung_has_no_step_where_rounds_were_not_kept_or_another_is_below(monke
     assert source.startswith("From made-up on NVIDIA H100")
 
 
-def test_the_ratios_in_every_readme_are_those_of_the_log():
+def test_the_ratios_in_all_evidence_are_those_of_the_log():
     for version in finished():
-        text = sections.between(version.directory / "README.md", "evidence")
-        assert all(part in text for part in evidence._measured(version)), (
+        text = sections.between(version.directory / documents.EVIDENCE, documents.TABLES)
+        assert all(part in text for part in steps.measured(version)), (
             f"`flashladder evidence {version.number}` mends it"
         )

@@ -12,7 +12,7 @@ from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.report import neighbours
 from flashladder.tools.commands import neighbours as tool
 
-HEADERS = sorted([*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.glob("[0-9]*/*.cuh")])
+HEADERS = sorted([*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.glob("[0-9]*/*.cuh"), *VERSIONS.glob("*/cuda/*.cuh")])
 STEPPED = [
     version
     for name in catalog.ladders()

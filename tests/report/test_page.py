@@ -24,6 +24,8 @@ const seen = {};
 const shown = (selector) => all(selector).filter((e) => !e.hidden).length;
 const color = () => getComputedStyle(document.body).backgroundColor;
 seen.overflow = root.scrollWidth - innerWidth;
+const isCut = (e) => e.getBoundingClientRect().right > innerWidth;
+seen.cut = all(".view:not([hidden]) .rungs th").filter(isCut).map((e) => e.textContent);
 seen.pictures = all(".picture svg").filter((svg) => svg.getBoundingClientRect().width > 0).length;
 seen.system = color();
 seen.themes = [0, 1, 2].map(() => { button.click(); return [button.textContent, color()]; });
@@ -73,12 +75,14 @@ def visit(path, tmp_path, width, *, dark=False):
     return json.loads(title.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")), complaints
 
 
-@pytest.mark.parametrize("width", [1280, 500])
-def test_a_visit(html, tmp_path, width):
+@pytest.mark.parametrize(("width", "pictures"), [(1280, 5), (500, 4)])
+def test_a_visit(html, tmp_path, width, pictures):
+    """Pictures: the ladder, where there is room for it, and the roofline of one view, two mixes, the study."""
     seen, complaints = visit(html, tmp_path, width)
     assert complaints == []
     assert seen["overflow"] <= 0
-    assert seen["pictures"] == 4  # the ladder and the roofline of one view, the mix, the study
+    assert seen["pictures"] == pictures
+    assert seen["cut"] == []
     assert seen["view"] == [1, "h100-bf16"]
     assert seen["other"] == [1, "h100-fp16"]
     assert seen["pressed"] == ["false", "true"]

@@ -1,4 +1,4 @@
-"""The commands of the READMEs: each is one that its tool understands; the quick ones of the first README run."""
+"""The commands of README and docs/: each is one that its tool understands; the quick ones run."""
 
 import re
 import shlex
@@ -8,54 +8,89 @@ from importlib import import_module
 
 import pytest
 
-from flashladder.common import own
+from flashladder.common import catalog, own
 from flashladder.common.paths import ROOT
+from flashladder.tests.report.test_rung_pages import LINK, anchors
 from flashladder.tools.commands import COMMANDS
+from flashladder.tools.commands.arguments import config_values
 
-READMES = [
-    ROOT / "README.md",
-    *(page for page in sorted((ROOT / "versions").glob("**/README.md")) if own.PRIVATE not in page.parents),
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *DOCS,
+    *(ROOT / "results").glob("*.md"),
+    *(page for page in sorted((ROOT / "versions").glob("**/*.md")) if own.PRIVATE not in page.parents),
 ]
-COMMAND = re.compile(r"^(?: {4}|.*`(?=flashladder \w+ ))flashladder ([a-z]\w*)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
+COMMAND = re.compile(r"^(?: {4,}|.*`(?=flashladder \w+ ))flashladder ([a-z]\w*)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
 FLASHLADDER = [sys.executable, "-m", "flashladder"]
 QUICK = [
+    "run 02",
+    "explain 02",
+    "exercise 02",
     "run --list",
     "run 02 --config block_m=128 num_warps=8",
     "run 02 --seqlen 1024 --heads 4 --gpu h100",
     "run triton --causal",
-    "exercise",
+    "accuracy --list",
 ]
+MOST_BYTES = 13 * 1024  # of README.md: one page
 
 
-def commands(readme):
-    """The commands that a README calls, with their arguments."""
-    for name, rest in COMMAND.findall(readme.read_text()):
+def commands(page):
+    """The commands that a page calls, with their arguments."""
+    for name, rest in COMMAND.findall(page.read_text()):
         yield name, shlex.split(rest.replace("\\\n", " "), comments=True)
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_tool_understands_its_commands(readme):
-    for name, arguments in commands(readme):
-        import_module(COMMANDS[name].module).parser().parse_args([word for word in arguments if word != "..."])
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_tool_understands_its_commands(page):
+    for name, arguments in commands(page):
+        parsed = import_module(COMMANDS[name].module).parser().parse_args([word for word in arguments if word != "..."])
+        if fields := getattr(parsed, "config", None):
+            references = {each.name: each for each in catalog.references()}
+            kernel = references.get(parsed.version) or catalog.find(parsed.version)
+            kernel.config(**config_values(fields))  # ConfigError for what it refuses
 
 
 def test_commands_are_found():
-    found = [command for readme in READMES for command in commands(readme)]
+    found = [command for page in PAGES for command in commands(page)]
     assert ("run", ["02", "--config", "block_m=128", "num_warps=8"]) in found
-    assert len(found) > 12
+    assert ("run", ["37", "--against", "37", "--config", "block_n=64"]) in found
+    assert {name for name, _ in found} >= set(COMMANDS) - {"plots", "neighbours", "picture", "evidence"}
 
 
 @pytest.mark.parametrize("command", QUICK)
 def test_quick_commands_run_as_printed(command, tmp_path):
-    assert f"    flashladder {command}" in (ROOT / "README.md").read_text()
+    assert any(f"    flashladder {command}" in page.read_text() for page in DOCS)
     environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
-    subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True)
+    subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for path, anchor in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_extras_are_quoted_and_there(page):
+    """zsh takes brackets without quotes for a pattern."""
+    text = page.read_text()
+    assert not re.search(r"pip install (-e )?\.\[", text)
+    setup = (ROOT / "setup.py").read_text()
+    for extra in re.findall(r"pip install (?:-e )?'\.\[(\w+)\]'", text):
+        assert f'        "{extra}": ' in setup
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_bytes()) <= MOST_BYTES
 
 
 @pytest.mark.slow
 def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
     made, watched, judged = re.findall(
-        r"^    flashladder (\S+ my_idea [^#]*)", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^    flashladder (\S+ my_idea [^#]*)", (ROOT / "docs" / "own-rungs.md").read_text(), re.MULTILINE
     )
     assert "--watch" in watched  # test_watch.py runs it
     (tmp_path / "mine").mkdir()
@@ -63,20 +98,21 @@ def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
     for command in (made, judged):
         subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True)
     assert (tmp_path / "mine" / "00_my_idea" / "tried.csv").exists()
-    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "README.md").read_text()
+    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "evidence.md").read_text()
 
 
-def test_python_runs_as_printed():
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/models.md", 4), ("docs/layout.md", 1)])
+def test_python_runs_as_printed(page, number):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == number
     names = {}  # a block goes on where the one before it ended
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, page, "exec"), names)
 
 
 def test_make_knows_the_targets_that_are_named():
     makefile = (ROOT / "Makefile").read_text()
-    named = set(re.findall(r"(?:^ {4}|`)make (\w+)", "".join(path.read_text() for path in READMES), re.MULTILINE))
-    assert named >= {"run", "test", "doctor"}
+    named = set(re.findall(r"(?:^ {4}|`)make (\w+)", "".join(path.read_text() for path in PAGES), re.MULTILINE))
+    assert named >= {"venv", "test", "doctor", "help"}
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"

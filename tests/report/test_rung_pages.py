@@ -1,4 +1,4 @@
-"""What the pages of versions/ promise a reader: five parts, links that lead somewhere, names and figures that exist."""
+"""What the pages of versions/ promise a reader: few parts, links that lead somewhere, names and figures that exist."""
 
 import re
 from functools import cache
@@ -9,12 +9,13 @@ from flashladder.common import own
 from flashladder.common.catalog import finished
 from flashladder.common.paths import VERSIONS
 from flashladder.common.report import sections
-from flashladder.common.report.pages import evidence, spills
+from flashladder.common.report.pages import documents, spills, steps
 from flashladder.common.workshop import scaffold, tried
 
 PAGES = [page for page in sorted(VERSIONS.glob("**/*.md")) if own.PRIVATE not in page.parents]
 RUNGS = finished()
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+MOST = 6400  # bytes of a page: one screen or two
 MADE = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 FIGURE = re.compile(r"(?<![\w.,])(?:[+-]?\d+\.\d %|\d\.\d{3}|\d{1,3}(?:,\d{3})+)(?![\d,]*\d)")
 DATE = re.compile(r"20\d\d-\d\d-\d\d")
@@ -46,16 +47,27 @@ def made_by_tools():
 
 
 @of_each_rung
-def test_a_page_has_five_parts(rung):
-    page = rung.directory / "README.md"
-    beginning, _, _ = page.read_text().partition("\n## ")
+def test_a_page_has_its_parts_and_no_history(rung):
+    page = rung.directory / documents.PAGE
+    text = page.read_text()
+    beginning, _, _ = text.partition("\n## ")
     assert " ".join(beginning.split()) == f"# {rung.number} {rung.title} {rung.idea}"
     found = parts(page)
-    assert tuple(found) == evidence.PARTS
-    assert all(text.strip() for text in found.values())
-    assert scaffold.OPEN not in page.read_text()
-    fourth = page.read_text().index(f"## {evidence.PARTS[3]}")
-    assert fourth < page.read_text().index(f"<!-- {evidence.MARKER}:begin") < page.read_text().index("## Tried")
+    assert tuple(found) == documents.PARTS
+    assert all(part.strip() for part in found.values())
+    assert scaffold.OPEN not in text
+    assert sections.between(page, documents.STEP) == steps.text(rung), f"flashladder evidence {rung.number}"
+    assert not DATE.search(text)
+    assert len(text.encode()) <= MOST
+
+
+@of_each_rung
+def test_the_evidence_has_its_parts(rung):
+    evidence = rung.directory / documents.EVIDENCE
+    beginning, _, _ = evidence.read_text().partition("\n\n")
+    assert beginning == f"# {rung.number} {rung.title}: evidence"
+    first, *_, last = parts(evidence)
+    assert (first, last) == (documents.BY_TOOLS, documents.DROPPED)
 
 
 @of_each_rung
@@ -89,10 +101,13 @@ def test_names_in_where_to_look_are_in_the_files_linked_there(rung):
 
 @of_each_rung
 def test_a_figure_comes_from_a_tool_or_says_when_it_was_measured(rung):
-    for paragraph in re.split(r"\n\n|\n(?=- )", prose(rung.directory / "README.md")):
-        if not DATE.search(paragraph):
-            typed = [figure for figure in FIGURE.findall(paragraph) if figure not in made_by_tools()]
-            assert typed == [], paragraph
+    """On a page it may also be one of its evidence, where the date stands."""
+    evidence = (rung.directory / documents.EVIDENCE).read_text()
+    for name, known in ((documents.PAGE, made_by_tools() + evidence), (documents.EVIDENCE, made_by_tools())):
+        for paragraph in re.split(r"\n\n|\n(?=- )", prose(rung.directory / name)):
+            if not DATE.search(paragraph):
+                typed = [figure for figure in FIGURE.findall(paragraph) if figure not in known]
+                assert typed == [], paragraph
 
 
 def test_the_path_names_every_rung_as_its_page_does():

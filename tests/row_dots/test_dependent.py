@@ -64,22 +64,30 @@ extern "C" __global__ void attention_row_dots(const __grid_constant__ RowDotsPar
     if (row < p.seqlen_q) p.dots[place] = lent.sums[place];
 }
 """
+DEPENDENT = "FLASHLADDER_KERNEL(attention_row_dots"
+BETWEEN = """
+FLASHLADDER_KERNEL(between, RowDotsParams, Launch{32, 0, block_m});
+extern "C" __global__ void between(const __grid_constant__ RowDotsParams, const __grid_constant__ Lent lent) {BODY}
+"""
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Makes a rung of these kernels, or one in which something is replaced."""
+    """Makes a rung of these kernels, or one in which texts are replaced by others."""
     folder = tmp_path / NAME
     shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("test_*", "bench.py", "__pycache__"))
     monkeypatch.setenv(own.VARIABLE, str(folder))
 
-    def made(old="", new=""):
-        assert old in KERNELS
+    def made(changes=None):
+        kernels = KERNELS
+        for old, new in (changes or {}).items():
+            assert old in kernels
+            kernels = kernels.replace(old, new)
         rung, yaml = folder / "02_clusters", (folder / "00_rows" / "version.yaml").read_text()
         rung.mkdir()
         (rung / "version.yaml").write_text(yaml.replace("ampere", "hopper"))
-        (rung / "kernel.cu").write_text(KERNELS.replace(old, new))
+        (rung / "kernel.cu").write_text(kernels)
         return catalog.find(f"{NAME}/02")
 
     return made
@@ -103,7 +111,7 @@ def test_clusters_and_a_dependent_kernel(make):
 @pytest.mark.parametrize("new", ["", "if (threadIdx.x == 0) " + WAIT], ids=["no wait", "one thread waits"])
 def test_a_dependent_kernel_that_does_not_wait_is_named(make, new):
     with pytest.raises(EmulatorError) as error:
-        emulate(make(WAIT, new), problem())
+        emulate(make({WAIT: new}), problem())
     message = str(error.value)
     assert "tensor workspace sums" in message
     assert "sum_rows, before which attention_row_dots may begin, may still write it" in message
@@ -111,17 +119,46 @@ def test_a_dependent_kernel_that_does_not_wait_is_named(make, new):
     assert "mend: griddepcontrol.wait before" in message
 
 
+IN_CLUSTERS = {".dependent()": ".clusters(1, 2).dependent()"}
+
+
+@pytest.mark.parametrize("new", ["", "if (threadIdx.x == 0) " + WAIT], ids=["no wait", "one thread waits"])
+def test_so_is_one_in_clusters(make, new):
+    with pytest.raises(EmulatorError, match="sum_rows, before which attention_row_dots may begin, may still write it"):
+        emulate(make({WAIT: new, **IN_CLUSTERS}), problem())
+
+
+@pytest.mark.parametrize(
+    "new",
+    [WAIT, "if (threadIdx.x == 0 && blockIdx.y % 2 == 1) " + WAIT + " cluster_sync();"],
+    ids=["all", "one for all"],
+)
+def test_in_clusters_one_thread_may_wait_for_all(make, new):
+    emulate(make({WAIT: new, **IN_CLUSTERS}), problem())
+
+
+def test_what_a_kernel_wrote_that_has_ended_needs_no_wait(make):
+    """The kernel between the two depends on nothing, so the first one has ended when the third one begins."""
+    emulate(make({WAIT: "", DEPENDENT: BETWEEN.replace("BODY", "") + DEPENDENT}), problem())
+
+
+def test_of_three_kernels_the_one_that_may_still_write_is_named(make):
+    writes = "if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0) lent.sums[0] = 1.0f;"
+    with pytest.raises(EmulatorError, match="between, before which attention_row_dots may begin, may still write it"):
+        emulate(make({WAIT: "", DEPENDENT: BETWEEN.replace("BODY", writes) + DEPENDENT}), problem())
+
+
 def test_a_kernel_that_depends_on_nothing_need_not_wait(make):
-    emulate(make(".dependent()", ""), problem())
+    emulate(make({".dependent()": ""}), problem())
 
 
 def test_without_its_clusters_a_kernel_is_found_out(make):
     with pytest.raises(EmulatorError):
-        emulate(make(".clusters(1, 2)", ""), problem())
+        emulate(make({".clusters(1, 2)": ""}), problem())
 
 
 def test_clusters_of_another_shape_than_the_code_is_compiled_for(make):
-    rung = make('extern "C" __global__ void sum_rows', 'extern "C" __global__ void __cluster_dims__(1, 4, 1) sum_rows')
+    rung = make({"void sum_rows": "void __cluster_dims__(1, 4, 1) sum_rows"})
     with pytest.raises(
         EmulatorError, match=r"sum_rows is launched in clusters of \(1, 2, 1\), but compiled for \(1, 4, 1\)"
     ):

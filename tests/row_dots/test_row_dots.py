@@ -119,7 +119,7 @@ def test_an_operation_is_not_another():
         catalog.find("07").config_for(forward)
     with pytest.raises(UnsupportedProblemError, match=r"takes segment 1, not 4; the nearest rung that .*/01_halves"):
         rung.config_for(problem(options={"segment": 4}))
-    with pytest.raises(UnsupportedProblemError, match=f"operation=backwards: must be one of forward, packed, {NAME}"):
+    with pytest.raises(UnsupportedProblemError, match=f"operation=backwards: must be one of forward, packed, .*{NAME}"):
         Problem(operation="backwards")
     assert f"computes the operation forward, not {NAME}" in baselines.of("forward", on_gpu=False)["sdpa"].refusal(
         problem()
@@ -306,9 +306,9 @@ def test_tuner(folder):
 
 def test_evidence(run, folder):
     run(evidence, f"{NAME}/01")
-    page = (folder / "01_halves" / "README.md").read_text()
+    page = (folder / "01_halves" / "evidence.md").read_text()
     assert "requests to global memory" in page
-    assert "0 of 1 READMEs are out of date" in run(evidence, f"{NAME}/01", "--check")
+    assert "0 of 1 rungs and pages are out of date" in run(evidence, f"{NAME}/01", "--check")
 
 
 def test_dashboard(run, folder, monkeypatch):

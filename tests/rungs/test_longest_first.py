@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from test_packed import packed
+from rung_features import packed
 from tiny_ladder import make_rung
 
 from flashladder.common.compiler import build_one
@@ -24,18 +24,17 @@ config:
 KERNEL = """
 #include "config.cuh"
 #include "launch.cuh"
-#include "HEADER"
+#include "schedule/order.cuh"
 using namespace config;
 FLASHLADDER_KERNEL(attention_forward, PackedParams, Launch{32, 0, block_m, 64}.persistent());
 extern "C" __global__ void attention_forward(const __grid_constant__ PackedParams params) {
-    ORDER<block_m, head_dim, causal> order(params);
+    PackedOrder<block_m, head_dim, causal> order(params);
     for (int number = 0; number < order.count; ++number) {
         const auto tile = order.find(number);
         if (lane_index() == 0) tile.lse[tile.first_row] = number;
     }
 }
 """
-ORDERS = {"LongestFirst": "46_scheduler_warp/longest_first.cuh", "PackedOrder": "schedule/order.cuh"}
 LENGTHS = {
     "one": ((300,), (70,)),
     "empty ones": ((0, 200, 0, 0, 129, 0), (5, 0, 7, 0, 300, 9)),
@@ -45,11 +44,15 @@ LENGTHS = {
 }
 
 
-def numbers(root, order, seqlens_q, seqlens_k, block_m, **kind):
+@pytest.fixture(scope="module")
+def rung(tmp_path_factory):
+    """It is compiled once for all lengths."""
+    return make_rung(tmp_path_factory.mktemp("numbers"), "07_numbers", VERSION_YAML, KERNEL)
+
+
+def numbers(rung, seqlens_q, seqlens_k, block_m, **kind):
     """{(sequence, head): its tiles' numbers, by rows}."""
-    kernel = KERNEL.replace("HEADER", ORDERS[order]).replace("ORDER", order)
-    rung = make_rung(root, "07_numbers", VERSION_YAML, kernel)
-    problem = packed(seqlens_q, seqlens_k, head_dim=64, **kind)
+    problem = packed(seqlens_q, seqlens_k, **kind)
     tensors = make_inputs(problem)
     tensors.lse.fill_(-1)
     on_emulator(build_one(rung, rung.config_for(problem, block_m=block_m), "sm_90a"), problem, tensors, num_sms=1)
@@ -68,13 +71,11 @@ def numbers(root, order, seqlens_q, seqlens_k, block_m, **kind):
     return found
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("block_m", [128, 192])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("block_m", "causal"), [(128, False), (128, True), (192, True)])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_each_tile_comes_once_and_those_of_long_sequences_first(tmp_path, lengths, causal, block_m, order):
+def test_each_tile_comes_once_and_those_of_long_sequences_first(rung, lengths, causal, block_m):
     seqlens_q, seqlens_k = lengths
-    found = numbers(tmp_path, order, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
+    found = numbers(rung, *lengths, block_m, num_heads=6, num_heads_k=3, causal=causal)
     for (sequence, _), tiles in found.items():
         assert len(tiles) == -(-seqlens_q[sequence] // block_m)
         assert not causal or tiles == sorted(tiles, reverse=True), "the last rows see the most keys"

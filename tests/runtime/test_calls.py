@@ -1,4 +1,4 @@
-"""Calls that come often launch what a look at leisure would launch, or leave it to that; see runtime/calls.py."""
+"""Calls that come often launch what the slow path would launch, or leave it to that; see runtime/calls.py."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ from flashladder.common.errors import BuildError, DeviceError
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.problem.inputs import Tensors, make_inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import plan, quick
+from flashladder.common.runtime import fast_path, plan
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_gpu
 
@@ -56,14 +56,14 @@ RUNG = SimpleNamespace(supports=Supports(dtype=("bf16",), head_dim=(64,), causal
 @pytest.fixture(scope="module")
 def extension():
     """Of C++, compiled now."""
-    return quick.made()
+    return fast_path.made()
 
 
 @pytest.fixture
 def driver(extension, monkeypatch):
     """With both ways of a call."""
     made = fake_cuda.install(monkeypatch)
-    monkeypatch.setattr(quick, "extension", extension)
+    monkeypatch.setattr(fast_path, "extension", extension)
     return made
 
 
@@ -138,13 +138,13 @@ def test_all_ways_launch_the_same(driver, tmp_path, kind):
     def same(problem):
         tensors = make_inputs(problem)
         given = [tensors.by_name.get(name) for name in ("q", "k", "v", "o", "lse")]
-        assert call.quickly(given, problem.softmax_scale)
-        quickly = done(driver)
+        assert call.launch_fast(given, problem.softmax_scale)
+        fast = done(driver)
         call(problem, tensors)
-        assert quickly == done(driver)
+        assert fast == done(driver)
         on_gpu(made, problem, tensors)()
-        assert quickly == done(driver)
-        assert len(quickly) == len(made.kernels)
+        assert fast == done(driver)
+        assert len(fast) == len(made.kernels)
 
     same()
 
@@ -186,16 +186,16 @@ def test_what_is_not_plainly_right_is_left(driver, tmp_path, changed):
     call = call_of(artifact(tmp_path))
     given = {"q": Q, "k": K, "v": K, "o": torch.empty_like(Q), "lse": None, "softmax_scale": 0.125}
     *usual, scale = given.values()
-    assert call.quickly(usual, scale)
+    assert call.launch_fast(usual, scale)
     driver.launches.clear()
     *others, scale = (given | changed).values()
-    assert not call.quickly(others, scale)
+    assert not call.launch_fast(others, scale)
     assert not driver.launches
 
 
 def test_tensors_on_another_device_are_left(driver, tmp_path):
     call = call_of(artifact(tmp_path), device=torch.device("cuda", 3))
-    assert not call.quickly((Q, K, K, torch.empty_like(Q), None), 0.125)
+    assert not call.launch_fast((Q, K, K, torch.empty_like(Q), None), 0.125)
 
 
 def test_what_a_rung_does_not_take_is_left(driver, tmp_path):
@@ -207,15 +207,15 @@ def test_what_a_rung_does_not_take_is_left(driver, tmp_path):
     ):
         rung = SimpleNamespace(supports=RUNG.supports.model_copy(update=supports))
         call = call_of(artifact(tmp_path, **config), rung)
-        assert call.quickly((*taken, None), 0.125)
-        assert not call.quickly((*left, None), 0.125)
+        assert call.launch_fast((*taken, None), 0.125)
+        assert not call.launch_fast((*left, None), 0.125)
 
 
 def test_a_grid_that_is_too_large_is_left(driver, tmp_path):
     call = call_of(artifact(tmp_path))
     for batch, launched in ((65535, True), (65536, False)):
         q = bf16(1, 1, 1, 64).expand(batch, 1, 1, 64)
-        assert call.quickly((q, q, q, bf16(batch, 1, 1, 64), None), 0.125) == launched
+        assert call.launch_fast((q, q, q, bf16(batch, 1, 1, 64), None), 0.125) == launched
 
 
 USUAL = Problem(batch=2, num_heads=4, num_heads_k=2, seqlen_q=64, seqlen_k=70, head_dim=64, softmax_scale=0.125)
@@ -232,7 +232,7 @@ def by(way, call, o=None):
     if way == "Python":
         call(USUAL, tensors)
     else:
-        assert call.quickly((*tensors.by_name.values(), None), 0.125)
+        assert call.launch_fast((*tensors.by_name.values(), None), 0.125)
 
 
 WAYS = pytest.mark.parametrize("way", ["C++", "Python"])
@@ -242,7 +242,7 @@ def test_a_failure_is_told(driver, tmp_path):
     """C++ leaves it to Python, which says what is wrong, unless it was that this thread had no context yet."""
     call = call_of(artifact(tmp_path))
     driver.statuses = [201]
-    assert not call.quickly((*usual().by_name.values(), None), 0.125)
+    assert not call.launch_fast((*usual().by_name.values(), None), 0.125)
     assert not driver.launches
     driver.statuses = [700]
     with pytest.raises(DeviceError, match=r"cannot launch 07_tiny with dtype=bf16.*CUDA_ERROR_MADE_UP"):
@@ -302,7 +302,7 @@ def test_maps_tell_of_the_tensors_that_a_call_was_given(driver, tmp_path):
         *((bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)) for _ in range(3)),  # freed, and made anew
     ):
         o = torch.empty_like(q)
-        assert call.quickly((q, k, k, o, None), 0.125)
+        assert call.launch_fast((q, k, k, o, None), 0.125)
         maps = driver.launches[-1].arguments[2]
         for number, tensor in enumerate((q, k, k, o)):
             told = tensor_map.decode(maps[128 * number : 128 * (number + 1)])
@@ -323,7 +323,7 @@ def test_a_stride_whose_highest_bits_lie_elsewhere(driver, tmp_path):
     for bytes_apart in (apart - 16, apart):
         k = far.as_strided((2, 70, 2, 64), (bytes_apart // 2, 128, 64, 1))
         o = torch.empty_like(Q)
-        if not call.quickly((Q, k, k, o, None), 0.125):
+        if not call.launch_fast((Q, k, k, o, None), 0.125):
             call(USUAL, Tensors({"q": Q, "k": k, "v": k, "o": o}, USUAL.asked))
         maps = driver.launches[-1].arguments[2]
         assert tensor_map.decode(maps[128:256]).strides == (256, 128, bytes_apart)
@@ -360,7 +360,7 @@ def test_the_plan_has_the_layout_of_the_source(tmp_path):
     checks += [f"static_assert(sizeof(LaunchConfig) == {ctypes.sizeof(fake_cuda.LaunchConfig)});"]
     checks += [f"static_assert(max_params == {plan.MAX_PARAMS} && max_sizes == {plan.MAX_SIZES});"]
     source = tmp_path / "check.cpp"
-    source.write_text("\n".join(["#include <cstddef>", f'#include "{quick.SOURCE}"', *checks]))
+    source.write_text("\n".join(["#include <cstddef>", f'#include "{fast_path.SOURCE}"', *checks]))
     command, _ = library._extension(source)
     subprocess.run([*command, "-fsyntax-only", source], check=True)
 
@@ -369,8 +369,8 @@ def test_the_plan_has_the_layout_of_the_source(tmp_path):
 def unprepared(monkeypatch, tmp_path):
     """As in a process that has called nothing yet, with an empty cache."""
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(quick, "extension", None)
-    monkeypatch.setattr(quick, "missing", quick.missing)
+    monkeypatch.setattr(fast_path, "extension", None)
+    monkeypatch.setattr(fast_path, "missing", fast_path.missing)
 
 
 def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
@@ -381,16 +381,16 @@ def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
         go_on.wait(60)
         raise BuildError("no room\non the disk")
 
-    monkeypatch.setattr(quick, "missing", quick.NOT_ASKED)
+    monkeypatch.setattr(fast_path, "missing", fast_path.NOT_ASKED)
     monkeypatch.setattr(library, "build_extension", compiled)
-    quick.prepare()
-    quick.prepare()
+    fast_path.prepare()
+    fast_path.prepare()
     assert began.wait(60)
-    assert (quick.extension, quick.missing) == (None, "it is being compiled")
-    (thread,) = [each for each in threading.enumerate() if "quick.cpp" in each.name]
+    assert (fast_path.extension, fast_path.missing) == (None, "it is being compiled")
+    (thread,) = [each for each in threading.enumerate() if "fast_path.cpp" in each.name]
     go_on.set()
     thread.join(60)
-    assert (quick.extension, quick.missing) == (None, "no room")
+    assert (fast_path.extension, fast_path.missing) == (None, "no room")
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
             "no Python.h in /no/such: Python's headers are missing",
         ),
         (
-            quick,
+            fast_path,
             "EXCHANGE",
             "__no_such__",
             "torch .* has no __no_such__, by which C\\+\\+ reads tensors; torch 2.13 has",
@@ -412,13 +412,13 @@ def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
 )
 def test_what_else_is_missing_is_named(unprepared, monkeypatch, holder, name, value, words):
     monkeypatch.setattr(holder, name, value)
-    quick.load()
-    assert quick.extension is None
-    assert re.match(words, quick.missing)
+    fast_path.load()
+    assert fast_path.extension is None
+    assert re.match(words, fast_path.missing)
 
 
 def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):
     monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
-    quick.load()
-    assert quick.extension is None
-    assert quick.missing.startswith("no C++ compiler for nvcc: no-such-compiler is not on PATH")
+    fast_path.load()
+    assert fast_path.extension is None
+    assert fast_path.missing.startswith("no C++ compiler for nvcc: no-such-compiler is not on PATH")

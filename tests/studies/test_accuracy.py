@@ -34,7 +34,7 @@ from flashladder.tools.commands import accuracy
 SMALL = {"seqlen_q": 128, "seqlen_k": 512}
 SCALES = ("tiny_scale", "huge_scale")
 ONE_LAUNCH = tuple(name for name in FAMILIES if name not in SCALES)  # a softmax_scale is the launch's
-RUNGS = ("16", "17", "18", "22", "23", "24", "37", "40", "43")
+RUNGS = ("16", "17", "18", "24", "37", "43")  # one of each softmax, and the last of those with it
 
 
 def scores_of(problem, tensors):
@@ -348,7 +348,7 @@ def test_a_damaged_log_is_named_and_kept(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--families", "plateau"), "no family plateau; did you mean plateau_4? There are normal, normal_3"),
+        (("--families", "plateau"), "no family plateau; did you mean plateau_4?"),
         (("--dtypes", "fp8"), "no dtype fp8; there are bf16"),
         (("--device", "cpu"), "a rung is a CUDA kernel"),
         (("99",), "99"),

@@ -1,10 +1,13 @@
 """Experiments: what each experiment runs, logs and draws, and the traffic formulas of the papers as counted."""
 
+import subprocess
+
 import pytest
 import torch
 
 from flashladder.common import catalog, console
 from flashladder.common.errors import VerificationError
+from flashladder.common.paths import PUBLISHED, ROOT, UNPUBLISHED
 from flashladder.common.problem import check
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
@@ -218,6 +221,17 @@ def test_a_run_on_the_emulator_is_shown_though_a_gpu_was_there_before(run):
     _, out, _ = run("loop_order", "--seqlens", "128")
     assert "counted by the emulator" in out[: out.index("logged to")]
     assert "show what was measured on NVIDIA H100" in " ".join(out.split())
+
+
+def test_the_project_s_own_results_are_added_to_on_demand_alone(monkeypatch, tmp_path):
+    rungs = [catalog.find("02")]
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    assert experiment._folder(rungs, publish=False) == tmp_path
+    monkeypatch.delenv("FLASHLADDER_RESULTS")
+    assert experiment._folder(rungs, publish=True) == PUBLISHED
+    assert experiment._folder(rungs, publish=False) == UNPUBLISHED
+    ignored = subprocess.run(["git", "check-ignore", UNPUBLISHED / "experiments", ROOT / "adopted"], cwd=ROOT)
+    assert ignored.returncode in (0, 128), "ignored, or no clone"
 
 
 def test_bad_input_and_the_list(run):

@@ -184,14 +184,26 @@ def test_a_killed_run_goes_on_where_it_was(run, contests, monkeypatch):
     assert rows()["run"].nunique() == 1
 
 
-@pytest.mark.parametrize("other", ["card", "commit", "heat"])
+def test_a_killed_run_goes_on_on_another_card_of_its_kind(run, contests):
+    """Each length is of one card, whose baseline took part in its rounds; the run says of which cards it is."""
+    run("02", *SMALL, "--seqlens", "128")
+    log = records.ladder("h100").path
+    log.write_text(log.read_text().replace(rows()["gpu_id"].iloc[0], "another"))
+    _, out, _ = run("02", *SMALL)
+    assert "goes on: 1 of 2 shapes are there already" in out
+    assert [held[0] for held in contests] == [128, 256]
+    (whole,) = ladder_runs.runs_of(rows())
+    assert whole.card.startswith(f"cards another and {rows()['gpu_id'].iloc[-1]}, each length on one")
+
+
+@pytest.mark.parametrize("other", ["kind of card", "commit", "heat"])
 def test_a_killed_run_goes_on_nowhere_else(run, contests, monkeypatch, other):
-    """On another card, with another commit, or where heat slowed the GPU, a new run begins with every shape."""
+    """On another kind of card, with another commit, or where heat slowed the GPU, a new run begins with every shape."""
     run("02", *SMALL, "--seqlens", "128")
     log = records.ladder("h100").path
     row = rows().iloc[0]
-    if other == "card":
-        log.write_text(log.read_text().replace(row["gpu_id"], "another"))
+    if other == "kind of card":
+        log.write_text(log.read_text().replace(row["device"], "another"))
     elif other == "commit":
         monkeypatch.setattr(records, "commit", lambda: "0123456789ab")
     else:

@@ -125,7 +125,7 @@ def test_bad_input(run, arguments, message):
 def test_rounds_are_at_least_one(capsys):
     with pytest.raises(SystemExit):
         bench.parser().parse_args(["02", "--rounds", "0"])
-    assert "--rounds: 0 is below 1" in capsys.readouterr().err
+    assert "--rounds: 0 is not a whole number, 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", ",", "-1", "4,-1", "4.5", "four", "4,5,6", "4 5", "²", "9" * 19])

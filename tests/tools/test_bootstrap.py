@@ -1,3 +1,4 @@
+import re
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ def test_what_pip_cannot_bring_is_asked_for_by_its_command(monkeypatch):
     with pytest.raises(SystemExit) as error:
         bootstrap.check_machine()
     assert "sudo apt-get install python3-venv" in str(error.value)
-    assert "sudo apt-get install g++" in str(error.value)
+    assert "sudo apt-get install g++. Without one nvcc compiles no kernel. What runs then" in str(error.value)
 
 
 def test_old_python_is_refused(monkeypatch):
@@ -66,18 +67,70 @@ def test_of_what_pip_says_few_lines_are_shown(capfd):
     ]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_size_and_time_are_said_beforehand(shared):
-    run, test = (bootstrap.announcement(shared, extra) for extra in (bootstrap.TOOLS, bootstrap.TESTS))
-    assert "GB of disk" in run
-    assert "takes minutes" in run
-    assert "and 1.3 GB for tests and lint" in test
-    assert "tests" not in run
+@pytest.mark.parametrize(("shared", "for_cpu"), [(True, False), (False, True), (False, False)])
+def test_size_and_time_are_said_beforehand(shared, for_cpu):
+    assert re.search(r"GB to download, [\d.]+ GB of disk, .* minutes", bootstrap.announcement(shared, for_cpu))
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "for_cpu"),
+    [("", True, False), ("", False, True), ("cuda", False, False), ("cpu", True, True)],
+)
+def test_torch_is_the_build_that_suits_the_machine(monkeypatch, asked, gpu, for_cpu):
+    monkeypatch.setenv(bootstrap.TORCH, asked)
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: gpu)
+    assert bootstrap.wants_cpu_torch() == for_cpu
+
+
+def test_another_build_of_torch_is_refused(monkeypatch):
+    monkeypatch.setenv(bootstrap.TORCH, "rocm")
+    with pytest.raises(SystemExit, match="FLASHLADDER_TORCH=rocm is no build of torch: cpu or cuda"):
+        bootstrap.wants_cpu_torch()
+
+
+def test_where_there_is_no_torch_for_cpus_pip_goes_on(monkeypatch, capfd):
+    asked = []
+    monkeypatch.setattr(bootstrap, "try_pip", lambda *arguments: asked.append(arguments) or ["no such host"])
+    bootstrap.install_cpu_torch()
+    assert asked == [("torch", "--no-deps", "--index-url", bootstrap.CPU_WHEELS, "--retries", "1")]
+    assert "no torch for CPUs" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("maker", ["", "/nowhere/python3", sys.executable])
+def test_an_environment_is_not_made_around_itself(monkeypatch, tmp_path, maker):
+    """As `make quick` in an active .venv, whose python3 it is."""
+    calls = []
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    monkeypatch.setattr(bootstrap, "MAKER", tmp_path / "maker")
+    monkeypatch.setattr(bootstrap.os, "execv", lambda path, words: calls.append((path, words)))
+    bootstrap.leave_environment(bootstrap.TESTS)
+    assert not calls
+    if maker:
+        (tmp_path / "maker").write_text(maker)
+    monkeypatch.setattr(bootstrap.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(bootstrap.sys, "_base_executable", "/usr/bin/python3")
+    bootstrap.leave_environment(bootstrap.TESTS)
+    outer = sys.executable if maker == sys.executable else "/usr/bin/python3"
+    assert calls == [(outer, [outer, str(bootstrap.ROOT / "tools" / "bootstrap.py"), bootstrap.TESTS])]
 
 
 def test_the_extras_are_setups():
     setup = (bootstrap.ROOT / "setup.py").read_text()
-    assert all(f'"{extra}": [' in setup or f'"{extra}": TUNER' in setup for extra in (bootstrap.TOOLS, bootstrap.TESTS))
+    assert all(f'        "{extra}": ' in setup for extra in (bootstrap.TOOLS, bootstrap.TESTS))
+
+
+@pytest.mark.parametrize(("release", "will_do"), [("11.8", False), ("12.0", True), ("13.2", True), (None, False)])
+def test_an_installation_brings_a_compiler_where_none_will_do(tmp_path, monkeypatch, release, will_do):
+    beginning = (bootstrap.ROOT / "setup.py").read_text().partition("LACKING = ")[0]
+    exec(compile(beginning, "setup.py", "exec"), names := {})
+    names["TOOLKITS"] = [str(tmp_path)]
+    monkeypatch.setenv("PATH", "/nowhere")
+    if release:
+        (tmp_path / "bin").mkdir()
+        nvcc = tmp_path / "bin" / "nvcc"
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+        nvcc.chmod(0o755)
+    assert names["has_nvcc"]() == will_do
 
 
 def test_another_checkouts_environment_is_left_alone(tmp_path, monkeypatch):
@@ -98,6 +151,7 @@ def test_up_to_date_environment_is_left_alone(tmp_path, monkeypatch):
     for name in ("check_machine", "make_environment", "pip_install"):
         monkeypatch.setattr(bootstrap, name, lambda *arguments, name=name: made.append(name))
     monkeypatch.setattr(bootstrap, "missing_extras", list)
+    monkeypatch.setattr(bootstrap, "has_usable_torch", lambda: True)
     bootstrap.main()
     assert made == ["check_machine", "make_environment", "pip_install"]
     bootstrap.main()
@@ -115,7 +169,7 @@ def test_up_to_date_environment_is_left_alone(tmp_path, monkeypatch):
     bootstrap.main()
     assert len(made) == 9, "it was copied with its checkout"
     bootstrap.main(bootstrap.TESTS)
-    assert len(made) == 12, "the tests need more"
+    assert made[9:] == ["pip_install"], "the tests need more, in the same environment"
     bootstrap.main()
     bootstrap.main(bootstrap.TESTS)
-    assert len(made) == 12
+    assert len(made) == 10

@@ -35,7 +35,7 @@ def test_an_unknown_command(capsys):
 def test_it_runs_as_a_module():
     done = call("-m", "flashladder", "run", "--list", cwd="/")
     assert done.returncode == 0, done.stderr
-    assert "Swizzling" in done.stdout
+    assert "02_swizzling" in done.stdout
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
@@ -86,7 +86,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, c
     for words in (["search", "02", "--gpu", "a100", "--offline"], ["plots", "study"], ["replay", "study"]):
         assert commands.main(words) == console.EXIT_ERROR
         assert "has no optuna; " in (said := capsys.readouterr().err)
-        assert "-m pip install 'flashladder[tuner]'` brings it" in said
+        assert "-m pip install 'flashladder[tuner]'` brings it; 'flashladder[all]' brings what every" in said
 
 
 def test_a_missing_package_of_no_extra(monkeypatch):
@@ -105,14 +105,14 @@ def test_an_option_is_not_guessed_from_its_beginning(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "swizling"], "no version swizling; did you mean 02_swizzling? There are 00_minimal, .*"),
+        (["run", "swizling"], "no version swizling; did you mean 02_swizzling?"),
         (
             ["run", "woven"],
-            "no version woven; did you mean 20_woven_copies or 21_woven_exponentials or 24_woven_general? There .*",
+            "no version woven; did you mean 20_woven_copies or 21_woven_exponentials or 24_woven_general?",
         ),
-        (["run", "py_fa3"], "no version py_fa3; did you mean py_fa2? There are .*"),
+        (["run", "py_fa3"], "no version py_fa3; did you mean py_fa2?"),
         (["run", "02", "--gpu", "h10"], "no description of the GPU h10; did you mean h100? There are .*"),
-        (["run", "02", "--config", "blok_m=64"], "unknown field blok_m; did you mean block_m? The fields are .*"),
+        (["run", "02", "--config", "blok_m=64"], "unknown field blok_m; did you mean block_m?"),
         (["sass", "py_fa1"], "py_fa1 is a reference, not a rung of a ladder; rungs have numbers, such as 02"),
         (["experiment", "block"], "no experiment block; did you mean blocks? There are blocks, .*"),
     ],

@@ -59,7 +59,7 @@ def log(name="bench", *rows):
 def test_two_runs_of_a_ladder(run, results):
     results.mkdir()
     shutil.copy(H200, results)
-    code, out, err = run(FIRST, SECOND)
+    code, out, err = run(FIRST, SECOND, "--all")
     assert code == 0, err
     assert "card's id 0a49e1071fae 6ae30e052b5e" in out
     assert "commit cd9ed05b90c3 31557c22c840" in out
@@ -67,6 +67,10 @@ def test_two_runs_of_a_ladder(run, results):
     assert "16_static_stride own, bf16 6 1.070 (1.069-1.072) 1.070 (1.068-1.075)" in out
     assert "17_lazy_rescale own, bf16 6 1.119 (1.117-1.119) 1.130 (1.127-1.133) other code" in out
     assert "Two runs are not divided by each other" in out
+    _, out, _ = run(FIRST, SECOND)
+    assert "16_static_stride own" not in out
+    assert "17_lazy_rescale own, bf16 6 1.119 (1.117-1.119) 1.130 (1.127-1.133) other code" in out
+    assert "kernels do not differ: --all shows them" in out
 
 
 def test_no_figure_is_of_both_runs(run):
@@ -104,14 +108,14 @@ def test_windows_and_softcaps_are_compared_with_their_like(run, bounds):
     code, _, err = run("mine", "theirs")
     assert (code, "timed no kernel at the same shape" in err) == (console.EXIT_ERROR, True)
     log("third", {"run": "again", **bounds}, {"run": "plain", "softcap": 0.0})
-    assert "1.100 (1.050-1.150) 1.100 (1.050-1.150)" in run("again", "theirs")[1]
-    assert "1.100 (1.050-1.150) 1.100 (1.050-1.150)" in run("mine", "plain")[1]
+    assert "1.100 (1.050-1.150) 1.100 (1.050-1.150)" in run("again", "theirs", "--all")[1]
+    assert "1.100 (1.050-1.150) 1.100 (1.050-1.150)" in run("mine", "plain", "--all")[1]
 
 
 def test_only_shapes_that_both_have_count(run):
     log("one", {}, {"seqlen_q": 8192, "seqlen_k": 8192, "ratio": 1.9, "ratio_high": 2.0}, {"version": "09_fewer_moves"})
     log("other", {"run": "theirs"}, {"run": "theirs", "version": "cudnn", "config": ""})
-    _, out, _ = run("mine", "theirs")
+    _, out, _ = run("mine", "theirs", "--all")
     assert "16_static_stride, bf16 1 1.100 (1.050-1.150) 1.100" in out
     assert "only in mine: 09_fewer_moves" in out
     assert "only in theirs: cudnn" in out
@@ -127,7 +131,7 @@ def test_a_file_is_as_good_as_a_name(run, tmp_path):
 
 
 def test_results_without_a_benchmark(run, results):
-    """As the README has the commands: a run, and then a look at two of them."""
+    """As docs/measuring.md has the commands: a run, and then a look at two of them."""
     code, _, err = run("mine", "theirs")
     assert code == console.EXIT_ERROR
     assert f"no run in the logs of {results} is a benchmark. Ratios to a baseline are compared, which" in err
@@ -169,7 +173,7 @@ def test_a_damaged_line_is_named_and_left_out(run):
     path = log("one", {})
     log("other", {"run": "theirs"})
     path.write_text(path.read_text() + "mine,half a row\n")
-    code, out, err = run("mine", "theirs")
+    code, out, err = run("mine", "theirs", "--all")
     assert code == 0
     assert "one.csv:3" in err
     assert "1.100 (1.050-1.150)" in out

@@ -61,6 +61,12 @@ def test_folder_that_cannot_be_written(found, monkeypatch, tmp_path):
     assert "file/results: Not a directory. Set FLASHLADDER_RESULTS to a folder that can be written." in finding.found
 
 
+def test_it_makes_no_folder(found, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "new" / "results"))
+    assert found({"results": machine.NEEDED["results folder"]})["results"].good
+    assert list(tmp_path.iterdir()) == []
+
+
 class FakeDriver:
     def __init__(self, version):
         self.version = version

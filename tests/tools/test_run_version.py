@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from flashladder.common import console
+from flashladder.common import catalog, console
 from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import ROOT
 from flashladder.common.records import records
@@ -36,11 +36,11 @@ def test_what_was_tuned_for_the_gpu_is_picked_up(run):
     tuned.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32, "num_warps": 4}, {})
     _, out, _ = run("02", "--gpu", "a100")
     assert "block_n=32" in figure(out, "configuration")
-    assert "tuned it for a100" in out
+    assert figure(out, "tuned").split()[1:4] == ["by", "`flashladder", "search`,"]
     for without in (["--untuned"], ["--config", "num_warps=4"], ["--dtype", "fp16"], ["--gpu", "h100"]):
         _, out, _ = run("02", "--gpu", "a100", *without)
         assert "block_n=64" in figure(out, "configuration"), without
-        assert "tuned it" not in out
+        assert "flashladder search" not in out
 
 
 def test_a_winner_that_does_not_take_the_problem_is_left_aside(run):
@@ -183,10 +183,35 @@ def test_on_a_gpu_it_is_timed_beside_the_official_kernel(run, monkeypatch):
     assert "TFLOP/s" not in out
 
 
-def test_the_ladder_is_listed(run):
+def test_the_ladder_is_listed_a_line_a_rung(run):
     code, out, _ = run("--list")
     assert code == 0
-    assert out.index("00_minimal") < out.index("01_base") < out.index("02_swizzling")
+    assert out.index("00_minimal ") < out.index("01_base ") < out.index("47_place_of_q ") < out.index("triton ")
+    assert len(out.splitlines()) < len(catalog.versions()) + 30
+    code, out, _ = run("--list", "experiments")
+    assert (code, "experiments/00_fa1_order" in out, "02_swizzling" in out) == (0, True, False)
+
+
+def test_one_is_told_at_length(run):
+    code, out, _ = run("--list", "27")
+    assert code == 0
+    assert figure(out, "needs").split() == ["needs", "sm_90a"]
+    assert "block_n: 128, or 64" in out
+    assert figure(run("--list", "py_fa2")[1], "runs on").split() == ["runs", "on", "cpu,", "gpu"]
+
+
+def test_a_name_that_is_like_none_lists_no_dozens(run):
+    _, _, err = run("99")
+    assert err.startswith("error: no version 99; there are 00_minimal to 47_place_of_q, c, ")
+    assert len(err) < 200
+
+
+def test_results_that_cannot_be_written_are_no_dead_end(run, results):
+    (results / "runs.csv").mkdir()
+    code, out, err = run("02", "--seqlen", "64", "--heads", "1", "--no-measure")
+    assert (code, "PASS" in out) == (console.EXIT_ERROR, True)
+    assert "FLASHLADDER_RESULTS" in err
+    assert "--no-log" in err
 
 
 def test_without_arguments_it_says_how_to_use_it(run):
@@ -204,7 +229,7 @@ def test_without_arguments_it_says_how_to_use_it(run):
         (["02", "--config", "colour=red"], "unknown field colour; the fields are dtype"),
         (["02", "--config", "block_m"], "'block_m' is not field=value"),
         (["02", "--config", "num_warps=8"], "block_m % (16 * num_warps) == 0"),
-        (["02", "--seqlen", "100"], "takes seqlen_q in multiples of block_m=64, not 100"),
+        (["02", "--seqlen", "100"], "of block_m=64, not 100; the nearest rung that takes the problem is 23_general"),
         (["02", "--seqlen", "0"], "seqlen_q=0: must be at least 1"),
         (["02", "--head-dim", "96"], "head_dim"),
         (["02", "--causal"], "has no causal mask"),
@@ -245,7 +270,7 @@ def test_no_gpu_is_said_so(capsys):
 # An interrupt amid an import of torch may be lost there, so that comes first.
 RUN_AND_SAY_SO = """
 import sys
-from flashladder.common import console
+from flashladder.common import catalog, console
 from flashladder.common.runtime import execute
 from flashladder.tools.commands import run_version
 print("running", flush=True)

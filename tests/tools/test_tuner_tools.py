@@ -21,7 +21,8 @@ from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import plots, search
-from flashladder.tuner import campaign, job, trial_log
+from flashladder.tools.commands import studies as list_studies
+from flashladder.tuner import campaign, job, space, trial_log
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
@@ -187,12 +188,22 @@ def test_a_budget_is_of_all_rungs_together_and_a_minute_each_where_none_is_given
     assert shares == [60, 120, 300, 600], "what one leaves is the other's"
 
 
+def test_rungs_that_do_not_suit_are_a_line_for_each_reason(run, monkeypatch):
+    monkeypatch.setattr(Forecast, "extend", lambda *_: None)
+    suiting = space.all_suiting
+    monkeypatch.setattr(space, "all_suiting", lambda rungs, *rest: suiting(list(rungs)[24:28], *rest))
+    code, _, err = run("--gpu", "a100", "--offline", "--head-dim", "64")
+    assert code == 0, err
+    assert "left out, 25, 26, 27: uses hopper instructions, which need sm_90a, not sm_80" in err
+    assert err.count("left out") == 1
+
+
 def test_a_rung_without_time_says_so_and_shows_no_empty_table(run, monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Forecast, "extend", lambda *_: None)
     code, out, err = run("02", "--gpu", "a100", "--offline", "--budget-seconds", "1")
     assert code == 0, err
-    assert "partial: 0 of 4 configurations, as there was no time to price one" in " ".join(out.split())
+    assert "partial: 0 of 4 configurations: none is priced yet" in " ".join(out.split())
     assert "predicted us" not in out
     assert not (results_dir() / "predicted").exists()
 
@@ -220,7 +231,7 @@ def test_a_ranking_that_is_interrupted_shows_what_it_has(run, monkeypatch, tmp_p
         (["98", "--gpu", "h100"], "no version 98"),
         (["02", "--gpu", "h100", "--causal", "yes"], "02_swizzling has no causal mask"),
         (["02", "--gpu", "h100", "--head-dim", "64"], "takes head_dim 128, not 64"),
-        (["02", "--gpu", "h100", "--only", "bloc=64"], "unknown field bloc; did you mean block_n? The fields are"),
+        (["02", "--gpu", "h100", "--only", "bloc=64"], "unknown field bloc; did you mean block_n?"),
         (["02", "--gpu", "h100", "--only", "block_n"], "block_n: not a field and its values, such as block_n=64,128"),
     ],
 )
@@ -255,6 +266,22 @@ def test_the_program_starts():
         done = subprocess.run([sys.executable, *program, "--help"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "usage" in done.stdout
+
+
+def test_studies_are_listed_and_no_database_is_made_for_it(capsys):
+    def call():
+        code = console.run(list_studies.main, list_studies.parser(), [])
+        return code, capsys.readouterr()
+
+    code, said = call()
+    assert (code, results_dir().exists()) == (console.EXIT_ERROR, False)
+    assert "no search has made" in said.err
+    ledger = Ledger(default_url(results_dir()), "mine", {}, {"block_m": (64, 128)})
+    ledger.finish(ledger.claim("code", {"block_m": 64}, {}), {"verdict": "measured"}, 1.25)
+    ledger.close()
+    code, said = call()
+    assert code == 0
+    assert said.out.split()[-3:] == ["mine", "1", "1.250"]
 
 
 def test_a_study_as_pictures(tmp_path, capsys):

@@ -103,9 +103,12 @@ def test_all_of_a_space_is_priced_in_the_end(priced):
     assert len(times) == 384
 
 
-def test_nothing_is_begun_after_the_time_is_over(priced):
-    extend(make(), seconds=0)
-    assert priced == []
+def test_without_time_one_is_priced(priced):
+    found = make()
+    extend(found, seconds=0)
+    assert priced == [found.space.default]
+    extend(found, seconds=0)
+    assert len(priced) == 1, "nothing is begun after the time is over"
 
 
 def test_the_count_s_end_is_what_the_time_allows(priced, monkeypatch):

@@ -20,8 +20,6 @@ from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.ledger import verdict_of
 from flashladder.tuner.worker import Comparison, Interrupted, Worker
 
-BEST = "block_m=128,block_n=64,num_warps=4,q_fragments=2,k_fragments=2"
-
 
 @pytest.fixture(autouse=True)
 def places(monkeypatch, tmp_path):

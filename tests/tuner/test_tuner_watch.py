@@ -1,49 +1,40 @@
-"""Watching a study with optuna-dashboard, by the README's command."""
+"""Watching a study with optuna-dashboard, by `flashladder studies --serve`."""
 
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import time
 import urllib.request
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from flashladder.common.paths import ROOT, results_dir
+from flashladder.common.packages import requirements
+from flashladder.common.paths import ROOT
 from flashladder.tests.postgres import free_port
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.storage import default_url
 
-LINE = re.search(r"^ {4}(optuna-dashboard .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)[1]
-COMMAND = shlex.split(LINE, comments=True)
+PAGE = (ROOT / "docs" / "tuner.md").read_text()
 
 
-def test_the_readme_names_the_storage_that_a_search_writes(monkeypatch):
-    monkeypatch.delenv("FLASHLADDER_RESULTS", raising=False)
-    assert COMMAND[1] == default_url(results_dir().relative_to(ROOT))
-
-
-def test_the_readme_names_the_extra_that_brings_it():
-    extra = re.search(r"pip install -e \.\[(\w+)\]", LINE)[1]
-    assert re.search(rf'"{extra}": \[.*"optuna-dashboard"', (ROOT / "setup.py").read_text())
+def test_the_page_names_the_extra_that_brings_it():
+    extra = re.search(r"pip install -e '\.\[(\w+)\]'", PAGE)[1]
+    assert ("optuna-dashboard", extra) in requirements()
 
 
 def test_it_shows_what_was_measured(tmp_path):
-    program = shutil.which(COMMAND[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if not program:
-        pytest.skip("optuna-dashboard is not installed: pip install -e .[watch]")
+    pytest.importorskip("optuna_dashboard", reason="pip install -e '.[watch]'")
     with closing(
         Ledger(default_url(tmp_path / "results"), "a study", {"gpu": "h100"}, {"block_m": [64, 128]})
     ) as study:
         study.finish(study.claim("code", {"block_m": 128}, {}), {"verdict": "measured"}, 1.25)
 
     port = free_port()
-    process = subprocess.Popen([program, *COMMAND[1:], "--port", str(port)], cwd=tmp_path)
+    command = [sys.executable, "-m", "flashladder", "studies", "--serve", "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, "FLASHLADDER_RESULTS": str(tmp_path / "results")})
     try:
         (summary,) = fetch(f"http://127.0.0.1:{port}/api/studies")["study_summaries"]
         (trial,) = fetch(f"http://127.0.0.1:{port}/api/studies/{summary['study_id']}?after=0")["trials"]

@@ -25,8 +25,9 @@ def changed(exercise, folder, *replacements):
     return folder / "kernel.cu"
 
 
-def test_there_are_ten():
+def test_there_are_ten_and_one_for_hopper():
     assert len(ALL) >= 10
+    assert "hopper" in {exercise.version.instruction_set for exercise in ALL}
 
 
 @of_each
@@ -63,6 +64,17 @@ def test_a_race_is_not_solved(tmp_path):
     exercise = exercises.find("02")
     kernel = changed(exercise, tmp_path, ("RowMajor", "Swizzled"), ("__syncthreads();", ""))
     found = exercises.grade(exercise, kernel)
+    assert "race" in found.faults[0]
+    assert not found.solved
+
+
+def test_a_tile_that_is_not_waited_for_is_not_solved(tmp_path):
+    exercise = exercises.find("26")
+    text = exercise.version.kernel.read_text()
+    wait = "shared.v_full.wait(parity);"
+    assert wait in text
+    (tmp_path / "kernel.cu").write_text(text.replace(wait, ""))
+    found = exercises.grade(exercise, tmp_path / "kernel.cu")
     assert "race" in found.faults[0]
     assert not found.solved
 
@@ -145,9 +157,10 @@ def test_a_kernel_that_does_not_compile_says_where(tmp_path):
         exercises.grade(exercise, changed(exercise, tmp_path, ("scale(s", "scalee(s")))
 
 
-def test_an_unknown_exercise_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"04_interleaved_loads has no exercise; there are those of 02, 03"):
-        exercises.find("04")
+@pytest.mark.parametrize("name", ["04", "99"])
+def test_an_unknown_exercise_names_those_there_are(name):
+    with pytest.raises(ConfigError, match=rf"no exercise {name}; there are those of 02, 03"):
+        exercises.find(name)
 
 
 @pytest.mark.parametrize(

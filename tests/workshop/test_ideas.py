@@ -20,7 +20,7 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.report import sections
-from flashladder.common.report.pages import evidence
+from flashladder.common.report.pages import documents
 from flashladder.common.runtime.target import Target
 from flashladder.common.workshop import scaffold, tried, verdict
 from flashladder.common.workshop.trial import Built, Emulated, Timing, Trial, compare, hold, make
@@ -174,7 +174,7 @@ def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
     assert rows["patch"].nunique() == len([*(rung.directory / "tried").iterdir()]) == 1, "what has not changed, once"
     assert "--- 02_swizzling/kernel.cu\n+++ 00_my_idea/kernel.cu\n" in kept
     assert "\n+        __syncthreads();\n" in kept
-    lines = sections.between(rung.directory / "README.md", evidence.TRIED).splitlines()
+    lines = sections.between(rung.directory / documents.EVIDENCE, documents.TRIED).splitlines()
     assert len(lines) == 4
     assert "the same \\| without a GPU" in lines[2]
     assert "| predicted |" in lines[2]
@@ -308,7 +308,7 @@ def test_an_idea_that_is_dropped_is_kept_with_the_other_rung(rung, run):
     (row,) = tried.log_of(other).read()[0].itertuples()
     assert (row.version, row.parent) == (rung.name, other.name)
     assert (other.directory / row.patch).exists()
-    assert row.patch in (other.directory / "README.md").read_text()
+    assert row.patch in (other.directory / documents.EVIDENCE).read_text()
 
 
 def test_a_kernel_in_another_encoding_has_a_patch(rung):

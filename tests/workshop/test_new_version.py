@@ -13,7 +13,7 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT
 from flashladder.common.report import sections
-from flashladder.common.report.pages import evidence
+from flashladder.common.report.pages import documents, evidence
 from flashladder.common.workshop import scaffold
 from flashladder.tools.commands import new_version
 
@@ -23,14 +23,14 @@ MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
 FILES = (
     *(f"report/test_{name}" for name in ("picture", "rung_pages", "evidence", "readme", "dashboard", "neighbours")),
     "predict/test_profile",
-    "rungs/test_versions",
+    "rungs/test_rungs",
 )
 TOUCHED = (
     "test_the_path_leads_through_every_rung_and_reference",
     "test_the_path_names_every_rung_as_its_page_does",
     "test_what_an_h100_counted_is_what_was_predicted",
     "test_the_committed_instruction_mix_has_every_rung",
-    "test_every_rung_has_a_readme_with_room_for_evidence",
+    "test_every_rung_has_evidence",
     "test_no_step_is_larger_than_it_may_be",
     MADE,
 )
@@ -81,14 +81,14 @@ def test_a_new_rung_breaks_no_test_and_is_tested(checkout):
     files = [f"tests/{name}.py" for name in FILES]
     code, out = checkout("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *files, "-k", " or ".join(TOUCHED))
     assert code == 0, out
-    assert f"PASSED tests/rungs/test_versions.py::test_default[{MADE}-bf16]" in out
+    assert f"PASSED tests/rungs/test_rungs.py::test_default[{MADE}]" in out
 
 
 def test_tools_take_a_new_rung_up(checkout):
     code, out = checkout("tools/run_version.py", "--list")
     assert code == 0
     assert MADE in out
-    assert "My idea (a draft, from" in out
+    assert "a draft, from" in out
     code, out = checkout("-c", "from flashladder.common.records import ladders; print(*ladders.titles())")
     assert "24_woven_general" in out
     assert MADE not in out, "no published picture has a draft"
@@ -97,14 +97,16 @@ def test_tools_take_a_new_rung_up(checkout):
 def test_a_new_rung_is_its_parent_under_another_name(ladder):
     made = scaffold.make("my_idea", "22", private=True)
     assert (made.name, made.parent, made.draft) == ("mine/00_my_idea", "22_barrier_amid", True)
-    assert sorted(path.name for path in made.directory.iterdir()) == ["README.md", "kernel.cu", "version.yaml"]
+    assert sorted(path.name for path in made.directory.iterdir()) == [
+        *("README.md", "evidence.md", "kernel.cu", "version.yaml")
+    ]
     assert made.below() == find("22")
     assert made.config() == find("22").config()
     assert [*made.space()] == [*find("22").space()]
     assert made.kernel.read_text() == find("22").kernel.read_text()
     page = (made.directory / "README.md").read_text()
-    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*evidence.PARTS]
-    assert sections.between(made.directory / "README.md", evidence.TRIED) == ""
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*documents.PARTS]
+    assert sections.between(made.directory / documents.EVIDENCE, documents.TRIED) == ""
     assert scaffold.OPEN in page
 
 

@@ -50,11 +50,13 @@ COMMANDS = {
     "exercise": Command("exercise", "a rung with its idea taken out, to be put in again and graded"),
     "accuracy": Command("accuracy", "errors over families of inputs, against bars"),
     "model": Command("model", "what a model of transformers gains: prefill and generation"),
+    "train": Command("train", "train a small GPT with attention() and with torch's own"),
     "ring": Command("ring", "one long sequence over several GPUs: right? near to linear?"),
     "ladder": Command("ladder", "measure the whole ladder on this GPU, in one run"),
     "experiment": Command("experiment", "sweeps: block sizes, types, lengths, the order of loops"),
     "received": Command("received", "check results that somebody sent, before they are merged"),
     "dashboard": Command("dashboard", "make dashboard.html and the tables of all results"),
+    "studies": Command("studies", "a machine's searches: a list, or live in a browser"),
     "plots": Command("plots", "a search's study as pictures"),
     "replay": Command("replay", "how good the search is: replay it over a whole study"),
     "doctor": Command("doctor", "what this machine has and lacks, and what mends it"),
@@ -72,7 +74,7 @@ def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
         return fail(mixed)
     name, *rest = list(sys.argv[1:] if words is None else words) or [""]
     if name in ("", "-h", "--help"):
-        console.print(_overview(), markup=False, soft_wrap=True)
+        console.print(_overview(), soft_wrap=True)
         return 0 if name else EXIT_ERROR
     if name not in COMMANDS:
         return fail(str(unknown("command", name, COMMANDS)))

@@ -14,14 +14,13 @@ Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from itertools import compress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
-from flashladder.common.console import Parser, console, warn
-from flashladder.common.errors import ConfigError, unknown
+from flashladder.common.console import Parser, aside, console, warn
+from flashladder.common.errors import ConfigError
 from flashladder.common.report.tables import folding, table
 from flashladder.tools.commands import arguments as options
 
@@ -64,11 +63,14 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.problem.families import FAMILIES
     from flashladder.common.records import records
     from flashladder.common.studies.accuracy import logged
 
     if arguments.list:
-        return _list()
+        rows = ((family.name, family.purpose) for family in FAMILIES.values())
+        console.print(table("Families of inputs", ["name", *folding("what it is")], rows))
+        return 0
     if arguments.page:
         _write_page(records.accuracy(catalog.results_of(catalog.select(arguments.rungs))))
         return 0
@@ -76,18 +78,10 @@ def main(arguments: argparse.Namespace) -> int:
     log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
     found = logged.run(study, None if arguments.no_log else log, not arguments.no_time)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {log.path}")
+        aside(f"logged to {log.path}")
         if found["device"].iloc[-1] != "emulator":
             _write_page(log)
     return _show(found)
-
-
-def _list() -> int:
-    from flashladder.common.problem.families import FAMILIES
-
-    rows = ((family.name, family.purpose) for family in FAMILIES.values())
-    console.print(table("Families of inputs", ["name", *folding("what it is")], rows))
-    return 0
 
 
 def _study(arguments: argparse.Namespace) -> Study:
@@ -106,8 +100,8 @@ def _study(arguments: argparse.Namespace) -> Study:
         entrants=[Entrant(version.address, version, {}, tuned_for) for version in rungs],
         place=place,
         baselines=official,
-        families=_chosen("family", arguments.families, FAMILIES),
-        dtypes=_chosen("dtype", arguments.dtypes, ("bf16", "fp16")),
+        families=options.chosen("family", arguments.families, FAMILIES),
+        dtypes=options.chosen("dtype", arguments.dtypes, ("bf16", "fp16")),
         lengths=options.lengths(arguments.seqlens or LENGTHS[place.on_gpu]),
         rows=arguments.rows or ROWS[place.on_gpu],
         heads=arguments.heads or HEADS[place.on_gpu],
@@ -130,25 +124,12 @@ def _rungs(names: Sequence[str], arch: str) -> list[Version]:
     return chosen
 
 
-def _chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
-    """The names between commas, or all; ConfigError for one that is unknown."""
-    known = list(known)
-    names = given.split(",") if given else known
-    for name in names:
-        if name not in known:
-            raise unknown(what, name, known)
-    return names
-
-
 def _show(found: pd.DataFrame) -> int:
     """The worst family of each kernel, and the bars that rungs miss."""
     from flashladder.common.report import accuracy
 
     rows = accuracy.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
-    lines = [(accuracy.short(kernel.version), *kernel.cells()) for kernel in accuracy.kernels(rows)]
-    known = [any(cells) for cells in zip(*lines, strict=True)]  # times are a GPU's, tiles the emulator's
-    columns, *cells = (list(compress(line, known)) for line in (("kernel", *accuracy.COLUMNS), *lines))
-    console.print(table("The worst family of each kernel", columns, cells))
+    console.print(accuracy.worst(rows))
     missed = accuracy.missed(rows)
     for words in missed:
         console.print(f"beyond a bar: {words}", soft_wrap=True)
@@ -163,4 +144,4 @@ def _write_page(log: Log) -> None:
         warn(f"{damage}; the line is left where it is")
     for part in parts(log.path.with_suffix(".md"), frame):
         if part.write():
-            console.print(f"[dim]{part.path} brought up to date")
+            aside(f"{part.path} brought up to date")

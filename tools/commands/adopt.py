@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from flashladder.tuner.job import Job
 
 SECONDS = 600.0  # of tuning
-TIMED = 12  # problems whose gain is measured, the heaviest
-PATIENCE = 60.0  # seconds, until a kernel counts as hung
 
 
 def parser() -> Parser:
@@ -91,7 +89,9 @@ def main(arguments: argparse.Namespace) -> int:
     jobs = adoption.jobs(choose, alike, place, folder, seconds)
     if not place.on_gpu:
         return _predict(jobs, alike, arguments.budget_seconds)
-    return _adopt(arguments.version, wanted, alike, jobs, place, folder, seconds)
+    code = adoption.tune(jobs, place, seconds)
+    _export(arguments.version, wanted, alike, place, folder)
+    return code
 
 
 def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
@@ -115,64 +115,36 @@ def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None)
     return 0
 
 
-def _adopt(
-    version: str,
-    demand: Demand,
-    alike: Sequence[Alike],
-    jobs: Sequence[Job],
-    place: Target,
-    folder: Path,
-    seconds: float,
-) -> int:
-    """Tunes, measures what is gained, and exports. The exit code tells whether every search found a winner."""
+def _export(version: str, demand: Demand, alike: Sequence[Alike], place: Target, folder: Path) -> None:
+    """Measures what was gained, and exports it. DeviceError where nothing could be timed."""
     from flashladder.common.api.adoption import export, gains, tables
-    from flashladder.common.compiler import prebuilt
     from flashladder.common.measure.timing import TimingSettings
-    from flashladder.tuner import AUTO, campaign, job
 
     choose = partial(chosen, version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
-    operation = catalog.one_operation(each.space.version.operation for each in jobs)
-    code = campaign.run(jobs, job.workers(AUTO, place.gpu, "hot", PATIENCE, operation), seconds)
-    measured, left_out = gains.measure(alike[:TIMED], choose, place, folder, TimingSettings("hot"))
-    for reason in dict.fromkeys(left_out):
+    measured, left_out = gains.measure(alike[: gains.TIMED], choose, place, folder, TimingSettings("hot"))
+    for reason in left_out:
         warn(reason)
     if not measured:
         raise DeviceError("no problem of the program could be timed, so that there is nothing to adopt")
     console.print(tables.gained(measured, len(alike)))
-    kernels = export.kernels(folder, version, place.arch, place.gpu, demand.calls)
-    prebuilt.compile_into(folder / prebuilt.KERNELS, kernels)
-    export.save_guard(folder, version, place, measured)
-    console.print(f"{folder}: winners, {len(kernels)} kernels, and the guard. FLASHLADDER_ADOPTED={folder} uses them")
-    return code
+    kernels = export.save(folder, version, place, demand, measured)
+    console.print(f"{folder}: winners, {kernels} kernels, and the guard. FLASHLADDER_ADOPTED={folder} uses them")
 
 
 def _check(folder: Path) -> int:
     """Measures an export again. The exit code is that of an error where something is slower or does not stand."""
-    from flashladder.common.api.adoption import export, gains, tables
-    from flashladder.common.api.adoption.demand import Demand, refusal
-    from flashladder.common.measure.timing import TimingSettings
-    from flashladder.common.runtime import target
+    from flashladder.common.api.adoption import standing, tables
 
-    guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
-    choose = partial(chosen, guard.version, arch=guard.arch, gpu=guard.gpu, adopted=folder)
-    demand = demand.only(lambda problem: refusal(choose(problem), problem))
-    place = target.resolve("auto", guard.gpu if guard.gpu in gpu_names() else None)
-    wrong = export.faults(folder, guard, demand, place.gpu)
-    if not place.on_gpu:
+    found = standing.examine(folder)
+    if not found.on_gpu:
         warn("there is no GPU here: times were not measured again")
-    elif place.gpu.name != guard.gpu:
-        raise DeviceError(f"the GPU here is {place.gpu.name}; {folder} was measured on {guard.gpu}")
-    else:
-        alike = demand.alike(place.gpu)[:TIMED]
-        now, left_out = gains.measure(alike, choose, place, folder.absolute(), TimingSettings("hot"))
-        for reason in dict.fromkeys(left_out):
-            warn(reason)
-        console.print(tables.gained(now, len(alike)))
-        wrong += export.regressions(guard, now)
-    for fault in wrong:
-        console.print(fault, style="red", markup=False, soft_wrap=True)
-    if not wrong:
-        console.print(
-            f"{folder} stands" + (": nothing is slower than it was" if place.on_gpu else ", as far as it shows")
-        )
-    return EXIT_ERROR if wrong else 0
+    for reason in found.left_out:
+        warn(reason)
+    if found.gains:
+        console.print(tables.gained(found.gains, found.timed))
+    for fault in found.faults:
+        console.print(fault, style="red", soft_wrap=True)
+    if found.faults:
+        return EXIT_ERROR
+    console.print(f"{folder} stands" + (": nothing is slower than it was" if found.on_gpu else ", as far as it shows"))
+    return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.problem.config import Value, gpu_names, parse_values
 
 if TYPE_CHECKING:
@@ -145,14 +145,14 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
 
 def add_rounds(parser: argparse.ArgumentParser, text: str = "rounds of timing (default: as many as needed)") -> None:
     """--rounds, at least one."""
-    parser.add_argument("--rounds", type=_positive, metavar="N", help=text)
+    parser.add_argument("--rounds", type=count, metavar="N", help=text)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
+def count(text: str) -> int:
+    """The type of an option that says how many."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number, 1 or more")
+    return int(text)
 
 
 def above_zero(text: str) -> float:
@@ -249,6 +249,16 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for seqlen in lengths(arguments.seqlens)
     ]
+
+
+def chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
+    """The names between commas, or all; ConfigError for one that is unknown."""
+    known = list(known)
+    names = given.split(",") if given else known
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
+    return names
 
 
 def lengths(text: str) -> list[int]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, UsageError, console, warn
-from flashladder.common.report import display
+from flashladder.common.console import EXIT_ERROR, Parser, UsageError, aside, console, warn
+from flashladder.common.report import display, listing
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list_baselines:
-        console.print(display.baselines())
+        console.print(listing.baselines())
         return 0
     if not arguments.kernels:
         raise UsageError
@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
     for table in display.overview(contests):
         console.print(table)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {log.path}, samples to {records.samples(run, folder).path}")
+        aside(f"logged to {log.path}, samples to {records.samples(run, folder).path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0

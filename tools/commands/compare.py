@@ -4,6 +4,8 @@ flashladder compare 20261122-034419-11339 20261122-005744-15704       two runs o
 flashladder compare results/bench.csv /elsewhere/bench.csv            two files of one run each
 flashladder compare results/bench.csv:20261122-034419-11339 ...       one of a file's runs
 
+Kernels are left out whose code and configuration are the same, and whose ratios' intervals meet: --all shows them too.
+
 Figures of two runs are never divided: they are of other moments, often of another card. For the ratio of two kernels,
 measure both in one run: flashladder bench 16 24.
 """
@@ -29,6 +31,7 @@ def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
     made.add_argument("runs", nargs=2, metavar="RUN", help="a run's name, a CSV file, or FILE:RUN")
+    made.add_argument("--all", action="store_true", help="show kernels too in which the runs do not differ")
     return made
 
 
@@ -48,7 +51,11 @@ def main(arguments: argparse.Namespace) -> int:
             console.print(f"only in {run.name}: {', '.join(sorted(alone))}", soft_wrap=True)
     if not compared:
         raise ConfigError(f"{first.name} and {second.name} timed no kernel at the same shape")
-    console.print(_ratios(compared, first, second))
+    shown = [each for each in compared if arguments.all or each.differs]
+    if shown:
+        console.print(_ratios(shown, first, second))
+    if alike := len(compared) - len(shown):
+        console.print(f"{alike} of {len(compared)} kernels do not differ: --all shows them")
     console.print(
         "Ratios are each run's own, its baseline's time / the kernel's in the same rounds. Two runs are not divided by "
         "each other; `flashladder bench A B` times two kernels in one."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common.console import Parser, console, progress, warn
+from flashladder.common.console import Parser, aside, console, progress, warn
 from flashladder.common.paths import ROOT, results_dir
 
 EXIT_STALE = 1
@@ -30,20 +30,23 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.records import ladders
     from flashladder.common.report.dashboard import data, opcodes, page
-    from flashladder.common.report.pages import cells, readme, references
+    from flashladder.common.report.pages import cells, ladder, readme, references
 
     folder = results_dir()
     if arguments.sass:
         with progress("compiled") as update:
-            console.print(f"[dim]{opcodes.count(arguments.sass, folder, update)}")
+            aside(str(opcodes.count(arguments.sass, folder, update)))
     results = data.Results.load(folder)
     for damage in results.damaged:
         warn(f"{damage}; the line is left where it is, and out of the pictures")
     summary = ladders.summary(results.ladders)
     is_own = folder == ROOT / "results"  # the project's READMEs tell of its own results, and of no others
     page_of = arguments.readme or (ROOT / "README.md" if is_own else None)
+    measured = list(ladder.measured(results.ladders, summary))
     parts = [
-        *readme.parts(page_of, folder, results.ladders, summary),
+        *(each.chart(folder) for each in measured),
+        *(readme.parts(page_of, folder, measured) if page_of else []),
+        *ladder.sections(folder, measured),
         *cells.sections(page_of, folder, results.cells),
         *(references.sections(results.references) if is_own else []),
     ]
@@ -51,13 +54,13 @@ def main(arguments: argparse.Namespace) -> int:
         return _check([part.path for part in parts if not part.is_current()])
     for part in parts:
         if part.write():
-            console.print(f"[dim]{part.path}")
+            aside(str(part.path))
     if not is_own:
-        console.print(f"[dim]the READMEs are left as they are: they tell of {ROOT / 'results'}", soft_wrap=True)
+        aside(f"the READMEs are left as they are: they tell of {ROOT / 'results'}")
     folder.mkdir(parents=True, exist_ok=True)
     summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
     (folder / "dashboard.html").write_text(page.render(results, summary))
-    console.print(f"[dim]{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
+    aside(f"{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
     return 0
 
 

@@ -23,10 +23,11 @@ def main(_: argparse.Namespace | None = None) -> int:
     healthy = True
     for title, probes in (("Needed", NEEDED), ("For a GPU", FOR_A_GPU), ("Optional", OPTIONAL)):
         report.add_section()
-        report.add_row("", f"[bold]{title}")
+        report.add_row("", Text(title, "bold"))
         for finding in examine(probes):
-            lack = "[red]lacks" if title == "Needed" else "[yellow]lacks"
-            report.add_row("[green]has" if finding.good else lack, finding.what, Text(finding.found, overflow="fold"))
+            lack = Text("lacks", "red" if title == "Needed" else "yellow")
+            found = Text(finding.found, overflow="fold")
+            report.add_row(Text("has", "green") if finding.good else lack, finding.what, found)
             healthy &= finding.good or title != "Needed"
     console.print(report)
     return 0 if healthy else 1

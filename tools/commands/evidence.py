@@ -1,8 +1,8 @@
-"""The evidence in the READMEs of the rungs: what each changes against the one below, and what was tried. No GPU needed.
+"""The evidence of the rungs: what each changes against the one below, and what was tried. No GPU needed.
 
-flashladder evidence            brings every README up to date, and versions/SPILLS.md
+flashladder evidence            brings every evidence.md and page up to date, and versions/SPILLS.md
 flashladder evidence 08 09      those of two rungs
-flashladder evidence --check    changes nothing, and fails where a README is out of date
+flashladder evidence --check    changes nothing, and fails where a file is out of date
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from flashladder.common.compiler import build
 from flashladder.common.console import Parser, console, progress, warn
 
 if TYPE_CHECKING:
+    from flashladder.common.catalog import Version
     from flashladder.common.report.sections import Section
 
     Pages = dict[str, list[Section]]  # by what names the rung to this tool; empty for the page of several
@@ -32,10 +33,9 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.report.pages import evidence, spills
-    from flashladder.common.workshop import tried
 
     versions = catalog.select(arguments.versions)
-    pages = {version.address: [evidence.section(version), *tried.sections_of(version)] for version in versions}
+    pages = {version.address: _sections(version) for version in versions}
     requests = [request for version in versions for request in evidence.requests(version)]
     if not arguments.versions:
         pages[""] = [spills.section()]
@@ -45,10 +45,19 @@ def main(arguments: argparse.Namespace) -> int:
     return _check(pages) if arguments.check else _write(pages)
 
 
+def _sections(version: Version) -> list[Section]:
+    """What tools write of a rung; nothing on a page that is not there yet."""
+    from flashladder.common.report.pages import evidence, steps
+    from flashladder.common.workshop import tried
+
+    of_page = [section for section in (steps.section(version),) if section.has_place]
+    return [evidence.section(version), *tried.sections_of(version), *of_page]
+
+
 def _write(pages: Pages) -> int:
     for sections in pages.values():
         is_changed = sum(section.write() for section in sections) > 0
-        console.print(_name(sections), "brought up to date" if is_changed else "[dim]is up to date")
+        console.print(_name(sections), "brought up to date" if is_changed else "is up to date")
     return 0
 
 
@@ -64,7 +73,7 @@ def _check(pages: Pages) -> int:
             console.print(f"{_name(sections)} is out of date; `{mends}` mends it")
         elif None in states:
             warn(f"{_name(sections)} was made with another compiler than {compiler()}, so it was not checked")
-    console.print(f"{stale} of {len(pages)} READMEs are out of date")
+    console.print(f"{stale} of {len(pages)} rungs and pages are out of date")
     return EXIT_STALE if stale else 0
 
 

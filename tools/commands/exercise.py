@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common.console import Parser, UsageError, console
+from flashladder.common.console import Parser, UsageError, aside, console
 from flashladder.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _begin(exercise: Exercise, folder: Path) -> int:
 
     with console.status("the start and the rung are compiled and run on the emulator"):
         start = page.begin(exercise, folder)
-    console.print((folder / page.TASK).read_text(), markup=False)
+    console.print((folder / page.TASK).read_text())
     console.print(page.figures(start))
     console.print(f"Begin with {folder / page.KERNEL}; the task is also in {folder / page.TASK}.")
     return 0
@@ -81,9 +81,7 @@ def _hint(exercise: Exercise, number: int) -> int:
     hints, address = exercise.hints, exercise.version.address
     if not 1 <= number <= len(hints):
         raise ConfigError(f"exercise {address} has the hints 1 to {len(hints)}, not {number}")
-    console.print(hints[number - 1], markup=False, highlight=False)
+    console.print(hints[number - 1], highlight=False)
     if number < len(hints):
-        console.print(
-            f"\n[dim]hint {number} of {len(hints)}; the next: `flashladder exercise {address} --hint {number + 1}`"
-        )
+        aside(f"\nhint {number} of {len(hints)}; the next: `flashladder exercise {address} --hint {number + 1}`")
     return 0

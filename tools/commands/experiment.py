@@ -1,19 +1,25 @@
-"""Sweeps that readers of the field expect, each logged to results/experiments/NAME.csv and drawn beside it.
+"""Sweeps that readers of the field expect, each logged to experiments/NAME.csv and drawn beside it.
 
 flashladder experiment --list
 flashladder experiment                          all of them: on the GPU where there is one, else on the emulator
 flashladder experiment blocks --rungs 08        every tile and number of warps of a rung
 flashladder experiment loop_order               FlashAttention-1's and -2's traffic, counted by the emulator
+
+The project's own results are tracked by git: what you run in a checkout goes to results/unpublished/experiments/, and
+with --publish to results/experiments/. FLASHLADDER_RESULTS names another folder.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, console, warn
+from flashladder.common.console import Parser, aside, console, warn
+from flashladder.common.paths import PUBLISHED, UNPUBLISHED
 from flashladder.common.report.tables import folding, numbers, table
 from flashladder.common.studies.experiments import sweeps
 from flashladder.tools.commands import arguments as options
@@ -50,6 +56,7 @@ def parser() -> Parser:
     made.add_argument(
         "--seqlens", help="512..4096 doubles; or a list, 512,4096; instead of the experiment's own choice"
     )
+    made.add_argument("--publish", action="store_true", help="add to the project's own results")
     options.add_rounds(made)
     options.add_device(made)
     return made
@@ -82,10 +89,16 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     lengths = experiment.lengths if place.on_gpu else experiment.emulated_lengths
     if arguments.seqlens:
         lengths = tuple(options.lengths(arguments.seqlens))
-    log = records.experiment(experiment.name, catalog.results_of(rungs))
+    log = records.experiment(experiment.name, _folder(rungs, arguments.publish))
     for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
         log.append(rows)
     _show(experiment, log)
+
+
+def _folder(rungs: Sequence[catalog.Version], publish: bool) -> Path:
+    """Of results: git's own files stay as they are unless they are to be added to."""
+    folder = catalog.results_of(rungs)
+    return UNPUBLISHED if folder == PUBLISHED and not publish else folder
 
 
 def _show(experiment: Experiment, log: Log) -> None:
@@ -103,7 +116,7 @@ def _show(experiment: Experiment, log: Log) -> None:
     chart = Chart(log.path.with_suffix(".svg"), experiment.title, partial(figures.DRAW[experiment.name], drawn))
     chart.write()
     names = " and ".join(path.name for path in chart.files.values())
-    console.print(f"[dim]logged to {log.path}; {names} show what was {figures.source(drawn)}")
+    aside(f"logged to {log.path}; {names} show what was {figures.source(drawn)}")
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:

@@ -2,6 +2,7 @@
 
 flashladder explain 02                 on a GPU with ncu as it was sampled, otherwise as it is predicted
 flashladder explain 02 --config block_m=128 num_warps=8 --gpu a100
+flashladder explain 26 27              what the second has over the first, predicted
 flashladder explain                    every rung of the ladder, a line each, predicted
 flashladder explain 09 --pages folder  from the pages that `flashladder profile` kept
 """
@@ -34,16 +35,23 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.report import diagnosis
+    from flashladder.common.report import diagnosis, difference
 
     versions = catalog.select(arguments.versions)
     if len(versions) == 1:
         found = _diagnose(versions[0], arguments)
         for paragraph in diagnosis.report(found):
-            console.print(paragraph, markup=False, soft_wrap=False)
+            console.print(paragraph, soft_wrap=False)
         console.print(diagnosis.limits(found))
         return 0
-    console.print(diagnosis.summary(_predicted(versions, arguments)))
+    predicted = _predicted(versions, arguments)
+    if len(versions) == 2:
+        one, other = predicted
+        for paragraph in difference.report(one, other):
+            console.print(paragraph)
+        console.print(difference.limits(one, other))
+    else:
+        console.print(diagnosis.summary(predicted))
     return 0
 
 

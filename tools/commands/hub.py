@@ -108,7 +108,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise ResultsError(f"cannot lay {wheel} out: {error}") from error
     kernels = sum("/prebuilt/" in name and name.endswith(".cubin") for name in files)
     made = "build.toml" if arguments.source else ", ".join(f"torch-{backend}" for backend in backends)
-    console.print(f"{out}: {made}, with {kernels} kernels", markup=False)
+    console.print(f"{out}: {made}, with {kernels} kernels")
     return 0
 
 

@@ -9,8 +9,9 @@ default, and in one that all the rungs take (fixed), so that the technique shows
 FlashAttention-2, to which ratios refer, and the kernels of --beside that are installed. All of them run in the same
 rounds, on the same tensors, and the times of the rounds are kept: a step from rung to rung is computed from those.
 
-The rows go to results/ladder_GPU.csv as soon as a shape is done. A run that was killed is taken up where it was, on the
-same card with the same kernels and software; otherwise another begins. The largest run is what is published, and one
+The rows go to results/ladder_GPU.csv as soon as a shape is done. A run that was killed, or that a time limit ended, is
+taken up where it was, on a card of this kind with the same kernels and software; otherwise another begins. A shape is
+of one card, on which the baseline of its ratios ran in the same rounds. The largest run is what is published, and one
 on another card, in the same file, stands beside it; one that heat slowed down in more than 3 % of its samples is not.
 FlashAttention-3 takes part where its package flash_attn_interface is on PYTHONPATH.
 """
@@ -21,7 +22,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, console, warn
+from flashladder.common.console import EXIT_ERROR, Parser, aside, console, warn
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.entrants import Entrant, ReferenceEntrant, assemble_all
 from flashladder.common.problem.config import listing, parse_values
@@ -94,7 +95,7 @@ def main(arguments: argparse.Namespace) -> int:
         warn(f"left out: {absent}")
     for table in ladder_tables.of_run(log.read()[0], name, run):
         console.print(table)
-    console.print(f"[dim]logged to {log.path}; `flashladder dashboard` makes tables and pictures of it")
+    aside(f"logged to {log.path}; `flashladder dashboard` makes tables and pictures of it")
     return EXIT_ERROR if any(not check.passed for result in results for check in result.checks.values()) else 0
 
 

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, console
+from flashladder.common.console import Parser, aside, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.report import neighbours
 
@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
         import pandas as pd
 
         pd.DataFrame([neighbours.row(step) for step in steps]).to_csv(arguments.csv, index=False)
-        console.print(f"[dim]steps written to {arguments.csv}")
+        aside(f"steps written to {arguments.csv}")
     return _check(steps) if arguments.check else 0
 
 

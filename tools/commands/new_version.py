@@ -35,8 +35,9 @@ def main(arguments: argparse.Namespace) -> int:
     assert parent is not None
     files = {
         "kernel.cu": f"the kernel of {version.parent}: change it",
-        "version.yaml": f"what it is: fill in `idea` and `title`; delete `{scaffold.DRAFT}` when the page is written",
+        "version.yaml": f"what it is: fill in `title`, `idea`, `addresses`; at last delete `{scaffold.DRAFT}`",
         "README.md": f'its page: replace what begins with "{scaffold.OPEN}"',
+        "evidence.md": "what tools and trials say of it: they write it",
     }
     console.print(facts(f"{version.name} in {version.directory}", files))
     where = "".join(f" --versions {folder}" for folder in arguments.own_ladders)

@@ -9,8 +9,7 @@ process does once. Rungs from 26 on fill in tensor maps at each call, and those 
 what they cost more than rung 24.
 
 The first table is under torch.no_grad(). The second is without it: what it costs to see that no input wants a gradient,
-and what torch's attention takes where they do. attention() refuses those, since no rung computes gradients; the exit
-code is 2 where it does not.
+and what a call takes where they do, whose backward pass is another call.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     from flashladder.common.api import host_costs
     from flashladder.common.problem.inputs import Tensors, make_inputs
-    from flashladder.common.runtime import ahead, gpu, quick, target
+    from flashladder.common.runtime import ahead, fast_path, gpu, target
 
     place = target.resolve("gpu", None)
     problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)
@@ -56,10 +55,12 @@ def main(arguments: argparse.Namespace) -> int:
         calls, first = host_costs.calls_of(problem, tensors, rungs)
         console.print(_shown(f"host, microseconds a call: {problem.name}", gpu.host_costs_us(calls)))
     plain = {name: calls[name] for name in (host_costs.TORCH, *first)}
-    enabled = {**plain, f"{host_costs.TORCH}, inputs want gradients": host_costs.by_torch(problem, wanting)}
-    console.print(_shown("the same where gradients are enabled", gpu.host_costs_us(enabled)))
-    console.print(f"inputs that want gradients: {host_costs.refusal(problem, wanting)}")
-    console.print(f"calls go through {'C++' if quick.extension else f'Python: {quick.missing}'}")
+    differentiable = {
+        f"{host_costs.TORCH}, inputs want gradients": host_costs.by_torch(problem, wanting),
+        "attention(), inputs want gradients": host_costs.differentiable(problem, wanting),
+    }
+    console.print(_shown("the same where gradients are enabled", gpu.host_costs_us({**plain, **differentiable})))
+    console.print(f"calls go through {'C++' if fast_path.extension else f'Python: {fast_path.missing}'}")
     for name, seconds in first.items():
         console.print(f"first call of {name}: {seconds:.2f} s")
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashladder.common.console import Parser, console
+from flashladder.common.console import Parser, aside, console
 from flashladder.common.report import display
 from flashladder.common.runtime.ahead import DEFAULT
 from flashladder.tools.commands import arguments as options
@@ -69,9 +69,9 @@ def main(arguments: argparse.Namespace) -> int:
             console.print(f"\n{mix}, {mask}: {len(seqlens)} sequences of {min(seqlens)} to {max(seqlens)} tokens")
             console.print(display.times(measured, problem))
             for note in measured.notes():
-                console.print(f"[dim]{note}")
+                aside(note)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {log.path}")
+        aside(f"logged to {log.path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return 0

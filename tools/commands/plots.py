@@ -2,7 +2,7 @@
 
 flashladder plots 02_swizzling-h100-bf16-d128-full --out pictures
 
-They are those of the dashboard. To watch a study while it runs: optuna-dashboard.
+They are those of the dashboard. To watch a study while it runs: flashladder studies --serve.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def load(study: str, storage: str | None = None) -> optuna.Study:
     """A study by its name; ConfigError lists those there are."""
     import optuna
 
-    from flashladder.tuner.storage import default_url, named, open_storage, without_password
+    from flashladder.tuner.storage import default_url, named, open_existing, without_password
 
     url = storage or default_url(results_dir())
-    opened = open_storage(url)
+    opened = open_existing(url)
     with named(url):
         names = optuna.get_all_study_names(opened)
         if study in names:
@@ -55,5 +55,5 @@ def main(arguments: argparse.Namespace) -> int:
     for title, png in drawn.items():
         path = arguments.out / f"{arguments.study}-{title.lower().replace(' ', '-')}.png"
         path.write_bytes(png)
-        console.print(str(path), markup=False, soft_wrap=True)
+        console.print(str(path), soft_wrap=True)
     return 0

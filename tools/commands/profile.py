@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, UsageError, console, warn
+from flashladder.common.console import Parser, UsageError, aside, console, warn
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.tools.commands import arguments as options
 
@@ -68,5 +68,5 @@ def _profiled(versions: Sequence[catalog.Version], arguments: argparse.Namespace
             rungs.append(profiling.run(build_one(version, config, place.arch), problem, place, arguments.pages))
         if not arguments.no_log:
             path = profiling.log(rungs[-1])
-            console.print(f"[dim]{version.name} logged to {path}")
+            aside(f"{version.name} logged to {path}")
     return rungs

@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
         if gpu not in gpu_names():
             warn(f"configs/gpus describes no {gpu}: its name and its limits were not checked")
         for fault in wrong[:SHOWN]:
-            console.print(fault, markup=False, soft_wrap=True)
+            console.print(fault, soft_wrap=True)
         if len(wrong) > SHOWN:
             console.print(f"and {len(wrong) - SHOWN} more")
         console.print(

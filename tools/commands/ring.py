@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from flashladder.common.console import EXIT_ERROR, Parser, console, fail
+from flashladder.common.console import EXIT_ERROR, Parser, console, fail, warn
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
@@ -44,6 +44,8 @@ def main(arguments: argparse.Namespace) -> int:
     on_gpu = target.resolve(arguments.device, None).on_gpu
     defaults: dict[str, Any] = GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS
     problem = options.problem(arguments, FIRST_OPERATION, **defaults)
+    if not on_gpu:
+        warn(f"no GPU: {problem.seqlen_q} tokens (--seqlen), on the emulator; the answer is checked, and not timed")
     trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or DEFAULT)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
     rows = ((name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}") for name, error in trial.errors.items())

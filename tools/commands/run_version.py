@@ -3,7 +3,8 @@
 flashladder run 02                        on the GPU of this machine, or on the emulator
 flashladder run 02 --config block_m=128 num_warps=8 --seqlen 1024
 flashladder run triton --causal           a reference, on the GPU or on the CPU
-flashladder run --list                    the ladders and the references
+flashladder run --list                    the ladders and the references, a line each
+flashladder run --list 26                 what a rung is, takes, and can be configured with
 flashladder run my_idea --watch           beside the editor: a trial at every save
 flashladder run my_idea --against 24      the verdict, which goes to the rung's log of what was tried
 flashladder run my_idea --against 24 --drop                 the same, which goes to the log of rung 24
@@ -18,13 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import EXIT_ERROR, Parser, UsageError, console, progress, warn
+from flashladder.common.console import EXIT_ERROR, Parser, UsageError, aside, console, warn
 from flashladder.common.errors import ConfigError
-from flashladder.common.report import display
+from flashladder.common.report import display, listing
 from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
-    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.problem.config import Value
     from flashladder.common.studies.single import Outcome
 
@@ -33,7 +33,7 @@ def parser() -> Parser:
     """The options; what needs torch is imported later, so that a wrong one is reported at once."""
     made = Parser(__doc__)
     made.add_argument("version", nargs="?", help="a rung: 02, swizzling, or backward/03; or a reference: triton")
-    made.add_argument("--list", action="store_true", help="show the ladders and the references")
+    made.add_argument("--list", action="store_true", help="what there is: all, or of a ladder or rung")
     options.add_config(made)
     options.add_device(made)
     options.add_problem(made)
@@ -53,65 +53,68 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        return _list()
+        return _list(arguments.version)
     if arguments.version is None:
         raise UsageError
     if arguments.drop and not arguments.against:
         raise ConfigError("--drop keeps a verdict with the rung compared with: add --against RUNG")
     kernel = catalog.find_implementation(arguments.version)
     values = options.config_values(arguments.config)
+    if not (arguments.watch or arguments.against):
+        return _run(kernel, values, arguments)
     if isinstance(kernel, catalog.Reference):
-        if arguments.watch or arguments.against:
-            raise ConfigError(f"{kernel.name} is a reference: --watch and --against are for rungs, such as 24")
-        return _run_reference(kernel, values, arguments)
-    if arguments.watch or arguments.against:
-        return _try(kernel, values, arguments)
-    return _run_rung(kernel, values, arguments)
+        raise ConfigError(f"{kernel.name} is a reference: --watch and --against are for rungs, such as 24")
+    return _try(kernel, values, arguments)
 
 
-def _list() -> int:
-    """All ladders and the references; a ladder that cannot be read hides no other."""
+def _list(name: str | None) -> int:
+    """All ladders and the references, or what is called so; a ladder that cannot be read hides no other."""
+    if name is not None and name not in catalog.ladders():
+        console.print(listing.details(catalog.find_implementation(name)))
+        return 0
     code = 0
-    for ladder in catalog.ladders():
+    for ladder in [name] if name else catalog.ladders():
         try:
-            console.print(display.ladder(ladder))
+            console.print(listing.ladder(ladder))
         except ConfigError as error:
             warn(f"the ladder {ladder or 'of this repository'} cannot be shown: {error}")
             code = EXIT_ERROR
-    console.print(display.references())
+    if not name:
+        console.print(listing.references())
+        console.print("`flashladder run --list 26` tells more of one; `flashladder explain 26`, what limits it.")
     return code
 
 
-def _run_rung(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
-    from flashladder.common.compiler import build_one
-    from flashladder.common.measure.entrants import Entrant
+def _run(kernel: catalog.Version | catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace) -> int:
+    """Runs, shows and logs it. Raises VerificationError where its output was wrong."""
+    from flashladder.common.studies import single
+
+    outcome = _outcome(kernel, values, arguments)
+    for remark in outcome.remarks():
+        warn(remark)
+    for part in display.outcome(kernel, outcome, arguments.verbose):
+        console.print(part)
+    if not arguments.no_log:
+        aside(f"logged to {single.log(kernel, outcome)}")
+    outcome.check.require(f"{kernel.name} with {outcome.kernel.config.name}")
+    return 0
+
+
+def _outcome(
+    kernel: catalog.Version | catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace
+) -> Outcome:
+    from flashladder.common.measure.entrants import Entrant, ReferenceEntrant
+    from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.runtime import target
     from flashladder.common.studies import single
 
+    ask = partial(options.problem, arguments, kernel.operation)
+    settings = None if arguments.no_measure else TimingSettings(arguments.mode, arguments.rounds)
+    if isinstance(kernel, catalog.Reference):
+        return single.run_reference(ReferenceEntrant(kernel.name, kernel, values), ask, arguments.device, settings)
     place = target.resolve(arguments.device, arguments.gpu)
-    problem = options.problem(arguments, version.operation, "usual" if place.on_gpu else "small")
     tuned_for = None if values or arguments.untuned else place.gpu.name
-    entrant = Entrant(version.address, version, values, tuned_for)
-    artifact = build_one(version, entrant.config(problem, place.gpu), place.arch)
-    place.check(artifact)
-    facts = {}
-    if place.on_gpu:
-        outcome = single.measure(artifact, problem, _settings(arguments))
-    else:
-        with progress("emulated CTAs") as update:
-            outcome = single.emulate(artifact, problem, update)
-        if outcome.report and not arguments.no_measure:
-            from flashladder.common.predict import outlook
-
-            ask = partial(options.problem, arguments, version.operation)
-            facts = {"predicted": outlook.in_words(entrant, ask, place.gpu, outcome.report)}
-    console.print(display.summary(version, artifact, problem, place.title, outcome.check, facts))
-    _show(version, outcome, place.on_gpu, arguments)
-    if entrant.winner(problem):
-        said = f"configured as `flashladder search` tuned it for {tuned_for}; --untuned: the rung's default"
-        console.print(said, style="dim", soft_wrap=True)
-    outcome.check.require(f"{version.name} with {artifact.config.name}")
-    return 0
+    return single.run(Entrant(kernel.address, kernel, values, tuned_for), ask, place, settings)
 
 
 def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse.Namespace) -> int:
@@ -137,53 +140,9 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
     console.print(show.resources(held.parent, held.ours))
     for note in held.timing.notes if held.timing else ():
         warn(note)
-    console.print(f"{version.address}: {verdict.in_words(held)}", style="bold", markup=False, soft_wrap=True)
+    console.print(f"{version.address}: {verdict.in_words(held)}", style="bold", soft_wrap=True)
     if untried := verdict.untried(first):
         console.print(untried, style="dim", soft_wrap=True)
     if not arguments.no_log:
-        console.print(f"[dim]logged to {tried.record(held, arguments.note, arguments.drop)}", soft_wrap=True)
+        aside(f"logged to {tried.record(held, arguments.note, arguments.drop)}")
     return 0
-
-
-def _run_reference(reference: catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace) -> int:
-    import torch
-
-    from flashladder.common import host
-    from flashladder.common.measure import references
-    from flashladder.common.measure.entrants import ReferenceEntrant
-    from flashladder.common.studies import single
-
-    device = references.device_for(reference, arguments.device)
-    on_gpu = device == "cuda"
-    problem = options.problem(arguments, reference.operation, "usual" if on_gpu else "small")
-    kernel = ReferenceEntrant(reference.name, reference, values).configured(problem)
-    outcome = single.measure(kernel, problem, _settings(arguments), device)
-    title = torch.cuda.get_device_name() if on_gpu else host.title()
-    console.print(display.reference_summary(kernel, problem, title, outcome.check, outcome.facts))
-    _show(reference, outcome, on_gpu, arguments)
-    outcome.check.require(f"{reference.name} with {kernel.config.name}")
-    return 0
-
-
-def _settings(arguments: argparse.Namespace) -> TimingSettings | None:
-    from flashladder.common.measure.timing import TimingSettings
-
-    return None if arguments.no_measure else TimingSettings(arguments.mode, arguments.rounds)
-
-
-def _show(kernel: catalog.Implementation, outcome: Outcome, on_gpu: bool, arguments: argparse.Namespace) -> None:
-    """What was measured or counted, and what a reader must know of it; and logs it."""
-    from flashladder.common.studies import single
-
-    for absent, reason in outcome.absent.items():
-        warn(f"no ratio to {absent}: {reason}")
-    if outcome.measurement:
-        for note in outcome.measurement.notes():
-            warn(note)
-        console.print(display.times(outcome.measurement, outcome.problem, outcome.titles))
-    if outcome.report:
-        console.print(display.counters(outcome.report, outcome.problem, arguments.verbose))
-        if traffic := display.traffic(outcome.report, arguments.verbose):
-            console.print(traffic)
-    if not arguments.no_log:
-        console.print(f"[dim]logged to {single.log(kernel, on_gpu, outcome)}")

@@ -9,9 +9,9 @@ flashladder sass 37 43 --commits e18886d HEAD          two rungs, as they are at
 
 --commits compiles the rungs' default configurations, and those of the winners on GPUs of the same arch as --gpu, with
 the kernels and headers of both sides; --features adds the default configuration with each feature that the rung has.
-Rungs and configurations are those of the working tree. Two kernels are the same that have the same instructions, which
-work on the same values, whatever registers these are in. The exit code is 1 where a kernel differs. What was compiled
-is kept: with a base that stays, the next comparison compiles one side alone.
+Rungs and configurations are those of the working tree. Two kernels are the same that have the same instructions but for
+the numbers of registers; where an instruction reads another value, that is said too. The exit code is 1 where a kernel
+differs. What was compiled is kept: with a base that stays, the next comparison compiles one side alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.compiler.sass import Code, read
 from flashladder.common.compiler.sass.commits import sides
 from flashladder.common.compiler.sass.diff import RungPair
-from flashladder.common.console import Parser, UsageError, console, progress
+from flashladder.common.console import Parser, UsageError, aside, console, progress
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, gpu_names, listing, load_gpu
 from flashladder.common.report import sass as show
@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
         import pandas as pd
 
         pd.DataFrame([row for code in codes for row in show.rows(code)]).to_csv(arguments.csv, index=False)
-        console.print(f"[dim]opcode counts written to {arguments.csv}")
+        aside(f"opcode counts written to {arguments.csv}")
     return 0
 
 

@@ -19,7 +19,7 @@ Where there is no GPU, configurations are compiled, and ranked by the cost model
 --budget-seconds or --exhaustive says otherwise. A ranking of a part of a space is marked as partial.
 
 A search or a ranking that was killed goes on where it was when it is started again. Several machines share a study
-through a database: --storage postgresql://user:password@host/database. To watch: optuna-dashboard STORAGE.
+through a database: --storage postgresql://user:password@host/database. To watch: flashladder studies.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.console import Parser, warn
-from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
-from flashladder.common.problem.config import GpuDescription, Value, field_named, gpu_names, load_gpu
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu
 from flashladder.tools.commands import arguments as options
 from flashladder.tuner import AUTO
 
 if TYPE_CHECKING:
-    from flashladder.tuner.job import Job
+    from flashladder.common.problem.problem import Problem
+    from flashladder.tuner.job import SearchSettings
+    from flashladder.tuner.space import Space
 
 
 def parser() -> Parser:
@@ -59,18 +61,20 @@ def parser() -> Parser:
         help="search a part of the space: these values alone, or ptxas_level, which any rung takes",
     )
     budget = made.add_argument_group("budget of each rung")
-    budget.add_argument("--trials", type=_count, metavar="N", help="kernels to measure, earlier searches' among them")
+    budget.add_argument(
+        "--trials", type=options.count, metavar="N", help="kernels to measure, earlier searches' among them"
+    )
     budget.add_argument("--minutes", type=options.above_zero, default=math.inf, metavar="M", help="of measuring")
     budget.add_argument(
         "--budget-seconds",
         type=options.above_zero,
         default=math.inf,
         metavar="S",
-        help="for all rungs together, in equal shares (default: no limit; without a GPU, 60 a rung)",
+        help="for all rungs, in equal shares; one configuration each at least (default: none; offline, 60 each)",
     )
     budget.add_argument(
         "--compile",
-        type=_count,
+        type=options.count,
         metavar="N",
         help="configurations, those first that are near to earlier winners (default: all, or what the budget allows)",
     )
@@ -90,29 +94,13 @@ def main(arguments: argparse.Namespace) -> int:
     gpu = _gpu(arguments.gpu)
     versions = catalog.select(arguments.rungs)
 
-    from flashladder.tuner import campaign, job
+    from flashladder.tuner.tune import Runner, tune
 
     operation = catalog.one_operation(version.operation for version in versions)
-    offline = _is_offline(arguments)
-    jobs = _jobs(versions, operation, gpu, arguments, offline)
-    if offline:
-        return campaign.rank(jobs, arguments.budget_seconds, arguments.exhaustive)
-    workers = job.workers(arguments.workers, gpu, arguments.mode, arguments.patience, operation)
-    return campaign.run(jobs, workers, arguments.budget_seconds)
-
-
-def _is_offline(arguments: argparse.Namespace) -> bool:
-    """Whether nothing will be measured: it was asked for, or there is no GPU, and workers were not asked for."""
-    from flashladder.common.runtime.gpu import require_gpu
-
-    if arguments.offline or arguments.workers != AUTO:
-        return bool(arguments.offline)
-    try:
-        require_gpu()
-    except DeviceError as error:
-        warn(f"{error}: configurations are ranked by the cost model, and nothing is measured")
-        return True
-    return False
+    spaces = _spaces(versions, options.shapes(arguments, operation), gpu, arguments)
+    measuring = (operation, arguments.workers, arguments.mode, arguments.patience)
+    runner = Runner(gpu) if arguments.offline else Runner.of(gpu, *measuring)
+    return tune(spaces, runner, _settings(arguments), arguments.budget_seconds)
 
 
 def _gpu(name: str) -> GpuDescription:
@@ -125,55 +113,37 @@ def _gpu(name: str) -> GpuDescription:
     return target.resolve("gpu", None).gpu
 
 
-def _jobs(
-    versions: Sequence[catalog.Version],
-    operation: str,
-    gpu: GpuDescription,
-    arguments: argparse.Namespace,
-    offline: bool = False,
-) -> list[Job]:
-    """A job for each rung. One that was asked for by name must suit; of all, those that do not are left out."""
-    from flashladder.tuner import campaign, candidates, job
-    from flashladder.tuner.space import Space
+def _spaces(
+    versions: Sequence[catalog.Version], problems: Sequence[Problem], gpu: GpuDescription, arguments: argparse.Namespace
+) -> list[Space]:
+    """What is searched. A rung that was asked for by name must suit; of all, those that do not are left out."""
+    from flashladder.tuner import space
+
+    only = space.narrowed(arguments.only)
+    if arguments.rungs:
+        return [space.suiting(version, problems, gpu, only) for version in versions]
+    spaces, left_out = space.all_suiting(versions, problems, gpu, only)
+    for reason, rungs in left_out.items():
+        warn(f"left out, {', '.join(rungs)}: {reason}")
+    if not spaces:
+        raise ConfigError("no rung is left to search; `flashladder search 16` says what else 16 would need")
+    return spaces
+
+
+def _settings(arguments: argparse.Namespace) -> SearchSettings:
+    from flashladder.tuner import candidates
+    from flashladder.tuner.job import SearchSettings
     from flashladder.tuner.study_runner import ROUNDS
 
-    problems = options.shapes(arguments, operation)
-    only = dict(_values(text) for text in arguments.only)
-    compiled = None if offline else campaign.affordable(arguments.budget_seconds, len(versions) * len(problems))
-    jobs = []
-    for version in versions:
-        prefix = arguments.study
-        settings = job.SearchSettings(
-            trials=arguments.trials,
-            seconds=60 * arguments.minutes,
-            exhaustive=arguments.exhaustive,
-            compiled=arguments.compile or compiled,
-            spills=candidates.SPILLS if arguments.spills is None else arguments.spills,
-            mode=arguments.mode,
-            rounds=arguments.rounds or ROUNDS,
-            seed=arguments.seed,
-            study=f"{prefix}-{version.file_name}" if prefix and len(versions) > 1 else prefix,
-            storage=arguments.storage,
-        )
-        try:
-            version.check_arch(gpu.arch)
-            jobs.append(job.Job(Space.of(version, problems, gpu, only), gpu, settings))
-        except (ConfigError, UnsupportedProblemError) as refusal:
-            if arguments.rungs:
-                raise
-            warn(f"left out: {refusal}")
-    return jobs
-
-
-def _values(text: str) -> tuple[str, tuple[Value, ...]]:
-    """A field and the values that 'block_n=64,128' gives it. Raises ConfigError."""
-    name, equals, values = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--only {text}: not a field and its values, such as block_n=64,128")
-    return name, tuple(dict.fromkeys(field_named(name).parse(value) for value in values.split(",")))
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or text == "0":
-        raise argparse.ArgumentTypeError(f"{text} is not a number of kernels, 1 or more")
-    return int(text)
+    return SearchSettings(
+        trials=arguments.trials,
+        seconds=60 * arguments.minutes,
+        exhaustive=arguments.exhaustive,
+        compiled=arguments.compile,
+        spills=candidates.SPILLS if arguments.spills is None else arguments.spills,
+        mode=arguments.mode,
+        rounds=arguments.rounds or ROUNDS,
+        seed=arguments.seed,
+        study=arguments.study,
+        storage=arguments.storage,
+    )

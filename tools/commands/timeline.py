@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
-from flashladder.common.console import Parser, UsageError, console, progress, warn
+from flashladder.common.console import Parser, UsageError, aside, console, progress, warn
 from flashladder.common.errors import DeviceError
 from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
@@ -71,7 +71,7 @@ def _record(arguments: argparse.Namespace) -> None:
             found = record(request, problem)
         path = catalog.results_of([version]) / "timelines" / f"{_name(version, problem)}.csv"
         events.write(found, path)
-        console.print(f"[dim]events in {path}")
+        aside(f"events in {path}")
         _show(found, path)
 
 

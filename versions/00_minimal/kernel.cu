@@ -19,7 +19,7 @@ constexpr float log2_e = 1.4426950408889634f;
 static_assert(block_m % 8 == 0, "a warp holds 8 rows");
 FLASHLADDER_LAUNCH(num_threads, 2 * block_n * head_dim * sizeof(dtype), block_m, block_n);
 
-// The column of the lane's i-th element. Chunks are dealt to the quad in turn.
+// The column of the lane's i-th element. Chunks are given to the quad in turn.
 __device__ constexpr int column(int i, int lane) { return (i / chunk * quad + lane) * chunk + i % chunk; }
 
 // One lane's share of a row, as floats.

@@ -2,7 +2,7 @@
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
-#include "pipeline/tma_ring.cuh"
+#include "pipeline/tma.cuh"
 #include "schedule/query_block.cuh"
 #include "softmax/online.cuh"
 #include "tile/warpgroup_gemm.cuh"

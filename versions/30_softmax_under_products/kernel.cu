@@ -1,11 +1,11 @@
 // Rung 29 with the softmax of a block under products: Q K^T of the next block starts before it, with P V of the last.
+#include "30_softmax_under_products/deferred.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "pipeline/tma_ring.cuh"
+#include "pipeline/tile_pipeline.cuh"
 #include "schedule/query_block.cuh"
-#include "softmax/deferred.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 using namespace config;
@@ -17,8 +17,8 @@ using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 
 struct Shared {
-    TmaRing<QTile, dtype, 1> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
+    TilePipeline<QTile, dtype, 1> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
 };
 FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                    Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
@@ -42,15 +42,15 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
-        shared.q.fill(q_at, maps.q, block.first_row, block.head, block.batch);
-        shared.k.fill(k_at, maps.k, last * block_n, block.head, block.batch);
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
+        shared.q.load(q_at, maps.q, block.first_row, block.head, block.batch);
+        shared.k.load(k_at, maps.k, last * block_n, block.head, block.batch);
         for (int j = last; j >= 0; --j) {
-            if (j > 0) shared.k.fill(k_at, maps.k, (j - 1) * block_n, block.head, block.batch);
-            shared.v.fill(v_at, maps.v, j * block_n, block.head, block.batch);
+            if (j > 0) shared.k.load(k_at, maps.k, (j - 1) * block_n, block.head, block.batch);
+            shared.v.load(v_at, maps.v, j * block_n, block.head, block.batch);
         }
         return;
     }
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     q_operand.start(shared.q.tiles[0], warp_row);
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
 
     Accumulator<16, head_dim> o;  // of this warp
     DeferredSoftmax<16> softmax{params.softmax_scale * log2_e};
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     // S = Q K^T and P = 2^(unit * S - m) of the first block
     Accumulator<16, block_n> s;
-    shared.q.wait(shared.q.of_reader());
+    shared.q.wait(shared.q.consumer());
     shared.k.wait(k_at);
     start_product<dtype, head_dim>(s, q_operand, k_tiles.after(k_at.stage));
     wait_for(s);

@@ -1,10 +1,11 @@
 // Rung 31 with Q in registers: products read K alone from shared memory, and the next Q is copied early.
+#include "30_softmax_under_products/deferred.cuh"
 #include "31_persistent/persistent_tiles.cuh"
+#include "31_persistent/tma_store.cuh"
 #include "config.cuh"
-#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "softmax/deferred.cuh"
+#include "pipeline/tile_pipeline.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
@@ -20,8 +21,8 @@ using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
-    TmaRing<QTile, dtype, 1> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
+    TilePipeline<QTile, dtype, 1> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
 };
 FLASHLADDER_KERNEL(attention_forward, AttentionParams,
                    Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
@@ -47,17 +48,17 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
         for (; tiles.any(); tiles.next()) {
             const int head = tiles.head(), batch = tiles.batch();
-            shared.q.fill(q_at, maps.q, tiles.first_row(), head, batch);
-            shared.k.fill(k_at, maps.k, last * block_n, head, batch);
+            shared.q.load(q_at, maps.q, tiles.first_row(), head, batch);
+            shared.k.load(k_at, maps.k, last * block_n, head, batch);
             for (int j = last; j >= 0; --j) {
-                if (j > 0) shared.k.fill(k_at, maps.k, (j - 1) * block_n, head, batch);
-                shared.v.fill(v_at, maps.v, j * block_n, head, batch);
+                if (j > 0) shared.k.load(k_at, maps.k, (j - 1) * block_n, head, batch);
+                shared.v.load(v_at, maps.v, j * block_n, head, batch);
             }
         }
         return;
@@ -69,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
+    auto q_at = shared.q.consumer();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
     DeferredSoftmax<16> softmax{params.softmax_scale * log2_e};
 
     for (; tiles.any(); tiles.next()) {

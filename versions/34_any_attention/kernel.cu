@@ -1,11 +1,12 @@
 // Rung 33 for any attention: a causal mask, any lengths, grouped heads. CTAs draw their tiles, the longest first.
+#include "31_persistent/tma_store.cuh"
+#include "33_rare_rescale/rare_rescale.cuh"
+#include "34_any_attention/tile_queue.cuh"
 #include "config.cuh"
-#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "schedule/tile_queue.cuh"
+#include "pipeline/tile_pipeline.cuh"
 #include "softmax/mask.cuh"
-#include "softmax/rare_rescale.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
@@ -21,8 +22,8 @@ using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
-    TmaRing<QTile, dtype, 1> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
+    TilePipeline<QTile, dtype, 1> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
     TileQueue queue;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
@@ -55,20 +56,20 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
         TileDrawer drawer{shared.queue, counters.tiles_drawn, order.count};
         for (int number = drawer.draw(); number != TileQueue::none; number = drawer.draw()) {
             const auto tile = order.tile(number);
             const int last = mask.template blocks<block_n>(min(tile.first_row + block_m, params.seqlen_q)) - 1;
             if (last < 0) continue;
-            shared.q.fill(q_at, maps.q, tile.first_row, tile.head, tile.batch);
-            shared.k.fill(k_at, maps.k, last * block_n, tile.head_k, tile.batch);
+            shared.q.load(q_at, maps.q, tile.first_row, tile.head, tile.batch);
+            shared.k.load(k_at, maps.k, last * block_n, tile.head_k, tile.batch);
             for (int j = last; j >= 0; --j) {
-                if (j > 0) shared.k.fill(k_at, maps.k, (j - 1) * block_n, tile.head_k, tile.batch);
-                shared.v.fill(v_at, maps.v, j * block_n, tile.head_k, tile.batch);
+                if (j > 0) shared.k.load(k_at, maps.k, (j - 1) * block_n, tile.head_k, tile.batch);
+                shared.v.load(v_at, maps.v, j * block_n, tile.head_k, tile.batch);
             }
         }
         return;
@@ -80,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
+    auto q_at = shared.q.consumer();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
     RarelyRescaled<16> softmax{params.softmax_scale * log2_e};
 
     TileReader reader{shared.queue};

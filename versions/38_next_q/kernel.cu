@@ -1,10 +1,11 @@
 // Rung 37, but the next tile's Q may come while this one's is still read, where Q stays in shared memory.
-#include "37_no_maxima/trusting_softmax.cuh"
+#include "31_persistent/tma_store.cuh"
+#include "34_any_attention/tile_queue.cuh"
+#include "37_no_maxima/stale_max_softmax.cuh"
 #include "config.cuh"
-#include "epilogue/tma_store.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "schedule/tile_queue.cuh"
+#include "pipeline/tile_pipeline.cuh"
 #include "softmax/mask.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
@@ -21,8 +22,8 @@ using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
-    TmaRing<QTile, dtype, q_stages> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
+    TilePipeline<QTile, dtype, q_stages> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
     TileQueue queue;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
@@ -55,20 +56,20 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
         TileDrawer drawer{shared.queue, counters.tiles_drawn, order.count};
         for (int number = drawer.draw(); number != TileQueue::none; number = drawer.draw()) {
             const auto tile = order.tile(number);
             const int last = mask.template blocks<block_n>(min(tile.first_row + block_m, params.seqlen_q)) - 1;
             if (last < 0) continue;
-            shared.q.fill(q_at, maps.q, tile.first_row, tile.head, tile.batch);
-            shared.k.fill(k_at, maps.k, last * block_n, tile.head_k, tile.batch);
+            shared.q.load(q_at, maps.q, tile.first_row, tile.head, tile.batch);
+            shared.k.load(k_at, maps.k, last * block_n, tile.head_k, tile.batch);
             for (int j = last; j >= 0; --j) {
-                if (j > 0) shared.k.fill(k_at, maps.k, (j - 1) * block_n, tile.head_k, tile.batch);
-                shared.v.fill(v_at, maps.v, j * block_n, tile.head_k, tile.batch);
+                if (j > 0) shared.k.load(k_at, maps.k, (j - 1) * block_n, tile.head_k, tile.batch);
+                shared.v.load(v_at, maps.v, j * block_n, tile.head_k, tile.batch);
             }
         }
         return;
@@ -81,12 +82,12 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
-    TrustingSoftmax<16> softmax{params.softmax_scale * log2_e};
+    auto q_at = shared.q.consumer();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
+    StaleMaxSoftmax<16> softmax{params.softmax_scale * log2_e};
 
-    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
-    auto pass = [](auto &ring, auto &at) {
+    // Releases a tile that only other warpgroups read. It must have come: a phase later, this one would pass for the next.
+    auto skip = [](auto &ring, auto &at) {
         ring.wait(at);
         ring.release(at);
     };
@@ -98,8 +99,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         const int first_row = tile.first_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         const int last = first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
 #pragma unroll 1
-        for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
-        if (last < 0 && of_tile >= 0) pass(shared.q, q_at);
+        for (int j = of_tile; j > last; --j) skip(shared.k, k_at), skip(shared.v, v_at);
+        if (last < 0 && of_tile >= 0) skip(shared.q, q_at);
 
         Accumulator<16, head_dim> o;  // of this warp
         o.clear();
@@ -134,10 +135,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     if constexpr (masked) mask.hide(s, row, j * block_n);
                 };
                 hide();
-                auto scores_again = [&] {
+                auto recompute = [&] {
                     scores_of_warp<KVTile>(s, q, shared.k.tiles[k_at.stage], shared.q.tiles[q_stages == 1 ? 0 : q_at.stage], warp_row);
                 };
-                softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
+                softmax.update(s, [&] { recompute(), hide(); }, masked && softmax.has_new_rows());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);
                 shared.v.release(v_at);

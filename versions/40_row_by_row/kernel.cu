@@ -1,12 +1,12 @@
 // Rung 39 with a softmax that takes one row after the other.
-#include "39_shorter_turn/ending_softmax.cuh"
-#include "40_row_by_row/row_by_row.cuh"
+#include "39_shorter_turn/placed_tiles.cuh"
 #include "config.cuh"
-#include "epilogue/stmatrix_store.cuh"
+#include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "schedule/turns.cuh"
+#include "pipeline/tile_pipeline.cuh"
 #include "softmax/mask.cuh"
+#include "softmax/optimistic.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 #include <type_traits>
@@ -22,9 +22,9 @@ using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
-    TmaRing<QTile, dtype, q_stages> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
-    TurnQueue queue;
+    TilePipeline<QTile, dtype, q_stages> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
+    PlacedTileQueue queue;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 struct Counters {
@@ -56,27 +56,27 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
-        TurnDrawer<decltype(order)> drawer{shared.queue, counters.tiles_drawn, order};
-        int4 turn = drawer.draw();
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
+        PlacedTileDrawer<decltype(order)> drawer{shared.queue, counters.tiles_drawn, order};
+        int4 tile = drawer.draw();
 #pragma unroll 1
-        while (turn.x != TurnQueue::none) {
-            const auto [first_row, head, head_k, batch] = turn;
+        while (tile.x != PlacedTileQueue::none) {
+            const auto [first_row, head, head_k, batch] = tile;
             const int last = mask.template blocks<block_n>(min(first_row + block_m, params.seqlen_q)) - 1;
             if (last >= 0) {
-                shared.q.fill(q_at, maps.q, first_row, head, batch);
-                shared.k.fill(k_at, maps.k, last * block_n, head_k, batch);
+                shared.q.load(q_at, maps.q, first_row, head, batch);
+                shared.k.load(k_at, maps.k, last * block_n, head_k, batch);
             }
 #pragma unroll 1
             for (int j = last; j >= 0; --j) {
-                if (j > 0) shared.k.fill(k_at, maps.k, (j - 1) * block_n, head_k, batch);
-                shared.v.fill(v_at, maps.v, j * block_n, head_k, batch);
-                if (j == min(last, 2)) turn = drawer.draw();  // not earlier: another CTA may be free for the tile sooner
+                if (j > 0) shared.k.load(k_at, maps.k, (j - 1) * block_n, head_k, batch);
+                shared.v.load(v_at, maps.v, j * block_n, head_k, batch);
+                if (j == min(last, 2)) tile = drawer.draw();  // not earlier: another CTA may be free for the tile sooner
             }
-            if (last < 0) turn = drawer.draw();
+            if (last < 0) tile = drawer.draw();
         }
         return;
     }
@@ -88,42 +88,42 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
-    EndingSoftmax<16, RowByRow<16>> softmax{params.softmax_scale * log2_e};
+    auto q_at = shared.q.consumer();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
+    OptimisticSoftmax softmax{params.softmax_scale * log2_e};
     HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
     o_place.start(shared.o, warp_row);
 
-    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
-    auto pass = [](auto &ring, auto &at) {
+    // Releases a tile that only other warpgroups read. It must have come: a phase later, this one would pass for the next.
+    auto skip = [](auto &ring, auto &at) {
         ring.wait(at);
         ring.release(at);
     };
-    TurnReader reader{shared.queue};
+    PlacedTileReader reader{shared.queue};
     int tile_row = reader.begin(), next_row;
-    for (; tile_row != TurnQueue::none; tile_row = next_row) {
+    for (; tile_row != PlacedTileQueue::none; tile_row = next_row) {
         const int of_tile = mask.template blocks<block_n>(min(tile_row + block_m, params.seqlen_q)) - 1;
         const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         const int last = first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
         // What needs no O
         int row, head, batch;  // of this warp
-        auto prepare_end = [&] {
-            const int4 turn = reader.turn();
-            row = turn.x + warp_row, head = turn.y, batch = turn.w;
+        auto finalize = [&] {
+            const int4 tile = reader.tile();
+            row = tile.x + warp_row, head = tile.y, batch = tile.w;
             next_row = reader.next();  // its wait ends a piece of code, so the rest stays behind the products' start
-            wait_for_own_stores();
-            softmax.sum_up();
+            wait_for_stores();
+            softmax.finalize();
             softmax.store_lse_if(params.lse != nullptr, order.lse(head, batch) + row, params.seqlen_q - row);
-            reader.release(softmax.has_ended());  // so all this comes before the wait for O: ptxas would turn them round
+            reader.release(softmax.is_finalized());  // so all this comes before the wait for O: ptxas would turn them round
         };
 #pragma unroll 1
-        for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
-        if (last < 0 && of_tile >= 0) pass(shared.q, q_at);
+        for (int j = of_tile; j > last; --j) skip(shared.k, k_at), skip(shared.v, v_at);
+        if (last < 0 && of_tile >= 0) skip(shared.q, q_at);
 
         Accumulator<16, head_dim> o;  // of this warp
         o.clear();
 
-        softmax.clear();
+        softmax.reset();
         if (last >= 0) {
             // S = Q K^T and P = 2^(unit * S - m) of the first block
             Accumulator<16, block_n> s;
@@ -152,10 +152,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 hide();
-                auto scores_again = [&] {
+                auto recompute = [&] {
                     scores_of_warp<KVTile>(s, q, shared.k.tiles[k_at.stage], shared.q.tiles[q_at.stage], warp_row);
                 };
-                softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
+                softmax.update(s, [&] { recompute(), hide(); }, masked && softmax.has_new_rows());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p);
                 shared.v.release(v_at);
@@ -169,15 +169,15 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             if constexpr (!q_in_registers) shared.q.release(q_at);
             shared.v.wait(v_at);
             start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
-            prepare_end();
+            finalize();
             wait_for(o, p);
             shared.v.release(v_at);
         } else {
-            prepare_end();
+            finalize();
         }
 
-        softmax.divide(o);
-        start_store_by_blocks<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, batch);
+        softmax.normalize(o);
+        start_store<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, batch);
     }
-    wait_for_own_stores();  // shared memory lives as long as its CTA
+    wait_for_stores();  // shared memory lives as long as its CTA
 }

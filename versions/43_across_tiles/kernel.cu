@@ -1,12 +1,12 @@
 // Rung 42 with no pause from tile to tile: the next one's first Q K^T runs beside the last P V of this one.
-#include "40_row_by_row/row_by_row.cuh"
-#include "43_across_tiles/crossing_softmax.cuh"
+#include "39_shorter_turn/placed_tiles.cuh"
+#include "42_from_the_end/from_the_end.cuh"
+#include "43_across_tiles/across_tiles_softmax.cuh"
 #include "config.cuh"
-#include "epilogue/stmatrix_store.cuh"
+#include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
-#include "schedule/from_the_end.cuh"
-#include "schedule/turns.cuh"
+#include "pipeline/tile_pipeline.cuh"
 #include "softmax/mask.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
@@ -24,9 +24,9 @@ using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
-    TmaRing<QTile, dtype, q_stages> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
-    TurnQueue queue;
+    TilePipeline<QTile, dtype, q_stages> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
+    PlacedTileQueue queue;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 struct Counters {
@@ -58,27 +58,27 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
-        TurnDrawer<decltype(order)> drawer{shared.queue, counters.tiles_drawn, order};
-        int4 turn = drawer.draw();
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
+        PlacedTileDrawer<decltype(order)> drawer{shared.queue, counters.tiles_drawn, order};
+        int4 tile = drawer.draw();
 #pragma unroll 1
-        while (turn.x != TurnQueue::none) {
-            const auto [first_row, head, head_k, batch] = turn;
+        while (tile.x != PlacedTileQueue::none) {
+            const auto [first_row, head, head_k, batch] = tile;
             const int last = mask.template blocks<block_n>(min(first_row + block_m, params.seqlen_q)) - 1;
             if (last >= 0) {
-                shared.q.fill(q_at, maps.q, first_row, head, batch);
-                shared.k.fill(k_at, maps.k, last * block_n, head_k, batch);
+                shared.q.load(q_at, maps.q, first_row, head, batch);
+                shared.k.load(k_at, maps.k, last * block_n, head_k, batch);
             }
 #pragma unroll 1
             for (int j = last; j >= 0; --j) {
-                if (j > 0) shared.k.fill(k_at, maps.k, (j - 1) * block_n, head_k, batch);
-                shared.v.fill(v_at, maps.v, j * block_n, head_k, batch);
-                if (j == min(last, 2)) turn = drawer.draw();  // not earlier: another CTA may be free for the tile sooner
+                if (j > 0) shared.k.load(k_at, maps.k, (j - 1) * block_n, head_k, batch);
+                shared.v.load(v_at, maps.v, j * block_n, head_k, batch);
+                if (j == min(last, 2)) tile = drawer.draw();  // not earlier: another CTA may be free for the tile sooner
             }
-            if (last < 0) turn = drawer.draw();
+            if (last < 0) tile = drawer.draw();
         }
         return;
     }
@@ -90,44 +90,44 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
-    CrossingSoftmax<16, RowByRow<16>> softmax{params.softmax_scale * log2_e};
+    auto q_at = shared.q.consumer();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
+    AcrossTilesSoftmax softmax{params.softmax_scale * log2_e};
     HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
     o_place.start(shared.o, warp_row);
 
-    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
-    auto pass = [](auto &ring, auto &at) {
+    // Releases a tile that only other warpgroups read. It must have come: a phase later, this one would pass for the next.
+    auto skip = [](auto &ring, auto &at) {
         ring.wait(at);
         ring.release(at);
     };
-    TurnReader reader{shared.queue};
+    PlacedTileReader reader{shared.queue};
     int tile_row = reader.begin(), of_tile, last;
     // Looks at a tile: how many blocks it has, and up to which one this warpgroup sees keys. There may be none.
     auto look = [&] {
         const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, params.seqlen_q);
         of_tile = mask.template blocks<block_n>(min(tile_row + block_m, params.seqlen_q)) - 1;
-        const bool is_there = tile_row != TurnQueue::none && (!causal || first_row >= 0);
+        const bool is_there = tile_row != PlacedTileQueue::none && (!causal || first_row >= 0);
         last = is_there && first_row < end_row ? mask.template blocks<block_n>(end_row) - 1 : -1;
     };
     // Where O goes, of this warp; and on to the next tile.
     int row, head, batch;
-    auto turn_over = [&] {
-        const int4 turn = reader.turn();
-        row = turn.x + warp_row, head = turn.y, batch = turn.w;
+    auto advance = [&] {
+        const int4 tile = reader.tile();
+        row = tile.x + warp_row, head = tile.y, batch = tile.w;
         tile_row = reader.next();
-        __syncwarp();  // all lanes have read the turn
+        __syncwarp();  // all lanes have read where the tile is
         reader.release(true);
     };
-    // Gives back blocks of which this warpgroup sees no key.
-    auto pass_unseen = [&](auto &ring, auto &at) {
+    // Releases blocks of which this warpgroup sees no key.
+    auto skip_unseen = [&](auto &ring, auto &at) {
 #pragma unroll 1
-        for (int j = of_tile; j > last; --j) pass(ring, at);
+        for (int j = of_tile; j > last; --j) skip(ring, at);
     };
     // What needs no O
-    auto prepare_end = [&] {
-        wait_for_own_stores();
-        softmax.sum_up();
+    auto finalize = [&] {
+        wait_for_stores();
+        softmax.finalize();
         softmax.store_lse_if(params.lse != nullptr, order.lse(head, batch) + row, params.seqlen_q - row);
     };
 
@@ -136,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     HeldA<16, block_n> p;
     std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>> q;
     auto end = [&] {
-        softmax.divide(o);
-        start_store_by_blocks<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, batch);
+        softmax.normalize(o);
+        start_store<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, batch);
     };
     // S = Q K^T of the next block
     auto start_scores = [&](auto &s) {
@@ -167,11 +167,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
         };
         hide();
-        auto scores_again = [&] {
+        auto recompute = [&] {
             const dtype *k_tile = shared.k.tiles[k_at.stage];
             scores_of_warp<KVTile>(s, q, k_tile, shared.q.tiles[q_at.stage], warp_row);
         };
-        softmax.trust(s, [&] { scores_again(), hide(); }, masked && softmax.some_are_new());
+        softmax.update(s, [&] { recompute(), hide(); }, masked && softmax.has_new_rows());
         shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
         wait_for(o, p);
         shared.v.release(v_at);
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     auto cross = [&](auto &s) {
         start_first(s);
         start_output();
-        prepare_end();
+        finalize();
         wait_for<1>(s);
         if constexpr (q_in_registers) shared.q.release(q_at);  // a load may come late, but a product has used what it brought
         mask.hide(s, tile_row + warp_row, last * block_n);
@@ -196,16 +196,16 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     };
 
 #pragma unroll 1
-    while (tile_row != TurnQueue::none) {
+    while (tile_row != PlacedTileQueue::none) {
         look();
-#pragma unroll 1  // K and V by turns: a ring need not hold all that is passed
-        for (int j = of_tile; j > last; --j) pass(shared.k, k_at), pass(shared.v, v_at);
+#pragma unroll 1  // K and V in turn: a ring need not hold all that is skipped
+        for (int j = of_tile; j > last; --j) skip(shared.k, k_at), skip(shared.v, v_at);
         o.clear();
-        softmax.clear();
+        softmax.reset();
         if (last < 0) {  // a tile without keys, for this warpgroup
-            if (of_tile >= 0) pass(shared.q, q_at);
-            turn_over();
-            if (!causal || row >= 0) prepare_end(), end();
+            if (of_tile >= 0) skip(shared.q, q_at);
+            advance();
+            if (!causal || row >= 0) finalize(), end();
             continue;
         }
         // The first tile, or the one behind a tile without keys
@@ -225,10 +225,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             for (; j >= 0; --j) step(j, std::false_type());
             if constexpr (!q_in_registers) shared.q.release(q_at);
 
-            turn_over();
+            advance();
             look();
             if (last < 0) break;
-            pass_unseen(shared.k, k_at);
+            skip_unseen(shared.k, k_at);
             const int end_row = min(tile_row + group_row + warpgroup_rows, params.seqlen_q);
             if (may_halve && mask.keys(end_row - 1) - last * block_n <= warpgroup_rows) {
                 Accumulator<16, may_halve ? warpgroup_rows : block_n> half;
@@ -236,13 +236,13 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             } else {
                 cross(s);
             }
-            pass_unseen(shared.v, v_at);
+            skip_unseen(shared.v, v_at);
         }
         start_output();
-        prepare_end();
+        finalize();
         wait_for(o, p);
         shared.v.release(v_at);
         end();
     }
-    wait_for_own_stores();  // shared memory lives as long as its CTA
+    wait_for_stores();  // shared memory lives as long as its CTA
 }

@@ -1,8 +1,8 @@
 // Packed sequences on a persistent grid: which tiles there are, and where a tile's sequence lies in its tensors.
 #pragma once
-#include "schedule/from_the_end.cuh"
+#include "39_shorter_turn/placed_tiles.cuh"
+#include "42_from_the_end/from_the_end.cuh"
 #include "schedule/packed.cuh"
-#include "schedule/turns.cuh"
 
 // The sequence of a tile, as tensor maps have it: its row r is their row `row_q` + r, at their last coordinate `of_q`.
 // Maps of packed tensors end where the sequence ends. Their last coordinate says where that is, and their rows count so
@@ -15,7 +15,7 @@ struct Extent {
 template <int block_m, int head_dim, bool uneven>
 struct ApartOrder : OrderFromEnd<block_m, head_dim, uneven> {
     using Order = OrderFromEnd<block_m, head_dim, uneven>;
-    using Drawer = TurnDrawer<Order>;
+    using Drawer = PlacedTileDrawer<Order>;
     using Order::Order;
 
     __device__ Extent extent(int batch) const {
@@ -35,10 +35,10 @@ struct PackedOrder {
     __device__ explicit PackedOrder(const PackedParams &params_)
         : params(params_), places(params.total_q / block_m + params.batch), count(places * params.num_heads) {}
 
-    static constexpr int empty = TurnQueue::none - 1;  // instead of the first row of a tile without rows
+    static constexpr int empty = PlacedTileQueue::none - 1;  // instead of the first row of a tile without rows
 
     // First row, head, head of K and V, and the sequence's number: `known` at most, and from then on known.
-    __device__ int4 turn(int number, int &known) const {
+    __device__ int4 tile(int number, int &known) const {
         const int place = places - 1 - number / params.num_heads, head = number % params.num_heads;
         // The last sequence whose places begin here or before. From a CTA's last tile it is seldom far.
         int batch = known, end = known + 1;
@@ -61,18 +61,18 @@ struct PackedOrder {
         return params.lse + static_cast<long long>(head) * params.total_q + extent.of_q - extent.seqlen_q;
     }
 
-    struct Drawer : TurnDrawer<PackedOrder> {
+    struct Drawer : PlacedTileDrawer<PackedOrder> {
         bool has_begun = false;
         int known = this->order.params.batch - 1;  // no later sequence has a tile that is still to be drawn
 
         __device__ int4 draw() {
-            int4 turn{empty, 0, 0, 0};
-            while (turn.x == empty) {
+            int4 tile{empty, 0, 0, 0};
+            while (tile.x == empty) {
                 const int number = has_begun ? this->next() : blockIdx.x;
                 has_begun = true;
-                turn = number < this->order.count ? this->order.turn(number, known) : int4{TurnQueue::none, 0, 0, 0};
+                tile = number < this->order.count ? this->order.tile(number, known) : int4{PlacedTileQueue::none, 0, 0, 0};
             }
-            return this->hand_over(turn);
+            return this->hand_over(tile);
         }
     };
 

@@ -1,13 +1,13 @@
 // Rung 45 with a warp that draws tiles and finds them.
-#include "39_shorter_turn/ending_softmax.cuh"
-#include "40_row_by_row/row_by_row.cuh"
-#include "46_scheduler_warp/longest_first.cuh"
-#include "46_scheduler_warp/scheduler.cuh"
 #include "config.cuh"
-#include "epilogue/stmatrix_store.cuh"
+#include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
+#include "pipeline/tile_pipeline.cuh"
+#include "schedule/order.cuh"
+#include "schedule/work_tile.cuh"
 #include "softmax/mask.cuh"
+#include "softmax/optimistic.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
@@ -27,9 +27,9 @@ using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 
 struct Shared {
     alignas(1024) dtype o[QTile::size];
-    TmaRing<QTile, dtype, q_stages> q;
-    TmaRing<KVTile, dtype, num_stages> k, v;
-    Schedule schedule;
+    TilePipeline<QTile, dtype, q_stages> q;
+    TilePipeline<KVTile, dtype, num_stages> k, v;
+    WorkTileQueue work;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 struct Counters {
@@ -37,7 +37,7 @@ struct Counters {
 };
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Order = std::conditional_t<packed, LongestFirst<block_m, head_dim, is_uneven>, ApartTiles<block_m, head_dim, is_uneven>>;
+using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven>, DenseOrder<block_m, head_dim, is_uneven>>;
 constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                              .persistent()
                              .by_tma("q", block_m, 64, 128)
@@ -58,37 +58,37 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.q.init(num_consumers * 4);
         shared.k.init(num_consumers * 4);
         shared.v.init(num_consumers * 4);
-        shared.schedule.init(num_consumers * 4);
+        shared.work.init(num_consumers * 4);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
-        if (uniform_warp_index() == num_consumers * 4 + 1) deal(shared.schedule, counters.tiles_drawn, Order(params));
+        release_registers<Share::producer>();
+        if (uniform_warp_index() == num_consumers * 4 + 1) schedule(shared.work, counters.tiles_drawn, Order(params));
         if (threadIdx.x % warpgroup_threads != 0) return;
-        auto q_at = shared.q.of_producer();
-        auto k_at = shared.k.of_producer(), v_at = shared.v.of_producer();
+        auto q_at = shared.q.producer();
+        auto k_at = shared.k.producer(), v_at = shared.v.producer();
 #pragma unroll 1
-        for (Turns turns{shared.schedule};; ++turns.taken) {
-            const Turn &at = turns.wait();
-            if (at.first_row == Turn::none) return;
-            if constexpr (packed) mask.take(at.seqlen_q, at.seqlen_k);
-            const int head_k = at.head_k, row_k = at.row_k, of_k = at.of_k;
-            const int last = mask.template blocks<block_n>(at.end_row) - 1;
-            const int lowest = mask.template first_block<block_n>(at.first_row);
+        for (WorkTileReader work{shared.work};; work.advance()) {
+            const WorkTile &tile = work.wait();
+            if (tile.first_row == WorkTile::none) return;
+            if constexpr (packed) mask.take(tile.seqlen_q, tile.seqlen_k);
+            const int head_k = tile.head_k, row_k = tile.row_k, batch_k = tile.batch_k;
+            const int last = mask.template blocks<block_n>(tile.end_row) - 1;
+            const int lowest = mask.template first_block<block_n>(tile.first_row);
             if (last >= 0) {
-                shared.q.fill(q_at, maps.q, at.row_q + at.first_row, at.head, at.of_q);
-                shared.k.fill(k_at, maps.k, row_k + last * block_n, head_k, of_k);
+                shared.q.load(q_at, maps.q, tile.row_q + tile.first_row, tile.head, tile.batch_q);
+                shared.k.load(k_at, maps.k, row_k + last * block_n, head_k, batch_k);
             }
 #pragma unroll 1
             for (int j = last; j >= lowest; --j) {
-                if (j > lowest) shared.k.fill(k_at, maps.k, row_k + (j - 1) * block_n, head_k, of_k);
-                shared.v.fill(v_at, maps.v, row_k + j * block_n, head_k, of_k);
+                if (j > lowest) shared.k.load(k_at, maps.k, row_k + (j - 1) * block_n, head_k, batch_k);
+                shared.v.load(v_at, maps.v, row_k + j * block_n, head_k, batch_k);
                 // Not earlier: another CTA may be free for the next tile sooner.
-                if (j == min(last, lowest + 2)) shared.schedule.wanted.arrive();
+                if (j == min(last, lowest + 2)) shared.work.request();
             }
-            if (last < 0) shared.schedule.wanted.arrive();
+            if (last < 0) shared.work.request();
         }
     }
     take_registers<Share::consumer>();
@@ -99,22 +99,22 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByColumns<KVTile> v_tiles;
     k_tiles.start(shared.k.tiles[0]);
     v_tiles.start(shared.v.tiles[0]);
-    auto q_at = shared.q.of_reader();
-    auto k_at = shared.k.of_reader(), v_at = shared.v.of_reader();
-    EndingSoftmax<16, RowByRow<16>> softmax{score.scale};
+    auto q_at = shared.q.consumer();
+    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
+    OptimisticSoftmax softmax{score.scale};
     HoistedReader<QTile, dtype> o_place;  // of this warp's rows, until they are stored
     o_place.start(shared.o, warp_row);
 
-    // Gives back a tile that other warpgroups read. It must have come: a phase later, this one would pass for the next.
-    auto pass = [](auto &ring, auto &at) {
+    // Releases a tile that only other warpgroups read. It must have come: a phase later, this one would pass for the next.
+    auto skip = [](auto &ring, auto &at) {
         ring.wait(at);
         ring.release(at);
     };
-    Turns reader{shared.schedule};
-    int tile_row = reader.begin(), next_row;
-    for (; tile_row != Turn::none; tile_row = next_row) {
-        if constexpr (packed) mask.take(reader.at(&Turn::seqlen_q), reader.at(&Turn::seqlen_k));
-        const int end_of_tile = reader.at(&Turn::end_row);
+    WorkTileReader work{shared.work};
+    int tile_row = work.first_row(), next_row;
+    for (; tile_row != WorkTile::none; tile_row = next_row) {
+        if constexpr (packed) mask.take(work.get(&WorkTile::seqlen_q), work.get(&WorkTile::seqlen_k));
+        const int end_of_tile = work.get(&WorkTile::end_row);
         const int of_tile = mask.template blocks<block_n>(end_of_tile) - 1;
         const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, end_of_tile);
         const bool has_rows = first_row < end_row;
@@ -122,28 +122,30 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         const auto lowest = mask.template first_block<block_n>(first_row);
         const int last = (has_rows ? mask.template blocks<block_n>(end_row) : int(lowest_of_tile)) - 1;
         // What needs no O
-        int row, head, of_q;  // of this warp
-        auto prepare_end = [&] {
-            row = reader.at(&Turn::row_q) + tile_row + warp_row, head = reader.at(&Turn::head), of_q = reader.at(&Turn::of_q);
-            float *lse = reader.lse() + tile_row + warp_row;
-            next_row = reader.next();  // its wait ends a piece of code, so the rest stays behind the products' start
-            wait_for_own_stores();
-            softmax.sum_up();
+        int row, head, batch;  // of this warp
+        auto finalize = [&] {
+            row = work.get(&WorkTile::row_q) + tile_row + warp_row;
+            head = work.get(&WorkTile::head), batch = work.get(&WorkTile::batch_q);
+            float *lse = work.lse() + tile_row + warp_row;
+            work.advance();
+            next_row = work.first_row();  // its wait ends a piece of code, so the rest stays behind the products' start
+            wait_for_stores();
+            softmax.finalize();
             softmax.store_lse_if(params.lse != nullptr, lse, end_row - tile_row - warp_row);
-            reader.release(softmax.has_ended());  // so all this comes before the wait for O: ptxas would turn them round
+            work.release(softmax.is_finalized());  // so all this comes before the wait for O: ptxas would turn them round
         };
         // Blocks that other warpgroups see
-        auto pass_blocks = [&](int from, int to) {
+        auto skip_blocks = [&](int from, int to) {
 #pragma unroll 1
-            for (int j = from; j > to; --j) pass(shared.k, k_at), pass(shared.v, v_at);
+            for (int j = from; j > to; --j) skip(shared.k, k_at), skip(shared.v, v_at);
         };
-        pass_blocks(of_tile, last);
-        if (last < lowest && of_tile >= 0) pass(shared.q, q_at);
+        skip_blocks(of_tile, last);
+        if (last < lowest && of_tile >= 0) skip(shared.q, q_at);
 
         Accumulator<16, head_dim> o;  // of this warp
         o.clear();
 
-        softmax.clear();
+        softmax.reset();
         if (last >= lowest) {
             Accumulator<16, block_n> s;
             HeldA<16, block_n> p;
@@ -165,10 +167,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
                     if constexpr (masked) mask.hide(s, tile_row + warp_row, j * block_n);
                 };
                 bound();
-                auto scores_again = [&] {
+                auto recompute = [&] {
                     scores_of_warp<KVTile>(s, q, shared.k.tiles[k_at.stage], shared.q.tiles[q_at.stage], warp_row);
                 };
-                softmax.trust(s, [&] { scores_again(), bound(); }, masked && softmax.some_are_new());
+                softmax.update(s, [&] { recompute(), bound(); }, masked && softmax.has_new_rows());
                 shared.k.release(k_at, softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
                 wait_for(o, p_before);
                 shared.v.release(v_at);
@@ -208,16 +210,16 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             if constexpr (!q_in_registers) shared.q.release(q_at);
             shared.v.wait(v_at);
             start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
-            prepare_end();
+            finalize();
             wait_for(o, p);
             shared.v.release(v_at);
-            if constexpr (window) pass_blocks(lowest, lowest_of_tile);
+            if constexpr (window) skip_blocks(lowest, lowest_of_tile);
         } else {
-            prepare_end();
+            finalize();
         }
 
-        softmax.divide(o);
-        if (has_rows) start_store_by_blocks<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, of_q);
+        softmax.normalize(o);
+        if (has_rows) start_store<QTile>(shared.o, warp_row, o_place, o, maps.o, row, head, batch);
     }
-    wait_for_own_stores();  // shared memory lives as long as its CTA
+    wait_for_stores();  // shared memory lives as long as its CTA
 }

@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     __syncthreads();  // the barriers are made
 
     if (warpgroup_index() == num_consumers) {
-        give_registers_back<Share::producer>();
+        release_registers<Share::producer>();
         if (uniform_warp_index() == num_consumers * 4 + 1) schedule(shared.work, counters.tiles_drawn, Order(params));
         if (threadIdx.x % warpgroup_threads == 0) load(shared, maps, mask);
         return;

@@ -52,6 +52,14 @@ def folder_for(path: Path) -> Path:
     return path.absolute()
 
 
+def save(folder: Path, version: str, place: Target, demand: Demand, gains: Sequence[Gain]) -> int:
+    """Adds to a folder with winners their kernels and the guard; how many kernels."""
+    wanted = kernels(folder, version, place.arch, place.gpu, demand.calls)
+    prebuilt.compile_into(folder / prebuilt.KERNELS, wanted)
+    save_guard(folder, version, place, gains)
+    return len(wanted)
+
+
 def save_guard(folder: Path, version: str, place: Target, gains: Sequence[Gain]) -> None:
     """Writes what was measured, here and now."""
     content = {

@@ -24,6 +24,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import tuned
 from flashladder.common.runtime.target import Target
 
+TIMED = 12  # problems of a program that are timed, the heaviest
 DEFAULT, WINNER = "default", "winner"
 Choose = Callable[[Problem], Version]  # which rung computes a problem
 ESTIMATES = ("ratio", "to_default")
@@ -104,7 +105,7 @@ def measure(
             if contest.measurement and contest.measurement.checks.keys() & kernels.keys():
                 used = config or rung.config_for(each.problem, place.gpu)
                 gains.append(_gain(each, rung, used, contest.measurement))
-    return gains, left_out
+    return gains, list(dict.fromkeys(left_out))
 
 
 def official(problem: Problem) -> list[Baseline]:

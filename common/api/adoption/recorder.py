@@ -93,7 +93,7 @@ def _of_torch(
 ) -> Problem:
     """What a call of scaled_dot_product_attention asks for: tensors are (batch, heads, seqlen, head_dim)."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
-        raise UnsupportedProblemError("a gradient is wanted: kernels compute none")
+        raise UnsupportedProblemError("a gradient is wanted: only forward passes are tuned for a program")
     if attn_mask is not None:
         raise UnsupportedProblemError("attn_mask is a tensor: kernels take causal masks, windows and packed sequences")
     if dropout_p:

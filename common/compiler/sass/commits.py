@@ -43,6 +43,7 @@ class Verdict(Enum):
 
     IDENTICAL = "identical"
     RENAMED = "other registers"  # each instruction is the same, and works on the same values
+    MOVED = "values moved"  # each is the same but for the numbers of registers; one or more read another value
     NEW = "new"  # the base has no such kernel
     CHANGED = "differs"
     FAILED = "does not compile"
@@ -65,7 +66,7 @@ class Comparison:
     verdict: Verdict
     before: Figures | None = None  # only of what differs
     after: Figures | None = None
-    detail: str = ""  # the first line that differs, or the compiler's words
+    detail: str = ""  # the first line that differs or reads another value, or the compiler's words
     counts: tuple[tuple[str, int], ...] = ()  # how many more instructions of a kind there are
 
     @property
@@ -164,8 +165,16 @@ def _compared(request: BuildRequest, before: Path | BuildError, after: Path | Bu
     if difference is None and _data(before) != _data(after):
         difference = "the same instructions with other constants or shared memory"
     if difference is None:
-        return Comparison(request, Verdict.IDENTICAL if _texts(left) == _texts(right) else Verdict.RENAMED)
+        return _allocation(request, left, right)
     return Comparison(request, Verdict.CHANGED, *figures, difference, _count_changes(left, right))
+
+
+def _allocation(request: BuildRequest, left: Functions, right: Functions) -> Comparison:
+    """Of kernels that are the same but for the numbers of registers: whether their values are where they were."""
+    if _texts(left) == _texts(right):
+        return Comparison(request, Verdict.IDENTICAL)
+    move = first_move(left, right)
+    return Comparison(request, Verdict.MOVED if move else Verdict.RENAMED, detail=move or "")
 
 
 def _reason(error: BuildError) -> str:
@@ -207,6 +216,15 @@ def first_difference(left: Functions, right: Functions) -> str | None:
     return next(filter(None, differences), None)
 
 
+def first_move(left: Functions, right: Functions) -> str | None:
+    """The first instruction that reads another value than its partner; the code differs in no more than registers."""
+    for name, instructions in left.items():
+        exchanged = first_exchange(instructions, right[name])
+        if exchanged is not None:
+            return f"instruction {exchanged} reads another value: {instructions[exchanged].text}"
+    return None
+
+
 def _function_difference(left: list[SassInstruction], right: list[SassInstruction]) -> str | None:
     for number, (before, after) in enumerate(zip_longest(map(normalised, left), map(normalised, right))):
         if before != after:
@@ -215,10 +233,7 @@ def _function_difference(left: list[SassInstruction], right: list[SassInstructio
     for number, pair in enumerate(zip(left, right, strict=True)):
         if len({_jump(instruction) for instruction in pair}) > 1:
             return f"instruction {number} jumps elsewhere: {left[number].text}"
-    if [each.text for each in left] == [each.text for each in right]:
-        return None
-    exchanged = first_exchange(left, right)
-    return None if exchanged is None else f"instruction {exchanged} reads another value: {left[exchanged].text}"
+    return None
 
 
 def _jump(instruction: SassInstruction) -> int | None:

@@ -20,7 +20,7 @@ __device__ inline void copy_tile_by_warps(T *shared, const T *global, long long 
         cp_async_16(shared_address(shared + Tile::offset(row + step, col)), from + step * row_stride);
 }
 
-// The same, with the rows dealt to the whole CTA in turn. A thread's rows are then a multiple of 8 apart, so all have
+// The same, with the rows given to the whole CTA in turn. A thread's rows are then a multiple of 8 apart, so all have
 // the same swizzle: one address in shared memory, and constants from there. `start` works out the thread's addresses.
 // `copy` copies tile number `block`, counted from the address that `start` got, to `shift` bytes behind its place.
 template <class Tile, int num_warps, class T>

@@ -1,20 +1,7 @@
 // A ring of tiles in shared memory. One thread, the producer, has TMA load them, and warps consume them.
 #pragma once
+#include "pipeline/state.cuh"
 #include "pipeline/tma.cuh"
-
-// Where its user is in the ring. `parity` is that of the phase which the user waits for. A consumer begins with 0. The
-// producer begins with 1: the phase before the first one counts as ended, as all tiles are empty.
-template <int stages>
-struct PipelineState {
-    uint32_t parity;
-    int stage = 0;
-
-    __device__ void advance() {
-        if (++stage < stages) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
 
 // The barriers of the ring. The tiles lie elsewhere.
 template <class Tile, int stages>

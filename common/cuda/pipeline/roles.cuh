@@ -3,7 +3,7 @@
 #include "ptx/sm90.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
-// How many registers a thread has. All are launched with the same number; then the producer gives back what it does not
+// How many registers a thread has. All are launched with the same number; then the producer releases what it does not
 // need, and the consumers take it. setmaxnreg moves multiples of 8, 24 at least.
 template <int consumers, int ctas_per_sm>
 struct Registers {

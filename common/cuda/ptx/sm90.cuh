@@ -1,6 +1,7 @@
 // What runs beside the threads on Hopper, and how they wait for it: TMA copies, mbarriers, proxies, registers that move
 // between warpgroups. One function per instruction; names follow the PTX ISA. sm_90a.
 #pragma once
+#include "ptx/named_barrier.cuh"
 #include "ptx/sm80.cuh"
 
 // A tensor map: the host has put it into the kernel's parameters, where TMA reads it.
@@ -65,20 +66,15 @@ __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_g
 // Waits until all of this thread's stores have read their shared memory.
 __device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// Gives registers of this warpgroup back, or takes some that were given back, and waits for them. Each thread then has
+// Releases registers of this warpgroup, or takes some that were released, and waits for them. Each thread then has
 // `count`, a multiple of 8.
 template <int count>
-__device__ inline void give_registers_back() {
+__device__ inline void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 template <int count>
 __device__ inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
-}
-
-// A barrier of some warps of the CTA. Number 0 is __syncthreads.
-__device__ inline void named_barrier_sync(int number, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // The other way round than ldmatrix_x4: four 8 x 8 blocks of 16-bit elements to shared memory.

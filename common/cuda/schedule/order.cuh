@@ -1,6 +1,7 @@
 // The order of a persistent grid's tiles: those that take long come first, so that all CTAs end together, and those that
 // read the same K and V come together.
 #pragma once
+#include "schedule/l2_sections.cuh"
 #include "schedule/packed.cuh"
 #include "schedule/work_tile.cuh"
 #include "tile/warpgroup_gemm.cuh"
@@ -36,10 +37,7 @@ struct DenseOrder {
         if (causal) {
             const int group = params.num_heads / params.num_heads_k;
             const int section = min(max(l2_keys / params.seqlen_k, 1) * group, heads);
-            const int first = number / (section * blocks) * section;  // head of this section
-            const int within = number - first * blocks, together = min(section, heads - first);
-            block = blocks - 1 - within / together;
-            any_head = first + within % together;
+            longest_first(number, blocks, heads, section, block, any_head);
         }
         WorkTile tile;
         tile.head = any_head % params.num_heads, tile.head_k = tile.head / (params.num_heads / params.num_heads_k);
@@ -125,10 +123,7 @@ struct PackedOrder {
             const int fitting = min(max(l2_keys / max(k.length, 1), 1), params.num_heads_k);
             const int sections = (params.num_heads_k + fitting - 1) / fitting;
             const int section = (params.num_heads_k + sections - 1) / sections * group;
-            const int first = within / (section * blocks) * section;
-            const int left = within - first * blocks, together = min(section, params.num_heads - first);
-            block = blocks - 1 - left / together;
-            head = first + left % together;
+            longest_first(within, blocks, params.num_heads, section, block, head);
         }
         WorkTile tile;
         set_rows<block_m, causal>(tile, block, blocks, q.length);

@@ -4,7 +4,8 @@
 #include <float.h>
 
 #include "ptx/sm90.cuh"
-#include "softmax/softcap.cuh"
+#include "softmax/log2.cuh"
+#include "tile/rows.cuh"
 
 // P = 2^(scale * S - m) needs some m that keeps it within range, not the maximum. In fp32, P of a score that has passed m by
 // far is as exact as any. Only as an operand of P V it must be small: fp16 ends at 2^16. And equal P above 1 would all be

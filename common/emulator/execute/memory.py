@@ -46,6 +46,7 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
+        self.stored_to: set[str] = set()  # names of tensors, since somebody cleared it
 
     def add(self, name: str, array: np.ndarray, readonly: bool = False, initialised: bool = True) -> int:
         """Copies an array's bytes in.
@@ -71,11 +72,6 @@ class GlobalMemory:
         """A copy of a tensor's bytes."""
         tensor = self._named(name)
         return tensor.views[1][: tensor.size].copy()
-
-    def may_be_written(self, name: str) -> bool:
-        """Whether a kernel may have written to a tensor: it is known where reading before writing is an error."""
-        tensor = self._named(name)
-        return not tensor.readonly and (tensor.written is None or bool(tensor.written.any()))
 
     def _named(self, name: str) -> Tensor:
         return next(tensor for tensor in self._tensors if tensor.name == name)
@@ -126,6 +122,7 @@ class GlobalMemory:
         if mask is not None:
             index, values = index[mask], values[mask]
         tensor.views[size][index] = values
+        self.stored_to.add(tensor.name)
         if tensor.written is not None:
             tensor.written.view(VIEW_CODES[size])[index] = _all_ones(size)
 
@@ -134,6 +131,7 @@ class GlobalMemory:
         size = np.dtype(code).itemsize
         tensor, index = self._locate(address, size, writes=True)
         assert tensor is not None
+        self.stored_to.add(tensor.name)
         if tensor.written is not None:
             self._check_written(tensor, address, index, size)
         return tensor.views[size].view(code), int(index[0, 0])

@@ -4,7 +4,7 @@ Everything else tells it of the warps, words and mbarriers of a CTA. Here they b
 rank r is number r * (warps a CTA) + w, word n of rank r is r * (words a CTA) + n, an mbarrier's address has its rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..execute.cluster import RANK_BITS
 from ..execute.tiles import Region
 from ..execute.watcher import UNIT, Access, Actor, AgentAccess
 from .agents import WARPGROUP, AgentRaces
+from .earlier_grid import EarlierGrid
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class RankedWarp:
 class ClusterRaces:
     """A Watcher of CTAs in clusters."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: Chunk, prior: Mapping[str, str]) -> None:
+        """`prior`: see launch.run."""
         self._chunk, self._size = chunk, chunk.cluster.size
         num_warps, num_words = chunk.machine.num_warps, chunk.machine.num_words
         self._warps = -(-num_warps // WARPGROUP) * WARPGROUP
         self._words = -(-num_words * chunk.machine.granule // UNIT) * UNIT // chunk.machine.granule
         self._all = AgentRaces(chunk, self._warps * self._size, self._words * self._size, self._size)
+        self._earlier = EarlierGrid(chunk, prior, self._all.order, self._warps)
 
     # -- from CTAs to ranks
 
@@ -102,7 +105,9 @@ class ClusterRaces:
             self._all.fence(kind, self._warp(warp, rank), own)
 
     def prerequisites_done(self, warp: Actor, mask: Mask) -> None:
-        """As global_access."""
+        """griddepcontrol.wait."""
+        for rank, own in self._masks(mask):
+            self._earlier.ended(self._warp(warp, rank), own)
 
     def cluster_arrive(self, warp: Actor, mask: Mask, releases: bool) -> None:
         """barrier.cluster.arrive."""
@@ -144,10 +149,21 @@ class ClusterRaces:
         self._all.check_agreement(access, differs)
 
     def global_access(self, warp: Actor, index: int, address: Array, size: int, mask: Mask, does: str) -> None:
-        """Nothing: races in the global memory of clusters are not looked for."""
+        """Of races in the global memory of clusters those with an earlier grid alone are looked for."""
+        shape = (len(self._chunk.cta_ids), 32)
+        addresses, active = np.broadcast_to(address, shape), np.broadcast_to(True if mask is None else mask, shape)
+        for rank in range(self._size):
+            own = slice(rank, None, self._size)
+            self._earlier.access(self._warp(warp, rank), index, addresses[own], active[own], does)
 
     def global_bulk(self, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region, does: str) -> None:
-        """As global_access."""
+        """As global_access, of the lane that has issued a copy."""
+        elements, some, size = region.elements
+        inside = np.broadcast_to(True if some is None else some, elements.shape)
+        addresses, active = np.zeros((len(rows), 32), np.uint64), np.zeros((len(rows), 32), bool)
+        addresses[rows, lane] = elements[np.arange(len(elements)), inside.argmax(axis=-1)]
+        active[rows, lane] = inside.any(axis=-1)
+        self.global_access(warp, index, addresses, size, active, does)
 
     # -- mbarriers
 

@@ -39,4 +39,6 @@ class CtaRaces(AgentRaces):
 
 def detector(in_global_memory: GlobalRaces, chunk: Chunk) -> Watcher:
     """The watcher of a chunk, of which all share the races in global memory."""
-    return CtaRaces(chunk, in_global_memory) if chunk.cluster.size == 1 else ClusterRaces(chunk)
+    if chunk.cluster.size == 1:
+        return CtaRaces(chunk, in_global_memory)
+    return ClusterRaces(chunk, in_global_memory.prior)

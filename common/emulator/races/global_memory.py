@@ -13,9 +13,10 @@ Within a CTA order.py tells who is ordered after what. What a CTA's threads have
 each with the thread that learnt it and its epoch then: who is ordered after that has it as well. A message is, by CTA,
 a vector of the last epochs of its threads.
 
-Not looked at: accesses of threads of one CTA to each other's words in global memory, launches with clusters, and the
-proxies of bulk copies in global memory. A copy out of shared memory writes when its thread has waited for it. Of strong
-accesses to a word that is accessed weakly besides, the last one counts; of its readers, the last three CTAs.
+Not looked at: accesses of threads of one CTA to each other's words in global memory, launches with clusters but for
+what an earlier grid may still write (earlier_grid.py), and the proxies of bulk copies in global memory. A copy out of
+shared memory writes when its thread has waited for it. Of strong accesses to a word that is accessed weakly besides,
+the last one counts; of its readers, the last three CTAs.
 """
 
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from ..execute.machine import Machine
 from ..execute.memory import Tensor
 from ..execute.tiles import Region
 from ..execute.watcher import Actor
+from . import earlier_grid
 from .order import NEVER, ORDERED, PUBLISHED, Order
 from .strength import Strength, smallest_global_access, strengths
 
@@ -133,7 +135,7 @@ class GlobalRaces:
 
     def __init__(self, machine: Machine, prior: Mapping[str, str]) -> None:
         """`prior`: see launch.run."""
-        self._machine, self._prior = machine, prior
+        self._machine, self.prior = machine, prior
         self._granule = smallest_global_access(machine.program.kernel.instructions)
         self._strengths = strengths(machine.program.blocks)
         self._tables: dict[int, Table] = {}
@@ -167,10 +169,10 @@ class GlobalRaces:
 
     def _is_watched(self, address: int) -> bool:
         """Whether CTAs may meet at an address: not in what is only read."""
-        if self._machine.num_ctas == 1 and not self._prior:
+        if self._machine.num_ctas == 1 and not self.prior:
             return False
         tensor = self._machine.memory.find(address, address)
-        return tensor is not None and (not tensor.readonly or tensor.name in self._prior)
+        return tensor is not None and (not tensor.readonly or tensor.name in self.prior)
 
     def _enter(
         self,
@@ -208,7 +210,7 @@ class GlobalRaces:
             table = self._tables[tensor.base] = Table(
                 *np.zeros((2, count), np.int64), *np.zeros((2, _READERS, count), np.int64)
             )
-            if tensor.name in self._prior:
+            if tensor.name in self.prior:
                 table.written[:] = _EARLIER_GRID
         return self._tables[tensor.base]
 
@@ -288,7 +290,7 @@ class GlobalRaces:
 
     def prerequisites_done(self, here: ChunkOrder, warp: Actor, mask: Mask) -> None:
         """griddepcontrol.wait by lanes of a warp: all of earlier grids is "performed and made visible" (9.7.13.13)."""
-        if not self._prior:
+        if not self.prior:
             return
         order, (lanes, rows) = here.order, lanes_of(mask, warp.live)
         for n, row in enumerate(range(len(here.ctas)) if rows is None else rows.tolist()):
@@ -353,9 +355,7 @@ class GlobalRaces:
         row, lane = int(access.rows[at]), int(access.lanes[at])
         before, now = int(earlier.ctas[stamp >> _ROW & _ROWS]), int(access.record.ctas[row])
         if before == _PRIOR:
-            here = self._machine.program.kernel.name
-            reason = f"{self._prior[tensor.name]}, before which {here} may begin, may still write it"
-            mend = "griddepcontrol.wait before, then a barrier"
+            reason, mend = earlier_grid.reason(self._machine, self.prior[tensor.name]), earlier_grid.MEND
         elif kind.is_strong and earlier.strength.is_strong:
             reason, mend = "both are strong, but the scope of one does not hold both CTAs", SCOPE
         elif any(before in each.message for each in self._learnt.get(now, ())):

@@ -1,7 +1,7 @@
 """The limits of a kernel without a GPU: its main loop is simulated as it is, and once more without each of them.
 
 The simulation is that of cost.py, with more passes and with what other instructions cost beside mmas. It ranks; its
-times are too short by about a seventh (README.md says how it was held against a GPU). Conflicts of banks are
+times are too short by about a seventh (docs/cost-model.md says how it was held against a GPU). Conflicts of banks are
 the emulator's.
 """
 

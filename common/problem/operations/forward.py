@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -31,11 +31,11 @@ class Forward(Operation):
 
     name = "forward"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    outputs = ("o", "lse")
+    outputs: ClassVar[tuple[str, ...]] = ("o", "lse")
     features: ClassVar[tuple[str, ...]] = FEATURES
     families: ClassVar[Collection[str]] = FAMILIES
-    layouts = LAYOUTS
-    signed_together = (("q", "k"), ("v", "o"))  # scores stay as they are
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k"), ("v", "o"))  # scores stay as they are
 
     def variant(self, problem: Problem) -> Operation:
         """ALiBi has slopes."""
@@ -141,28 +141,51 @@ def attention(
     p = problem
     o = torch.empty((p.batch, p.seqlen_q, p.num_heads, p.head_dim_v), dtype=dtype, device=tensors["q"].device)
     lse = torch.empty((p.batch, p.num_heads, p.seqlen_q), dtype=dtype, device=tensors["q"].device)
-    rows = max(1, _SCORES_LIMIT // (p.num_heads * p.seqlen_k))
-    with _full_precision_matmul():
+    with full_precision_matmul():
         for batch in range(p.batch):
-            q = tensors["q"][batch].transpose(0, 1).to(dtype) * p.softmax_scale
-            k, v = (
-                tensor[batch].transpose(0, 1).to(dtype).repeat_interleave(p.num_heads // p.num_heads_k, 0)
-                for tensor in (tensors["k"], tensors["v"])
-            )
-            for begin in range(0, p.seqlen_q, rows):
-                block = slice(begin, min(begin + rows, p.seqlen_q))
-                scores = q[:, block] @ k.transpose(1, 2)
-                if p.softcap:
-                    scores = p.softcap * torch.tanh(scores / p.softcap)
-                if p.alibi:
-                    slopes = tensors[SLOPES][batch, :, None, None].to(torch.promote_types(dtype, torch.float32))
-                    scores = scores - slopes * _distance(p, block, scores.device)
-                if p.causal or p.window:
-                    scores.masked_fill_(_hidden(p, block, scores.device), -math.inf)
+            q, k, v = heads_of(p, tensors, "qkv", batch, dtype)
+            for block in row_blocks(p):
+                scores = masked_scores(p, tensors, batch, q[:, block], k, block)
                 lse[batch, :, block] = scores.logsumexp(-1)
-                probabilities = scores.softmax(-1).masked_fill_(lse[batch, :, block, None] == -math.inf, 0)
-                o[batch, block] = (probabilities.to(dtype) @ v).transpose(0, 1)
+                o[batch, block] = (probabilities(scores).to(dtype) @ v).transpose(0, 1)
     return o, lse
+
+
+def heads_of(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], names: Iterable[str], batch: int, dtype: torch.dtype
+) -> Iterator[torch.Tensor]:
+    """The named tensors of one batch, (num_heads, rows, columns): heads of K and V as often as heads of Q use them."""
+    for name in names:
+        heads = tensors[name][batch].transpose(0, 1).to(dtype)
+        yield heads.repeat_interleave(problem.num_heads // heads.shape[0], 0)
+
+
+def row_blocks(problem: Problem) -> Iterator[slice]:
+    """The rows of Q in blocks, so that S of a block is small."""
+    rows = max(1, _SCORES_LIMIT // (problem.num_heads * problem.seqlen_k))
+    for begin in range(0, problem.seqlen_q, rows):
+        yield slice(begin, min(begin + rows, problem.seqlen_q))
+
+
+def masked_scores(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], batch: int, q: torch.Tensor, k: torch.Tensor, rows: slice
+) -> torch.Tensor:
+    """The scores of a block of rows, -inf where a row does not see a key: (num_heads, rows, seqlen_k)."""
+    p = problem
+    scores = (q * p.softmax_scale) @ k.transpose(1, 2)
+    if p.softcap:
+        scores = p.softcap * torch.tanh(scores / p.softcap)
+    if p.alibi:
+        slopes = tensors[SLOPES][batch, :, None, None].to(torch.promote_types(q.dtype, torch.float32))
+        scores = scores - slopes * _distance(p, rows, scores.device)
+    if p.causal or p.window:
+        scores.masked_fill_(_hidden(p, rows, scores.device), -math.inf)
+    return scores
+
+
+def probabilities(scores: torch.Tensor) -> torch.Tensor:
+    """P of scores: 0 in rows that see no key."""
+    return scores.softmax(-1).masked_fill_(scores.amax(-1, keepdim=True) == -math.inf, 0)
 
 
 def _distance(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:
@@ -194,7 +217,7 @@ def _seen_until(problem: Problem, row: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _full_precision_matmul() -> Iterator[None]:
+def full_precision_matmul() -> Iterator[None]:
     """No TF32, whatever the process has set."""
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "ieee"

@@ -1,7 +1,8 @@
-"""The picture of accuracy: each kernel's errors on each family, of one dtype (rows of `accuracy.latest`)."""
+"""The picture of accuracy: errors on each family of inputs beside FlashAttention-2's, of one dtype."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -14,78 +15,93 @@ from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES
 from flashladder.common.report import accuracy
 from flashladder.common.report.charts.theme import colour, figure, pixels
-from flashladder.common.studies.accuracy.study import MISSED
+from flashladder.common.studies.accuracy.study import MISSED, YARDSTICK
 
-WIDTH, ROW = 860, 22
-ABOVE, BELOW = 84, 34  # pixels for the legend and the titles, and for the scales
-PANELS = {"rms_error": (150, 330), "mean_error": (510, 336)}  # where each begins, and how wide it is
-TITLES = {"rms_error": "RMS error of O", "mean_error": "mean error of O: above zero, O is too large"}
-ROLES = {"fa2": "official", "plain": "official", "cudnn": "fixed", "fa3": "mufu"}  # all others are ours
-HALF: dict[str, Any] = {"color": colour("muted"), "linewidth": 1, "linestyle": (0, (2, 3))}
-SPREAD = 0.5  # of a line's height, over which kernels lie side by side
-FINEST = 2.0**-10  # of half a unit in the last place: smaller errors lie at the edge, or as good as at zero
+WIDTH, ROW = 860, 24
+ABOVE, BELOW = 70, 26  # pixels for the legend and the titles, and for the scales
+PANELS = {"rms": (150, 330), "mean": (510, 336)}  # where each begins, and how wide it is
+TITLES = {"rms": "RMS error of O / the yardstick's", "mean": "mean error of O, in half units of its last place"}
+LIMITS = {"rms": (0.5, 1.9), "mean": (-0.75, 0.75)}  # errors beyond lie at the edge
+REFERENCE = {"rms": 1.0, "mean": 0.0}
+OTHERS = {"fa2": "official", "cudnn": "fixed", "fa3": "fa3", "plain": "official"}  # colours of other people's kernels
+OURS, THEIRS = 0.2, -0.2  # of a line's height: rungs lie below its middle, the others above
+LEAST = 2.0**-14  # of a unit of the last place: smaller errors are as good as none
 
 
 @figure
 def errors(rows: pd.DataFrame) -> Figure:
-    """A line a family; of each kernel the number of keys at which it is nearest to its bars, or farthest beyond."""
-    judged = (
-        rows[rows["has"] == accuracy.ERRORS].sort_values("strain").drop_duplicates(["version", "family"], keep="last")
-    )
+    """A line a family, of the number of keys at which a kernel is nearest to its bars, or farthest beyond (rows of
+    `accuracy.latest`).
+
+    All rungs are one bar from the least error to the largest, with a dot for the newest and crosses for those beyond a
+    bar. Points of other people's kernels stand above it.
+    """
+    judged = _judged(rows)
     families = [name for name in FAMILIES if name in set(judged["family"])]
     height = ROW * len(families) + ABOVE + BELOW
     drawn = pixels(WIDTH, height)
-    half_ulp = torch.finfo(DTYPES[rows["dtype"].iloc[0]]).eps / 2
     for column, (left, width) in PANELS.items():
         place = (left / WIDTH, BELOW / height, width / WIDTH, 1 - (ABOVE + BELOW) / height)
         axes = drawn.add_axes(place)
-        names = families if column == "rms_error" else []
         axes.set(yticks=range(len(families)), ylim=(len(families) - 0.5, -0.5), title=TITLES[column])
-        axes.set_yticklabels(names or [""] * len(families))
-        _scale(axes, column, half_ulp)
-        _draw(axes, column, judged, families)
-    drawn.legend(handles=_legend(judged), loc="upper left", ncols=4, bbox_to_anchor=(0, 1), borderaxespad=0)
+        axes.set_yticklabels(families if column == "rms" else [""] * len(families))
+        axes.set_xlim(*LIMITS[column])
+        axes.axvline(REFERENCE[column], color=colour("muted"), linewidth=1)
+        for y, family in enumerate(families):
+            _draw(axes, column, y, judged[judged["family"] == family])
+    drawn.legend(handles=[*_legend(judged)], loc="upper left", ncols=4, bbox_to_anchor=(0, 1), borderaxespad=0)
     return drawn
 
 
-def _scale(axes: Axes, column: str, half_ulp: float) -> None:
-    """Decades, to 1, which is an output of zero; between the first of both signs a straight line."""
-    if column == "rms_error":
-        axes.set(xscale="log", xlim=(FINEST * half_ulp, 2))
-    else:
-        axes.set_xscale("symlog", linthresh=half_ulp / 16, linscale=0.5)
-        axes.set_xlim(-2, 2)
-        axes.axvline(0, color=colour("muted"), linewidth=1)
-        axes.set_xticks([-1, -0.01, 0, 0.01, 1])
-    for edge in (half_ulp,) if column == "rms_error" else (-half_ulp, half_ulp):
-        axes.axvline(edge, **HALF)
+def _judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kernel and family, with its errors in the units of the picture."""
+    errors_of = rows[rows["has"] == accuracy.ERRORS]
+    ulp = torch.finfo(DTYPES[rows["dtype"].iloc[0]]).eps
+    yardstick = errors_of[errors_of["verdict"] == YARDSTICK].set_index(["family", "seqlen_k"])["rms_error"]
+    beside = yardstick.reindex(pd.MultiIndex.from_frame(errors_of[["family", "seqlen_k"]])).to_numpy()
+    floor = LEAST * ulp
+    units = {
+        "rms": errors_of["rms_error"].clip(lower=floor) / pd.Series(beside, errors_of.index).clip(lower=floor),
+        "mean": errors_of["mean_error"] / (ulp / 2),
+    }
+    judged = errors_of.assign(**units, is_ours=~errors_of["version"].isin([*OTHERS]))
+    return judged.sort_values("strain").drop_duplicates(["version", "family"], keep="last")
 
 
-def _draw(axes: Axes, column: str, judged: pd.DataFrame, families: list[str]) -> None:
-    """A kernel's points, in its own place between the families' lines."""
-    versions = list(dict.fromkeys(kernel.version for kernel in accuracy.kernels(judged)))
-    for (version, verdict), rows in judged.groupby(["version", "verdict"]):
-        shift = SPREAD * (versions.index(version) / max(1, len(versions) - 1) - 0.5)
-        y = [families.index(name) + shift for name in rows["family"]]
-        axes.plot(rows[column].clip(*axes.get_xlim()), y, **_marker(version, verdict == MISSED))
+def _draw(axes: Axes, column: str, y: int, rows: pd.DataFrame) -> None:
+    """The line of one family."""
+    shown = rows.assign(x=rows[column].clip(*LIMITS[column])).dropna(subset=["x"])
+    ours, others = shown[shown["is_ours"]], shown[~shown["is_ours"]]
+    met = ours[ours["verdict"] != MISSED]
+    if len(met):
+        axes.plot([met["x"].min(), met["x"].max()], [y + OURS] * 2, **_look("range"))
+    if len(ours):
+        newest = ours.loc[ours["version"].idxmax()]
+        axes.plot(newest["x"], y + OURS, **_look("newest"))
+    beyond = ours[ours["verdict"] == MISSED]
+    axes.plot(beyond["x"], [y + OURS] * len(beyond), **_look("beyond"))
+    for row in others.itertuples():
+        axes.plot(row.x, y + THEIRS, **_look(row.version))
 
 
-def _marker(version: str, is_missed: bool = False) -> dict[str, Any]:
-    """Ours that miss a bar are crosses; of other people's kernels a bar is no matter."""
-    is_ours = version not in ROLES
-    paint = colour("bad" if is_ours and is_missed else ROLES.get(version, "own"))
-    shape = "x" if is_ours and is_missed else "o" if is_ours else "D"
-    return {"marker": shape, "markersize": 4.5, "linestyle": "none", "color": paint, "alpha": 0.85, "clip_on": False}
-
-
-def _legend(judged: pd.DataFrame) -> list[Line2D]:
-    """Each of other people's kernels, ours, and where there are any, ours that miss a bar."""
-    versions = list(judged["version"].unique())
-    kinds = {accuracy.title(version): _marker(version) for version in versions if version in ROLES}
-    kinds |= {"our rungs": _marker("")}
-    if any(row.verdict == MISSED and row.version not in ROLES for row in judged.itertuples()):
-        kinds |= {"ours, beyond a bar": _marker("", is_missed=True)}
-    half = Line2D(
-        [], [], color=colour("muted"), linewidth=1, linestyle=(0, (2, 3)), label="half a unit in O's last place"
+def _look(what: str) -> dict[str, Any]:
+    """How a kernel, or a group of them, is drawn."""
+    if what == "range":
+        return {"color": colour("own"), "alpha": 0.35, "linewidth": 7, "solid_capstyle": "round", "clip_on": False}
+    marker, size, role = {"newest": ("o", 6, "own"), "beyond": ("x", 7, "bad")}.get(
+        what, ("D", 5, OTHERS.get(what, ""))
     )
-    return [*(Line2D([], [], label=name, **marker) for name, marker in kinds.items()), half]
+    look: dict[str, Any] = {"marker": marker, "markersize": size, "linestyle": "none", "clip_on": False}
+    return look | {"color": colour(role), "alpha": 0.9}
+
+
+def _legend(judged: pd.DataFrame) -> Iterator[Line2D]:
+    """Each of other people's kernels, all of ours, the newest, and where there are any, ours that miss a bar."""
+    ours = judged[judged["is_ours"]]
+    for version in judged[~judged["is_ours"]]["version"].unique():
+        yield Line2D([], [], label=accuracy.title(str(version)), **_look(str(version)))
+    if len(ours):
+        yield Line2D([], [], label="all rungs", **_look("range"))
+        yield Line2D([], [], label=f"rung {accuracy.title(ours['version'].max())}", **_look("newest"))
+    if ours["verdict"].eq(MISSED).any():
+        yield Line2D([], [], label="ours, beyond a bar", **_look("beyond"))

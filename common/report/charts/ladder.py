@@ -136,8 +136,8 @@ def _words(row: Any) -> str:
 
 
 @figure
-def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
-    """What a warp issues for each mma in the main loop, by pipe (`data.mix`): the rest of the loop is overhead."""
+def mix(table: pd.DataFrame, titles: Mapping[str, str], product: str) -> Figure:
+    """What a warp issues for each product in the main loop, by pipe (of `data.mixes`): the rest is overhead."""
     height = ROW * len(table) + 94
     drawn = pixels(WIDTH, height)
     axes = _panel(drawn, LABELS, WIDTH - LABELS - 50, height)
@@ -153,7 +153,7 @@ def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
     for pipe in pipes:
         bars = axes.barh(range(len(table)), table[pipe], left=left, height=0.6, color=colour(pipe), label=PIPES[pipe])
         for bar, version, count in zip(bars, table.index, table[pipe], strict=True):
-            tip(bar, f"{version}: {count:.2f} instructions for {PIPES[pipe]}, for each mma")
+            tip(bar, f"{version}: {count:.2f} instructions for {PIPES[pipe]}, for each {product}")
         left += table[pipe].to_numpy()
     for y, total in enumerate(left):
         axes.annotate(
@@ -161,7 +161,7 @@ def mix(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
         )
     drawn.legend(loc="upper left", ncols=len(pipes), bbox_to_anchor=(0, 1), borderaxespad=0, handlelength=0.8)
     axes.grid(axis="y", visible=False)
-    axes.set_title("warp instructions of the loop for each mma")
+    axes.set_title(f"warp instructions of the loop for each {product}")
     return drawn
 
 

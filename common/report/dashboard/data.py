@@ -71,14 +71,24 @@ class Results:
         )
 
 
-def mix(counts: pd.DataFrame) -> pd.DataFrame:
-    """Of each rung's main loop the warp instructions for each mma, by pipe: a row a rung, rungs without mma left out.
+PRODUCTS = {"mma.sync": "HMMA", "wgmma": "HGMMA"}  # a wgmma does the work of 8 or 16
 
-    What takes an issue slot alone counts as `other`.
+
+def mixes(counts: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Of each rung's main loop the warp instructions for each of its products, by pipe: a row a rung.
+
+    The rungs by the instruction of their products. One that has wgmma is of these, whatever mma.sync a rare way through
+    its loop has: that counts as `other`, as what takes an issue slot alone does.
     """
-    pipes = counts["pipe"].where(counts["pipe"] != "", "other")
-    table = counts.groupby(["version", pipes], sort=False)["loop"].sum().unstack(fill_value=0)
-    if "tensor" not in table:
-        return table.iloc[:0]
-    table = table[table["tensor"] > 0].sort_index()
-    return table.div(table["tensor"], axis=0)
+    used = {
+        name: set(counts[counts["kind"].eq(kind) & (counts["loop"] > 0)]["version"]) for name, kind in PRODUCTS.items()
+    }
+    used["mma.sync"] -= used["wgmma"]
+    found = {}
+    for name, kind in PRODUCTS.items():
+        rows = counts[counts["version"].isin(used[name])]
+        is_product = rows["kind"] == kind
+        pipes = rows["pipe"].where(rows["pipe"].ne("") & (is_product | rows["pipe"].ne("tensor")), "other")
+        table = rows.groupby(["version", pipes], sort=False)["loop"].sum().unstack(fill_value=0).sort_index()
+        found[name] = table.div(table["tensor"], axis=0) if len(table) else table
+    return {name: table for name, table in found.items() if len(table)}

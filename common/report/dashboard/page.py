@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import pandas as pd
 from markupsafe import Markup
@@ -21,6 +22,8 @@ from flashladder.common.report.ladder_tables import configuration, registers, st
 from flashladder.common.report.pages import references
 from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
 
+Group: TypeAlias = "tuple[tuple[str, str], pd.DataFrame]"  # the summary's lines of a GPU and dtype
+
 LATEST_RUNS = 60  # shown
 MOST_KINDS = 16  # opcodes in the table of the instruction mix
 LARGE_STUDY = 50  # trials of a study that is shown unfolded
@@ -35,7 +38,9 @@ def render(results: Results, summary: pd.DataFrame) -> str:
         "dashboard.html.j2",
         **{scheme: Markup(theme.custom_properties(scheme)) for scheme in theme.SCHEMES},
         damaged=[str(damage) for damage in results.damaged],
-        views=[view(gpu, dtype, lines, results.ladders[gpu]) for (gpu, dtype), lines in groups],
+        views=[
+            view(gpu, dtype, lines, results.ladders[gpu]) for (gpu, dtype), lines in _largest_first(results, groups)
+        ],
         mixes=[_mix(gpu, counts) for gpu, counts in results.sass.items()],
         studies=[_study(name, trials) for name, trials in studies.items()],
         experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
@@ -45,12 +50,26 @@ def render(results: Results, summary: pd.DataFrame) -> str:
     )
 
 
+def _largest_first(results: Results, groups: Iterable[Group]) -> list[Group]:
+    """The GPU with the most rungs first, of several the one that was measured last."""
+
+    def size(group: Group) -> tuple[int, str]:
+        rows = results.ladders[group[0][0]].rows
+        return rows["version"].nunique(), str(rows["time"].max())
+
+    return sorted(groups, key=size, reverse=True)
+
+
 def _mix(gpu: str, counts: pd.DataFrame) -> dict[str, Any]:
     loops = counts.pivot_table(index="version", columns="kind", values="loop", aggfunc="sum", fill_value=0).sort_index()
     kinds = loops.sum().sort_values(ascending=False).index[:MOST_KINDS]
     rows = [{"version": version, "counts": [int(row[kind]) for kind in kinds]} for version, row in loops.iterrows()]
-    svg = theme.inline_svg(charts.mix(data.mix(counts), ladders.titles()), f"mix-{gpu}", f"Instruction mix, {gpu}")
-    return {"gpu": gpu, "svg": svg, "kinds": list(kinds), "rows": rows}
+    titles = ladders.titles()
+    pictures = {
+        name: theme.inline_svg(charts.mix(table, titles, name), f"mix-{gpu}-{name}", f"Instruction mix, {gpu}, {name}")
+        for name, table in data.mixes(counts).items()
+    }
+    return {"gpu": gpu, "pictures": pictures, "kinds": list(kinds), "rows": rows}
 
 
 def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:

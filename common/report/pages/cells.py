@@ -82,12 +82,13 @@ def _short(gpu: str, runs: Runs) -> str:
     made = []
     for kind, cells in of_kind.items():
         mean = math.exp(fmean(math.log(cell.ratio) for cell in cells.values()))
-        line = [f"{cells[seqlen].ratio:.2f} ({cells[seqlen].rung})" if seqlen in cells else "" for seqlen in lengths]
+        line = [f"{cells[seqlen].ratio:.2f}" if seqlen in cells else "" for seqlen in lengths]
         made.append([kind, *line, formats.bold(f"{mean:.2f}")])
     rows = pd.concat(runs)
     return render(
         "cells.md.j2",
         gpu=load_gpu(gpu).title,
+        rungs=sorted({cell.rung for cells in of_kind.values() for cell in cells.values()}),
         days=sorted({str(time)[:10] for time in rows["time"]}),
         shapes=sorted({(row.num_heads, row.batch * row.seqlen_q) for row in rows.itertuples()}),
         official={

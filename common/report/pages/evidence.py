@@ -1,4 +1,4 @@
-"""What a rung changes against the one below, as tables for its README: code, counters, ratios.
+"""What a rung changes against the one below, as tables for its evidence: code, counters, ratios.
 
 Everything follows from the sources, the compiler and results/: it can be checked wherever the same compiler is.
 """
@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import product
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
@@ -19,30 +15,15 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass.code import Code, read
 from flashladder.common.compiler.sass.diff import comparable_configs
 from flashladder.common.compiler.sass.occupancy import occupancy
-from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import GpuDescription, KernelConfig, load_gpu, spell
-from flashladder.common.report import formats, ladder_tables, sections
+from flashladder.common.report import formats
+from flashladder.common.report.pages import documents, steps
 from flashladder.common.report.sections import Section, compiler
 from flashladder.common.report.tables import markdown, numbers
-from flashladder.common.report.templating import fill, render
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from flashladder.common.records.ladder_runs import Ladder
-
-MARKER, TRIED = "evidence", "tried"  # what `flashladder evidence` writes, and what `flashladder run --against` does
-PARTS = (  # of a rung's page, in this order; the tables end the fourth
-    "What the rung below wastes",
-    "The idea",
-    "Where to look",
-    "Expected, measured, why",
-    "Tried and dropped",
-)
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
 HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
-KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of `flashladder ladder`
 MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
 PREDICTED = ("a100", "rtx3090", "rtx4090")  # for these, rungs with defaults of their own for small SMs are compared...
 PIPES = ("tensor", "shared", "issue", "fma", "alu", "mufu")
@@ -62,16 +43,9 @@ def requests(version: Version) -> list[BuildRequest]:
 
 
 def section(version: Version) -> Section:
-    """The tables on a rung's page, which they begin where there is none."""
-    begins = page(version.number, version.title, version.idea)
-    return Section(version.directory / "README.md", MARKER, lambda: text(version), begins)
-
-
-def page(number: str, title: str, idea: str, words: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A rung's README with its five parts, which have these words, and room for what tools write."""
-    made = {PARTS[3]: sections.empty(MARKER), PARTS[4]: sections.empty(TRIED)}
-    bodies = {part: [body for body in (words.get(part), made.get(part)) if body] for part in PARTS}
-    return render("rung.md.j2", number=number, title=title, idea=idea, bodies=bodies) + "\n"
+    """The tables in a rung's evidence, which they begin where there is none."""
+    begins = documents.evidence(version.number, version.title)
+    return Section(version.directory / documents.EVIDENCE, documents.TABLES, lambda: text(version), begins)
 
 
 def text(version: Version) -> str:
@@ -86,7 +60,7 @@ def text(version: Version) -> str:
             _subject(artifacts),
             _table("machine code", list(by_arch), [*_figures(columns), *_opcode_changes(columns)]),
             _table("counted by the emulator", [artifacts[-1].arch], _counters(artifacts)),
-            *_measured(version),
+            *steps.measured(version),
             *_predicted(version),
             f"Made by `flashladder evidence` with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
         ]
@@ -166,50 +140,6 @@ def _count(artifact: Artifact) -> dict[str, int]:
     }
 
 
-def _measured(version: Version) -> list[str]:
-    """For each GPU that the ladder was measured on: the rung and the one below beside official FlashAttention-2."""
-    from flashladder.common.records.ladders import Limits
-
-    parts, below = [], version.below()
-    shown, lines_of = _ladders()
-    for gpu, ladder in shown.items():
-        rows = lines_of[lines_of["gpu"] == gpu]
-        limits = Limits.of(gpu)
-        head = f"{limits.title if limits else gpu}: ratio to FlashAttention-2"
-        lines = []
-        found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
-        for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
-            if (ours := found.get((kind, dtype, version.name))) is None:
-                continue
-            lower = found.get((kind, dtype, below.name)) if below else None
-            is_pair = lower and ours.below == lower.version
-            cells = [_interval(lower) if lower else "", _interval(ours), ladder_tables.step(ours) if is_pair else ""]
-            cells += ["fixed" if kind == "fixed" else ladder_tables.configuration(ours), ladder_tables.registers(ours)]
-            lines.append([f"{title}, {dtype}", *cells])
-        if lines:
-            columns = [head, *numbers("rung below", "this rung", "step"), "configuration", *numbers("registers")]
-            parts += [markdown(columns, lines), fill(_source(ladder, version, below))]
-    return parts
-
-
-def _source(ladder: Ladder, version: Version, below: Version | None) -> str:
-    """Of which run a rung's figures are, or of which runs."""
-    if ladder.is_one_run:
-        return ladder.source
-    names = {version.name, below.name if below else version.name}
-    runs = [run for run in ladder.runs if names & set(ladder.rows[ladder.rows["run"] == run.name]["version"])]
-    return f"From {'; from '.join(map(str, runs))}. A step needs the rounds of one run, which were not kept."
-
-
-@cache
-def _ladders() -> tuple[dict[str, Ladder], pd.DataFrame]:
-    """What results/ holds of the ladder, for all rungs."""
-    from flashladder.common.records import ladders
-
-    found = ladders.read(ROOT / "results", [])
-    return found, ladders.summary(found)
-
-
 def _predicted(version: Version) -> list[str]:
     """What the machine code says of GPUs that nothing was measured on, beside the last rung of the fixed ladder."""
     if version.small_sm is None:
@@ -238,10 +168,6 @@ def _for_gpu(code: Code, gpu: GpuDescription) -> dict[str, int]:
         f"instructions, {KEYS} keys": round(len(code.usual_loop) * share),
         **{f"cycles of the pipe {pipe}, {KEYS} keys": cycles[pipe] for pipe in PIPES},
     }
-
-
-def _interval(row: Any) -> str:
-    return formats.with_interval(row.ratio, row.ratio_low, row.ratio_high)
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[TableRow]) -> str:

@@ -1,4 +1,4 @@
-"""Tables of results/references.csv, for READMEs and for the page.
+"""Tables of results/references.csv, for the evidence of rungs and references and for the page.
 
 `flashladder bench` writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
 """
@@ -21,6 +21,7 @@ from flashladder.common.records.ladders import means
 from flashladder.common.records.records import unbounded
 from flashladder.common.records.slowdowns import remarks
 from flashladder.common.report import formats
+from flashladder.common.report.pages import documents
 from flashladder.common.report.sections import Section
 from flashladder.common.report.tables import numbers
 from flashladder.common.report.templating import render
@@ -69,10 +70,10 @@ def every_table(rows: pd.DataFrame) -> list[MeasuredTable]:
 
 
 def sections(rows: pd.DataFrame) -> list[Section]:
-    """The tables on their pages."""
+    """The tables in their evidence."""
     found = {implementation: tables(rows, implementation.name) for implementation in shown()}
     return [
-        Section(implementation.directory / "README.md", MARKER, partial(text, measured))
+        Section(implementation.directory / documents.EVIDENCE, MARKER, partial(text, measured))
         for implementation, measured in found.items()
         if measured
     ]

@@ -7,6 +7,7 @@ from html import escape
 
 CELL = 22  # pixels of a square
 INK, MUTED, PAPER, LINE = "#1c2024", "#60646c", "#ffffff", "#c8ccd4"
+DARK = {INK: "#e8eaed", MUTED: "#9aa3ad", PAPER: "#161a20", LINE: "#2c323b"}  # what takes their place on a dark page
 BAD, GOOD = "#c0392b", "#0b7a53"
 # Eight that keep apart, for eight groups of banks, lanes or warps; light enough for dark text.
 COLOURS = ("#8ecae6", "#ffd166", "#95d5b2", "#f4a3b5", "#cdb4db", "#ffb07c", "#bde0c8", "#c9d6df")
@@ -14,10 +15,14 @@ _STYLE = "font-family:ui-sans-serif,system-ui,'Segoe UI','DejaVu Sans',sans-seri
 
 
 class Svg:
-    """A picture that grows as things are put into it. Coordinates are pixels from the top left."""
+    """A picture that grows as things are put into it. Coordinates are pixels from the top left.
 
-    def __init__(self, title: str) -> None:
+    `dark` says which colours a dark page changes, and into what; without it the picture is light everywhere.
+    """
+
+    def __init__(self, title: str, dark: Mapping[str, str] | None = None) -> None:
         self._title = title
+        self._dark = dark or {}
         self._parts: list[str] = []
         self._width = self._height = 0.0
 
@@ -79,7 +84,18 @@ class Svg:
             f'style="{_STYLE}" role="img">'
         )
         paper = f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>'
-        return "\n".join([head, f"<title>{escape(self._title)}</title>", paper, *self._parts, "</svg>", ""])
+        return "\n".join(
+            [head, f"<title>{escape(self._title)}</title>", *self._style(), paper, *self._parts, "</svg>", ""]
+        )
+
+    def _style(self) -> list[str]:
+        """What a dark page changes, as CSS."""
+        rules = "".join(
+            f'[{name}="{light}"] {{ {name}: {dark} }} '
+            for light, dark in self._dark.items()
+            for name in ("fill", "stroke")
+        )
+        return [f"<style>@media (prefers-color-scheme: dark) {{ {rules}}}</style>"] if rules else []
 
     def _grow(self, x: float, y: float) -> None:
         self._width, self._height = max(self._width, x), max(self._height, y)

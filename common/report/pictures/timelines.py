@@ -6,18 +6,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import wrap
 
-from flashladder.common.report.pictures.svg import BAD, COLOURS, MUTED, Svg
+from flashladder.common.report.pictures.svg import BAD, COLOURS, DARK, INK, MUTED, PAPER, Svg
 from flashladder.common.runtime.device import TENSOR_FLOPS
 from flashladder.common.studies.timeline import phases, stamps
 from flashladder.common.studies.timeline.events import QUEUE, Lane, Timeline
 from flashladder.common.studies.timeline.phases import Span
 
-LEFT, WIDTH, HEIGHT, GAP = 132, 960, 18, 4  # pixels: where time begins, its extent, a row and what is between rows
+LEFT, WIDTH, GAP = 126, 820, 5  # pixels: where time begins, its extent, and what is between rows
+HEIGHT, STRIP = 20, 14  # of a row, and of each strip where it has several
+SIZE, LETTERS = 12, 142  # of text, and how many letters fit into a line
 SHOWN_BLOCKS = 4  # of a tile, in a panel
 WARPGROUP_ROWS = 64  # of a product
 EXPONENTIALS = 16  # of an SM in a cycle: CUDA C++ Programming Guide, "Arithmetic Instructions"
 _EMPTY, _WAIT, _PRODUCT_WAIT, _BEGIN = "#f6f7f9", "#e3e6eb", "#cfd4dc", "#e6d5b8"
+_ON_COLOUR = "#14181c"  # words on a bar, which keeps its colour on a dark page
+_DARK = DARK | {_EMPTY: "#1d232b", _WAIT: "#343c47", _PRODUCT_WAIT: "#48525f", BAD: "#ff8a7a"}
 _COLOURS = {
     stamps.QK: COLOURS[0],
     stamps.PV: COLOURS[2],
@@ -49,14 +54,14 @@ class PictureRow:
 def draw(timeline: Timeline) -> str:
     """The picture: four blocks amid a tile, what lies between two tiles, and the mean cycles of each phase."""
     facts, lanes = timeline.facts, timeline.lanes
-    svg = Svg(f"Who did what when in {facts['version']}")
+    svg = Svg(f"Who did what when in {facts['version']}", _DARK)
     svg.heading(16, 28, f"{facts['version']}: who did what when, by time stamps taken on {facts['device']}")
     y = 46.0
     for line in _circumstances(timeline):
-        svg.text(16, y, line, 11, MUTED)
+        svg.text(16, y, line, SIZE, MUTED)
         y += 16
-    if facts.get("flaw"):
-        svg.text(16, y, f"made worse by the stamps: {facts['flaw']}"[:170], 11, BAD)
+    for line in wrap(f"made worse by the stamps: {facts['flaw']}" if facts.get("flaw") else "", LETTERS):
+        svg.text(16, y, line, SIZE, BAD)
         y += 16
     y = _legend(svg, y)
     table = rows(lanes)
@@ -69,10 +74,11 @@ def draw(timeline: Timeline) -> str:
 def _circumstances(timeline: Timeline) -> Iterator[str]:
     facts = timeline.facts
     plain, with_stamps = float(facts["us_without_stamps"]), float(facts["us_with_stamps"])
-    yield f"{facts['problem'].replace(',', ', ')};  {facts['config'].replace(',', ', ')}"
-    yield (
+    yield from wrap(f"{facts['problem'].replace(',', ', ')}; {facts['config'].replace(',', ', ')}", LETTERS)
+    yield from wrap(
         f"{facts['time']}, commit {facts['commit']}, driver {facts['driver']}, CUDA {facts['toolkit']}, "
-        f"{facts['sm_mhz']} MHz; registers: {facts['registers']}"
+        f"{facts['sm_mhz']} MHz; registers: {facts['registers']}",
+        LETTERS,
     )
     yield (
         f"With stamps the kernel takes {with_stamps:,.1f} us instead of {plain:,.1f}: {with_stamps / plain - 1:+.1%}. "
@@ -81,15 +87,19 @@ def _circumstances(timeline: Timeline) -> Iterator[str]:
 
 
 def _legend(svg: Svg, y: float) -> float:
-    svg.legend(y, _LEGEND, gap=32)
-    for line in (
+    names = [*_LEGEND]
+    for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+        svg.legend(y, {name: _LEGEND[name] for name in part}, gap=40)
+        y += 18
+    about = (
         "Products are in flight from when the first is started until the warpgroup has waited for them, a copy until a "
-        "warpgroup has seen its end.",
-        "Both may have ended before. The MUFU computes exponentials: each warpgroup's lie somewhere in its softmax.",
-    ):
-        y += 14
-        svg.text(16, y + 12, line, 11, MUTED)
-    return y + 12
+        "warpgroup has seen its end. Both may have ended before. The MUFU computes exponentials: each warpgroup's lie "
+        "somewhere in its softmax."
+    )
+    for line in wrap(about, LETTERS):
+        svg.text(16, y + 12, line, SIZE, MUTED)
+        y += 16
+    return y
 
 
 def rows(lanes: Sequence[Lane]) -> list[PictureRow]:
@@ -155,34 +165,35 @@ def _tiles(lane: Lane) -> list[list[int]]:
 
 
 def _panel(svg: Svg, table: Sequence[PictureRow], title: str, begin: int, end: int, y: float) -> float:
-    svg.text(16, y, f"{title}: {end - begin:,} cycles, from cycle {begin:,} on", 12, bold=True)
+    svg.text(16, y, f"{title}: {end - begin:,} cycles, from cycle {begin:,} on", 13, bold=True)
     y += 8
     scale = WIDTH / (end - begin)
     for row in table:
-        svg.text(16, y + 13, row.name, 11, MUTED)
-        svg.rect(LEFT, y, WIDTH, HEIGHT, _EMPTY, "none")
-        thick = HEIGHT / len(row.strips)
+        height = max(HEIGHT, STRIP * len(row.strips))
+        thick = height / len(row.strips)
+        svg.text(16, y + height / 2 + 4, row.name, SIZE, MUTED)
+        svg.rect(LEFT, y, WIDTH, height, _EMPTY, "none")
         for number, strip in enumerate(row.strips):
             for span in strip:
                 if span.end > begin and span.begin < end:
                     left, right = (LEFT + scale * (min(max(t, begin), end) - begin) for t in (span.begin, span.end))
                     _bar(svg, span, left, max(right - left, 0.6), y + number * thick, thick)
-        y += HEIGHT + GAP
+        y += height + GAP
     step = _round_step((end - begin) / 8)
     for tick in range(0, end - begin, step):
-        svg.text(LEFT + scale * tick, y + 8, f"{tick:,}", 9, MUTED)
-    return y + 10
+        svg.text(LEFT + scale * tick, y + 8, f"{tick:,}", 11, MUTED)
+    return y + 12
 
 
 def _bar(svg: Svg, span: Span, x: float, width: float, y: float, height: float) -> None:
     """A span, with its name where that fits."""
     copies = span.phase in ("Q", "K", "V")
     colour = COLOURS[1] if copies else _COLOURS.get(span.phase, _WAIT)
-    svg.rect(round(x, 2), round(y, 2), round(width, 2), round(height, 2), colour, "#ffffff", 0.5)
+    svg.rect(round(x, 2), round(y, 2), round(width, 2), round(height, 2), colour, PAPER, 0.5)
     words = span.what if span.phase in (*phases.WAITS, "Q", "K", "V", phases.STARTS) else span.phase
-    size = 10 if height > 12 else 8 if height > 8 else 6
-    if width > size * 0.62 * len(words):
-        svg.text(round(x + width / 2, 2), round(y + height / 2 + size * 0.36, 2), words, size, anchor="middle")
+    ink = INK if colour in (_WAIT, _PRODUCT_WAIT) else _ON_COLOUR
+    if width > SIZE * 0.62 * len(words):
+        svg.text(round(x + width / 2, 2), round(y + height / 2 + SIZE * 0.36, 2), words, SIZE, ink, "middle")
 
 
 def _round_step(cycles: float) -> int:
@@ -198,24 +209,26 @@ def _means(svg: Svg, timeline: Timeline, y: float) -> None:
         by_group[f"{'consumer' if lane.consumes else 'producer'} {lane.warpgroup}"].append(lane)
     found = {name: phases.means(own) for name, own in sorted(by_group.items())}
     counts = ", ".join(f"{sum(map(phases.blocks, by_group[name])):,} of {name}" for name in found)
-    svg.text(16, y, f"Mean cycles a block of keys, over all blocks that were recorded ({counts})", 12, bold=True)
+    svg.text(16, y, "Mean cycles a block of keys", 13, bold=True)
+    y += 16
+    svg.text(16, y, f"over all blocks that were recorded: {counts}", SIZE, MUTED)
     columns = {name: 260 + 100 * place for place, name in enumerate(found)}
     y += 20
     for name, x in columns.items():
-        svg.text(x, y, name, 11, MUTED, anchor="end")
+        svg.text(x, y, name, SIZE, MUTED, anchor="end")
     for phase in dict.fromkeys((*phases.PHASES, *(phase for each in found.values() for phase in each))):
         if any(phase in each for each in found.values()):
             y += 16
-            svg.text(16, y, phase, 11)
+            svg.text(16, y, phase, SIZE)
             for name, x in columns.items():
-                svg.text(x, y, f"{found[name][phase]:,.0f}" if phase in found[name] else "", 11, anchor="end")
+                svg.text(x, y, f"{found[name][phase]:,.0f}" if phase in found[name] else "", SIZE, anchor="end")
     y += 18
-    svg.text(16, y, "all", 11, bold=True)
+    svg.text(16, y, "all", SIZE, bold=True)
     for name, x in columns.items():
-        svg.text(x, y, f"{sum(found[name].values()):,.0f}", 11, anchor="end", bold=True)
+        svg.text(x, y, f"{sum(found[name].values()):,.0f}", SIZE, anchor="end", bold=True)
     for line in _bounds(timeline, found):
         y += 16
-        svg.text(16, y + 4, line, 11, MUTED)
+        svg.text(16, y + 4, line, SIZE, MUTED)
 
 
 def _bounds(timeline: Timeline, found: dict[str, dict[str, float]]) -> Iterator[str]:

@@ -102,11 +102,12 @@ def without_slow(field: Mapping[Problem, Kernels]) -> dict[Problem, Kernels]:
 def missing(field: Mapping[Problem, Kernels], run: Run) -> dict[Problem, Kernels] | None:
     """What of the field a run that was interrupted has not timed yet.
 
-    None where it cannot be taken up: another card, commit or driver, other kernels, heat, or rounds that were not kept.
+    None where it cannot be taken up: another kind of card, commit or driver, other kernels, heat, or rounds that were
+    not kept. The lengths that are missing may be of another card: ratios and steps are of one length's rounds.
     """
     place = records.of_place(on_gpu=True)
     last = run.rows.iloc[-1]
-    is_same_place = all((last[name] or None) == place[name] for name in ("commit", "torch", "driver", "gpu_id"))
+    is_same_place = all((last[name] or None) == place[name] for name in ("commit", "torch", "driver", "device"))
     if not run.keeps_rounds or run.is_hot or not is_same_place:
         return None
     timed = {problem: _timed(run.rows, problem) for problem in field}

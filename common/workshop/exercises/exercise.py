@@ -5,6 +5,7 @@ The start is the kernel of the rung below, in the rung's own configuration. The 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -66,11 +67,12 @@ def exercises(root: Path = VERSIONS) -> list[Exercise]:
 
 def find(name: str, root: Path = VERSIONS) -> Exercise:
     """The exercise of a rung, by any of its names; ConfigError lists those there are."""
-    version = catalog.find(name, root)
-    if not (version.directory / FILE).exists():
-        known = listing(exercise.version.address for exercise in exercises(root))
-        raise ConfigError(f"{version.name} has no exercise; there are those of {known}")
-    return _load(version)
+    with suppress(ConfigError):
+        version = catalog.find(name, root)
+        if (version.directory / FILE).exists():
+            return _load(version)
+    known = listing(exercise.version.address for exercise in exercises(root))
+    raise ConfigError(f"no exercise {name}; there are those of {known}")
 
 
 def _load(version: Version) -> Exercise:

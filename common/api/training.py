@@ -1,0 +1,118 @@
+"""A small GPT, trained with one attention and with another: from the same beginning, on the same text."""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+
+from flashladder.common.api import attention
+from flashladder.common.api.gpt import Attend, Gpt, Sizes, causal_sdpa
+from flashladder.common.errors import ConfigError
+
+OURS, TORCHS = "attention", "sdpa"
+LEARNING_RATE, WARM_UP = 1e-3, 20  # the second in steps
+LAST = 50  # steps whose mean loss is compared
+MOST_BYTES = 4 << 20  # of text
+DTYPE = torch.bfloat16  # of what autocast gives attention
+
+
+@dataclass(frozen=True)
+class Run:
+    """What training came to."""
+
+    losses: list[float]
+    step_ms: float  # the median, without the first steps
+
+    @property
+    def loss(self) -> float:
+        """Of the last steps, on average."""
+        return fmean(self.losses[-LAST:])
+
+
+def functions() -> dict[str, Attend]:
+    """The attentions that are compared, by name."""
+    return {TORCHS: causal_sdpa, OURS: partial(attention, causal=True)}  # type: ignore[dict-item]
+
+
+def text() -> torch.Tensor:
+    """Real text that is wherever Python is: the sources of its library, with all that they say in words."""
+    found, size = [], 0
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        found.append(path.read_bytes())
+        size += len(found[-1])
+        if size >= MOST_BYTES:
+            break
+    if not found:
+        raise ConfigError(f"{sysconfig.get_path('stdlib')} has no Python sources to train on")
+    return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.uint8).long()
+
+
+def train(sizes: Sizes, attend: Attend, seed: int, steps: int, device: str) -> Run:
+    """Trains a new model for so many steps."""
+    model, source = _new(sizes, attend, seed, device), text()
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
+    order = torch.Generator().manual_seed(seed)
+    losses, times = [], []
+    for _ in range(steps):
+        batch = _batch(source, sizes, order, device)
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        with _autocast(device):
+            loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())  # waits for the GPU
+        times.append(1000 * (time.perf_counter() - begin))
+    return Run(losses, median(times[steps // 10 :]))
+
+
+def gradient_errors(sizes: Sizes, device: str) -> dict[str, float]:
+    """How far the first step's gradients are from those in fp32, relative to the largest, with each attention."""
+    batch = _batch(text(), sizes, torch.Generator().manual_seed(0), device)
+
+    def gradients(attend: Attend, exact: bool) -> list[torch.Tensor]:
+        model = _new(sizes, attend, 0, device)
+        with _autocast(device, enabled=not exact):
+            model(batch).backward()
+        return [each.grad for each in model.parameters() if each.grad is not None]
+
+    wanted = gradients(causal_sdpa, exact=True)
+    return {
+        name: max(
+            float((given - exact).abs().max() / exact.abs().max())
+            for given, exact in zip(gradients(attend, exact=False), wanted, strict=True)
+        )
+        for name, attend in functions().items()
+    }
+
+
+def verdict(runs: Mapping[int, Mapping[str, Run]]) -> tuple[float, float]:
+    """Of runs by seed and attention: the largest difference of the two losses of one seed, and torch's own spread."""
+    torchs = [of_seed[TORCHS].loss for of_seed in runs.values()]
+    difference = max(abs(of_seed[OURS].loss - of_seed[TORCHS].loss) for of_seed in runs.values())
+    return difference, max(torchs) - min(torchs)
+
+
+def _new(sizes: Sizes, attend: Attend, seed: int, device: str) -> Gpt:
+    torch.manual_seed(seed)
+    return Gpt(sizes, attend).to(device)
+
+
+def _autocast(device: str, enabled: bool = True) -> AbstractContextManager[object]:
+    return torch.autocast(device, DTYPE, enabled=enabled)
+
+
+def _batch(source: torch.Tensor, sizes: Sizes, order: torch.Generator, device: str) -> torch.Tensor:
+    """(batch, seqlen + 1) bytes from places drawn at random."""
+    begins = torch.randint(len(source) - sizes.seqlen - 1, (sizes.batch,), generator=order)
+    return torch.stack([source[begin : begin + sizes.seqlen + 1] for begin in begins.tolist()]).to(device)

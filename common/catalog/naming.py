@@ -1,0 +1,30 @@
+"""How rungs are called: by number, by name or its words, with the ladder's name before it."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+LISTED = 6  # rungs of a ladder that an error lists by name
+
+
+def among(rungs: Iterable[Path], rung: str) -> Path | None:
+    """The folder that is called so."""
+    for directory in rungs:
+        number, words = directory.name[:2], directory.name[3:]
+        if rung in (number, number.lstrip("0") or "0", directory.name, words):
+            return directory
+    return None
+
+
+def qualified(ladder: str, name: str) -> str:
+    return f"{ladder}/{name}" if ladder else name
+
+
+def address_of(name: str) -> str:
+    """What the rung of this name is called by: "02" of 02_swizzling, "backward/03" of backward/03_name."""
+    ladder, _, rung = name.rpartition("/")
+    return qualified(ladder, rung[:2])
+
+
+def in_short(rungs: Sequence[str]) -> list[str]:
+    """The names of a ladder's rungs for an error: of many, the first one to the last one."""
+    return [f"{rungs[0]} to {rungs[-1]}"] if len(rungs) > LISTED else list(rungs)

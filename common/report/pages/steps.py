@@ -1,0 +1,110 @@
+"""What the ladder's runs say of a rung: a short table on its page, of one run; every figure in its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from flashladder.common.catalog import Version
+from flashladder.common.paths import ROOT
+from flashladder.common.report import formats, ladder_tables
+from flashladder.common.report.pages import documents
+from flashladder.common.report.sections import Section
+from flashladder.common.report.tables import markdown, numbers
+from flashladder.common.report.templating import fill
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from flashladder.common.records.ladder_runs import Ladder
+
+KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of `flashladder ladder`
+NOT_TIMED = "`flashladder ladder` has not timed this rung."
+
+
+def section(version: Version) -> Section:
+    """The table on a rung's page."""
+    return Section(version.directory / documents.PAGE, documents.STEP, lambda: text(version))
+
+
+def text(version: Version) -> str:
+    """The rung and the one below in the largest run on one card, in Markdown."""
+    shown, lines = _ladders()
+    paired = {gpu: ladder for gpu, ladder in shown.items() if ladder.is_one_run}
+    if not paired:
+        return NOT_TIMED
+    gpu = max(paired, key=lambda name: (len(paired[name].runs[0].cells), paired[name].rows["time"].max()))
+    rows = [
+        (title, formats.ratio(lower.ratio) if lower else "", formats.ratio(ours.ratio), step)
+        for title, lower, ours, step in _lines(version, lines[lines["gpu"] == gpu])
+    ]
+    if not rows:
+        return NOT_TIMED
+    measured = paired[gpu].rows
+    lengths = sorted(measured["seqlen_q"].unique())
+    said = (
+        f"Speed as a multiple of FlashAttention-2's: the mean of {len(lengths)} lengths from {lengths[0]:,} to "
+        f"{lengths[-1]:,}, head_dim {measured['head_dim'].iloc[0]}, no mask, one run. "
+        f"[Evidence]({documents.EVIDENCE}) has the intervals."
+    )
+    return f"{markdown([_title(gpu), *numbers('rung below', 'this rung', 'step')], rows)}\n\n{fill(said)}"
+
+
+def measured(version: Version) -> list[str]:
+    """For each GPU: the rung and the one below beside official FlashAttention-2, and of which run."""
+    parts = []
+    shown, lines_of = _ladders()
+    for gpu, ladder in shown.items():
+        lines = []
+        for title, lower, ours, step in _lines(version, lines_of[lines_of["gpu"] == gpu]):
+            chosen = "fixed" if ours.kind == "fixed" else ladder_tables.configuration(ours)
+            cells = [_interval(lower) if lower else "", _interval(ours), step, chosen, ladder_tables.registers(ours)]
+            lines.append([title, *cells])
+        if lines:
+            head = f"{_title(gpu)}: ratio to FlashAttention-2"
+            columns = [head, *numbers("rung below", "this rung", "step"), "configuration", *numbers("registers")]
+            parts += [markdown(columns, lines), fill(_source(ladder, version, version.below()))]
+    return parts
+
+
+def _title(gpu: str) -> str:
+    from flashladder.common.records.ladders import Limits
+
+    limits = Limits.of(gpu)
+    return limits.title if limits else gpu
+
+
+def _lines(version: Version, rows: pd.DataFrame) -> Iterator[tuple[str, Any, Any, str]]:
+    """For each kind of configuration and dtype: a title, the line of the rung below, the rung's, and the step."""
+    below = version.below()
+    found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
+    for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
+        if (ours := found.get((kind, dtype, version.name))) is None:
+            continue
+        lower = found.get((kind, dtype, below.name)) if below else None
+        is_pair = lower and ours.below == lower.version
+        yield f"{title}, {dtype}", lower, ours, ladder_tables.step(ours) if is_pair else ""
+
+
+def _source(ladder: Ladder, version: Version, below: Version | None) -> str:
+    """Of which run a rung's figures are, or of which runs."""
+    if ladder.is_one_run:
+        return ladder.source
+    names = {version.name, below.name if below else version.name}
+    runs = [run for run in ladder.runs if names & set(ladder.rows[ladder.rows["run"] == run.name]["version"])]
+    return f"From {'; from '.join(map(str, runs))}. A step needs the rounds of one run, which were not kept."
+
+
+def _interval(row: Any) -> str:
+    return formats.with_interval(row.ratio, row.ratio_low, row.ratio_high)
+
+
+@cache
+def _ladders() -> tuple[dict[str, Ladder], pd.DataFrame]:
+    """What results/ holds of the ladder, for all rungs."""
+    from flashladder.common.records import ladders
+
+    found = ladders.read(ROOT / "results", [])
+    return found, ladders.summary(found)

@@ -1,0 +1,221 @@
+// Calls in C++: from Python's tensors to a launch by plan.h; and what op.py does around it. What is not plainly right is left
+// to Python. An extension of Python that reads tensors through DLPack's C structures, and needs nothing else of torch's
+// C++; the driver's function is handed over. common/runtime/fast_path.py builds it.
+#include "plan.h"
+
+#include <cmath>
+#include <memory>
+#include <utility>
+
+namespace {
+struct Released {
+    void operator()(PyObject *object) const { Py_DECREF(object); }
+};
+using Owned = std::unique_ptr<PyObject, Released>;
+
+// Of torch, and of fast_path.py: set once.
+const DLPackExchangeAPI *exchange;
+PyTypeObject *tensor_type;
+PyObject *torch_c, *new_o, *new_lse;  // torch_c: what torch._C holds, by name
+long long long_from;                  // keys: as tuned.py has it
+PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
+
+bool is_viewed(PyObject *tensor, View &view) {
+    return view.is_there = PyObject_TypeCheck(tensor, tensor_type) &&
+                           exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0;
+}
+
+// An address, or a tensor's.
+void *address(PyObject *memory) {
+    if (PyLong_Check(memory)) return PyLong_AsVoidPtr(memory);
+    View view;
+    return is_viewed(memory, view) ? view.begin() : nullptr;
+}
+
+// What a function of torch._C returns, without an argument or with one; null, perhaps with an error.
+PyObject *asked(PyObject *name, PyObject *argument = nullptr) {
+    PyObject *function = PyDict_GetItemWithError(torch_c, name);
+    if (!function) return nullptr;
+    return argument ? PyObject_CallOneArg(function, argument) : PyObject_CallNoArgs(function);
+}
+
+// Python looks at what is left to it, and comes upon an error again, unless it is an interrupt.
+PyObject *left(PyObject *answer) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
+    PyErr_Clear();
+    return Py_NewRef(answer);
+}
+
+// A workspace. What is captured, or new to the stream, is lent by Python.
+PyObject *lent(const Call &call, const WorkspacePlan &workspace, PyObject *stream) {
+    if (workspace.of_stream != Py_None) {
+        const Owned capturing(asked(capturing_name));
+        PyObject *kept = capturing.get() == Py_False ? PyDict_GetItemWithError(workspace.of_stream, stream) : nullptr;
+        if (kept) return Py_NewRef(kept);
+        if (PyErr_Occurred()) return nullptr;
+    }
+    const Owned sizes(PyTuple_New(call.plan.num_sizes));
+    for (int i = 0; sizes && i < call.plan.num_sizes; ++i)
+        PyTuple_SET_ITEM(sizes.get(), i, PyLong_FromLongLong(call.sizes[i]));
+    return sizes ? PyObject_CallFunctionObjArgs(workspace.lend, stream, sizes.get(), nullptr) : nullptr;
+}
+
+// Whether it launched, on torch's current stream; else with a Python error, perhaps. The device is current.
+bool is_launched(Call &call) {
+    const Plan &plan = call.plan;
+    if (!call.is_taken()) return false;
+    const Owned index(PyLong_FromLong(plan.device_index));
+    const Owned stream(index ? asked(stream_name, index.get()) : nullptr);
+    if (!stream) return false;
+    Owned memory[max_workspaces];  // the allocator waits until the stream is done
+    void *workspaces[max_workspaces];
+    for (int i = 0; i < plan.num_workspaces; ++i) {
+        memory[i].reset(lent(call, plan.workspaces[i], stream.get()));
+        if (!memory[i]) return false;
+        workspaces[i] = address(memory[i].get());
+    }
+    void *stream_at = address(stream.get());
+    return !PyErr_Occurred() && launch(call, workspaces, stream_at) == 0;
+}
+
+// launch(plan, tensors, softmax_scale) -> whether it launched; tensors in the operation's order, None for one left out
+PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 3 || !PyTuple_Check(given[1]))
+        return PyErr_Format(PyExc_TypeError, "launch takes a plan, a tuple of tensors and a scale");
+    const auto *plan = static_cast<const Plan *>(PyLong_AsVoidPtr(given[0]));
+    const double scale = PyFloat_AsDouble(given[2]);
+    if (PyErr_Occurred()) return nullptr;
+    Call call{*plan, scale};
+    if (PyTuple_GET_SIZE(given[1]) != plan->num_tensors) return Py_NewRef(Py_False);
+    for (int i = 0; i < plan->num_tensors; ++i) {
+        PyObject *tensor = PyTuple_GET_ITEM(given[1], i);
+        if (tensor != Py_None && !is_viewed(tensor, call.views[i])) return left(Py_False);
+    }
+    return is_launched(call) ? Py_NewRef(Py_True) : left(Py_False);
+}
+
+// The kind of tensors that was found last: calls that come often are of one. What stands ready stays so.
+struct Kind {
+    PyObject *ready, *version, *causal, *lse, *is_long;
+    DLDataType dtype;
+    DLDevice device;
+    int64_t num_heads, head_dim;
+
+    bool operator==(const Kind &other) const {
+        return ready == other.ready && version == other.version && causal == other.causal && lse == other.lse &&
+               is_long == other.is_long && dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
+               dtype.lanes == other.dtype.lanes && device.device_type == other.device.device_type &&
+               device.device_id == other.device.device_id &&
+               num_heads == other.num_heads && head_dim == other.head_dim;
+    }
+};
+Kind last;  // which keeps its objects
+const Plan *plan_of_last;
+
+const Plan *look_up(const Kind &kind, PyObject *q) {
+    const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
+    const Owned num_heads(PyLong_FromLongLong(kind.num_heads)), head_dim(PyLong_FromLongLong(kind.head_dim));
+    if (!dtype || !device || !num_heads || !head_dim) return nullptr;
+    const Owned key(PyTuple_Pack(8, kind.version, dtype.get(), device.get(), num_heads.get(), head_dim.get(),
+                                 kind.causal, kind.lse, kind.is_long));
+    PyObject *found = key ? PyDict_GetItemWithError(kind.ready, key.get()) : nullptr;
+    const Owned plan(found ? PyObject_GetAttr(found, plan_name) : nullptr);
+    return plan ? static_cast<const Plan *>(PyLong_AsVoidPtr(plan.get())) : nullptr;
+}
+
+// What stands ready for tensors of a kind, as op.py has it; null, perhaps with an error, where nothing does.
+const Plan *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
+                 PyObject *lse) {
+    if (view.ndim != 4 || of_k.ndim != 4) return nullptr;
+    PyObject *is_long = of_k.shape[1] >= long_from ? Py_True : Py_False;
+    const Kind kind{ready, version, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
+    if (plan_of_last && kind == last) return plan_of_last;
+    const Plan *plan = look_up(kind, q);
+    if (!plan) return nullptr;
+    for (PyObject *held : {ready, version}) Py_INCREF(held);  // the others are True or False
+    const Kind before = std::exchange(last, kind);
+    plan_of_last = plan;
+    for (PyObject *held : {before.ready, before.version}) Py_XDECREF(held);
+    return plan;
+}
+
+bool is_current(const Plan &plan) {
+    const Owned current(asked(current_device_name));
+    return current && PyLong_AsLong(current.get()) == plan.device_index;
+}
+
+// Whether one of the functions says so; or with an error.
+bool is_anyone(PyObject *onlookers) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(onlookers); ++i) {
+        const Owned answer(PyObject_CallNoArgs(PyTuple_GET_ITEM(onlookers, i)));
+        if (!answer || PyObject_IsTrue(answer.get())) return true;
+    }
+    return false;
+}
+
+// O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. O is None, or is to be written.
+// The tensors of its plans are q, k, v, O and the log-sum-exp.
+PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors[4], PyObject *causal, PyObject *softmax_scale,
+                   PyObject *version, PyObject *with_lse) {
+    if (is_anyone(onlookers)) return nullptr;
+    View views[5];
+    const int num_given = tensors[3] == Py_None ? 3 : 4;
+    for (int i = 0; i < num_given; ++i)  // exactly torch's: subclasses may want to see an operator
+        if (Py_TYPE(tensors[i]) != tensor_type || !is_viewed(tensors[i], views[i])) return nullptr;
+    const bool is_scale = softmax_scale == Py_None || PyFloat_Check(softmax_scale) || PyLong_Check(softmax_scale);
+    if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !is_scale) return nullptr;
+    PyObject *q = tensors[0];
+    const Plan *plan = find(ready, q, views[0], views[1], causal, version, with_lse);
+    if (!plan || !is_current(*plan)) return nullptr;
+
+    const double scale = softmax_scale == Py_None ? std::pow(views[0].shape[3], -0.5) : PyFloat_AsDouble(softmax_scale);
+    if (PyErr_Occurred()) return nullptr;
+    Owned o(num_given == 4 ? Py_NewRef(tensors[3]) : PyObject_CallOneArg(new_o, q));
+    const bool is_alone = with_lse == Py_False;
+    const Owned lse(is_alone ? Py_NewRef(Py_None) : PyObject_CallOneArg(new_lse, q));
+    if (!o || !lse || !is_viewed(o.get(), views[3]) || (!is_alone && !is_viewed(lse.get(), views[4]))) return nullptr;
+    Call call{*plan, scale};
+    std::copy_n(views, 5, call.views);
+    if (plan->num_tensors != 5 || !is_launched(call)) return nullptr;
+    return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
+}
+
+// straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not
+// done, also where an onlooker, of a tuple of functions, says so
+PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 10) return PyErr_Format(PyExc_TypeError, "straight takes 10 arguments, not %zd", count);
+    if (!PyTuple_Check(given[0])) return PyErr_Format(PyExc_TypeError, "onlookers are a tuple");
+    PyObject *done = straight(given[0], given[1], given + 2, given[6], given[7], given[8], given[9]);
+    return done ? done : left(Py_None);
+}
+
+// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, new_o, new_lse, long_from): what it needs of torch and of
+// fast_path.py
+PyObject *set_up(PyObject *, PyObject *given) {
+    PyObject *capsule;
+    if (!PyArg_ParseTuple(given, "OOOOOL", &capsule, &tensor_type, &torch_c, &new_o, &new_lse, &long_from))
+        return nullptr;
+    Py_INCREF(given);  // which keeps all of them
+    torch_c = PyModule_GetDict(torch_c);
+    dtype_name = PyUnicode_InternFromString("dtype");
+    device_name = PyUnicode_InternFromString("device");
+    plan_name = PyUnicode_InternFromString("plan_at");
+    stream_name = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
+    current_device_name = PyUnicode_InternFromString("_cuda_getDevice");
+    capturing_name = PyUnicode_InternFromString("_cuda_isCurrentStreamCapturing");
+    exchange = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    if (!exchange) return nullptr;
+    if (exchange->header.version.major != DLPACK_MAJOR_VERSION || !exchange->dltensor_from_py_object_no_sync)
+        return PyErr_Format(PyExc_ImportError, "torch's exchange by DLPack is of version %u, not %d",
+                            exchange->header.version.major, DLPACK_MAJOR_VERSION);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), METH_FASTCALL, nullptr},
+                         {"straight", reinterpret_cast<PyCFunction>(py_straight), METH_FASTCALL, nullptr},
+                         {"set_up", set_up, METH_VARARGS, nullptr},
+                         {}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "fast_path", nullptr, -1, methods};
+}  // namespace
+
+PyMODINIT_FUNC PyInit_fast_path() { return PyModule_Create(&module); }

@@ -1,0 +1,71 @@
+"""A call in C++: fast_path.cpp, which is compiled beside the program, and used from when it is there.
+
+Until then, where it cannot be compiled, and for what is out of the ordinary, calls go through Python
+(common/runtime/calls.py), which launches the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from flashladder.common.compiler import library
+from flashladder.common.errors import FlashLadderError, ToolchainError
+from flashladder.common.runtime.tuned import LONG_FROM
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+_preparing = threading.Lock()
+EXCHANGE = "__dlpack_c_exchange_api__"
+
+extension: ModuleType | None = None  # from when it is there
+NOT_ASKED = "no call was made ready yet"
+missing = NOT_ASKED  # why it is not there
+
+
+def new_o(q: torch.Tensor) -> torch.Tensor:
+    """Memory for an output like q, contiguous."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def new_lse(q: torch.Tensor) -> torch.Tensor:
+    """Memory for the log-sum-exp of each row of q, (batch, num_heads, seqlen_q)."""
+    batch, seqlen_q, num_heads, _ = q.shape
+    return q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+def prepare() -> None:
+    """Loads the extension if it is built; else has it built beside the program. Once."""
+    global missing
+    with _preparing:
+        if missing != NOT_ASKED:
+            return
+        missing = "it is being compiled"
+    if library.find_extension(SOURCE):
+        load()
+    else:
+        threading.Thread(target=load, name="flashladder: fast_path.cpp", daemon=True).start()
+
+
+def load() -> None:
+    """Builds the extension, if need be, and has calls go through it from now on; `missing` says why not."""
+    global extension, missing
+    try:
+        extension, missing = made(), ""
+    except (FlashLadderError, OSError, ImportError) as error:
+        missing = str(error).splitlines()[0]
+
+
+def made() -> ModuleType:
+    """The extension. ToolchainError, BuildError or ImportError where it cannot be made."""
+    if not hasattr(torch.Tensor, EXCHANGE):
+        raise ToolchainError(f"torch {torch.__version__} has no {EXCHANGE}, by which C++ reads tensors; torch 2.13 has")
+    loader = ExtensionFileLoader("fast_path", str(library.build_extension(SOURCE)))
+    module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
+    loader.exec_module(module)
+    module.set_up(getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, new_o, new_lse, LONG_FROM)
+    return module

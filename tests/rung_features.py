@@ -1,0 +1,300 @@
+"""What a rung is held to for each feature that it says it takes, on the emulator, under the race detector.
+
+Most of one feature share a configuration, which is compiled once: head_dim 64, bf16, a causal mask.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from rung_table import BOUNDARIES, built, emulated, id_of
+
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.execute import on_emulator
+
+# Of queries and keys, as in FlashAttention's own tests.
+LENGTHS = ((1, 1), (1, 239), (799, 3), (113, 203), (128, 217))
+# What cu_seqlens may say: behind the end, before the start, falling, far away, no rows.
+WRONG = ((0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60))
+
+
+def masked(**options):
+    return Problem(**{"head_dim": 64, "causal": True} | options)
+
+
+def packed(seqlens_q, seqlens_k, **options):
+    return masked(operation="packed", seqlens_q=seqlens_q, seqlens_k=seqlens_k, **options)
+
+
+# -- of every general rung
+
+
+def rows_without_keys_and_hidden_keys(rung):
+    """Zeros where a row sees nothing, whatever is in V; what is behind a row's own key does not reach it."""
+    problem = masked(num_heads=4, num_heads_k=2, seqlen_q=200, seqlen_k=120, layout="padded")
+    clean, _ = emulated(rung, problem)
+    blind, last = 80, 40
+    assert not clean.o[:, :blind].any()
+    assert (clean.lse[:, :, :blind] == -math.inf).all()
+    assert clean.lse[:, :, blind:].isfinite().all()
+    tensors, artifact = make_inputs(problem), built(rung, problem)
+    tensors.k[:, last:] = math.nan
+    on_emulator(artifact, problem, tensors)
+    assert torch.equal(tensors.o[:, : blind + last], clean.o[:, : blind + last])
+    assert tensors.o[:, blind + last :].isnan().all()
+    tensors = make_inputs(problem)
+    tensors.v.fill_(math.nan)
+    on_emulator(artifact, problem, tensors)
+    assert not tensors.o[:, :blind].any()
+    assert tensors.o[:, blind:].isnan().all()
+
+
+def lengths_of_flash_attentions_tests(rung):
+    for seqlen_q, seqlen_k in LENGTHS:
+        emulated(rung, masked(num_heads=2, num_heads_k=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k))
+
+
+def more_tiles_than_ctas(rung):
+    emulated(rung, masked(batch=2, num_heads=2, seqlen_q=300, seqlen_k=129), num_sms=1)
+
+
+def climbing(rung, height, every=1, **options):
+    """Scores of each block of keys lie far above those of the blocks before it, which stand behind it.
+
+    Of every so many rows all, of the others some.
+    """
+    problem = masked(seqlen_q=128, seqlen_k=640, **options)
+    tensors = make_inputs(problem)
+    tensors.q[:, ::every].abs_()
+    tensors.k.abs_()
+    tensors.k.copy_(tensors.k * torch.linspace(height, 0.1, 640).reshape(1, 640, 1, 1))
+    emulated(rung, problem, tensors)
+
+
+def scores_that_climb(rung):
+    """In fp16, whose range is the smaller one."""
+    climbing(rung, 40, every=3, dtype="fp16")
+
+
+def softmax_scales(rung):
+    for scale in (1e-30, 3.0):
+        emulated(rung, masked(seqlen_q=70, seqlen_k=90, softmax_scale=scale))
+
+
+def the_same_o_without_lse(rung):
+    """Also where rows are lost, in the second head."""
+    runs = []
+    for lse in (True, False):
+        problem = masked(seqlen_q=100, seqlen_k=300, num_heads=2, lse=lse)
+        tensors = make_inputs(problem)
+        tensors.k[:, :, 1] *= torch.linspace(400, 1, 300).reshape(1, 300, 1)
+        runs.append(emulated(rung, problem, tensors))
+    (ours, _), (bare, report) = runs
+    assert torch.equal(bare.o, ours.o)
+    assert (set(bare.outputs), [buffer.names for buffer in bare.buffers][-1]) == ({"o"}, ("o",))
+    assert report.bytes_written["global"] == bare.o.nbytes
+
+
+# -- windows
+
+
+def any_window(rung):
+    """Both ends about the boundaries of tiles and blocks, each once on the left and once on the right."""
+    for number, left in enumerate(BOUNDARIES[::3]):
+        right = BOUNDARIES[-1 - 3 * number]
+        emulated(rung, masked(seqlen_q=130 + number, seqlen_k=200, causal=False, window_left=left, window_right=right))
+
+
+def rows_without_keys_in_a_window(rung):
+    """The first tiles of all, the first rows of one, and whole warpgroups behind the last row."""
+    problem = masked(num_heads=2, seqlen_q=500, seqlen_k=70, window_left=64)
+    tensors, _ = emulated(rung, problem)
+    assert not tensors.o[:, :430].any()
+    assert (tensors.lse[:, :, :430] == -math.inf).all()
+    assert tensors.lse[:, :, 430:].isfinite().all()
+
+
+def a_window_wider_than_any_tensor(rung):
+    emulated(rung, masked(seqlen_q=64, window_left=2**32))
+    emulated(rung, masked(seqlen_q=64, causal=False, window_left=5, window_right=2**31 - 1))
+
+
+def work_that_grows_with_the_window(rung):
+    """A row's blocks are those of its window, its tile, and two more."""
+    problem = masked(seqlen_q=256, seqlen_k=1024, window_left=95)
+    artifact = built(rung, problem)
+    report = on_emulator(artifact, problem, make_inputs(problem), race=False)
+    blocks = 96 + artifact.config.block_m + 2 * artifact.config.block_n
+    tiles = -(-256 // artifact.config.block_m) * artifact.config.block_m
+    assert 0 < report.mma_flops <= tiles * min(blocks, 1024) * (4 * 64 + 2 * 8)
+
+
+def what_is_beyond_the_window(rung):
+    """It may be anything: row 0 sees the keys from `first` on; of V a block is read whole."""
+    problem = masked(seqlen_q=100, seqlen_k=600, window_left=40)
+    (clean, _), tensors, artifact = emulated(rung, problem), make_inputs(problem), built(rung, problem)
+    first = 600 - 100 - 40
+    tensors.k[:, :first] = math.nan
+    tensors.v[:, : first // artifact.config.block_n * artifact.config.block_n] = math.nan
+    on_emulator(artifact, problem, tensors)
+    assert torch.equal(tensors.o, clean.o)
+
+
+def scores_that_are_lost_in_a_window(rung):
+    """Amid it and at both of its ends: they grow by far more than fp32 can hold."""
+    climbing(rung, 200, causal=False, window_left=400, window_right=30)
+
+
+# -- softcaps
+
+
+def softcaps(rung):
+    """Of scores of 1 nat and of 8; the log-sum-exp as precise as without."""
+    for softcap, spread in ((1.0, 8.0), (30.0, 1.0), (30.0, 8.0), (500.0, 8.0)):
+        emulated(rung, masked(seqlen_q=70, seqlen_k=150, softcap=softcap, softmax_scale=spread / 8))
+
+
+def a_score_of_zero_however_steep_the_softcap_is(rung):
+    for softcap, scale in ((1000.0, 2.0**127), (1e-20, 1e22)):
+        problem = masked(seqlen_q=64, softcap=softcap, softmax_scale=scale)
+        tensors = make_inputs(problem)
+        tensors.k[:, 3:5] = 0
+        emulated(rung, problem, tensors)
+
+
+def lost_scores_under_a_softcap(rung):
+    climbing(rung, 200, softcap=900.0)
+
+
+# -- ALiBi
+
+
+def slopes_of_any_size_and_sign(rung):
+    """Without a mask, the scores of a row far from the last key grow by 128 nats from block to block.
+
+    NaNs stand behind the slopes, and the emulator knows their bounds.
+    """
+    for causal in (False, True):
+        problem = masked(batch=2, num_heads=3, seqlen_q=200, seqlen_k=400, causal=causal, alibi=True)
+        tensors = make_inputs(problem)
+        tensors.alibi_slopes.copy_(torch.tensor([[-0.3, 0.0, 4.0], [0.5, 1.0, -0.01]]))
+        emulated(rung, problem, tensors)
+
+
+def slopes_of_packed_sequences(rung):
+    """Each has its own; with all else that the rung takes."""
+    bounds = {"window_left": 40, "softcap": 20.0, "alibi": True}
+    emulated(rung, packed((70, 0, 33, 1, 130), (20, 10, 33, 0, 200), num_heads=2, num_heads_k=1, **bounds))
+
+
+# -- packed sequences
+
+
+def lengths_about_each_boundary(rung):
+    """Every pair of lengths next to a multiple of a warp's rows, of the tile and of a block, in one call."""
+    unit = 32 if rung.instruction_set == "ampere" else 64
+    rows = (0, 1, unit - 1, unit, unit + 1, 2 * unit + 1)
+    pairs = list(itertools.product(rows, (*rows, unit // 2 + 1, 2 * unit)))
+    tensors, _ = emulated(rung, packed(*map(tuple, zip(*pairs, strict=True))))
+    ends = tensors.cu_seqlens_q.tolist()
+    for (_, keys), (begin, end) in zip(pairs, itertools.pairwise(ends), strict=True):
+        if not keys:
+            assert not tensors.o[0, begin:end].any()
+            assert (tensors.lse[:, begin:end] == -math.inf).all()
+
+
+def many_short_sequences(rung):
+    """Two of them stand in most tiles' rows, each in a tile of its own; every other one is empty."""
+    emulated(rung, packed(40 * (3, 0), 40 * (3, 0)), num_sms=3)
+
+
+def nothing_of_a_neighbour(rung):
+    """NaN and infinity in the sequences before and behind: what is between is the same to the last bit."""
+    problem = packed((40, 170, 30), (33, 177, 20), num_heads=2)
+    (clean, _), tensors, rows, keys = emulated(rung, problem), make_inputs(problem), slice(40, 210), slice(33, 210)
+    for x, own in ((tensors.q, rows), (tensors.k, keys), (tensors.v, keys)):
+        x[:, : own.start], x[:, own.stop :] = math.nan, math.inf
+    on_emulator(built(rung, problem), problem, tensors)
+    assert torch.equal(tensors.o[:, rows], clean.o[:, rows])
+    assert torch.equal(tensors.lse[:, rows], clean.lse[:, rows])
+
+
+def within_the_tensors_whatever_cu_seqlens_say(rung):
+    """The emulator fails at a read outside a tensor, the canaries tell of a write.
+
+    Races are not looked for: sequences that overlap are stored twice.
+    """
+    problem = packed((30, 30), (20, 40))
+    for wrong, names in itertools.product(WRONG, (("cu_seqlens_q",), ("cu_seqlens_q", "cu_seqlens_k"))):
+        tensors = make_inputs(problem)
+        for name in names:
+            getattr(tensors, name).copy_(torch.tensor(wrong, dtype=torch.int32))
+        on_emulator(built(rung, problem), problem, tensors, race=False)
+        assert [buffer.damage() for buffer in tensors.buffers] == [None] * len(tensors.buffers)
+
+
+def equal_lengths_are_a_batch(rung):
+    """To the last bit what the same rung gives for them."""
+    ends, sizes = {"num_heads": 2}, {"batch": 2, "seqlen_q": 150, "seqlen_k": 200}
+    tensors, _ = emulated(rung, packed((150, 150), (200, 200), **ends))
+    batch = masked(**sizes, **ends)
+    given = make_inputs(batch)
+    for name in "qkv":
+        getattr(given, name).copy_(getattr(tensors, name).view_as(getattr(given, name)))
+    emulated(rung, batch, given)
+    assert torch.equal(given.o.flatten(0, 1), tensors.o[0])
+    assert torch.equal(given.lse.transpose(0, 1).flatten(1, 2), tensors.lse)
+
+
+def zeros_behind_the_last_sequence(rung):
+    for end in (0, 131, 229):
+        problem = packed((100, 130), (70, 200), num_heads=2)
+        tensors = make_inputs(problem)
+        tensors.cu_seqlens_q.copy_(torch.tensor([0, min(100, end), end], dtype=torch.int32))
+        tensors.poison()
+        on_emulator(built(rung, problem), problem, tensors)
+        assert not tensors.o[0, end:].any()
+        assert (tensors.lse[:, end:] == -math.inf).all()
+
+
+OF_ALL = (
+    rows_without_keys_and_hidden_keys,
+    lengths_of_flash_attentions_tests,
+    more_tiles_than_ctas,
+    scores_that_climb,
+    softmax_scales,
+    the_same_o_without_lse,
+)
+OF_FEATURES = {  # by its name in `supports`
+    "window": (
+        any_window,
+        rows_without_keys_in_a_window,
+        a_window_wider_than_any_tensor,
+        work_that_grows_with_the_window,
+        what_is_beyond_the_window,
+        scores_that_are_lost_in_a_window,
+    ),
+    "softcap": (softcaps, a_score_of_zero_however_steep_the_softcap_is, lost_scores_under_a_softcap),
+    "alibi": (slopes_of_any_size_and_sign, slopes_of_packed_sequences),
+    "packed": (
+        lengths_about_each_boundary,
+        many_short_sequences,
+        nothing_of_a_neighbour,
+        within_the_tensors_whatever_cu_seqlens_say,
+        equal_lengths_are_a_batch,
+    ),
+    "rest": (zeros_behind_the_last_sequence,),
+}
+
+
+def cases(rungs):
+    """(check, rung) as a test's parameters: of each rung, what it says that it takes."""
+    found = [
+        pytest.param(check, rung, id=f"{id_of(rung)}-{check.__name__}")
+        for rung in rungs
+        for checks in (OF_ALL, *(OF_FEATURES[name] for name in OF_FEATURES if getattr(rung.supports, name)))
+        for check in checks
+    ]
+    return pytest.mark.parametrize(("check", "rung"), found)

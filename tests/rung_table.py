@@ -1,0 +1,183 @@
+"""The rungs of attention and what each takes, as its version.yaml says; problems and configurations for any of them.
+
+A rung that is added, or that takes more than before, comes into the tests by itself.
+"""
+
+import itertools
+import math
+import random
+
+from flashladder.common import catalog
+from flashladder.common.compiler import build_one
+from flashladder.common.errors import ConfigError
+from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import ahead, target
+from flashladder.common.runtime.execute import EMULATED_SMS, on_emulator
+
+RUNGS = [
+    rung
+    for ladder in catalog.ladders()
+    for rung in catalog.versions(ladder=ladder)
+    if rung.operation == FIRST_OPERATION and not rung.home
+]
+GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, head_dim=64, causal=True))]
+LAUNCHED = [rung for rung in GENERAL if rung in map(catalog.find, ahead.GENERAL)]  # by `attention`
+OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
+# Fields of a configuration that a problem decides.
+DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "packed")
+BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
+
+
+def id_of(rung):
+    """In a test's name."""
+    return rung.address
+
+
+def default_kind(rung):
+    """What each rung is tested with first."""
+    return {"head_dim": min(rung.supports.head_dim), "dtype": "bf16", "causal": rung.supports.causal}
+
+
+def decided(config):
+    """What of a configuration a problem decides."""
+    return {name: value for name, value in config.as_dict().items() if name in DECIDED}
+
+
+def built(rung, problem, **values):
+    """The artifact for the emulator; for what it stands for, as most tests build it, so that the cache has it once."""
+    config = rung.config_for(problem, **values)
+    rung.check(problem, config)
+    return build_one(rung, config, load_gpu(target.DEFAULT_GPU).arch)
+
+
+def emulated(rung, problem, tensors=None, num_sms=EMULATED_SMS, **values):
+    """Requires a right output without a race; returns the tensors and the emulator's report."""
+    tensors = tensors or make_inputs(problem)
+    tensors.poison()
+    artifact = built(rung, problem, **values)
+    report = on_emulator(artifact, problem, tensors, num_sms=num_sms)
+    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{problem.name} with {artifact.config}")
+    return tensors, report
+
+
+# -- configurations
+
+
+def draw_config(rng, rung):
+    """A valid configuration of a rung."""
+    while True:
+        choices = rung.choices.items()
+        values = {name: rng.choice(choice.values) for name, choice in choices if choice.values}
+        try:
+            return rung.config(**values)
+        except ConfigError:
+            continue
+
+
+def covering(rung, names=None, strength=1):
+    """Few configurations that have every value of these fields, or every pair of values, that the rung's rules allow.
+
+    The other fields are as they come.
+    """
+    rng = random.Random(rung.name)
+    parts = {}
+    for config in (draw_config(rng, rung) for _ in range(15 * 6**strength)):
+        values = [each for each in config.as_dict().items() if names is None or each[0] in names]
+        parts[config] = set(itertools.combinations(values, strength))
+    left, found = set().union(*parts.values()), []
+    while left:
+        found.append(max(parts, key=lambda config: len(parts[config] & left)))
+        left -= parts[found[-1]]
+    return found
+
+
+# -- problems
+
+
+def draw(rng, longest, *, packed=False, window=False, softcap=False, **kind):
+    """Any lengths, short ones often; any heads, layout, scale, and what the kind has of bounds."""
+    heads_k = rng.choice((1, 1, 2, 3))
+    lengths = _packed_lengths(rng, longest) if packed else _lengths(rng, longest)
+    rows, keys = (sum(lengths[name]) for name in lengths) if packed else lengths.values()
+    return Problem(
+        **lengths,
+        **{"operation": "packed"} if packed else {"batch": rng.choice((1, 1, 2))},
+        num_heads=heads_k * rng.choice((1, 1, 2, 4)),
+        num_heads_k=heads_k,
+        **{"lse": rng.random() < 0.8} | kind,
+        **_window(rng, kind["causal"]) if window else {},
+        softcap=rng.choice((1.0, 20.0, 50.0)) if softcap else 0.0,
+        softmax_scale=rng.choice((None, math.exp(rng.uniform(-6, 0)))),
+        layout=rng.choice([name for name in LAYOUTS if name != PACKED_INPUTS or rows == keys]),
+        seed=rng.randrange(2**31),
+    )
+
+
+def _lengths(rng, longest):
+    lengths = {name: rng.randint(1, rng.choice((4, 40, longest))) for name in ("seqlen_q", "seqlen_k")}
+    return dict.fromkeys(lengths, lengths["seqlen_q"]) if rng.random() < 0.25 else lengths
+
+
+def _packed_lengths(rng, longest):
+    """Often none."""
+    count = rng.randint(1, 7)
+    q, k = (
+        [rng.choice((0, rng.randint(0, 4), rng.randint(0, 70), rng.randint(0, longest))) for _ in range(count)]
+        for _ in "qk"
+    )
+    for each in (q, k):
+        each[rng.randrange(count)] += 1  # not all may be empty
+    return {"seqlens_q": tuple(q), "seqlens_k": tuple(q if rng.random() < 0.4 else k)}
+
+
+def _window(rng, causal):
+    """With an end on one side or on both."""
+    left, right = rng.choice((*BOUNDARIES, None)), rng.choice(BOUNDARIES)
+    if causal:
+        return {"window_left": 7 if left is None else left}
+    return {"window_left": left, "window_right": None if left is not None and rng.random() < 0.3 else right}
+
+
+def problem_for(rng, rung, config, longest):
+    """A problem that the rung takes so configured."""
+    if rung in GENERAL:
+        return draw(rng, longest, **{"causal": False} | decided(config))
+    tiles = {name: getattr(rung.supports, name) for name in ("seqlen_q", "seqlen_k")}
+    lengths = {
+        name: rng.randint(1, longest) if tile == "any" else getattr(config, tile) * rng.randint(1, 3)
+        for name, tile in tiles.items()
+    }
+    heads = {"num_heads": 2 * (heads_k := rng.randint(1, 2)), "num_heads_k": heads_k} if rung.supports.gqa else {}
+    layout = "bshd" if "row_stride" in rung.choices else rng.choice(("bshd", "bhsd", "padded"))
+    sizes = {"batch": rng.randint(1, 2), "num_heads": rng.randint(1, 3)} | lengths | heads
+    return Problem(**sizes, **decided(config), layout=layout, seed=rng.randrange(2**31))
+
+
+def one_after_another(config, **kind):
+    """Each warpgroup of a tile sees another number of blocks: some are passed while the tile before ends."""
+    bounds = {"window_left": 90, "window_right": None if kind["causal"] else 40} if kind.pop("window", False) else {}
+    bounds |= {"softcap": 20.0} if kind.pop("softcap", False) else {}
+    m = config.block_m
+    if kind.pop("packed", False):
+        lengths = {"seqlens_q": (m + 1, 0, m, 5, 2 * m), "seqlens_k": (70, 9, m + 200, 0, 2 * m)}
+        return Problem(operation="packed", **lengths, **kind, **bounds)
+    return Problem(num_heads=3, seqlen_q=m, **kind, **bounds)
+
+
+def tile_of(config):
+    """What of a configuration is the rung's own choice."""
+    return {name: value for name, value in config.as_dict().items() if name not in {*DECIDED, "row_stride"}}
+
+
+def emulated_as_configured(rung, config, problems=1, longest=200):
+    """Problems that the configuration is for: so many at random, and of a general rung tiles on one SM."""
+    rng = random.Random(f"{rung.name} {config}")
+    for _ in range(problems):
+        emulated(rung, problem_for(rng, rung, config, longest), num_sms=rng.choice((1, 2, 132)), **tile_of(config))
+    if rung in GENERAL:
+        emulated(rung, one_after_another(config, **{"causal": False} | decided(config)), num_sms=1, **tile_of(config))

@@ -1,0 +1,78 @@
+"""Rungs in configurations of every kind, on the emulator: what takes minutes (make test-long)."""
+
+import itertools
+
+import pytest
+from rung_features import cases
+from rung_table import GENERAL, LAUNCHED, OTHERS, RUNGS, covering, default_kind, emulated_as_configured, id_of
+
+from flashladder.common import catalog
+from flashladder.common.compiler import build_one
+from flashladder.common.problem.config import gpu_names, load_gpu
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import ahead, tuned
+
+RIVALS = [catalog.find(name) for name in ahead.RIVALS]
+WOVEN = catalog.find("woven_general")  # what the emulator is given, and GPUs before Hopper
+
+
+def each(configs):
+    """(rung, configuration) as a test's parameters."""
+    ids = [f"{id_of(rung)}-{number}" for rung, of_rung in itertools.groupby(configs, lambda case: case[0])
+           for number, _ in enumerate(of_rung)]  # fmt: skip
+    return pytest.mark.parametrize(("rung", "config"), configs, ids=ids)
+
+
+def of_other_rungs():
+    """Every head_dim and type that neither test_rungs.py has nor, of general rungs, test_features."""
+    for rung in RUNGS:
+        tested, name = default_kind(rung), "head_dim" if rung in GENERAL else "dtype"
+        for config in [] if rung in LAUNCHED else covering(rung, ("dtype", "head_dim")):
+            if getattr(config, name) != tested[name]:
+                yield rung, config
+
+
+def of_launched_rungs():
+    """Every pair of values of the first one on each architecture, and every value of the others."""
+    for rung in LAUNCHED:
+        for config in covering(rung, strength=2 if rung in (RIVALS[0], WOVEN) else 1):
+            yield rung, config
+
+
+def winners():
+    """Each that the tuner found, in every kind that it stands for."""
+    found = {}
+    for winner in tuned.every():
+        if (rung := catalog.find(winner.version)) in RIVALS:
+            config = tuned.standing(winner)
+            found[rung, str(config)] = rung, config
+    return list(found.values())
+
+
+@cases(OTHERS)
+def test_features(check, rung):
+    check(rung)
+
+
+@each(list(of_other_rungs()))
+def test_each_kind(rung, config):
+    emulated_as_configured(rung, config)
+
+
+@each(list(of_launched_rungs()))
+def test_what_attention_may_launch(rung, config):
+    emulated_as_configured(rung, config)
+
+
+@each(winners())
+def test_what_attention_launches(rung, config):
+    emulated_as_configured(rung, config)
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("gpu", {load_gpu(name).arch: name for name in gpu_names()}.values())
+def test_defaults_fit_a_gpu_of_every_architecture(head_dim, gpu):
+    described = load_gpu(gpu)
+    artifact = build_one(WOVEN, WOVEN.config_for(Problem(head_dim=head_dim, causal=True), described), described.arch)
+    assert artifact.launch.shared_bytes <= described.shared_per_block
+    assert artifact.spill_store_bytes == 0

@@ -1,0 +1,209 @@
+"""The ladder for decode on the emulator, under the race detector: lengths, packed rows, pages, splits."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from flashladder.common import catalog, own
+from flashladder.common.api.kvcache import ON_HOPPER, RUNG
+from flashladder.common.compiler import build_one
+from flashladder.common.errors import EmulatorError, UnsupportedProblemError
+from flashladder.common.paths import VERSIONS
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem, operation_named
+from flashladder.common.runtime.execute import on_emulator
+
+NAME = "decode"
+RUNGS = catalog.versions(ladder=NAME)
+LAST, HOPPERS, FIRST_PAGED = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04"))
+ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
+LENGTHS = (0, 1, 40, 130)
+PAGED = {"paged": True, "page_size": 16}
+
+
+def problem(lengths=LENGTHS, options=(), **values):
+    """Few heads of few columns, of which two share one of K and V; two rows a sequence."""
+    usual = {"num_heads": 4, "num_heads_k": 2, "head_dim": 64, "seqlen_q": 2, "causal": True, "seqlens_k": lengths}
+    return Problem(operation=NAME, options=options, **(usual | values))
+
+
+def compiled(version, task):
+    return build_one(version, version.config_for(task), ARCH[version.instruction_set])
+
+
+def emulated(version, task, tensors=None, **options):
+    """Requires a right output without a race; returns the tensors."""
+    tensors = tensors or make_inputs(task)
+    on_emulator(compiled(version, task), task, tensors, **options)
+    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(version.name)
+    return tensors
+
+
+def of_sequence(tensors, number):
+    return {name: output[number].clone() for name, output in tensors.outputs.items()}
+
+
+@pytest.fixture(params=RUNGS, ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+def mixed(**options):
+    """More sequences than a warp has lanes, of lengths far apart."""
+    return problem((3, 600, *[0, 1, 70] * 11), options, seqlen_q=1, num_heads=2, num_heads_k=1)
+
+
+def able(option):
+    """The rungs that take an option of the operation."""
+    return [pytest.param(rung, id=rung.name) for rung in RUNGS if option in rung.supports.options]
+
+
+# Rungs
+
+
+def test_any_lengths(version):
+    """NaN beyond each length, in the guards and between padded rows are never seen."""
+    tensors = emulated(version, problem(layout="padded"))
+    assert (tensors.o[0] == 0).all()
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+def test_rows_of_a_long_group(version):
+    """More than a tile has, from other inputs."""
+    emulated(version, problem((37,), num_heads=8, num_heads_k=1, seqlen_q=3, seqlen_k=50, family="jump_rows"))
+
+
+@pytest.mark.parametrize("version", able("num_splits"))
+def test_splits(version):
+    emulated(version, problem((1, 130), {"num_splits": 3}))
+
+
+def test_more_splits_than_there_are_keys_for():
+    emulated(LAST, problem((1, 130), {"num_splits": 130}))
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+def test_many_sequences_of_different_lengths(splits):
+    emulated(LAST, mixed(num_splits=splits))
+
+
+@pytest.mark.parametrize("page_size", [1, 24])
+@pytest.mark.parametrize("version", [FIRST_PAGED, LAST], ids=lambda version: version.name)
+def test_pages_in_random_order(version, page_size):
+    emulated(version, problem(options={"paged": True, "page_size": page_size, "num_splits": 2}))
+
+
+def test_bits_do_not_depend_on_the_rest_of_the_batch():
+    """Nor on the place in it, with so many splits."""
+    task, alone = (problem(lengths, {"num_splits": 3}) for lengths in ((130, 7, 40), (40,)))
+    tensors, others = make_inputs(alone), make_inputs(task)
+    for name in ("q", "k_cache", "v_cache"):
+        rows = tensors.by_name[name][0]
+        others.by_name[name][2, : len(rows)] = rows
+    expected, found = of_sequence(emulated(LAST, alone, tensors), 0), of_sequence(emulated(LAST, task, others), 2)
+    assert all(torch.equal(found[name], bits) for name, bits in expected.items())
+
+
+def test_bits_do_not_depend_on_who_is_late():
+    task = problem((130,), {"num_splits": 3})
+    on_time, late = (of_sequence(emulated(LAST, task, lagging=warps), 0) for warps in ((), (0,)))
+    assert all(torch.equal(late[name], bits) for name, bits in on_time.items())
+
+
+def test_a_table_that_points_outside_reads_nothing_there():
+    task = problem(options=PAGED)
+    tensors = make_inputs(task)
+    tensors.block_table[2:] = torch.tensor([[-1, 2**31 - 1, 10**6] + [-7] * (tensors.block_table.shape[1] - 3)] * 2)
+    on_emulator(compiled(LAST, task), task, tensors)
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("length", [-5, 2**30])
+def test_a_length_that_is_none_reads_nothing_outside(length):
+    """It counts as the next one that is."""
+    task = problem((40, 40))
+    tensors, right = make_inputs(task), make_inputs(task)
+    tensors.cache_seqlens[1], right.cache_seqlens[1] = length, max(0, min(length, 40))
+    on_emulator(compiled(LAST, task), task, tensors)
+    verify(expect(task, right), tensors.outputs, tensors.buffers).require(LAST.name)
+
+
+# What the emulator finds
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Makes a rung with a part of it, or of a header of the ladder, replaced."""
+
+    def make(rung, file, old, new):
+        folder = tmp_path / "mutants"
+        shutil.copytree(VERSIONS / NAME / "cuda", folder / "cuda")
+        shutil.copytree(rung.directory, folder / "00_mutant")
+        path = folder / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        yaml = folder / "00_mutant" / "version.yaml"
+        yaml.write_text(f"operation: {NAME}\n{yaml.read_text()}")
+        shutil.copy(VERSIONS / NAME / "fields.yaml", folder)
+        monkeypatch.setenv(own.VARIABLE, str(folder))
+        return catalog.find("mutants/00")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("rung", "file", "old", "message"),
+    [
+        (LAST, "cuda/last_cta.cuh", "__threadfence();  // before others", "race on global memory: .*partial_lse"),
+        (LAST, "cuda/last_cta.cuh", "__threadfence();  // behind", "race on global memory: .*partial_lse"),
+        (HOPPERS, "00_mutant/kernel.cu", "wait_for_dependency();", "attention_decode, before which combine may begin"),
+    ],
+)
+def test_a_fault_is_found(broken, rung, file, old, message):
+    with pytest.raises(EmulatorError, match=f"(?s){message}"):
+        emulated(broken(rung, file, old, old.partition(";")[2]), problem((1, 130), {"num_splits": 3}))
+
+
+# The operation
+
+
+def test_a_problem_says_how_large_it_is():
+    task = problem((3, 5), seqlen_q=1, causal=False, options=PAGED)
+    assert (task.batch, task.seqlen_k) == (2, 5)
+    assert task.asked.bytes_moved(task) == 2 * 8 * 2 * (64 + 64)
+    assert task.flops == 4 * 8 * 4 * 64
+    assert make_inputs(task).k_cache.shape == (2 + 3, 16, 2, 64)
+    assert make_inputs(task).block_table.shape == (2, 1)
+
+
+def test_few_sequences_are_cut_into_more_parts():
+    kind = operation_named(NAME)
+    usual = [Problem(operation=NAME, **{**kind.usual, "batch": batch}) for batch in (1, 4, 16, 64)]
+    splits = [kind.argument(each, "num_splits") for each in usual]
+    assert splits == sorted(splits, reverse=True)
+    assert splits[0] * usual[0].num_heads_k == 128, "a CTA an SM, nearly"
+    assert splits[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lengths": (3, -1)}, "no sequence is shorter than 0"),
+        ({"seqlen_k": 100}, "the cache has room for seqlen_k=100 keys"),
+        ({"options": {"paged": True, "num_pages": 2}}, "the sequences need 5 pages of page_size=64"),
+        ({"softcap": 3.0}, "the operation decode knows no softcap"),
+    ],
+)
+def test_what_is_no_problem_is_refused(values, message):
+    with pytest.raises(UnsupportedProblemError, match=message):
+        problem(**values)
+
+
+def test_a_cache_of_another_length_is_drawn_with_nan():
+    tensors = make_inputs(dataclasses.replace(problem(), seqlen_k=200))
+    assert tensors.k_cache[2, 40:].isnan().all()
+    assert not tensors.k_cache[2, :40].isnan().any()

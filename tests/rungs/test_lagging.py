@@ -1,0 +1,26 @@
+"""Rung 48 takes P with an m that may lag behind the scores: rows on both sides of each limit that P is held against."""
+
+import pytest
+from test_trusting import BLOCK, rising
+
+from flashladder.common import catalog
+from flashladder.common.compiler.compile import build_one
+from flashladder.common.problem.problem import DTYPES
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.designed import drawn_by, missed_of_each
+
+# In log2, how far a score may pass the first block's before m is raised, before P is computed again, and before P is
+# infinite.
+LIMITS = {"bf16": (63, 122, 190), "fp16": (15, 60, 128)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_rows_on_both_sides_of_each_limit(head_dim, dtype):
+    heights = (1, 300, 1500, *(limit + beside for limit in LIMITS[dtype] for beside in (-1, -0.05, 0.05)))
+    designs = [rising(height, one_key=True) for height in heights]
+    problem, tensors = drawn_by(designs, seqlen_q=64, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
+    version = catalog.find("column_of_ones")
+    on_emulator(build_one(version, version.config_for(problem), "sm_90a"), problem, tensors)
+    for height, missed in zip(heights, missed_of_each(problem, tensors), strict=True):
+        assert missed == (), height

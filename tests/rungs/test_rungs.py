@@ -1,0 +1,87 @@
+"""Every rung on the emulator, under the race detector; and all that those do which `attention` launches."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from rung_features import cases, masked
+from rung_table import GENERAL, LAUNCHED, RUNGS, built, default_kind, emulated
+
+from flashladder.common import catalog
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.execute import on_emulator
+
+EACH = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+
+
+@EACH
+def test_default(rung):
+    """In one head_dim and type; test_configurations.py has the others."""
+    emulated(rung, Problem(num_heads=2, seqlen_q=256, seqlen_k=384, **default_kind(rung)))
+
+
+@cases(LAUNCHED)
+def test_what_attention_launches(check, rung):
+    check(rung)
+
+
+@EACH
+def test_a_shape_that_a_rung_does_not_take_names_one_that_does(rung):
+    problem = Problem(num_heads=2, seqlen_q=129, head_dim=128)
+    if rung.takes(problem):
+        assert rung.supports.seqlen_q == "any"
+        return
+    with pytest.raises(UnsupportedProblemError) as refusal:
+        rung.check(problem, rung.config_for(problem))
+    assert re.search(rf"{rung.name} takes seqlen_. in multiples of .*, not 129", str(refusal.value))
+    able = [other for other in rung.its_ladder() if other.takes(problem)]
+    named = re.search(r"nearest rung that takes the problem is (\w+)", str(refusal.value))
+    assert named[1] in [other.name for other in able] if able else named is None
+
+
+@pytest.mark.parametrize(
+    ("feature", "lack"),
+    [
+        ({"causal": True}, "causal mask"),
+        ({"window_left": 3}, "sliding window"),
+        ({"softcap": 2.0}, "softcap"),
+        ({"alibi": True}, "ALiBi"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_rung_without_a_feature_names_one_with_it(feature, lack):
+    problem = Problem(**feature)
+    able = [rung for rung in RUNGS if rung.takes(problem)]
+    for rung in set(RUNGS) - set(able):
+        with pytest.raises(UnsupportedProblemError, match=f"has no {lack}") as refusal:
+            rung.config_for(problem)
+        named = re.search(r"nearest rung that takes the problem is (\w+)", str(refusal.value))
+        assert named is None if rung.ladder else catalog.find(named[1]) in able
+
+
+def test_a_rung_without_packed_sequences_names_one_with_them():
+    problem = Problem(operation="packed", seqlens_q=(3, 2), head_dim=64)
+    general, woven = catalog.find("23"), catalog.find("24")
+    with pytest.raises(UnsupportedProblemError, match=f"forward, not packed; the nearest rung .* is {woven.name}"):
+        general.config_for(problem)
+    with pytest.raises(UnsupportedProblemError, match="is configured for packed=false, but the problem has packed=tru"):
+        woven.check(problem, woven.config_for(Problem(head_dim=64)))
+
+
+def test_tensors_with_another_row_stride_are_refused():
+    problem = Problem(num_heads=2, seqlen_q=128)
+    artifact = built(catalog.find("16"), Problem(num_heads=4, seqlen_q=128))
+    with pytest.raises(UnsupportedProblemError, match=r"q has rows 256 elements apart; 16.*row_stride=512: configure"):
+        on_emulator(artifact, problem, make_inputs(problem))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "o"])
+def test_strides_that_no_copy_can_follow_are_refused(name):
+    problem = masked(seqlen_q=64)
+    tensors, artifact = make_inputs(problem), built(GENERAL[-1], problem)
+    odd = torch.zeros(1, 64, 1, 68, dtype=torch.bfloat16)[..., :64]
+    with pytest.raises(UnsupportedProblemError, match=rf"{name} has strides .*; kernels need multiples of 8 elements"):
+        on_emulator(artifact, problem, dataclasses.replace(tensors, by_name={**tensors.by_name, name: odd}))

@@ -1,0 +1,105 @@
+"""Train a small GPT with attention() and with torch's own, from the same beginning and on the same text.
+
+flashladder train                          10.8 M parameters, 16 x 1,024 bytes a step, 300 steps, three seeds
+flashladder train --steps 100 --seeds 1
+flashladder train --device emulator        without a GPU: 2 layers, 64 bytes, two steps
+flashladder train --picture losses.png     with the losses as a picture
+
+The text is what Python's library says of itself: its sources. Models are in fp32 under autocast to bf16, trained by
+AdamW. The exit code is 2 where the first step's gradients are further from those in fp32 than twice as far as with
+torch's attention, or where the mean loss of the last 50 steps differs from torch's of the same seed by more than
+torch's own does from seed to seed (with several seeds). Nothing is logged.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashladder.common.console import Parser, console, fail
+from flashladder.common.report.tables import numbers, table
+
+if TYPE_CHECKING:
+    from flashladder.common.api.training import Run
+
+SIZES = {  # on a GPU, and on the emulator
+    "layers": (6, 2),
+    "heads": (6, 2),
+    "head_dim": (64, 64),
+    "batch": (16, 1),
+    "seqlen": (1024, 64),
+    "steps": (300, 2),
+    "seeds": (3, 1),
+}
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(__doc__)
+    made.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: a GPU if any")
+    for name, (on_gpu, emulated) in SIZES.items():
+        option = f"--{name.replace('_', '-')}"
+        made.add_argument(option, type=int, metavar="N", help=f"default: {on_gpu}; {emulated} on the emulator")
+    made.add_argument("--picture", type=Path, metavar="FILE", help="where the losses are drawn")
+    return made
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.api import training
+    from flashladder.common.api.gpt import Gpt, Sizes, parameters
+    from flashladder.common.runtime import target
+
+    on_gpu = target.resolve(arguments.device, None).on_gpu
+    device = "cuda" if on_gpu else "cpu"
+    given = {
+        name: defaults[not on_gpu] if (value := getattr(arguments, name)) is None else value
+        for name, defaults in SIZES.items()
+    }
+    steps, seeds = given.pop("steps"), given.pop("seeds")
+    sizes, functions = Sizes(**given), training.functions()
+    count = parameters(Gpt(sizes, functions[training.OURS]))
+    console.print(
+        f"{count / 1e6:.1f} M parameters, {steps} steps of {sizes.batch} x {sizes.seqlen} bytes", style="bold"
+    )
+    errors = training.gradient_errors(sizes, device)
+    runs = {
+        seed: {name: training.train(sizes, attend, seed, steps, device) for name, attend in functions.items()}
+        for seed in range(seeds)
+    }
+    difference, spread = training.verdict(runs)
+    _show(errors, runs)
+    console.print(f"losses of one seed differ by {difference:.4f} at most, torch's of all seeds by {spread:.4f}")
+    if arguments.picture:
+        _draw(runs, arguments.picture)
+    if errors[training.OURS] > 2 * errors[training.TORCHS]:
+        return fail("the first step's gradients are wrong by more than twice as much as with torch's attention")
+    if seeds > 1 and difference > spread:
+        return fail("losses differ by more than torch's own do from seed to seed")
+    return 0
+
+
+def _show(errors: dict[str, float], runs: dict[int, dict[str, Run]]) -> None:
+    """A row a seed and attention."""
+    rows = [
+        (str(seed), name, f"{run.losses[0]:.4f}", f"{run.loss:.4f}", f"{run.step_ms:.2f}", f"{errors[name]:.2g}")
+        for seed, of_seed in runs.items()
+        for name, run in of_seed.items()
+    ]
+    columns = numbers("first loss", "loss of the last steps", "a step, ms", "error of the first gradients")
+    console.print(table("", ["seed", "attention", *columns], rows))
+
+
+def _draw(runs: dict[int, dict[str, Run]], path: Path) -> None:
+    """The losses of all runs, step by step."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    styles = dict(zip(next(iter(runs.values())), ("-", "--"), strict=True))
+    for seed, of_seed in runs.items():
+        for name, run in of_seed.items():
+            axes.plot(run.losses, styles[name], color=f"C{seed}", label=f"{name}, seed {seed}")
+    axes.set(xlabel="step", ylabel="loss, nats a byte")
+    axes.legend()
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,53 @@
+// Tiles of V with a column of ones: its product with P is the sum of P, so it is summed beside O, as P is rounded.
+#pragma once
+#include "ptx/sm90.cuh"
+#include "tile/layout.cuh"
+#include "tile/rows.cuh"
+
+constexpr int ones_columns = 8;  // the fewest by which a product can be wider
+
+// A tile that TMA loads, and a panel of ones behind its own. A product reads 8 of the panel's 64 columns.
+template <class Tile>
+struct WithOnes : Tile {
+    static constexpr int ones = Tile::size;  // where they begin
+    static constexpr int size = Tile::size + Tile::rows * 64;
+};
+
+// Writes the ones of all tiles. All threads of a CTA call it before the barrier behind which products begin.
+template <class Tile, class T, int stages>
+__device__ inline void write_ones(T (&tiles)[stages][Tile::size]) {
+    const T one = static_cast<T>(1.0f);
+    for (auto &tile : tiles)
+        for (int i = Tile::ones + threadIdx.x; i < Tile::size; i += blockDim.x) tile[i] = one;
+    fence_proxy_async();  // products see what each thread wrote
+}
+
+// O / l, where l is the last columns of O. Newton's step makes an approximation as good as a division for these l, which
+// are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V.
+template <int columns>
+__device__ inline Accumulator<16, columns - ones_columns> divide_by_sums(const Accumulator<16, columns> &o) {
+    constexpr int blocks = (columns - ones_columns) / 8;
+    Accumulator<16, columns - ones_columns> divided;
+    each_row([&](int h) {
+        const float l = o.block[0][blocks][2 * h], near = reciprocal_approx(l);
+        const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near);
+#pragma unroll
+        for (int n = 0; n < blocks; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) divided.block[0][n][i] = l == 0.0f ? 0.0f : o.block[0][n][i] * reciprocal;
+    });
+    return divided;
+}
+
+// Columns from `col` on, of the rows that are wanted.
+template <int cols, int some>
+__device__ inline void take_rows(Accumulator<16, cols> &to, int col, const Accumulator<16, some> &from,
+                                 const bool (&wanted)[2]) {
+    each_row([&](int h) {
+#pragma unroll
+        for (int n = 0; n < some / 8; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i)
+                if (wanted[h]) to.block[0][col / 8 + n][i] = from.block[0][n][i];
+    });
+}

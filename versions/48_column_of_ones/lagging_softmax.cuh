@@ -1,0 +1,166 @@
+// An online softmax without maxima and without sums. P is 2^(scale * S - m) with an m that may lag far behind the scores, and
+// the sum of P is a column of O.
+#pragma once
+#include <float.h>
+
+#include <type_traits>
+
+#include "ptx/sm90.cuh"
+#include "softmax/softcap.cuh"
+#include "tile/rows.cuh"
+
+// m is a whole number and moves by whole numbers, so what follows it is exact. A row's m depends on its own scores alone.
+//
+// bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P may grow by as much. The price: of V
+// below 2^-64 bits are lost. fp16 ends at 2^-24. So m begins at the first maximum there, and P may grow up to `limit`.
+//
+// Hidden scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
+template <class T, bool with_lse>
+struct LaggingSoftmax {
+    static constexpr bool is_half = std::is_same_v<T, __half>;
+    static constexpr float headroom = is_half ? 0.0f : 62.0f;  // in log2
+    static constexpr float limit = is_half ? 0x1p15f : 2.0f;   // of P
+    static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
+    float scale;                            // of scores, in log2
+    float m[2];
+    float l[2];         // the lane's share of the sum of P before it is rounded, which only the log-sum-exp needs
+    float rounding[2];  // what rounding has added to l too much
+    uint32_t bits;      // of P of the last block, see `look`
+    float factor[2];    // by which O is yet to be scaled
+    bool raised;        // m, with the last block of scores
+
+    // Before a tile of which no row may see a key.
+    __device__ void reset() {
+        each_row([&](int h) {
+            m[h] = -FLT_MAX;
+            l[h] = rounding[h] = 0.0f;
+        });
+    }
+
+    // The first block of scores: S becomes P.
+    template <int cols>
+    __device__ void start(Accumulator<16, cols> &s) {
+        each_row([&](int h) {
+            m[h] = above(row_max(s, h));
+            l[h] = rounding[h] = 0.0f;
+        });
+        float sum[2];
+        exponentiate(s, sum);
+        add(sum);
+    }
+
+    // Whether some row of the warp has not been shown a score that it sees, so that it has no m yet.
+    __device__ bool has_new_rows() const {
+        bool is_new = false;
+        each_row([&](int h) { is_new |= m[h] == -FLT_MAX; });
+        return __any_sync(0xffffffff, is_new);
+    }
+
+    // Gives such rows an m.
+    template <int cols>
+    __device__ void begin_new_rows(Accumulator<16, cols> &s) {
+        each_row([&](int h) {
+            const float highest = row_max(s, h);
+            if (m[h] == -FLT_MAX) m[h] = above(highest);
+        });
+    }
+
+    // A further block: S becomes P. `recompute(rows)` brings back S of rows whose P has lost it.
+    template <int cols, class Recompute>
+    __device__ void update(Accumulator<16, cols> &s, Recompute recompute) {
+        float sum[2];
+        raised = false;
+        exponentiate(s, sum);
+        if (__any_sync(0xffffffff, bits >= __float_as_uint(limit))) raise(s, sum, recompute);
+        add(sum);
+    }
+
+    // O and its sums follow m.
+    template <int columns>
+    __device__ void rescale(Accumulator<16, columns> &o) const {
+        if (raised) each_row([&](int h) { scale_row(o, h, factor[h]); });
+    }
+
+    // The log-sum-exp of the warp's rows before row `end`, in natural logarithms. No branch.
+    __device__ void store_lse_if(bool wanted, float *lse, int end) const {
+        each_row([&](int h) {
+            const int row = h * 8 + accumulator_row();
+            const float value = (m[h] + __log2f(quad_sum(l[h]))) * ln_2;
+            store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
+        });
+    }
+
+    // Always true, which the compiler cannot know: what is told from it comes behind all of P.
+    __device__ bool is_computed() const { return bits != 0xffffffff; }
+
+  private:
+    // m of a row with this maximum.
+    __device__ float above(float highest) const { return fmaxf(ceilf(highest * scale) + headroom, -FLT_MAX); }
+
+    // Turns S into P. P has three operands, and the operand cache keeps the last one of each kind and bank: if one row's
+    // elements follow each other, m stays there, wherever ptxas has put it.
+    template <int cols>
+    __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2]) {
+        uint32_t before = 0;
+        bits = 0;
+        each_row([&](int h) {
+            // m stays what it is, as no P is negative. The compiler cannot know that, so it waits for most of the row
+            // before: not for all of it, or the exponentials would pause.
+            if (h > 0) m[h] = fmaxf(m[h], fminf(__uint_as_float(before), -FLT_MAX));
+            int seen = 0;
+            sum[h] = 0.0f;
+            each_element(s, h, [&](float &x) {
+                x = exp2_approx(fmaf(x, scale, -m[h]));
+                sum[h] += x;  // no code unless it is used
+                look(x);
+                if (++seen == cols / 4 * 3 / 4) before = bits;
+            });
+        });
+    }
+
+    // Adds a block's sums to l, and keeps what rounding loses (Kahan, 1965).
+    __device__ void add(const float (&sum)[2]) {
+        if constexpr (with_lse)
+            each_row([&](int h) {
+                const float added = sum[h] - rounding[h], total = l[h] + added;
+                rounding[h] = total - l[h] - added;
+                l[h] = total;
+            });
+    }
+
+    // Floats that are not negative are in order as integers too, and the top bit of an exponent is set from 2 on.
+    __device__ void look(float p) {
+        const uint32_t x = __float_as_uint(p);
+        bits = limit == 2.0f ? bits | x : max(bits, x);
+    }
+
+    // The rare path: P of some row has passed the limit. Its m goes up, and P comes down to where a first block's is.
+    template <int cols, class Recompute>
+    __device__ void raise(Accumulator<16, cols> &s, float (&sum)[2], Recompute recompute) {
+        raised = true;
+        bits = 0;  // no register for it meanwhile
+        float highest[2];
+        bool is_lost[2];
+        each_row([&](int h) {
+            highest[h] = row_max(s, h);
+            is_lost[h] = highest[h] >= lost;
+        });
+        if (__any_sync(0xffffffff, is_lost[0] || is_lost[1])) recompute(is_lost);
+        each_row([&](int h) {
+            const float before = m[h], scores = row_max(s, h);  // of a lost row
+            if (is_lost[h])
+                m[h] = above(scores);
+            else if (highest[h] >= limit)
+                m[h] += ceilf(__log2f(highest[h])) + headroom;
+            factor[h] = exp2_approx(before - m[h]);
+            l[h] *= factor[h];
+            rounding[h] *= factor[h];
+            if (is_lost[h])
+                each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x, scale, -m[h])); });
+            else
+                scale_row(s, h, factor[h]);
+            sum[h] = 0.0f;
+            each_element(s, h, [&](float &x) { sum[h] += x; });
+        });
+    }
+};

@@ -1,0 +1,64 @@
+// Parts of about as many keys each, from sequences of any lengths.
+#pragma once
+#include "splits.cuh"
+
+// The part of a sequence that a CTA has: blocks of keys of it.
+struct Part {
+    int sequence;  // -1: there are fewer parts
+    int blocks;    // of the sequence
+    int split, count, first;  // its number among the sequence's, how many these are, and the first one's among all
+
+    // Its first block, or, with 1, the block behind its last one.
+    __device__ int first_block(int next) const {
+        return static_cast<int>(static_cast<long long>(blocks) * (split + next) / count);
+    }
+    __device__ Parts all() const { return {first, 1, count}; }
+};
+
+// A part, by a warp, whose lanes look at the lengths of 32 sequences at a time. All keys are to make target_parts parts; a
+// sequence has as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
+// `lane_of(first, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. `end` is the
+// number of the lane's parts and all before them.
+template <int block_n, class LaneOf>
+__device__ inline Part scan_parts(const SplitParams &params, LaneOf lane_of) {
+    auto blocks_of = [&](int sequence) {
+        return sequence < params.batch ? (params.keys_of(sequence) + block_n - 1) / block_n : 0;
+    };
+    int a_part = 0;
+    if (params.target_parts > 0) {
+        int all = 0;
+        for (int first = 0; first < params.batch; first += 32) all += warp_sum(blocks_of(first + lane_index()));
+        a_part = max(1, (all + params.target_parts - 1) / params.target_parts);
+    }
+    int parts_before = 0;
+    for (int first = 0; first < params.batch; first += 32) {
+        const int sequence = first + lane_index(), blocks = blocks_of(sequence);
+        int count = a_part ? max(1, (blocks + a_part - 1) / a_part) : params.num_splits;
+        if (sequence >= params.batch) count = 0;
+        int end = count;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffff, end, step);
+            if (lane_index() >= step) end += other;
+        }
+        end += parts_before;
+        const int lane = lane_of(first, end);
+        if (lane < 32) {
+            count = __shfl_sync(0xffffffff, count, lane);
+            return {first + lane, __shfl_sync(0xffffffff, blocks, lane), 0, count,
+                    __shfl_sync(0xffffffff, end, lane) - count};
+        }
+        parts_before = __shfl_sync(0xffffffff, end, 31);
+    }
+    return {-1, 0, 0, 0, 0};
+}
+
+// Part `number` of all.
+template <int block_n>
+__device__ inline Part find_part(const SplitParams &params, int number) {
+    Part part = scan_parts<block_n>(params, [&](int, int end) {
+        return __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before the part
+    });
+    part.split = number - part.first;
+    return part;
+}

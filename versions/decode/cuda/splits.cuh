@@ -1,0 +1,85 @@
+// Keys of a sequence that are cut into parts: what each part comes to, and how these are combined.
+#pragma once
+#include "config.cuh"
+#include "decode_params.cuh"
+#include "ptx/sm80.cuh"
+#include "softmax/log2.cuh"
+#include "tile/layout.cuh"
+
+// Where the parts of a sequence are among all: so many from the first one on, each so far behind the one before.
+struct Parts {
+    int first, apart, count;
+};
+
+struct SplitParams : DecodeParams {
+    int num_splits;
+    int num_parts, target_parts;  // of all sequences, where longer ones are cut into more
+    FLASHLADDER_FURTHER_FIELDS(DecodeParams, num_splits, num_parts, target_parts)
+
+    // Part `split` of a sequence is part split * batch + sequence of all.
+    __device__ Parts parts_of(int sequence) const { return {sequence, batch, num_splits}; }
+
+    // The first of `blocks` blocks of keys that part `split` has; the next part's is behind its last one. It depends on
+    // the sequence's own length alone, whatever is in the batch.
+    __device__ int first_block(int blocks, int split) const {
+        return static_cast<int>(static_cast<long long>(blocks) * split / num_splits);
+    }
+};
+
+// O of each part, as if there were no other keys, and its log-sum-exp: fp32, part by part.
+struct Partials {
+    float *o;
+    float *lse;
+};
+FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim");
+FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q");
+
+// Sums and maxima over a warp, for all its lanes.
+__device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int lane = 1; lane < 32; lane *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lane));
+    return x;
+}
+template <class T>
+__device__ inline T warp_sum(T x) {
+#pragma unroll
+    for (int lane = 1; lane < 32; lane *= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+    return x;
+}
+
+// O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp, which is -inf of one without keys. They
+// are added up in their order, whichever was ready first.
+__device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
+                                     int row) {
+    constexpr int columns = config::head_dim / 32;  // of a lane
+    const long long at = params.row_index(parts.first, head, row), apart = params.row_index(parts.apart, 0, 0);
+    const float *lse = partials.lse + at;
+    const float *part = partials.o + at * config::head_dim + lane_index() * columns;
+
+    float highest = -3.0e38f, sum = 0.0f, o[columns] = {};
+    for (int split = lane_index(); split < parts.count; split += 32) highest = fmaxf(highest, lse[split * apart]);
+    highest = warp_max(highest);
+    for (int first = 0; first < parts.count; first += 32) {
+        const int mine = first + lane_index();
+        const float weight = mine < parts.count ? exp2_approx((lse[mine * apart] - highest) * log2_e) : 0.0f;
+        sum += warp_sum(weight);
+        const int count = min(32, parts.count - first);
+#pragma unroll 8
+        for (int i = 0; i < count; ++i) {
+            const float of_part = __shfl_sync(0xffffffff, weight, i);
+#pragma unroll
+            for (int c = 0; c < columns; c += 2) {
+                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * config::head_dim + c);
+                o[c] += of_part * two.x, o[c + 1] += of_part * two.y;
+            }
+        }
+    }
+    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    config::dtype *to = static_cast<config::dtype *>(params.o) + batch * params.o_stride.batch +
+                        row * params.o_stride.row + head * params.o_stride.head + lane_index() * columns;
+#pragma unroll
+    for (int c = 0; c < columns; c += 2)
+        *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
+    if (params.lse != nullptr && lane_index() == 0)
+        params.lse[params.row_index(batch, head, row)] = highest + __log2f(sum) * ln_2;
+}
