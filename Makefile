@@ -20,6 +20,7 @@ PUBLIC := tests/public
 
 help:
 	@echo 'make run VERSION=02  compile a rung, run it, check it, log it; makes .venv first, and says what that takes'
+	@echo 'make venv            makes .venv alone: what running needs, without the tests'
 	@echo 'make doctor          what this machine has and lacks, and what mends it'
 	@echo 'make quick           a part of the tests: about a minute'
 	@echo 'make test            the tests: about 10 minutes on two cores'

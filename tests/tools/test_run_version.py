@@ -186,7 +186,7 @@ def test_on_a_gpu_it_is_timed_beside_the_official_kernel(run, monkeypatch):
 def test_the_ladder_is_listed_a_line_a_rung(run):
     code, out, _ = run("--list")
     assert code == 0
-    assert out.index("00_minimal ") < out.index("01_base ") < out.index("47_place_of_q ") < out.index("triton ")
+    assert out.index("00_minimal ") < out.index("01_base ") < out.index("48_column_of_ones ") < out.index("triton ")
     assert len(out.splitlines()) < len(catalog.versions()) + 30
     code, out, _ = run("--list", "experiments")
     assert (code, "experiments/00_fa1_order" in out, "02_swizzling" in out) == (0, True, False)
@@ -202,7 +202,7 @@ def test_one_is_told_at_length(run):
 
 def test_a_name_that_is_like_none_lists_no_dozens(run):
     _, _, err = run("99")
-    assert err.startswith("error: no version 99; there are 00_minimal to 47_place_of_q, c, ")
+    assert err.startswith("error: no version 99; there are 00_minimal to 48_column_of_ones, c, ")
     assert len(err) < 200
 
 

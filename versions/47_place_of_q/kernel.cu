@@ -1,4 +1,20 @@
-// Rung 46 with O in the place of Q.
+// Rung 46 with O in the place of Q. The roles of a CTA, which takes one work tile after the other:
+//
+//     scheduler, a warp        draws a work tile, and puts into `work` where it is
+//     producer, one thread     has TMA load Q of the work tile, and K and V block by block, the last keys first
+//     consumers, warpgroups    S = Q K^T, P, O += P V; O / l goes where Q was, and TMA stores it from there
+//
+// A consumer's turn for block j. A product that is started runs on until it is waited for:
+//
+//     waits for K of j         starts S = Q K^T of block j
+//     waits for V of j + 1     starts O += P V of block j + 1
+//     waits for S              P of block j, by the softmax, while P V runs; then K is released
+//     waits for O              V is released; O follows m; P is rounded for the next turn
+//
+// The first block has no P V before it, and behind the last one comes a P V alone. What the mbarriers say:
+//
+//     q, k, v    full: TMA has brought the tile. empty: no consumer warp needs it, and O has been read from the place of Q
+//     work       wanted: the producer will soon need a work tile. full: it is there. empty: no consumer warp needs it
 #include "config.cuh"
 #include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
@@ -68,6 +84,7 @@ __device__ inline void load(Shared &shared, const QkvoMaps &maps, Mask<causal, w
         const int head_k = tile.head_k, row_k = tile.row_k, batch_k = tile.batch_k;
         const int last = mask.template blocks<block_n>(tile.end_row) - 1;
         const int lowest = mask.template first_block<block_n>(tile.first_row);
+        // K before Q, which may have to wait until O of the tile before the last has been stored from its place.
         if (last >= 0) shared.k.load(k, shared.k_tiles, maps.k, row_k + last * block_n, head_k, batch_k);
         shared.q.load(q, shared.q_tiles, maps.q, tile.row_q + tile.first_row, tile.head, tile.batch_q);
 #pragma unroll 1
@@ -108,8 +125,10 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Optimis
             if constexpr (masked) mask.hide(s, rows.first(), j * block_n);
         };
         bound();
-        softmax.update(s, [&] { recompute(), bound(); }, masked && softmax.has_new_rows());  // P = 2^(S - m)
-        k.release(softmax.is_summed());  // so P comes before the wait for O: ptxas would turn them round
+        softmax.update(s, [&] { recompute(), bound(); }, masked && softmax.has_new_rows());  // P = 2^(S - m), in s
+        // Until here `recompute` may need K. The condition is always true, and holds P before the wait for O: ptxas would turn
+        // them round.
+        k.release(softmax.is_summed());
         wait_for(o, p_before);
         v.release();
         softmax.rescale(o);
@@ -123,7 +142,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Optimis
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());
         wait_for(s);
-        k.release();  // a load may come late, but a product has used what it brought
+        k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
@@ -162,7 +181,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     auto q_at = shared.q.consumer();
     OptimisticSoftmax softmax{scores.scale};
     // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored. Only lane 0, which stores
-    // it, has to wait.
+    // it, has to wait. The first tile has none before it.
     auto q_before = q_at;
     q_before.stage = q_stages - 1;
     auto release_q_before = [&] {
@@ -179,7 +198,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         const auto lowest_of_tile = mask.template first_block<block_n>(tile_row);
         const auto lowest = mask.template first_block<block_n>(first_row);
         const int last = (has_rows ? mask.template blocks<block_n>(end_row) : int(lowest_of_tile)) - 1;
-        // What needs no O
+        // What needs no O: the next work tile, sums, the log-sum-exp
         int row, head, batch;  // of this warp
         auto finalize = [&] {
             row = work.get(&WorkTile::row_q) + tile_row + warp_row;
@@ -245,6 +264,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     }
     __syncthreads();  // the barriers are made
 
+    // Of the last warpgroup, warp 0 has the producer and warp 1 is the scheduler. The others end at once.
     if (warpgroup_index() == num_consumers) {
         release_registers<Share::producer>();
         if (uniform_warp_index() == num_consumers * 4 + 1) schedule(shared.work, counters.tiles_drawn, Order(params));

@@ -126,7 +126,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());
         wait_for(s);
-        k.release();  // a load may come late, but a product has used what it brought
+        k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);

@@ -16,6 +16,8 @@ struct alignas(16) WorkTile {
 };
 
 // Work tiles on their way from the scheduler to the producer and the consumers: one is read while the next one comes.
+// `wanted` is the producer's word to the scheduler. `full` says that a work tile is there, `empty` that all consumer warps are
+// done with it. The producer need not say so: when it asks for one more, it has read all of the one before.
 struct WorkTileQueue {
     WorkTile tile[2];
     Mbarrier wanted, full[2], empty[2];

@@ -1,5 +1,10 @@
 // Rung 05 for sequences of different lengths: all parts have about as many keys, so that a long sequence has more of them.
 // Which part a CTA has, it finds from the lengths, on the GPU: one CUDA graph serves all steps of a generation.
+//
+//     a CTA     up to 16 rows of Q that share a head of K, and one part of a sequence's keys
+//     a warp    its own keys of each block, by its own ring of tiles: S = Q K^T, P, O += P V, without a barrier in the loop
+//     a CTA     adds up what its warps have, and writes O and lse of its part
+//     the last CTA with these rows combines their parts
 #include "config.cuh"
 #include "packed_rows.cuh"
 #include "pages.cuh"
