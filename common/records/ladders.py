@@ -18,8 +18,10 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.statistics import Times, geometric_mean
 from flashladder.common.problem.config import gpu_names, load_gpu
+from flashladder.common.problem.problem import COMPUTE, FIRST_OPERATION, operation_named
 from flashladder.common.records.ladder_runs import FIELD, Ladder, Run
 from flashladder.common.records.log import Damage, read_all
+from flashladder.common.records.records import problem_of
 from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed
 
@@ -74,10 +76,10 @@ def field_titles() -> dict[str, str]:
 def summary(ladders: Mapping[str, Ladder]) -> pd.DataFrame:
     """A line for each GPU, dtype, kind of configuration and rung or kernel of the field: means over the lengths.
 
-    tflops is the harmonic mean, ratio the geometric mean with its 95 % interval (the lengths' intervals are
-    independent, so their logarithms add up in quadrature), of_* are per cent. step is against the rung `below`, with
-    its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its distance,
-    and recompiled says whether the machine code was another.
+    rate is the harmonic mean, in the operation's unit, ratio the geometric mean with its 95 % interval (the lengths'
+    intervals are independent, so their logarithms add up in quadrature), of_* are per cent. step is against the rung
+    `below`, with its interval, from rounds that both took part in. again is the ratio in a run on another card, gap its
+    distance, and recompiled says whether the machine code was another.
     """
     beside, lines = field_titles(), []
     for gpu, ladder in ladders.items():
@@ -157,19 +159,32 @@ def gap(row: Any) -> str:
 
 def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:
     """What the rows of one kernel come to, over the sequence lengths."""
-    tflops = _harmonic(rows["tflops"])
+    rates, unit = _rates(rows)
+    rate = _harmonic(rates)
+    of_what = limits if unit == COMPUTE else None
     ratio, low, high = mean_ratio(rows)
     return {
         "lengths": len(rows),
-        "tflops": tflops,
-        "official_tflops": _harmonic(rows["tflops"] * rows["time_us"] / rows["baseline_us"]),
+        "unit": unit,
+        "rate": rate,
+        "official_rate": _harmonic(rates * rows["time_us"] / rows["baseline_us"]),
         "ratio": ratio,
         "ratio_low": low,
         "ratio_high": high,
-        "of_mma_sync": 100 * tflops / limits.mma_sync if limits and limits.mma_sync else None,
-        "of_peak": 100 * tflops / limits.peak if limits else None,
+        "of_mma_sync": 100 * rate / of_what.mma_sync if of_what and of_what.mma_sync else None,
+        "of_peak": 100 * rate / of_what.peak if of_what else None,
         **{name: rows[name].iloc[-1] for name in _LATEST},
     }
+
+
+def _rates(rows: pd.DataFrame) -> tuple[pd.Series[float], str]:
+    """How fast the rows of one operation were, in its unit."""
+    operations = [*rows["operation"].dropna(), FIRST_OPERATION]  # older rows have none
+    unit = operation_named(operations[0]).unit
+    if unit == COMPUTE:
+        return rows["tflops"], unit
+    rates = [problem_of(row).rate(row["time_us"]) for row in rows.to_dict("records")]
+    return pd.Series(rates, rows.index), unit
 
 
 def mean_ratio(rows: pd.DataFrame) -> tuple[float, float, float]:

@@ -12,6 +12,11 @@ def rate(value: float, unit: str = "TFLOP/s") -> str:
     return f"{value:.2f}" if unit == "TB/s" else f"{value:.1f}"
 
 
+def mean_rate(value: float, unit: str = "TFLOP/s") -> str:
+    """A mean of speeds, in whole TFLOP/s; memory's with two decimals."""
+    return f"{value:.2f}" if unit == "TB/s" else f"{value:.0f}"
+
+
 def ratio(value: float) -> str:
     """A ratio of times."""
     return f"{value:.3f}"

@@ -50,9 +50,11 @@ def registers(row: Any) -> str:
 
 def official(lines: pd.DataFrame) -> str:
     """The rate of FlashAttention-2 beside these lines; of joined runs, which have one each, the least and the most."""
-    rates = f"{lines['official_tflops'].min():.0f}", f"{lines['official_tflops'].max():.0f}"
-    several = lines["run"].nunique() > 1 and rates[0] != rates[1]
-    return " to ".join(rates) if several else f"{lines['official_tflops'].median():.0f}"
+    unit = lines["unit"].iloc[0]
+    least, middle, most = (
+        formats.mean_rate(getattr(lines["official_rate"], of)(), unit) for of in ("min", "median", "max")
+    )
+    return f"{least} to {most}" if lines["run"].nunique() > 1 and least != most else middle
 
 
 def tile(config: str) -> str:
@@ -86,7 +88,7 @@ def of_run(frame: pd.DataFrame, gpu: str, name: str) -> Iterator[RenderableType]
 
 
 def _rungs(dtype: str, lines: pd.DataFrame) -> Table:
-    columns = ["", *numbers("TFLOP/s", "own ratio", "step", "fixed", "its step"), "config"]
+    columns = ["", *numbers(lines["unit"].iloc[0], "own ratio", "step", "fixed", "its step"), "config"]
     title = f"{dtype}: means over the lengths, ratios to FlashAttention-2, ± half of 95 %"
     made = table(title, columns)
     made.padding = (0, 1, 0, 0)
@@ -94,7 +96,7 @@ def _rungs(dtype: str, lines: pd.DataFrame) -> Table:
         kinds = {row.kind: row for row in group.itertuples()}
         first, fixed = kinds.get(OWN) or kinds[FIELD], kinds.get(FIXED)
         half = formats.half(first.ratio, first.ratio_low, first.ratio_high)
-        cells = [f"{first.tflops:.0f}", f"{formats.ratio(first.ratio)} ± {half:.3f}", step(first)]
+        cells = [formats.mean_rate(first.rate, first.unit), f"{formats.ratio(first.ratio)} ± {half:.3f}", step(first)]
         cells += [formats.ratio(fixed.ratio), step(fixed)] if fixed else ["", ""]
         made.add_row(first.rung or str(version), *cells, first.chosen_by if first.rung else "")
     made.add_row("fa2", official(lines), "1")

@@ -27,7 +27,7 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters |= {"fill": fill, "listing": listing, "ratio": formats.ratio}
-_ENVIRONMENT.globals |= {"markdown": markdown}
+_ENVIRONMENT.globals |= {"markdown": markdown, "mean_rate": formats.mean_rate}
 
 
 def render(name: str, **values: object) -> str:

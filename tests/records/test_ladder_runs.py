@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flashladder.common.records import ladder_runs, ladders
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import ladder_runs, ladders, records
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed, remarks
@@ -195,3 +196,14 @@ def test_a_damaged_round_or_share_is_a_damaged_row(tmp_path):
     first = text.splitlines()[1].split(",")[-1]
     log.path.write_text(text.replace(first, first.replace(" ", " -", 1), 1))
     assert "is no RoundTimes" in str(Log(log.path, LADDER).read()[1][0])
+
+
+def test_what_memory_bounds_is_told_in_its_unit():
+    problem = Problem(operation="decode", batch=2, num_heads=8, num_heads_k=2, seqlen_q=1, seqlen_k=512)
+    timed = {"time_us": 2.0, "baseline_us": 3.0, "ratio": 1.5, "ratio_low": 1.4, "ratio_high": 1.6, "tflops": 1.0}
+    latest = dict.fromkeys(("config", "registers", "spill_store_bytes", "spill_load_bytes"))
+    latest |= dict.fromkeys(("run", "time", "commit", "driver", "torch"))
+    found = ladders.means(pd.DataFrame([records.of_problem(problem) | timed | latest]), None)
+    assert found["unit"] == "TB/s"
+    assert found["rate"] == pytest.approx(problem.asked.bytes_moved(problem) / 2e6)
+    assert found["official_rate"] == pytest.approx(found["rate"] / 1.5)

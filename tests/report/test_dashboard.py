@@ -72,11 +72,11 @@ def test_means_over_lengths(folder):
     lines = ladders.summary(data.Results.load(folder).ladders)
     line = lines[(lines["rung"] == "16") & (lines["kind"] == "own")].iloc[0]
     assert line["lengths"] == 2
-    assert line["tflops"] == pytest.approx(harmonic_mean([360, 300]))
-    assert line["official_tflops"] == pytest.approx(300)
+    assert line["rate"] == pytest.approx(harmonic_mean([360, 300]))
+    assert line["official_rate"] == pytest.approx(300)
     assert line["ratio"] == pytest.approx(np.sqrt(1.2))
     assert line["ratio_high"] / line["ratio"] - 1 == pytest.approx(made_up.HALF_WIDTH / np.sqrt(2), rel=0.01)
-    assert line["of_peak"] == pytest.approx(100 * line["tflops"] / 989.4)
+    assert line["of_peak"] == pytest.approx(100 * line["rate"] / 989.4)
     assert line["of_mma_sync"] == pytest.approx(1.5 * line["of_peak"])
     assert line["step"] == pytest.approx(np.sqrt(1.2) / 0.91, rel=1e-3)
     assert line["below"] == "07_auto_tuned"
@@ -174,7 +174,7 @@ def test_the_page_has_everything_and_needs_nothing_else(everything, run):
     assert not re.findall(r"url\((?!#)|@import|fetch\(|XMLHttpRequest", html)
     table = (everything / "dashboard.csv").read_text().splitlines()
     assert len(table) == 1 + 4 * 2 * 2
-    assert table[0].startswith("gpu,dtype,rung,version,kind,title,lengths,tflops")
+    assert table[0].startswith("gpu,dtype,rung,version,kind,title,lengths,unit,rate")
 
 
 def test_without_results_the_page_says_how_to_get_some(folder, run):

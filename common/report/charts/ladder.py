@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from flashladder.common import catalog
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD
+from flashladder.common.report import formats
 from flashladder.common.report.charts.theme import colour, figure, pixels, tip
 
 WIDTH = 860
@@ -54,28 +55,28 @@ def ladder(summary: pd.DataFrame) -> Figure:
 
 
 def _draw_rates(axes: Axes, summary: pd.DataFrame, rungs: list[str]) -> None:
-    axes.set_title("TFLOP/s")
+    axes.set_title(summary["unit"].iloc[0])
     axes.grid(axis="y", visible=False)
     for row in summary[summary["kind"] != FIELD].itertuples():
         y = rungs.index(row.version)
         if row.kind == "own":
-            tip(axes.barh(y, row.tflops, height=0.56, color=colour("own"), alpha=0.85)[0], _words(row))
+            tip(axes.barh(y, row.rate, height=0.56, color=colour("own"), alpha=0.85)[0], _words(row))
         else:
-            tip(axes.plot(row.tflops, y, color=colour("fixed"), **_marker("fixed"))[0], _words(row))
-    lowest, highest = summary["official_tflops"].min(), summary["official_tflops"].max()
+            tip(axes.plot(row.rate, y, color=colour("fixed"), **_marker("fixed"))[0], _words(row))
+    lowest, highest = summary["official_rate"].min(), summary["official_rate"].max()
     if summary["run"].nunique() > 1:  # each run has its own
         axes.axvspan(lowest, highest, color=colour("official"), alpha=0.25)
     else:
-        axes.axvline(summary["official_tflops"].median(), color=colour("official"))
-    axes.set_xlim(0, max(summary["tflops"].max(), highest) * 1.04)
+        axes.axvline(summary["official_rate"].median(), color=colour("official"))
+    axes.set_xlim(0, max(summary["rate"].max(), highest) * 1.04)
 
 
 def _draw_field(rates: Axes, ratios: Axes, row: Any) -> Line2D:
     """A kernel beside the ladder, as a line in both panels; gives its handle in the legend."""
     look: dict[str, Any] = {"color": colour(row.version if row.version in FIELD_LINES else "other")}
     look |= {"linestyle": FIELD_LINES.get(row.version, "-"), "linewidth": 1.6}
-    words = f"{row.title}\n{row.tflops:.0f} TFLOP/s, ratio {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
-    tip(rates.axvline(row.tflops, zorder=3, **look), words)
+    words = f"{row.title}\n{_speed(row)}"
+    tip(rates.axvline(row.rate, zorder=3, **look), words)
     tip(ratios.axvline(row.ratio, zorder=1, **look), words)
     return ratios.plot([], [], label=f"{row.title}, {row.ratio:.2f}", **look)[0]
 
@@ -131,8 +132,12 @@ def _marker(kind: str) -> dict[str, Any]:
 
 
 def _words(row: Any) -> str:
+    return f"{row.rung} {row.title}, {KINDS[row.kind]}\n{_speed(row)}\n{row.config}"
+
+
+def _speed(row: Any) -> str:
     interval = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
-    return f"{row.rung} {row.title}, {KINDS[row.kind]}\n{row.tflops:.0f} TFLOP/s, ratio {interval}\n{row.config}"
+    return f"{formats.mean_rate(row.rate, row.unit)} {row.unit}, ratio {interval}"
 
 
 @figure

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from flashladder.common import catalog
+from flashladder.common.problem.problem import COMPUTE
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
 from flashladder.common.records.ladders import Limits
@@ -45,9 +46,10 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
         "rungs": _rungs(summary),
         "field": [*ladders.field(summary).itertuples()],
         "cards_apart": on_two_cards(summary, ladder, in_full=True) if ladder.again else None,
-        "limits": limits,
+        "limits": limits if summary["unit"].iloc[0] == COMPUTE else None,
         "official": official(summary),
-        "official_tflops": summary["official_tflops"].median(),
+        "unit": summary["unit"].iloc[0],
+        "official_rate": summary["official_rate"].median(),
         "heats": [_heat(_heated(rows, kind), title) for kind, title in HEATS.items() if kind in set(rows["kind"])],
         "roofline": roofs,
     }

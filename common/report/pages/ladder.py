@@ -133,13 +133,13 @@ def _table(lines: pd.DataFrame, folder: Path) -> tuple[list[str], Rows]:
     for row in ladders.field(first).itertuples():
         also = [_ratio(lines, row.version, dtype, FIELD) for dtype in others]
         rows.append(["", row.title, *_figures(row), "", "", "", *also])
-    figures = numbers("TFLOP/s", "own", "95 %", "step", "fixed", "step", *others, "registers")
+    figures = numbers(first["unit"].iloc[0], "own", "95 %", "step", "fixed", "step", *others, "registers")
     return ["rung", "technique", *figures, "configuration"], rows
 
 
 def _figures(row: Any) -> list[str]:
     interval = formats.interval(row.ratio_low, row.ratio_high)
-    return [f"{row.tflops:.0f}", formats.bold(formats.ratio(row.ratio)), interval]
+    return [formats.mean_rate(row.rate, row.unit), formats.bold(formats.ratio(row.ratio)), interval]
 
 
 def _ratio(lines: pd.DataFrame, version: str, dtype: str, kind: str) -> str:

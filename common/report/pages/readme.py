@@ -88,4 +88,4 @@ def _rows(readme: Path, shown: Measured) -> Rows:
 
 
 def _figures(row: Any) -> list[str]:
-    return [f"{row.tflops:.0f}", formats.bold(f"{row.ratio:.2f}")]
+    return [formats.mean_rate(row.rate, row.unit), formats.bold(f"{row.ratio:.2f}")]
