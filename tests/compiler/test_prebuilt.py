@@ -108,7 +108,7 @@ def test_what_is_foreign_is_named_and_not_used(rung, capsys):
     facts = json.loads((other / "artifact.json").read_text())
     (other / "artifact.json").write_text(json.dumps(facts | {"arch": "sm_90a"}))
     assert prebuilt.find(rung, rung.config(block_m=64), ARCH) is None
-    assert "for sm_90a, not 07_tiny with" in capsys.readouterr().err
+    assert "for sm_90a, not 07_tiny for sm_80" in capsys.readouterr().err
 
 
 def test_attention_looks_here_first(monkeypatch):

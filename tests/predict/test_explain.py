@@ -44,7 +44,7 @@ EXPECTED = {
     "22": (WOVEN, set()),
     "35": ({"softmax"}, {"37"}),
     "37": ({"softmax"}, {"40"}),
-    "40": ({"softmax"}, set()),
+    "40": ({"softmax"}, {"48"}),
 }
 
 

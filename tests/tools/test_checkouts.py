@@ -12,14 +12,14 @@ from flashladder.common.paths import ROOT, mixed_checkouts
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A checkout whose rung 02 has another title, as somebody has who edits it."""
+    """A checkout whose rung 02 has another idea, as somebody has who edits it."""
     root = tmp_path_factory.mktemp("copied") / "checkout"
     for name in ("common", "configs", "tests", "tools", "tuner", "versions"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, root)
     declared = root / "versions" / "02_swizzling" / "version.yaml"
-    declared.write_text(declared.read_text().replace("title: Swizzling", "title: Edited here"))
+    declared.write_text(declared.read_text().replace("idea: ", "idea: Edited here. "))
     return root
 
 

@@ -187,7 +187,8 @@ def test_the_ladder_is_listed_a_line_a_rung(run):
     code, out, _ = run("--list")
     assert code == 0
     assert out.index("00_minimal ") < out.index("01_base ") < out.index("48_column_of_ones ") < out.index("triton ")
-    assert len(out.splitlines()) < len(catalog.versions()) + 30
+    rungs = [rung for ladder in catalog.ladders() for rung in catalog.versions(ladder=ladder)]
+    assert len(out.splitlines()) < len(rungs) + len(catalog.references()) + 6 * len(catalog.ladders()) + 6
     code, out, _ = run("--list", "experiments")
     assert (code, "experiments/00_fa1_order" in out, "02_swizzling" in out) == (0, True, False)
 
