@@ -13,6 +13,9 @@ import torch
 
 from flashladder.common.api import general, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.common.runtime import launch, overlap
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
 MOST_SPLITS = 256
@@ -70,7 +73,7 @@ def flash_attn_with_kvcache(
         alibi_slopes=alibi_slopes,
     )
     causal = _causal(causal, window_size)
-    if given.number("softcap", softcap) > 0:
+    if not given.number("softcap", softcap) <= 0:  # NaN is refused too
         raise UnsupportedProblemError(f"softcap={softcap}: kernels for caches have none yet; softcap=0.0 works")
     splits = given.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
@@ -82,6 +85,8 @@ def flash_attn_with_kvcache(
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
+        k, v = _new_keys(k, v, k_cache, lengths, block_table)
+        _check_taken(q, k_cache, v_cache, block_table, causal, softmax_scale, splits)
         lengths = _append(k, v, k_cache, v_cache, lengths, block_table)
     o, lse = decode(q, k_cache, v_cache, lengths, block_table, causal, softmax_scale, splits)
     return (o, lse) if return_softmax_lse else o
@@ -100,15 +105,10 @@ def decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `flash_attn_with_kvcache` takes them; lengths are (batch), int32."""
     o, lse = _outputs(q)
-    options: dict[str, Any] = {"num_splits": num_splits}
+    problem = _problem_of(q, k_cache, block_table, causal, softmax_scale, num_splits)
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, "o": o, "lse": lse}
-    seqlen_k = k_cache.shape[1]
     if block_table is not None:
-        options |= {"paged": True, "page_size": seqlen_k, "num_pages": k_cache.shape[0]}
         tensors["block_table"] = block_table.contiguous()
-        seqlen_k *= block_table.shape[1]
-    sizes = {"operation": "decode", "seqlen_k": seqlen_k, "options": tuple(options.items())}
-    problem = op.problem_of(q, k_cache, causal, softmax_scale, True, **sizes)
     op.slow_path(op.prepared(problem, q, _rung(q.device)), problem, tensors)
     return o, lse
 
@@ -116,6 +116,52 @@ def decode(
 @decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q)
+
+
+def _problem_of(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    causal: bool,
+    softmax_scale: float | None,
+    num_splits: int,
+) -> Problem:
+    """What the tensors ask for; UnsupportedProblemError where that is no problem."""
+    options: dict[str, Any] = {"num_splits": num_splits}
+    seqlen_k = k_cache.shape[1]
+    if block_table is not None:
+        options |= {"paged": True, "page_size": seqlen_k, "num_pages": k_cache.shape[0]}
+        seqlen_k *= block_table.shape[1]
+    sizes = {"operation": "decode", "seqlen_k": seqlen_k, "options": tuple(options.items())}
+    return op.problem_of(q, k_cache, causal, softmax_scale, True, **sizes)
+
+
+def _check_taken(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor | None, *options: Any
+) -> None:
+    """UnsupportedProblemError for what `decode` would refuse, which is too late where the caches were written to."""
+    if torch.compiler.is_compiling():
+        return
+    problem = _problem_of(q, k_cache, block_table, *options)
+    op.prepared(problem, q, _rung(q.device)).check(problem)
+    _check_layouts(problem, k_cache.shape, q.stride(), k_cache.stride(), v_cache.stride())
+
+
+@functools.lru_cache(launch.PROBLEMS_KEPT)
+def _check_layouts(
+    problem: Problem, of_cache: tuple[int, ...], q: tuple[int, ...], k_cache: tuple[int, ...], v_cache: tuple[int, ...]
+) -> None:
+    """UnsupportedProblemError where kernels do not take these strides, or new keys would be written over each other."""
+    of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
+    layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
+    alike: dict[str, Any] = {"dtype": DTYPES[problem.dtype], "device": "meta"}
+    tensors = {name: torch.empty_strided(*layout, **alike) for name, layout in layouts.items()}
+    launch.check(problem, Tensors(tensors, problem.asked))
+    for name, strides in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not overlap.is_apart_in_itself(of_cache, strides):
+            raise UnsupportedProblemError(
+                f"{name} has strides {strides}, by which elements lie on each other; new keys take memory for each"
+            )
 
 
 @functools.cache
@@ -188,7 +234,7 @@ def _lengths(
     cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor | None
 ) -> torch.Tensor:
     """How many keys each sequence has: (batch), int32. UnsupportedProblemError for what cannot be so many."""
-    batch, room = q.shape[0], k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    batch, room = q.shape[0], _room(k_cache, block_table)
     if not isinstance(cache_seqlens, torch.Tensor):
         length = room if cache_seqlens is None else given.whole("cache_seqlens", cache_seqlens)
         if not 0 <= length <= room:
@@ -206,15 +252,14 @@ def _lengths(
     return cache_seqlens.contiguous()
 
 
-def _append(
+def _new_keys(
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
     lengths: torch.Tensor,
     block_table: torch.Tensor | None,
-) -> torch.Tensor:
-    """Writes new keys behind those that are there; gives the new lengths."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v; UnsupportedProblemError where they do not go with the caches, or have no place there."""
     given.tensors(k=k, v=v)
     assert k is not None
     assert v is not None
@@ -226,19 +271,46 @@ def _append(
                 f"heads_k, head_dim), {wanted[2:]} the last two, {k_cache.dtype} on {k_cache.device}"
             )
     gradients.refuse(k, v)
-    size = k_cache.shape[1]
-    room = size * (1 if block_table is None else block_table.shape[1])
-    if _can_look_at(lengths) and int(lengths.max()) + k.shape[1] > room:
+    room = _room(k_cache, block_table)
+    if not _can_look_at(lengths):
+        return k, v
+    if int(lengths.max()) + k.shape[1] > room:
         raise UnsupportedProblemError(
             f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {room} keys"
         )
-    keys = lengths[:, None] + torch.arange(k.shape[1], dtype=torch.int32, device=k.device)
-    keys.clamp_(0, room - 1)
+    if block_table is not None and (block_table.gather(1, _places(lengths, k, room) // k_cache.shape[1]) < 0).any():
+        raise UnsupportedProblemError(
+            f"block_table is -1, which is no page, where new keys come to: behind cache_seqlens={lengths.tolist()}"
+        )
+    return k, v
+
+
+def _room(k_cache: torch.Tensor, block_table: torch.Tensor | None) -> int:
+    """Of a sequence, in keys."""
+    return k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+
+
+def _places(lengths: torch.Tensor, new: torch.Tensor, room: int) -> torch.Tensor:
+    """Which keys of their sequences new ones become: (batch, seqlen_new)."""
+    return (lengths[:, None].long() + torch.arange(new.shape[1], device=new.device)).clamp_(0, room - 1)
+
+
+def _append(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    block_table: torch.Tensor | None,
+) -> torch.Tensor:
+    """Writes new keys behind those that are there; gives the new lengths."""
+    size, last = k_cache.shape[1], k_cache.shape[0] - 1
+    keys = _places(lengths, k, _room(k_cache, block_table))
     if block_table is None:
         pages = torch.arange(len(lengths), device=k.device)[:, None].expand_as(keys)
     else:
-        pages = block_table.gather(1, (keys // size).long()).clamp(0, k_cache.shape[0] - 1)
+        pages = block_table.gather(1, keys // size).long().remainder_(2**32).clamp_(max=last)  # as kernels read it
         keys = keys % size
     for cache, new in ((k_cache, k), (v_cache, v)):
-        cache.index_put_((pages.long(), keys.long()), new)
+        cache.index_put_((pages, keys), new)
     return lengths + k.shape[1]

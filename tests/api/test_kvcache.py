@@ -129,6 +129,37 @@ def test_no_room_for_new_keys():
         flash_attn_with_kvcache(normal(3, 1, HEADS, COLUMNS), cache, cache, new, new, cache_seqlens=3)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"softmax_scale": -1.0}, "softmax_scale=-1.0: must be a positive"),
+        ({"q": normal(3, 1, 3, COLUMNS)}, "num_heads=3 must be a multiple of num_heads_k=2"),
+        ({"q": normal(3, 1, HEADS, 128)}, "k_cache is (3, 96, 2, 64) torch.bfloat16; with the other tensors it is"),
+        ({"v_cache": normal(3, ROOM, HEADS_K, COLUMNS + 1)[..., 1:]}, "v_cache has strides (12480, 130, 65, 1)"),
+        ({"v_cache": normal(1, ROOM, HEADS_K, COLUMNS).expand(3, -1, -1, -1)}, "by which elements lie on each other"),
+        ({"softcap": math.nan}, "softcap=nan: kernels for caches have none yet"),
+    ],
+)
+def test_what_is_refused_has_written_nothing(changes, message):
+    cache, new = normal(3, ROOM, HEADS_K, COLUMNS), normal(3, 1, HEADS_K, COLUMNS, seed=1)
+    given = {"q": normal(3, 1, HEADS, COLUMNS), "v_cache": cache.clone(), "k": new, "v": new} | changes
+    before = cache.clone()
+    with pytest.raises(UnsupportedProblemError, match=re.escape(message)):
+        flash_attn_with_kvcache(k_cache=cache, **given, cache_seqlens=5)
+    assert torch.equal(cache, before)
+
+
+def test_new_keys_take_a_page():
+    """One that is none would be read as the last one, and written as that, which is another sequence's."""
+    cache, new = normal(4, PAGE, HEADS_K, COLUMNS), normal(2, 2, HEADS_K, COLUMNS)
+    given = {"q": normal(2, 1, HEADS, COLUMNS), "k_cache": cache, "v_cache": cache.clone(), "k": new, "v": new}
+    table, before = torch.tensor([[1, -1], [2, 3]], dtype=torch.int32), cache.clone()
+    flash_attn_with_kvcache(**given, cache_seqlens=PAGE - 2, block_table=table)
+    assert torch.equal(cache[0], before[0])
+    with pytest.raises(UnsupportedProblemError, match="block_table is -1, which is no page, where new keys come to"):
+        flash_attn_with_kvcache(**given, cache_seqlens=PAGE - 1, block_table=table)
+
+
 def test_torch_compiles_around_it(device):
     q, (k, v), lengths = normal(3, 1, HEADS, COLUMNS, device=device), caches(device), lengths_of(LENGTHS, device)
 
@@ -137,6 +168,22 @@ def test_torch_compiles_around_it(device):
 
     compiled = torch.compile(step, backend="eager", fullgraph=True)
     assert torch.equal(compiled(q, lengths), step(q, lengths))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_torch_compiles_around_new_keys(paged):
+    q, both, new = normal(3, 1, HEADS, COLUMNS), caches("cpu"), normal(3, 1, HEADS_K, COLUMNS, seed=9)
+    given, table = in_pages(both, "cpu") if paged else (both, None)
+    again = [cache.clone() for cache in given]
+
+    def step(q, k_cache, v_cache, lengths):
+        return flash_attn_with_kvcache(2 * q, k_cache, v_cache, new, new, cache_seqlens=lengths, block_table=table)
+
+    compiled = torch.compile(step, backend="eager", fullgraph=True)
+    lengths = lengths_of(LENGTHS, "cpu")
+    assert torch.equal(compiled(q, *given, lengths), step(q, *again, lengths))
+    for cache, other in zip(given, again, strict=True):
+        assert torch.equal(cache.nan_to_num(7), other.nan_to_num(7))
 
 
 @pytest.mark.gpu
