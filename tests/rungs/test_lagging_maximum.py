@@ -1,7 +1,7 @@
 """Rung 48 takes P with an m that may lag behind the scores: rows on both sides of each limit that P is held against."""
 
 import pytest
-from test_trusting import BLOCK, rising
+from test_stale_maximum import BLOCK, rising
 
 from flashladder.common import catalog
 from flashladder.common.compiler.compile import build_one
