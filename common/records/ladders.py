@@ -179,7 +179,7 @@ def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:
 
 def _rates(rows: pd.DataFrame) -> tuple[pd.Series[float], str]:
     """How fast the rows of one operation were, in its unit."""
-    operations = [*rows["operation"].dropna(), FIRST_OPERATION]  # older rows have none
+    operations = [*filter(None, rows["operation"].dropna()), FIRST_OPERATION]  # older rows have none
     unit = operation_named(operations[0]).unit
     if unit == COMPUTE:
         return rows["tflops"], unit

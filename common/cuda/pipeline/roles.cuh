@@ -11,6 +11,5 @@ struct Registers {
     static constexpr int at_launch = 65536 / (num_threads * ctas_per_sm) / 8 * 8;
     static constexpr int producer = 32;
     static constexpr int left = (at_launch * (consumers + 1) - producer) / consumers / 8 * 8;
-    static constexpr int most = at_launch < 240 ? 240 : at_launch;  // what is taken may not be less than what is there
-    static constexpr int consumer = left < most ? left : most;
+    static constexpr int consumer = left < 240 ? left : at_launch > 240 ? at_launch : 240;  // never fewer than there are
 };
