@@ -49,7 +49,7 @@ def forward(
             "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
         )
     if not torch.compiler.is_compiling() and not q.is_meta:
-        rung_for(op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER), _arch(q))
+        rung_for(op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER), _arch(q.device))
     o, lse = torch.ops.flashladder.attention(q, k, v, causal, softmax_scale, version, True)
     return o, lse
 
@@ -68,12 +68,9 @@ def rung_for(problem: Problem, arch: str) -> Version:
     raise UnsupportedProblemError(f"the inputs want a gradient, and no backward rung takes {problem.name}")
 
 
-def _arch(q: torch.Tensor) -> str:
-    return _arch_of(q.device)
-
-
 @cache
-def _arch_of(device: torch.device) -> str:
+def _arch(device: torch.device) -> str:
+    """What kernels are compiled for where tensors lie."""
     if device.type != "cuda":
         return target.resolve("emulator", None).arch
     with torch.cuda.device(device):
@@ -113,7 +110,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:
     """dQ, dK and dV, contiguous."""
     problem = op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER)
-    rung = rung_for(problem, _arch(q))
+    rung = rung_for(problem, _arch(q.device))
     kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], causal, is_long(problem))
     ready = op.ready_for(kind, problem, q, rung.name)
     given = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -42,6 +42,7 @@ def functions() -> dict[str, Attend]:
     return {TORCHS: causal_sdpa, OURS: partial(attention, causal=True)}  # type: ignore[dict-item]
 
 
+@cache
 def text() -> torch.Tensor:
     """Real text that is wherever Python is: the sources of its library, with all that they say in words."""
     found, size = [], 0
@@ -55,8 +56,10 @@ def text() -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.uint8).long()
 
 
-def train(sizes: Sizes, attend: Attend, seed: int, steps: int, device: str) -> Run:
-    """Trains a new model for so many steps."""
+def train(
+    sizes: Sizes, attend: Attend, seed: int, steps: int, device: str, on_step: Callable[[int], None] = lambda _: None
+) -> Run:
+    """Trains a new model for so many steps; after each, `on_step` is told how many are done."""
     model, source = _new(sizes, attend, seed, device), text()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
@@ -73,6 +76,7 @@ def train(sizes: Sizes, attend: Attend, seed: int, steps: int, device: str) -> R
         schedule.step()
         losses.append(loss.item())  # waits for the GPU
         times.append(1000 * (time.perf_counter() - begin))
+        on_step(len(times))
     return Run(losses, median(times[steps // 10 :]))
 
 

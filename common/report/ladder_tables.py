@@ -50,10 +50,8 @@ def registers(row: Any) -> str:
 
 def official(lines: pd.DataFrame) -> str:
     """The rate of FlashAttention-2 beside these lines; of joined runs, which have one each, the least and the most."""
-    unit = lines["unit"].iloc[0]
-    least, middle, most = (
-        formats.mean_rate(getattr(lines["official_rate"], of)(), unit) for of in ("min", "median", "max")
-    )
+    rates, unit = lines["official_rate"], lines["unit"].iloc[0]
+    least, middle, most = (formats.mean_rate(rate, unit) for rate in (rates.min(), rates.median(), rates.max()))
     return f"{least} to {most}" if lines["run"].nunique() > 1 and least != most else middle
 
 

@@ -1,22 +1,15 @@
 """`flashladder dashboard` on made-up logs: the means, the page, the README's part, and what it says to bad input."""
 
 import re
-from xml.etree import ElementTree
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from flashladder.common import catalog, console
-from flashladder.common.measure.statistics import harmonic_mean
 from flashladder.common.paths import ROOT
 from flashladder.common.records import ladders
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import BENCH
-from flashladder.common.report.charts import ladder as figures
-from flashladder.common.report.charts import studies, theme
-from flashladder.common.report.charts.roofline import milestones
-from flashladder.common.report.dashboard import data, opcodes
+from flashladder.common.report.dashboard import data
 from flashladder.common.report.pages import ladder as ladder_page
 from flashladder.common.report.pages import readme as readme_part
 from flashladder.tests import made_up
@@ -62,101 +55,12 @@ def page(folder):
     return (folder / "dashboard.html").read_text()
 
 
-# The figures
-
-
-def test_means_over_lengths(folder):
-    log = made_up.ladder(folder, dtypes=("bf16",))
-    log.append([made_up.row("16", "own", 512, ratio=1.2), made_up.row("16", "own", 4096, ratio=1.0)])
-    # the latest of a run count
-    lines = ladders.summary(data.Results.load(folder).ladders)
-    line = lines[(lines["rung"] == "16") & (lines["kind"] == "own")].iloc[0]
-    assert line["lengths"] == 2
-    assert line["rate"] == pytest.approx(harmonic_mean([360, 300]))
-    assert line["official_rate"] == pytest.approx(300)
-    assert line["ratio"] == pytest.approx(np.sqrt(1.2))
-    assert line["ratio_high"] / line["ratio"] - 1 == pytest.approx(made_up.HALF_WIDTH / np.sqrt(2), rel=0.01)
-    assert line["of_peak"] == pytest.approx(100 * line["rate"] / 989.4)
-    assert line["of_mma_sync"] == pytest.approx(1.5 * line["of_peak"])
-    assert line["step"] == pytest.approx(np.sqrt(1.2) / 0.91, rel=1e-3)
-    assert line["below"] == "07_auto_tuned"
-    assert line["step_low"] < line["step"] < line["step_high"]
-
-
-def test_rows_without_figures_do_not_count(folder):
-    log = made_up.ladder(folder, dtypes=("bf16",))
-    log.append([made_up.row("16", "own", 512, passed=False) | {"time_us": None, "tflops": None, "ratio": None}])
-    log.append([made_up.row("07", "fixed", 512, dtype="fp16")])  # its own configuration is still to be measured
-    results = data.Results.load(folder)
-    assert len(results.ladders["h100"].rows) == 16
-    assert set(results.ladders["h100"].rows["dtype"]) == {"bf16"}
-
-
-def test_instructions_are_counted_for_each_product(folder):
-    """Of a rung with wgmma for each of these, whatever mma.sync a rare way through its loop has."""
-    made_up.opcodes(folder)
-    mixes = data.mixes(data.Results.load(folder).sass["h100"])
-    assert {name: list(table.index) for name, table in mixes.items()} == {
-        "mma.sync": ["01_base", "02_swizzling"],
-        "wgmma": ["37_no_maxima"],
-    }
-    assert mixes["wgmma"].loc["37_no_maxima"].to_dict() == {"tensor": 1, "fma": 20, "other": 8}
-    table = mixes["mma.sync"]
-    assert table.loc["01_base"].to_dict() == {"tensor": 1, "lsu": 0.5, "fma": 0.25, "other": 3 / 128}
-    assert table.loc["02_swizzling", "fma"] == 0.25
-
-
-def test_the_committed_instruction_mix_has_every_rung():
-    """`flashladder dashboard --sass h100` brings it up to date."""
-    counted = data.Results.load(ROOT / "results").sass["h100"]["version"]
-    assert sorted(set(counted)) == [version.name for version in catalog.finished()]
-
-
-def test_milestones_are_the_large_steps_and_the_fastest(folder):
-    made_up.ladder(folder, dtypes=("bf16",))
-    own = data.Results.load(folder).ladders["h100"].rows.query("kind == 'own'")
-    assert milestones(own) == ["01_base", "02_swizzling", "07_auto_tuned", "16_static_stride"]
-    assert milestones(own.replace({"version": {"07_auto_tuned": "18_x"}}))[-1] == "16_static_stride"
-
-
 def test_a_gpu_that_nobody_described_has_no_limits(folder, run):
     made_up.ladder(folder, gpu="some_gpu", dtypes=("bf16",))
     assert run()[0] == 0
     assert ladders.Limits.of("some_gpu") is None
     assert "dense peak" not in page(folder)
     assert "some_gpu" in page(folder)
-
-
-# The pictures
-
-
-def test_a_picture_is_painted_in_each_scheme_and_always_the_same(folder, tmp_path):
-    made_up.ladder(folder, dtypes=("bf16",))
-    summary = ladders.summary(data.Results.load(folder).ladders)
-    chart = theme.Chart(tmp_path / "a.svg", "Title", lambda: figures.ladder(summary))
-    light, dark = _drawn(chart)
-    assert _drawn(chart) == [light, dark]
-    assert theme.PALETTE["own"][0] in light
-    assert theme.PALETTE["own"][1] in dark
-    assert not re.search(r"#fe..ed", light + dark)
-    ElementTree.fromstring(light)
-
-
-def _drawn(chart):
-    assert chart.write()
-    return [path.read_text() for path in chart.files.values()]
-
-
-def test_a_picture_in_the_page_follows_its_scheme_and_tells_what_its_marks_are(folder):
-    made_up.ladder(folder, dtypes=("bf16",))
-    svg = theme.inline_svg(figures.ladder(ladders.summary(data.Results.load(folder).ladders)), "name", "Title")
-    assert "var(--own)" in svg
-    assert "#fe" not in svg
-    assert 'aria-label="Title"' in svg
-    words = "16 Static global stride, its own configuration&#10;318 TFLOP/s, ratio 1.060 [1.059, 1.061]&#10;"
-    assert f'data-tip="{words}' in svg
-    identities = re.findall(r' id="([^"]*)"', svg)
-    assert all(f"#{identity}" in svg for identity in identities)
 
 
 # The page
@@ -407,30 +311,7 @@ def test_without_a_gpu_runs_have_no_rates(folder, run):
     assert "<td>emulator</td>" in page(folder)
 
 
-# Machine code
-
-
-def test_the_rungs_are_disassembled_into_the_log_of_the_mix(folder, monkeypatch):
-    rungs = [version for version in opcodes.catalog.versions() if version.number in ("01", "02")]
-    monkeypatch.setattr(opcodes.catalog, "versions", lambda: rungs)
-    path = opcodes.count("h100", folder)
-    assert path == folder / "sass_h100.csv"
-    table = data.mixes(data.Results.load(folder).sass["h100"])["mma.sync"]
-    assert list(table.index) == ["01_base", "02_swizzling"]
-    assert (table["tensor"] == 1).all()
-    assert (table[["lsu", "fma", "alu", "mufu"]] > 0).all(axis=None)
-
-
 def test_an_unknown_gpu(run):
     code, _, err = run("--sass", "h1000")
     assert code == console.EXIT_ERROR
     assert "h1000" in err
-
-
-def test_a_study_as_optuna_draws_it():
-    configs = [f"block_m={m},block_n={n}" for m in (64, 128) for n in (32, 64)]
-    trials = pd.DataFrame({"config": configs, "ratio": [1.0, 1.1, 1.2, float("nan")]})
-    drawn = studies.pictures(trials)
-    assert drawn.keys() == {"History", "Importances", "Parallel coordinates"}
-    assert all(picture.startswith("data:image/png;base64,iVBOR") for picture in drawn.values())
-    assert studies.pictures(trials[2:]) == {}, "there is nothing to be seen yet"

@@ -1,6 +1,6 @@
 """Train a small GPT with attention() and with torch's own, from the same beginning and on the same text.
 
-flashladder train                          10.8 M parameters, 16 x 1,024 bytes a step, 300 steps, three seeds
+flashladder train                          11.2 M parameters, 16 x 1,024 bytes a step, 300 steps, three seeds
 flashladder train --steps 100 --seeds 1
 flashladder train --device emulator        without a GPU: 2 layers, 64 bytes, two steps
 flashladder train --picture losses.png     with the losses as a picture
@@ -14,13 +14,18 @@ torch's own does from seed to seed (with several seeds). Nothing is logged.
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashladder.common.console import Parser, console, fail
+from flashladder.common.console import Parser, console, fail, progress
 from flashladder.common.report.tables import numbers, table
+from flashladder.tools.commands.arguments import count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flashladder.common.api.gpt import Attend, Sizes
     from flashladder.common.api.training import Run
 
 SIZES = {  # on a GPU, and on the emulator
@@ -40,7 +45,7 @@ def parser() -> Parser:
     made.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: a GPU if any")
     for name, (on_gpu, emulated) in SIZES.items():
         option = f"--{name.replace('_', '-')}"
-        made.add_argument(option, type=int, metavar="N", help=f"default: {on_gpu}; {emulated} on the emulator")
+        made.add_argument(option, type=count, metavar="N", help=f"default: {on_gpu}; {emulated} on the emulator")
     made.add_argument("--picture", type=Path, metavar="FILE", help="where the losses are drawn")
     return made
 
@@ -58,15 +63,11 @@ def main(arguments: argparse.Namespace) -> int:
     }
     steps, seeds = given.pop("steps"), given.pop("seeds")
     sizes, functions = Sizes(**given), training.functions()
-    count = parameters(Gpt(sizes, functions[training.OURS]))
-    console.print(
-        f"{count / 1e6:.1f} M parameters, {steps} steps of {sizes.batch} x {sizes.seqlen} bytes", style="bold"
-    )
+    millions = parameters(Gpt(sizes, functions[training.OURS])) / 1e6
+    told = f"{millions:.1f} M parameters, {steps} steps of {sizes.batch} x {sizes.seqlen} bytes"
+    console.print(f"{told}, {seeds} times with each attention", style="bold")
     errors = training.gradient_errors(sizes, device)
-    runs = {
-        seed: {name: training.train(sizes, attend, seed, steps, device) for name, attend in functions.items()}
-        for seed in range(seeds)
-    }
+    runs = _trained(sizes, functions, seeds, steps, device)
     difference, spread = training.verdict(runs)
     _show(errors, runs)
     console.print(f"losses of one seed differ by {difference:.4f} at most, torch's of all seeds by {spread:.4f}")
@@ -77,6 +78,24 @@ def main(arguments: argparse.Namespace) -> int:
     if seeds > 1 and difference > spread:
         return fail("losses differ by more than torch's own do from seed to seed")
     return 0
+
+
+def _trained(
+    sizes: Sizes, functions: Mapping[str, Attend], seeds: int, steps: int, device: str
+) -> dict[int, dict[str, Run]]:
+    """The runs, by seed and attention."""
+    from flashladder.common.api import training
+
+    runs: dict[int, dict[str, Run]] = {seed: {} for seed in range(seeds)}
+    total = seeds * len(functions) * steps
+    with progress("steps") as update:
+        for number, (seed, name) in enumerate(product(runs, functions)):
+
+            def on_step(done: int, before: int = number * steps, detail: str = f"seed {seed}, {name}") -> None:
+                update(before + done, total, detail)
+
+            runs[seed][name] = training.train(sizes, functions[name], seed, steps, device, on_step)
+    return runs
 
 
 def _show(errors: dict[str, float], runs: dict[int, dict[str, Run]]) -> None:

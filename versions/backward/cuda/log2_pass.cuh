@@ -1,25 +1,13 @@
 // The first pass with 16 bytes a lane, and lse in log2, as the exponential unit works.
 #pragma once
 #include "backward.cuh"
+#include "dot_chunk.cuh"
 #include "softmax/log2.cuh"
 
 struct Log2Workspaces : Workspaces {
     float *lse;  // in log2
 };
 FLASHLADDER_WORKSPACE(lse_log2, float, "batch * num_heads * seqlen_q");
-
-constexpr int chunk = 16 / sizeof(config::dtype);
-
-// The product of two chunks, summed.
-__device__ inline float dot_chunk(const config::dtype *a, const config::dtype *b) {
-    const uint4 a_bits = *reinterpret_cast<const uint4 *>(a), b_bits = *reinterpret_cast<const uint4 *>(b);
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < chunk; ++i)
-        sum += static_cast<float>(reinterpret_cast<const config::dtype *>(&a_bits)[i]) *
-               static_cast<float>(reinterpret_cast<const config::dtype *>(&b_bits)[i]);
-    return sum;
-}
 
 // delta and lse of a row, and zeros for its dQ.
 __device__ inline void prepare_row_log2(const BackwardParams &p, const Log2Workspaces &workspaces) {

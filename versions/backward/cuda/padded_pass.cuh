@@ -2,6 +2,7 @@
 // A row of the padding has lse = inf, so that its P is 0.
 #pragma once
 #include "backward_params.cuh"
+#include "dot_chunk.cuh"
 #include "softmax/log2.cuh"
 
 struct PaddedWorkspaces {
@@ -20,20 +21,8 @@ __device__ inline long long padded_row(const BackwardParams &p, int batch, int h
 }
 
 constexpr int pass_threads = 256;
-constexpr int chunk = 16 / sizeof(config::dtype);
 // Lanes that share a row: one for 16 bytes, and so many that they divide a warp.
 constexpr int row_lanes = config::head_dim <= 8 * chunk ? 8 : config::head_dim <= 16 * chunk ? 16 : 32;
-
-// The product of two chunks, summed.
-__device__ inline float dot_chunk(const config::dtype *a, const config::dtype *b) {
-    const uint4 a_bits = *reinterpret_cast<const uint4 *>(a), b_bits = *reinterpret_cast<const uint4 *>(b);
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < chunk; ++i)
-        sum += static_cast<float>(reinterpret_cast<const config::dtype *>(&a_bits)[i]) *
-               static_cast<float>(reinterpret_cast<const config::dtype *>(&b_bits)[i]);
-    return sum;
-}
 
 // lse and delta of a tile of rows, and zeros for its dQ.
 __device__ inline void prepare_tile(const BackwardParams &p, const PaddedWorkspaces &workspaces) {
