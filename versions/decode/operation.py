@@ -45,14 +45,14 @@ class Decode(Forward):
     inputs: ClassVar[tuple[str, ...]] = ("q", *CACHES, LENGTHS)
     features = ("causal", "seqlens_k")
     layouts = buffers.LAYOUTS
-    options = (
+    options: ClassVar[tuple[Option, ...]] = (
         Option("paged", bool, "the cache consists of pages, which a block table finds", default=False),
         Option("page_size", int, "keys of a page", default=64),
         Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
     sizes = ("num_splits", "num_parts", "target_parts")
-    signed_together = (("q", "k_cache"), ("v_cache", "o"))
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"), ("v_cache", "o"))
     unit = BANDWIDTH
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
     sampled: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 4096}

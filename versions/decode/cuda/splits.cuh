@@ -31,7 +31,7 @@ struct Partials {
     float *o;
     float *lse;
 };
-FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim");
+FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim_v");
 FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q");
 
 // Sums and maxima over a warp, for all its lanes.
@@ -49,12 +49,13 @@ __device__ inline T warp_sum(T x) {
 
 // O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp, which is -inf of one without keys. They
 // are added up in their order, whichever was ready first.
+template <int head_dim_v = config::head_dim>
 __device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
                                      int row) {
-    constexpr int columns = config::head_dim / 32;  // of a lane
+    constexpr int columns = head_dim_v / 32;  // of a lane
     const long long at = params.row_index(parts.first, head, row), apart = params.row_index(parts.apart, 0, 0);
     const float *lse = partials.lse + at;
-    const float *part = partials.o + at * config::head_dim + lane_index() * columns;
+    const float *part = partials.o + at * head_dim_v + lane_index() * columns;
 
     float highest = -3.0e38f, sum = 0.0f, o[columns] = {};
     for (int split = lane_index(); split < parts.count; split += 32) highest = fmaxf(highest, lse[split * apart]);
@@ -69,7 +70,7 @@ __device__ inline void combine_parts(const DecodeParams &params, Partials partia
             const float of_part = __shfl_sync(0xffffffff, weight, i);
 #pragma unroll
             for (int c = 0; c < columns; c += 2) {
-                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * config::head_dim + c);
+                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * head_dim_v + c);
                 o[c] += of_part * two.x, o[c + 1] += of_part * two.y;
             }
         }
