@@ -5,7 +5,7 @@ import torch
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
-from flashladder.common.errors import EmulatorError, UnsupportedProblemError
+from flashladder.common.errors import BuildError, EmulatorError, UnsupportedProblemError
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
@@ -15,6 +15,7 @@ from flashladder.versions.references.py_mla.layer import LatentAttention, latent
 NAME = "mla"
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 70, 130)
+BARRIERS = ("the block is there", "the maxima of", "P is there", "no ")
 
 
 def problem(lengths=LENGTHS, options=(), **values):
@@ -80,20 +81,25 @@ def test_v_is_no_wider_than_k():
         problem(head_dim=64, head_dim_v=96)
 
 
-@pytest.mark.parametrize("barrier", ["the block is there", "the maxima of all warps", "P is there", "no warp needs"])
-def test_each_barrier_is_needed(tmp_path, monkeypatch, barrier):
-    found = catalog.find("mla/00")
+@pytest.mark.parametrize(
+    ("rung", "line"),
+    [
+        *((rung, f"__syncthreads();  // {what}") for rung in ("mla/00", "mla/01") for what in BARRIERS),
+        *((rung, "cp_async_wait<0>();") for rung in ("mla/00", "mla/01")),
+        ("mla/01", "fence_proxy_async();"),
+        ("mla/01", "wait_for(s);"),
+        ("mla/01", "wait_for(o);"),
+    ],
+)
+def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line):
+    found, folder = catalog.find(rung), tmp_path / "mutants" / "00_mutant"
     code = found.kernel.read_text()
-    [line] = [line for line in code.splitlines() if f"__syncthreads();  // {barrier}" in line]
-    folder = tmp_path / "mutants"
-    (folder / "00_mutant").mkdir(parents=True)
-    (folder / "00_mutant" / "kernel.cu").write_text(
-        code.replace(line, "").replace('"shared_softmax.cuh"', '"mla/cuda/shared_softmax.cuh"')
-    )
-    yaml = (found.directory / "version.yaml").read_text()
-    (folder / "00_mutant" / "version.yaml").write_text(f"operation: {NAME}\n{yaml}")
-    monkeypatch.setenv("FLASHLADDER_VERSIONS", str(folder))
-    with pytest.raises(EmulatorError, match="shared memory"):
+    assert code.count(line) == 1
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text(code.replace(line, "//").replace('"latents', '"mla/cuda/latents'))
+    (folder / "version.yaml").write_text(f"operation: {NAME}\n{(found.directory / 'version.yaml').read_text()}")
+    monkeypatch.setenv("FLASHLADDER_VERSIONS", str(folder.parent))
+    with pytest.raises((EmulatorError, BuildError), match="shared memory|matrix products"):  # nvcc misses some waits
         emulated(catalog.find("mutants/00"), problem((130,), {"num_splits": 1}))
 
 
