@@ -99,7 +99,7 @@ def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line
     (folder / "kernel.cu").write_text(code.replace(line, "//").replace('"latents', '"mla/cuda/latents'))
     (folder / "version.yaml").write_text(f"operation: {NAME}\n{(found.directory / 'version.yaml').read_text()}")
     monkeypatch.setenv("FLASHLADDER_VERSIONS", str(folder.parent))
-    with pytest.raises((EmulatorError, BuildError), match="shared memory|matrix products"):  # nvcc misses some waits
+    with pytest.raises((EmulatorError, BuildError), match=r"shared memory|matrix products"):  # nvcc misses some waits
         emulated(catalog.find("mutants/00"), problem((130,), {"num_splits": 1}))
 
 
