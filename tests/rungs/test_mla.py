@@ -84,11 +84,12 @@ def test_v_is_no_wider_than_k():
 @pytest.mark.parametrize(
     ("rung", "line"),
     [
-        *((rung, f"__syncthreads();  // {what}") for rung in ("mla/00", "mla/01") for what in BARRIERS),
-        *((rung, "cp_async_wait<0>();") for rung in ("mla/00", "mla/01")),
-        ("mla/01", "fence_proxy_async();"),
-        ("mla/01", "wait_for(s);"),
-        ("mla/01", "wait_for(o);"),
+        *((rung, f"__syncthreads();  // {what}") for rung in ("mla/00", "mla/02") for what in BARRIERS),
+        ("mla/00", "cp_async_wait<0>();"),
+        ("mla/02", "cp_async_wait<1>();"),
+        ("mla/02", "fence_proxy_async();"),
+        ("mla/02", "wait_for(s);"),
+        ("mla/02", "wait_for(o);"),
     ],
 )
 def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line):
