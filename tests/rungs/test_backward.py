@@ -16,7 +16,8 @@ from flashladder.common.runtime.gpu import device_arch
 
 LADDER = "backward"
 RUNGS = catalog.versions(ladder=LADDER)
-GENERAL = [rung for rung in RUNGS if rung.supports.gqa]
+HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
+GENERAL = [rung for rung in RUNGS if rung.supports.gqa and rung not in HOPPER]
 
 
 def problem(**sizes):
@@ -27,7 +28,8 @@ def emulated(rung, task, tensors=None, **overrides):
     """Runs a rung under the race detector and requires right gradients."""
     tensors = tensors or make_inputs(task)
     tensors.poison()
-    report = on_emulator(build_one(rung, rung.config_for(task, **overrides), "sm_80"), task, tensors)
+    arch = "sm_90a" if rung in HOPPER else "sm_80"
+    report = on_emulator(build_one(rung, rung.config_for(task, **overrides), arch), task, tensors)
     verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
     return report
 
@@ -106,11 +108,26 @@ def test_random_problems(data):
     )
 
 
-def test_rows_without_keys_have_no_gradient():
+@pytest.mark.parametrize("rung", HOPPER, ids=lambda rung: rung.name)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 128, "seqlen_q": 200, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True},
+        {"seqlen_q": 300, "seqlen_k": 130, "dtype": "fp16", "layout": "padded", "causal": True},
+        {"seqlen_q": 5, "seqlen_k": 1, "num_heads": 4, "num_heads_k": 2, "batch": 2, "layout": "bhsd"},
+        {"head_dim": 128, "seqlen_q": 66, "num_heads": 2, "dtype": "fp16", "layout": "qkv"},
+    ],
+)
+def test_hopper_rungs_take_any_lengths(rung, sizes):
+    emulated(rung, problem(**sizes))
+
+
+@pytest.mark.parametrize("rung", [GENERAL[-1], *HOPPER], ids=lambda rung: rung.name)
+def test_rows_without_keys_have_no_gradient(rung):
     task = problem(seqlen_q=90, seqlen_k=20, causal=True)
     tensors = make_inputs(task)
     assert torch.isneginf(tensors.lse[..., :70]).all()
-    emulated(GENERAL[-1], task, tensors)
+    emulated(rung, task, tensors)
     assert (tensors.dq[:, :70] == 0).all()
 
 
@@ -141,7 +158,19 @@ def test_the_last_rung_is_right_on_a_gpu(head_dim, causal, seqlen_q, seqlen_k):
     require_right_on_a_gpu(GENERAL[-1], problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", HOPPER, ids=lambda rung: rung.name)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
+def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqlen_k):
+    sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "causal": causal, "layout": "padded"}
+    require_right_on_a_gpu(rung, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
+
+
 def require_right_on_a_gpu(rung, task):
+    if not rung.runs_on(device_arch()):
+        pytest.skip(f"{rung.name} needs another GPU")
     tensors = make_inputs(task, "cuda")
     launch = on_gpu(build_one(rung, rung.config_for(task), device_arch()), task, tensors)
     for _ in range(3):

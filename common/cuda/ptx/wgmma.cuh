@@ -23,9 +23,9 @@ __device__ inline void stay_here(uint32_t &x) { asm volatile("" : "+r"(x)::"memo
 
 // D = A B, or D += A B where `adds`. D is 64 x n floats: warp w of the group has rows from 16 * w on, as accumulators of
 // 16 x 8 (layout.cuh). B is 16 x n in shared memory, given by its descriptor.
-//   of_shared:     A is 64 x 16 in shared memory, B lies column by column (K of Q K^T).
-//   of_registers:  A is 16 x 16 a warp, as mma.sync has it; B lies column by column, or `by_columns` (V of P V: the
-//                  16 rows of a column are apart).
+//   of_shared:     A is 64 x 16 in shared memory.
+//   of_registers:  A is 16 x 16 a warp, as mma.sync has it.
+// An operand in shared memory has the 16 of k side by side (K of Q K^T), or `by_columns` apart (V of P V).
 template <class T, int n>
 struct Wgmma;
 
@@ -59,12 +59,14 @@ struct Wgmma;
 #define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6)                                           \
     template <>                                                                                                      \
     struct Wgmma<T, n> {                                                                                             \
+        template <bool a_by_columns, bool b_by_columns>                                                              \
         __device__ static void of_shared(float (&d)[n / 8][4], uint64_t a, uint64_t b, bool adds) {                  \
             asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i2 ", 0;\n"                                     \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" D "}, %" #i0 ", %" #i1 \
-                         ", adds, 1, 1, 0, 0;\n}"                                                                    \
+                         ", adds, 1, 1, %" #i3 ", %" #i4 ";\n}"                                                      \
                          : BLOCKS(0)                                                                                 \
-                         : "l"(a), "l"(b), "r"(static_cast<int>(adds)));                                             \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(static_cast<int>(a_by_columns)),         \
+                           "n"(static_cast<int>(b_by_columns)));                                                     \
         }                                                                                                            \
         template <bool by_columns>                                                                                   \
         __device__ static void of_registers(float (&d)[n / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {   \
