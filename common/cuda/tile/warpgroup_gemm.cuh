@@ -60,6 +60,14 @@ __device__ inline void stay_here(Accumulator<rows, cols> &c) {
         for (int i = 0; i < 4; ++i) stay_here(c.block[0][n][i]);
 }
 
+template <int k>
+__device__ inline void stay_here(HeldA<16, k> &a) {
+#pragma unroll
+    for (int step = 0; step < k / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
+}
+
 // Starts C = A B, both in shared memory, as a group of its own. C may not be touched before `wait_for`.
 template <class T, int k, int cols, template <class> class A, class Tile, class B>
 __device__ inline void start_product(Accumulator<16, cols> &c, const A<Tile> &a, const B &b) {
@@ -98,10 +106,7 @@ template <int cols, int k>
 __device__ inline void wait_for(Accumulator<16, cols> &c, HeldA<16, k> &a) {
     wgmma_wait<0>();
     stay_here(c);
-#pragma unroll
-    for (int step = 0; step < k / 16; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
+    stay_here(a);
 }
 
 // P for k keys of P for fewer: those that are added weigh nothing.

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     const KeyMask<causal> mask{p};
     const int batch = tile.batch, head_k = tile.head, group_heads = p.num_heads / p.num_heads_k;
     const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
-    const int warp_key = warp_index() * 16;
+    const int warp = uniform_warp_index(), warp_key = warp * 16;
 
     PanelCopier<KTile, num_warps, dtype> k_copier, v_copier;
     k_copier.start(shared.k, head_of(p.k, p.k_stride, batch, head_k), p.k_stride.row);
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     };
     copy(0);
 
-    const DqPart part{warpgroup_index()};
+    const DqPart part{warp / 4};
     ByRows<KTile> keys, values;
     ByRows<QTile> q_rows, dout_rows;
     ByColumns<QTile> q_columns, dout_columns;

@@ -68,20 +68,20 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         if (threadIdx.x % warpgroup_threads != 0) return;
         load_tile<KTile>(shared.k, maps.k, shared.keys_full, first_key, head_k, batch);
         load_tile<KTile>(shared.v, maps.v, shared.keys_full, first_key, head_k, batch);
-        auto q_at = shared.q.producer(), dout_at = shared.dout.producer();
+        auto at = shared.q.producer();  // dO is at the same place
 #pragma unroll 1
-        for (int i = 0; i < count; ++i, tiles.advance()) {
+        for (int i = 0; i < count; ++i, tiles.advance(), at.advance()) {
             const int row = tiles.number * block_m;
             const long long padded = padded_row(p, batch, tiles.head, tiles.number);
-            shared.q.load(q_at, maps.q, row, tiles.head, batch, workspaces.lse + padded);
-            shared.dout.load(dout_at, maps.dout, row, tiles.head, batch, workspaces.delta + padded);
+            shared.q.load(at, maps.q, row, tiles.head, batch, workspaces.lse + padded);
+            shared.dout.load(at, maps.dout, row, tiles.head, batch, workspaces.delta + padded);
         }
         return;
     }
     take_registers<Share::consumer>();
 
-    const int warp_key = warp_index() * 16;
-    const DqPart part{warpgroup_index()};
+    const int warp = uniform_warp_index(), warp_key = warp * 16;
+    const DqPart part{warp / 4};
     ByRows<KTile> keys, values;
     ByRows<QTile> q_rows, dout_rows;
     ByColumns<QTile> q_columns, dout_columns;
@@ -104,11 +104,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     dk.clear();
 
     // dQ = dS K of tile i, once every warp has stored its dS
-    auto add_dq = [&](int i, const QueryTiles &at) {
+    auto add_dq = [&](int i, const QueryTiles &of) {
         Accumulator<16, dq_cols> dq;
         start_product<dtype, block_n>(dq, ds_columns.after(i % 2), k_columns);
         wait_for(dq);
-        start_adding(sums_of_warp(workspaces.dq_sum, padded_row(p, batch, at.head, at.number)), shared.dq[warp_index()], dq);
+        start_adding(sums_of_warp(workspaces.dq_sum, padded_row(p, batch, of.head, of.number)), shared.dq[warp], dq);
     };
 
     // The previous dS of all warps is there.
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         named_barrier_sync(1, num_groups * warpgroup_threads);
     };
 
-    auto q_at = shared.q.consumer(), dout_at = shared.dout.consumer();
+    auto at = shared.q.consumer();  // dO is at the same place
     shared.keys_full.wait(0);
     QueryTiles before = tiles;
     for (int i = 0; i < count; ++i) {
@@ -126,37 +126,38 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             add_dq(i - 1, before);
         }
 
-        shared.q.wait(q_at);
-        shared.dout.wait(dout_at);
+        shared.q.wait(at);
+        shared.dout.wait(at);
 #pragma unroll
         for (int row = 0; row < block_m; row += step_rows) {
             // S^T = K Q^T, dP^T = V dO^T
             Scores s, dp;
-            start_product<dtype, head_dim>(s, keys, q_rows.after(q_at.stage).below(row));
-            start_product<dtype, head_dim>(dp, values, dout_rows.after(dout_at.stage).below(row));
+            start_product<dtype, head_dim>(s, keys, q_rows.after(at.stage).below(row));
+            start_product<dtype, head_dim>(dp, values, dout_rows.after(at.stage).below(row));
             wait_for<1>(s);
             mask.hide(s, first_key + warp_key, tiles.number * block_m + row);
-            probabilities(s, unit, shared.q.numbers[q_at.stage] + row);
+            probabilities(s, unit, shared.q.numbers[at.stage] + row);
 
             // dV += P^T dO
             auto p_rounded = round_to_operand<dtype>(s);
-            start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(dout_at.stage).below(row));
+            start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(at.stage).below(row));
 
             // dK += dS^T Q
             wait_for<1>(dp);
-            score_gradients(dp, s, shared.dout.numbers[dout_at.stage] + row);
+            score_gradients(dp, s, shared.dout.numbers[at.stage] + row);
             auto ds = round_to_operand<dtype>(dp);
             store_scores(ds_place, i % 2, row, ds);
-            start_sum<dtype, step_rows>(dk, ds, q_columns.after(q_at.stage).below(row));
+            start_sum<dtype, step_rows>(dk, ds, q_columns.after(at.stage).below(row));
             wait_for(dk, ds);
             stay_here(dv);
         }
         __syncwarp();  // every lane has read lse and delta
-        shared.dout.release(dout_at);
-        shared.q.release(q_at);
+        shared.dout.release(at.stage);
+        shared.q.release(at.stage);
 
         before = tiles;
         tiles.advance();
+        at.advance();
     }
 
     wait_for_ds();

@@ -23,18 +23,14 @@ struct alignas(1024) RowPipeline {
         }
     }
     // Starts loading rows from `row` on of one head, and their numbers, once the next place is empty.
-    __device__ void load(State &at, const TensorMapBytes &map, int row, int head, int batch, const float *of_rows) {
+    __device__ void load(const State &at, const TensorMapBytes &map, int row, int head, int batch, const float *of_rows) {
         Mbarrier &loaded = full[at.stage];
         empty[at.stage].wait(at.parity);
         load_tile<Tile>(tiles[at.stage], map, loaded, row, head, batch);
         loaded.arrive_expecting(sizeof numbers[0]);
         bulk_load(numbers[at.stage], of_rows, sizeof numbers[0], loaded);
-        at.advance();
     }
     __device__ void wait(const State &at) { full[at.stage].wait(at.parity); }
     // All lanes of the warp have read their numbers, and are together again.
-    __device__ void release(State &at) {
-        empty[at.stage].arrive_as_warp();
-        at.advance();
-    }
+    __device__ void release(int stage) { empty[stage].arrive_as_warp(); }
 };

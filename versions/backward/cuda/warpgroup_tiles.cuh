@@ -42,6 +42,21 @@ __device__ inline void score_gradients(Scores &dp, const Scores &p, const float 
         for (int i = 0; i < 4; ++i) dp.block[0][n][i] *= p.block[0][n][i];
 }
 
+// The same with P^T as it was rounded, which takes half the registers.
+template <class T>
+__device__ inline void score_gradients(Scores &dp, const ScoresOperand &p, const float *delta) {
+    each_row_of_q(dp, delta, [](float &gradient, float row_delta) { gradient -= row_delta; });
+#pragma unroll
+    for (int step = 0; step < step_rows / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const T *pair = reinterpret_cast<const T *>(&p.block[step][0][i]);
+            float(&of)[4] = dp.block[0][step * 2 + i / 2];
+            of[i % 2 * 2] *= static_cast<float>(pair[0]);
+            of[i % 2 * 2 + 1] *= static_cast<float>(pair[1]);
+        }
+}
+
 // Writes dS^T of a warp to shared memory, 16 x 16 at a time; `place` has the lane's address in the first of the tiles.
 template <class T>
 __device__ inline void store_scores(const HoistedReader<STile, T> &place, int tile, int first_row, const ScoresOperand &ds) {
