@@ -19,6 +19,7 @@ from flashladder.common.runtime.execute import on_emulator
 NAME = "decode"
 RUNGS = catalog.versions(ladder=NAME)
 LAST, HOPPERS, FIRST_PAGED = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04"))
+BY_TMA = [rung for rung in RUNGS if "page_size" in rung.choices]
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 40, 130)
 PAGED = {"paged": True, "page_size": 16}
@@ -78,7 +79,8 @@ def test_rows_of_a_long_group(version):
 
 @pytest.mark.parametrize("version", able("num_splits"))
 def test_splits(version):
-    emulated(version, problem((1, 130), {"num_splits": 3}))
+    """Of more blocks than a ring has stages."""
+    emulated(version, problem((1, 900), {"num_splits": 3}))
 
 
 def test_more_splits_than_there_are_keys_for():
@@ -94,6 +96,22 @@ def test_many_sequences_of_different_lengths(splits):
 @pytest.mark.parametrize("version", [FIRST_PAGED, LAST], ids=lambda version: version.name)
 def test_pages_in_random_order(version, page_size):
     emulated(version, problem(options={"paged": True, "page_size": page_size, "num_splits": 2}))
+
+
+@pytest.mark.parametrize("page_size", [8, 128])
+@pytest.mark.parametrize("version", BY_TMA, ids=lambda version: version.name)
+def test_boxes_of_pages(version, page_size):
+    """Behind the last key, a box has NaN."""
+    columns = max(version.supports.head_dim)
+    options = {"paged": True, "page_size": page_size, "num_splits": 1}
+    emulated(version, problem((300, 0, 7), options, head_dim=columns, layout="padded"))
+
+
+def test_pages_that_are_no_boxes_are_left_to_the_rung_below():
+    task = problem(options={"paged": True, "page_size": 24})
+    for version in BY_TMA:
+        with pytest.raises(UnsupportedProblemError, match=f"not 24; the nearest rung .* is {HOPPERS.name}"):
+            version.check(task, version.config_for(problem()))
 
 
 def test_bits_do_not_depend_on_the_rest_of_the_batch():
@@ -161,11 +179,16 @@ def broken(tmp_path, monkeypatch):
         (LAST, "cuda/last_cta.cuh", "__threadfence();  // before others", "race on global memory: .*partial_lse"),
         (LAST, "cuda/last_cta.cuh", "__threadfence();  // behind", "race on global memory: .*partial_lse"),
         (HOPPERS, "00_mutant/kernel.cu", "wait_for_dependency();", "attention_decode, before which combine may begin"),
+        (BY_TMA[0], "cuda/page_ring.cuh", "empty[at.stage].wait(at.parity);", "more arrivals at once"),
+        (BY_TMA[0], "00_mutant/kernel.cu", "fence_proxy_async();  // this lane", "read in another proxy"),
+        (BY_TMA[1], "00_mutant/kernel.cu", "fence_proxy_async();  // before wgmma reads Q", "fence.proxy.async"),
+        (BY_TMA[1], "00_mutant/kernel.cu", "fence_proxy_async();  // before wgmma reads P", "fence.proxy.async"),
+        (BY_TMA[1], "cuda/column_softmax.cuh", "named_barrier_sync(1, warpgroup_threads);", "race on shared memory"),
     ],
 )
 def test_a_fault_is_found(broken, rung, file, old, message):
     with pytest.raises(EmulatorError, match=f"(?s){message}"):
-        emulated(broken(rung, file, old, old.partition(";")[2]), problem((1, 130), {"num_splits": 3}))
+        emulated(broken(rung, file, old, old.partition(";")[2]), problem((1, 900), {"num_splits": 3}))
 
 
 # The operation

@@ -84,6 +84,12 @@ __device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&block)[4]) 
                  : "memory");
 }
 
+// Two blocks, each transposed on its way. Lanes 0 to 15 say where its columns go.
+__device__ inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared), "r"(first), "r"(second)
+                 : "memory");
+}
+
 // Stores a float if it is `wanted`, without a branch.
 __device__ inline void store_global_4_if(bool wanted, float *global, float value) {
     asm volatile("{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %2, 0;\n@wanted st.global.f32 [%0], %1;\n}" ::"l"(global),

@@ -57,13 +57,14 @@ __device__ inline void stay_here(Accumulator<rows, cols> &c) {
         for (int i = 0; i < 4; ++i) stay_here(c.block[0][n][i]);
 }
 
-// Starts C = A B, both in shared memory, as a group of its own. C may not be touched before `wait_for`.
-template <class T, int k, int cols, class Tile, class B>
-__device__ inline void start_product(Accumulator<16, cols> &c, const ByRows<Tile> &a, const B &b) {
+// Starts C = A B, or C += A B, both in shared memory, as a group of its own. C may not be touched before `wait_for`.
+template <class T, int k, int cols, template <class> class Lies, class Tile, class B>
+__device__ inline void start_product(Accumulator<16, cols> &c, const Lies<Tile> &a, const B &b, bool adds = false) {
     stay_here(c);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < k / 16; ++step) Wgmma<T, cols>::of_shared(c.block[0], a.at(step), b.at(step), step > 0);
+    for (int step = 0; step < k / 16; ++step)
+        Wgmma<T, cols>::template of_shared<Lies<Tile>::by_columns>(c.block[0], a.at(step), b.at(step), adds || step > 0);
     wgmma_commit();
 }
 

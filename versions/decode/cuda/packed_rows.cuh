@@ -28,11 +28,11 @@ struct PackedRows {
         return keys_seen<causal>(keys, min(rows, group * seqlen_q - first) - 1);
     }
 
-    // Starts copying the rows to shared memory. Zeros take the place of those that are not there.
+    // Starts copying the rows to shared memory, by the CTA's first threads. Zeros take the place of rows that are not there.
     template <class Tile, class T>
-    __device__ void copy(T *shared, const void *q, TensorStride stride) const {
+    __device__ void copy(T *shared, const void *q, TensorStride stride, int threads = blockDim.x) const {
         constexpr int chunk = 8;
-        for (int i = threadIdx.x; i < rows * Tile::cols / chunk; i += blockDim.x) {
+        for (int i = threadIdx.x; i < rows * Tile::cols / chunk; i += threads) {
             const int r = i * chunk / Tile::cols, col = i * chunk % Tile::cols;
             cp_async_16_or_zeros(shared_address(shared + Tile::offset(r, col)), element<T>(q, stride, r) + col, has(r));
         }
