@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(consumers + 32, ctas_per_sm)
             return KeyPlace::find(params, tile.batch, first + lane_index() * ring.box_rows, keys);
         };
         auto at = ring.producer();
-        KeyPlace place = find(begin);  // of the lane's box in the next block; behind the last key, the cache's first rows
+        KeyPlace place = find(begin);  // of the lane's box of the next block
         for (int first = begin; first < keys; first += block_n) {
             const KeyPlace next = find(first + block_n);
             ring.load(at, maps, head_k, place);

@@ -13,11 +13,11 @@
 using namespace config;
 
 constexpr int consumers = warpgroup_threads;  // then comes the producer's warp
-constexpr int panels = head_dim / 64;         // of O^T
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 using PTile = SwizzledPanels<block_m, block_n>;
+constexpr int panels = KVTile::panels;  // of O^T; some columns of the last one may be zeros
 
 struct Shared {
     PageRing<KVTile, dtype, num_stages> ring;
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(consumers + 32, ctas_per_sm)
             return KeyPlace::find(params, tile.batch, first + lane_index() * ring.box_rows, keys);
         };
         auto at = ring.producer();
-        KeyPlace place = find(begin);  // of the lane's box in the next block; behind the last key, the cache's first rows
+        KeyPlace place = find(begin);  // of the lane's box of the next block
         for (int first = begin; first < keys; first += block_n) {
             const KeyPlace next = find(first + block_n);
             ring.load(at, maps, head_k, place);
@@ -130,11 +130,14 @@ extern "C" __global__ void __launch_bounds__(consumers + 32, ctas_per_sm)
         if (!tile.has(i)) return;
         const float l = softmax.l[n][c], inverse = l > 0.0f ? 1.0f / l : 0.0f;
         const long long at = params.row_index(number, tile.head(i), tile.row(i));
-        float *to = partials.o + at * head_dim + warp_index() * 16 + accumulator_row();
+        float *to = partials.o + at * head_dim;
 #pragma unroll
         for (int panel = 0; panel < panels; ++panel)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) to[panel * 64 + h * 8] = o[panel].block[0][n][2 * h + c] * inverse;
+            for (int h = 0; h < 2; ++h) {
+                const int col = panel * 64 + warp_index() * 16 + h * 8 + accumulator_row();
+                if (head_dim % 64 == 0 || col < head_dim) to[col] = o[panel].block[0][n][2 * h + c] * inverse;
+            }
         if (warp_index() == 0 && accumulator_row() == 0) partials.lse[at] = (softmax.m[n][c] + __log2f(l)) * ln_2;
     });
 }
