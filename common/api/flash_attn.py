@@ -6,16 +6,13 @@ gradients where `attention` has; packed sequences (varlen) are forward only.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from flashladder.common.api import attention, differentiable, general, given, gradients
+from flashladder.common.api import attention, caches, differentiable, general, given, gradients
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-_OPEN = (-1, -1)  # a window without bounds
 
 
 def flash_attn_func(
@@ -25,7 +22,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -51,10 +48,10 @@ def flash_attn_func(
         k,
         v,
         softmax_scale=softmax_scale,
-        softcap=_softcap(softcap),
+        softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
         return_lse=return_attn_probs,
-        **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
+        **general.seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
     return _returned(result)
 
@@ -65,7 +62,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -83,7 +80,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -107,7 +104,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -116,11 +113,14 @@ def flash_attn_varlen_func(
 ) -> _Result:
     """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
 
-    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). `block_table` is refused.
+    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). With a block_table, (sequences,
+    max_pages) of int32, k and v are pages, (num_pages, page_size, heads_k, head_dim). Kernels for many rows read none,
+    so the keys of all sequences are copied first, which takes memory for total_k of them.
     """
-    if block_table is not None:
-        raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
     _refuse(dropout_p, causal, return_attn_probs)
+    if block_table is not None:
+        gradients.refuse(k, v)
+        k, v = caches.gathered(k, v, block_table, cu_seqlens_k, max_seqlen_k)
     result = packed_attention(
         q,
         k,
@@ -130,9 +130,9 @@ def flash_attn_varlen_func(
         max_seqlen_q,
         max_seqlen_k,
         softmax_scale=softmax_scale,
-        softcap=_softcap(softcap),
+        softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
-        **_seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
+        **general.seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
         return_lse=return_attn_probs,
     )
     return _returned(result)
@@ -148,7 +148,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -182,7 +182,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -222,23 +222,6 @@ def _refuse(dropout_p: float, causal: bool, return_attn_probs: bool) -> None:
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     if given.number("dropout_p", dropout_p):
         raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
-
-
-def _softcap(softcap: float) -> float:
-    """None is 0 here, and 0 or less there."""
-    softcap = given.number("softcap", softcap)
-    return 0.0 if softcap <= 0 else softcap
-
-
-def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
-    """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
-    if window_size is _OPEN:  # as in most calls, which come often
-        return {"causal": causal, "window": general.OPEN}
-    window = general.pair_of("window_size", window_size, -1)
-    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
-    if causal or right == 0:
-        return {"causal": True, "window": (left, None)}
-    return {"causal": False, "window": (left, right)}
 
 
 def _returned(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> _Result:

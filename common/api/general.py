@@ -14,6 +14,7 @@ from flashladder.common.runtime.ahead import DEFAULT
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
 OPEN: Window = (None, None)
+ALL = (-1, -1)  # the same, as flash-attn says it
 
 
 def window_of(window: Window) -> Window:
@@ -52,6 +53,23 @@ def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
         )
     left, right = window
     return left, right
+
+
+def seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
+    """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
+    if window_size is ALL:  # as in most calls, which come often
+        return {"causal": causal, "window": OPEN}
+    window = pair_of("window_size", window_size, -1)
+    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
+    if causal or right == 0:
+        return {"causal": True, "window": (left, None)}
+    return {"causal": False, "window": (left, right)}
+
+
+def softcap_of(softcap: float) -> float:
+    """As flash-attn has it: none is 0 here, and 0 or less there."""
+    softcap = given.number("softcap", softcap)
+    return 0.0 if softcap <= 0 else softcap
 
 
 def make_ready(q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool) -> None:

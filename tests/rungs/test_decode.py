@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashladder.common import catalog, own
-from flashladder.common.api.kvcache import ON_HOPPER, RUNG
+from flashladder.common.api.kvcache import BOUNDED, ON_HOPPER, RUNG
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
@@ -18,7 +20,7 @@ from flashladder.common.runtime.execute import on_emulator
 
 NAME = "decode"
 RUNGS = catalog.versions(ladder=NAME)
-LAST, HOPPERS, FIRST_PAGED = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04"))
+LAST, HOPPERS, FIRST_PAGED, GENERAL = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04", BOUNDED))
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 40, 130)
 PAGED = {"paged": True, "page_size": 16}
@@ -131,6 +133,74 @@ def test_a_length_that_is_none_reads_nothing_outside(length):
     verify(expect(task, right), tensors.outputs, tensors.buffers).require(LAST.name)
 
 
+# What rows see
+
+BOUNDS = {  # each kind is compiled once
+    "a window": {"window_left": 40, "window_right": 3, "causal": False},
+    "a causal window in pages": {"window_left": 0, "options": PAGED},
+    "padding": {"options": {"leftpad": True, "num_splits": 3}},
+    "a softcap": {"softcap": 5.0, "softmax_scale": 1.0},
+    "ALiBi": {"alibi": True, "causal": False},
+    "all": {"window_left": 60, "softcap": 20.0, "alibi": True, "options": {**PAGED, "leftpad": True}},
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_bounds(kind):
+    """NaN beyond lengths, in padding and in unused pages are never seen."""
+    tensors = emulated(GENERAL, problem(**BOUNDS[kind], layout="padded"))
+    assert (tensors.o[0] == 0).all()
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 15, 63, 64, 65, 200, 333]), min_size=1, max_size=3),
+    rows=st.integers(1, 20),
+    left=st.sampled_from([0, 1, 31, 64, 500, 2**40]),
+    softcap=st.sampled_from([1.0, 30.0]),
+    page_size=st.sampled_from([1, 7, 64]),
+    splits=st.sampled_from([0, 1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_any_bounds_together(lengths, rows, left, softcap, page_size, splits, seed):
+    options = {"paged": True, "page_size": page_size, "leftpad": True, "num_splits": splits}
+    bounds = {"window_left": left, "softcap": softcap, "alibi": True}
+    emulated(GENERAL, problem(tuple(lengths), options, seqlen_q=rows, seed=seed, **bounds))
+
+
+def test_what_a_window_hides_is_not_read():
+    """Of one row: neither K nor V."""
+    task = problem((200,), seqlen_q=1, window_left=70)
+    tensors = make_inputs(task)
+    for cache in (tensors.k_cache, tensors.v_cache):
+        cache[:, : 200 - 71] = torch.nan
+    on_emulator(compiled(GENERAL, task), task, tensors)
+    assert tensors.o.isfinite().all()
+    whole, part = (on_emulator(compiled(GENERAL, each), each, make_inputs(each)) for each in (wide(3000), wide(70)))
+    assert part.mma_flops * 20 < whole.mma_flops
+
+
+def wide(window):
+    """Of one tile of rows, so that all work is that of keys."""
+    return problem((3000,), {"num_splits": 4}, seqlen_q=1, window_left=window)
+
+
+@pytest.mark.parametrize("padding", [-5, 2**31 - 1])
+def test_padding_that_is_none_reads_nothing_outside(padding):
+    task = problem((40, 40), {**PAGED, "leftpad": True})
+    tensors = make_inputs(task)
+    tensors.cache_leftpad.fill_(padding)
+    on_emulator(compiled(GENERAL, task), task, tensors)
+    assert (tensors.lse == -torch.inf).all() == (padding > 0)
+
+
+def test_slopes_of_any_size_and_sign():
+    task = problem((300,), alibi=True)
+    tensors = make_inputs(task)
+    tensors.alibi_slopes.copy_(torch.tensor([[-0.3, 0.0, 4.0, 1e-3]]))
+    emulated(GENERAL, task, tensors)
+
+
 # What the emulator finds
 
 
@@ -195,7 +265,7 @@ def test_few_sequences_are_cut_into_more_parts():
         ({"lengths": (3, -1)}, "no sequence is shorter than 0"),
         ({"seqlen_k": 100}, "the cache has room for seqlen_k=100 keys"),
         ({"options": {"paged": True, "num_pages": 2}}, "the sequences need 5 pages of page_size=64"),
-        ({"softcap": 3.0}, "the operation decode knows no softcap"),
+        ({"total_q": 3}, "the operation decode knows no total_q"),
     ],
 )
 def test_what_is_no_problem_is_refused(values, message):

@@ -121,10 +121,9 @@ class WithSlopes(Forward):
         return [*super().views(problem), {SLOPES: contiguous(problem.batch, problem.num_heads)}]
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Slopes from 1 down to 2^-8, as the paper's are."""
+        """Those without it, and the slopes."""
         super().draw(problem, tensors, generator)
-        slopes = tensors[SLOPES]
-        slopes.copy_(torch.exp2(-8 * torch.rand(slopes.shape, generator=generator, device=generator.device)))
+        draw_slopes(tensors[SLOPES], generator)
 
 
 OPERATION = Forward()
@@ -149,6 +148,11 @@ def attention(
                 lse[batch, :, block] = scores.logsumexp(-1)
                 o[batch, block] = (probabilities(scores).to(dtype) @ v).transpose(0, 1)
     return o, lse
+
+
+def draw_slopes(slopes: torch.Tensor, generator: torch.Generator) -> None:
+    """From 1 down to 2^-8, as the paper's are."""
+    slopes.copy_(torch.exp2(-8 * torch.rand(slopes.shape, generator=generator, device=generator.device)))
 
 
 def heads_of(
