@@ -16,6 +16,10 @@ from flashladder.common.api.caches import Cache
 from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import fast_path
+from flashladder.common.runtime.calls import Call
+from flashladder.common.runtime.launch import PROBLEMS_KEPT
+from flashladder.common.runtime.plan import Plan
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
 BOUNDED = "decode/11"  # for padding, windows, softcaps and ALiBi
@@ -67,6 +71,12 @@ def flash_attn_with_kvcache(
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
     given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    kind = None
+    if k is None and v is None and rotary_cos is None and rotary_sin is None and cache_batch_idx is None:
+        tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
+        kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits)
+        if kind and (found := _launched(kind, tensors)):
+            return found if return_softmax_lse is True else found[0]
     given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     splits = given.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
@@ -98,7 +108,55 @@ def flash_attn_with_kvcache(
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
     o, lse = decode(q, *cache, lengths, cache_leftpad, slopes, *options)
+    if kind is not None and op.is_gpu(q):
+        _remember(kind, q, _problem_of(q, cache, cache_leftpad, slopes, *options))
     return (o, lse) if return_softmax_lse else o
+
+
+_SIMPLE = frozenset((bool, int, float, tuple, type(None)))  # types of options that say what they are
+# The plans of problems, by what says them, with what launches each: calls that come often are of few.
+_planned: dict[tuple[Any, ...], tuple[Call, Plan, float]] = {}
+
+
+def _kind_of(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: object,
+    block_table: torch.Tensor | None,
+    leftpad: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    *options: Any,
+) -> tuple[Any, ...] | None:
+    """What says the problem, where nothing looks at what is called; None for what is out of the ordinary."""
+    if fast_path.extension is None or op.watched():
+        return None
+    plain = type(q) is type(k_cache) is type(v_cache) is type(lengths) is torch.Tensor
+    types = tuple(map(type, options))  # True is not 1
+    if not plain or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
+        return None
+    table = getattr(block_table, "shape", None)
+    return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, options, types
+
+
+def _launched(kind: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """O and the log-sum-exp, where C++ launched on the tensors of a kind; it looks at each of them."""
+    try:
+        call, plan, scale = _planned[kind]
+    except (KeyError, TypeError):  # not yet; or an option cannot be a key
+        return None
+    made = fast_path.new_o(tensors[0]), fast_path.new_lse(tensors[0])
+    given = [*tensors[:4], *(tensor for tensor in tensors[4:] if tensor is not None), *made]
+    return made if call.launch_by(plan, given, scale) else None
+
+
+def _remember(kind: tuple[Any, ...], q: torch.Tensor, problem: Problem) -> None:
+    """That tensors and options of a kind are this problem, once there is a plan for it."""
+    call = op.prepared(problem, q, _rung(q.device, problem)).call
+    if call and (plan := call.planned(problem, now=False)):
+        while len(_planned) >= PROBLEMS_KEPT:
+            _planned.pop(next(iter(_planned)), None)
+        _planned[kind] = call, plan, problem.softmax_scale
 
 
 @torch.library.custom_op("flashladder::decode", mutates_args=())

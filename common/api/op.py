@@ -185,7 +185,7 @@ def slow_path(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], 
         check(problem, given)
         check_apart(tensors["o"], {name: tensors[name] for name in problem.asked.inputs})
     if ready.call:
-        ready.call(problem, given)
+        ready.call.launch(problem, given)
     else:
         check(problem, given)
         _emulate(ready.artifact, problem, tensors)
