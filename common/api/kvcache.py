@@ -71,13 +71,13 @@ def flash_attn_with_kvcache(
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
     given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     kind = None
     if k is None and v is None and rotary_cos is None and rotary_sin is None and cache_batch_idx is None:
         tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
         kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits)
         if kind and (found := _launched(kind, tensors)):
-            return found if return_softmax_lse is True else found[0]
-    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
+            return found if return_softmax_lse else found[0]
     splits = given.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
         raise UnsupportedProblemError(f"num_splits={splits}: must be 0, for as many as suit, or up to {MOST_SPLITS}")

@@ -98,14 +98,15 @@ def test_pages_in_random_order(version, page_size):
     emulated(version, problem(options={"paged": True, "page_size": page_size, "num_splits": 2}))
 
 
-def test_bits_do_not_depend_on_the_rest_of_the_batch():
+@pytest.mark.parametrize(("rung", "bounds"), [(LAST, {}), (GENERAL, {"window_left": 30})], ids=["plain", "window"])
+def test_bits_do_not_depend_on_the_rest_of_the_batch(rung, bounds):
     """Nor on the place in it, with so many splits."""
-    task, alone = (problem(lengths, {"num_splits": 3}) for lengths in ((130, 7, 40), (40,)))
+    task, alone = (problem(lengths, {"num_splits": 3}, **bounds) for lengths in ((130, 7, 40), (40,)))
     tensors, others = make_inputs(alone), make_inputs(task)
     for name in ("q", "k_cache", "v_cache"):
         rows = tensors.by_name[name][0]
         others.by_name[name][2, : len(rows)] = rows
-    expected, found = of_sequence(emulated(LAST, alone, tensors), 0), of_sequence(emulated(LAST, task, others), 2)
+    expected, found = of_sequence(emulated(rung, alone, tensors), 0), of_sequence(emulated(rung, task, others), 2)
     assert all(torch.equal(found[name], bits) for name, bits in expected.items())
 
 
@@ -115,11 +116,12 @@ def test_bits_do_not_depend_on_who_is_late():
     assert all(torch.equal(late[name], bits) for name, bits in on_time.items())
 
 
-def test_a_table_that_points_outside_reads_nothing_there():
-    task = problem(options=PAGED)
+@pytest.mark.parametrize(("rung", "bounds"), [(LAST, {}), (GENERAL, {"window_left": 500})], ids=["plain", "window"])
+def test_a_table_that_points_outside_reads_nothing_there(rung, bounds):
+    task = problem(options=PAGED, **bounds)
     tensors = make_inputs(task)
     tensors.block_table[2:] = torch.tensor([[-1, 2**31 - 1, 10**6] + [-7] * (tensors.block_table.shape[1] - 3)] * 2)
-    on_emulator(compiled(LAST, task), task, tensors)
+    on_emulator(compiled(rung, task), task, tensors)
     assert (tensors.lse[0] == -torch.inf).all()
 
 
