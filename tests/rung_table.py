@@ -13,6 +13,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS
 from flashladder.common.problem.problem import Problem
@@ -29,7 +30,7 @@ GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, 
 LAUNCHED = [rung for rung in GENERAL if rung in map(catalog.find, ahead.GENERAL)]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 # Fields of a configuration that a problem decides.
-DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "packed")
+DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "packed", "narrower")
 BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
 
 
@@ -44,8 +45,9 @@ def default_kind(rung):
 
 
 def decided(config):
-    """What of a configuration a problem decides."""
-    return {name: value for name, value in config.as_dict().items() if name in DECIDED}
+    """What of a problem a configuration says; a head_dim that is padded to the kernel's, where that is so."""
+    found = {name: value for name, value in config.as_dict().items() if name in DECIDED}
+    return found | ({"head_dim": config.head_dim - HEAD_DIM_STEP} if found.pop("narrower", False) else {})
 
 
 def built(rung, problem, **values):

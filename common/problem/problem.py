@@ -24,6 +24,7 @@ from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
 from flashladder.common.problem.buffers import LAYOUTS, View
 from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LSE = "lse"
@@ -116,6 +117,8 @@ class Problem:
         """A problem that a kernel so configured computes: what the configuration does not say is as usual."""
         kind, decided = operation_named(operation), config.as_dict()
         same: dict[str, Any] = {name: decided[name] for name in _CONFIGURED if name in decided}
+        if decided.get("narrower"):
+            same["head_dim"] -= HEAD_DIM_STEP
         options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
         return cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
 

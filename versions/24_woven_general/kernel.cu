@@ -5,6 +5,7 @@
 #include "23_general/assignment.cuh"
 #include "23_general/panels.cuh"
 #include "24_woven_general/alibi.cuh"
+#include "24_woven_general/narrower.cuh"
 #include "24_woven_general/packed_assignment.cuh"
 #include "24_woven_general/panel_stage.cuh"
 #include "config.cuh"
@@ -32,7 +33,9 @@ constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * ti
 
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Params = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using Params = std::conditional_t<narrower, Narrower<BiasedTensors>, BiasedTensors>;
+using Columns = std::conditional_t<narrower, FirstColumns, AllColumns>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
@@ -57,14 +60,15 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     };
     const int warp_row = uniform_warp_index() * warp_rows;
 
-    PanelCopier<QTile, num_warps, dtype> q_copier;
+    const Columns columns = Columns::of(params);
+    PanelCopier<QTile, num_warps, dtype, Columns> q_copier{columns};
     {
         const Work work = assigned();
         if (packed && work.rows() <= 0) return;  // behind the end of its sequence
         q_copier.start(shared_q, work.q(), params.q_stride.row);
         q_copier.copy_rows(0, work.rows());
     }
-    PanelStageCopier<KVTile, num_warps, dtype> copier;
+    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns};
     copier.start(shared_k + KVTile::size, shared_v + KVTile::size, params.k_stride.row, params.v_stride.row);
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
@@ -197,5 +201,6 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
     __syncwarp();
-    store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row);
+    store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row,
+                                                         columns);
 }
