@@ -54,13 +54,15 @@ def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
     return left, right
 
 
-def make_ready(q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool) -> None:
+def make_ready(
+    q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool, lse: bool = False
+) -> None:
     """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
     left, right = window_of(window)
     others: dict[str, Any] = {"window_left": left, "window_right": right, "softcap": softcap}
     if packed:
         others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-    op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
+    op.prepared(op.problem_of(q, k, True, None, lse, **others), q, DEFAULT)
 
 
 @torch.library.custom_op("flashladder::attention_general", mutates_args=())

@@ -210,6 +210,13 @@ def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
             raise UnsupportedProblemError(f"out shares memory with {name}; it takes memory of its own")
 
 
+def written(out: torch.Tensor, o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`out` with O in it. UnsupportedProblemError where it has no room for O, or is an input's memory."""
+    check_out(out, q)
+    check_apart(out, {"q": q, "k": k, "v": v})
+    return out.copy_(o)
+
+
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
     copies = allocate(problem)

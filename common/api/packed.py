@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import attention, general, given, gradients, sequences
+from flashladder.common.api import around_kernels, attention, general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -27,6 +28,7 @@ def packed_attention(
     window: general.Window = general.OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -36,8 +38,8 @@ def packed_attention(
     cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are (sequences + 1), int32, on q's
     device. A sequence may have no rows; none has more than max_seqlen_q and max_seqlen_k. Returns O, shaped as q, and
     with `return_lse` also the log-sum-exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those
-    that see no key, have O = 0 and a log-sum-exp of -inf. The options are those of `attention`; alibi_slopes are
-    (num_heads,) or (sequences, num_heads).
+    that see no key, have O = 0 and a log-sum-exp of -inf, or, with sinks, the sink. The options are those of
+    `attention`; alibi_slopes are (num_heads,) or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
@@ -62,6 +64,13 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     gradients.refuse(q, k, v)
+    if around_kernels.are_needed(q, sinks):
+        options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
+        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
+        alone: Any = functools.partial(packed_attention, return_lse=True, **options)
+        o, lse = around_kernels.attend(alone, q, k, v, sinks, softmax_scale)
+        return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
     bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)

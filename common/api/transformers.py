@@ -28,6 +28,7 @@ from flashladder.common.api.packed import Padding, only_o, packed_attention, pad
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
 
 NAME = "ladder"
+_NOT_SDPAS = {"softcap": "a softcap", "s_aux": "attention sinks"}
 _foreseen: set[tuple[object, ...]] = set()  # kinds of tensors in whose generation no kernel is new
 _read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
 
@@ -39,8 +40,8 @@ def register_with_transformers() -> None:
     sequences; a query that is padding gives 0. On a GPU a first causal call also makes ready the kernels that its
     generation comes to, or that of a padded batch; one that was never compiled takes some seconds more. Where
     `attention` refuses, or a mask, a gradient or dropout is wanted that it does not have, transformers' "sdpa" runs,
-    with one FallbackWarning for each kind of reason. Softcap and attention sinks, which "sdpa" has not either, raise
-    UnsupportedProblemError.
+    with one FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted,
+    which "sdpa" has not, UnsupportedProblemError is raised instead.
 
     Raises ToolchainError without transformers, or for one whose masks are made in another way.
     """
@@ -71,8 +72,6 @@ def _attend(
     """q, k and v are (batch, heads, seqlen, head_dim); the output is (batch, seqlen_q, heads, head_dim)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if options.get("s_aux") is not None:
-        raise UnsupportedProblemError('s_aux: kernels have no sinks; attn_implementation="eager" works')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     try:
         q, k, v = autocast(*(tensor.transpose(1, 2) for tensor in (query, key, value)))
@@ -83,10 +82,11 @@ def _attend(
             raise UnsupportedProblemError(
                 f'{error}; with cu_seq_lens_q, which "sdpa" does not read, only transformers\' flash-attn works'
             ) from None
-        if options.get("softcap") is not None:
-            raise UnsupportedProblemError(
-                f'{error}; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
-            ) from None
+        for name, what in _NOT_SDPAS.items():
+            if options.get(name) is not None:
+                raise UnsupportedProblemError(
+                    f'{error}; with {what}, which "sdpa" has not, attn_implementation="eager" works'
+                ) from None
         say('transformers\' "sdpa"', str(error))
     whole = _whole(attention_mask, query.shape[2], key.shape[2], causal, query.device)
     return sdpa_attention_forward(
@@ -117,6 +117,7 @@ def _ours(
 ) -> torch.Tensor:
     """Of (batch, seqlen, heads, head_dim)."""
     scores: dict[str, Any] = {"softmax_scale": scale, "softcap": options.get("softcap") or 0.0}
+    scores["sinks"] = options.get("s_aux")
     if options.get("cu_seq_lens_q") is not None:
         if len(q) > 1:
             raise UnsupportedProblemError(f"cu_seq_lens_q in a batch of {len(q)}; packed sequences are one row")
@@ -152,13 +153,14 @@ def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, scores: dict[str, Any]) ->
     What cannot be made ready is not needed yet.
     """
     window, softcap = scores.get("window", general.OPEN), scores["softcap"]
-    kind = q.dtype, q.device, q.shape[2:], k.shape[2], window == general.OPEN, softcap > 0
+    lse = scores["sinks"] is not None
+    kind = q.dtype, q.device, q.shape[2:], k.shape[2], window == general.OPEN, softcap > 0, lse
     if kind in _foreseen:
         return
     _foreseen.add(kind)
     for bounds, packed in itertools.product(dict.fromkeys((general.OPEN, window)), (False, True)):
         with contextlib.suppress(FlashLadderError):
-            general.make_ready(q, k, bounds, softcap, packed)
+            general.make_ready(q, k, bounds, softcap, packed, lse)
 
 
 def _padding(mask: torch.Tensor, batch: int, seqlen_q: int) -> Padding:

@@ -193,7 +193,7 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
     llama = made("Llama")
     masked = torch.ones(2, 1, 12, 12).tril().bool().roll(1, -1)
     same(llama, "a mask that is more than causal, padding and a window", attention_mask=masked)
-    same(made("Llama", head_dim=32), "kernels take head_dim 64, 96, 128, 256, not 32")
+    same(made("Llama", head_dim=264), "kernels take head_dim up to 256, not 264")
     same(made("Llama", dtype=torch.float32), "q is torch.float32")
     llama.set_attn_implementation("ladder")
     with pytest.warns(FallbackWarning, match="want a gradient"):
@@ -258,13 +258,29 @@ def test_under_torch_compile_padding_and_windows_run_on_sdpa(name, sizes, mask):
 
 
 def test_what_nobody_but_eager_has_is_refused():
-    capped = made("Gemma2", attn_logit_softcapping=30.0, head_dim=32)
-    words = r'not 32; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
+    capped = made("Gemma2", attn_logit_softcapping=30.0, head_dim=264)
+    words = r'not 264; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
     with pytest.raises(UnsupportedProblemError, match=words):
         logits(capped, "ladder", IDS)
     tensor = torch.zeros(1, 1, 4, 64)
-    with pytest.raises(UnsupportedProblemError, match="s_aux: kernels have no sinks"):
+    with pytest.raises(
+        UnsupportedProblemError, match=r'q is torch.float32.*; with attention sinks, which "sdpa" has not'
+    ):
         ours._attend(torch.nn.Module(), tensor, tensor, tensor, None, s_aux=torch.zeros(1))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_sinks(padded, device):
+    """gpt-oss: layers with a window and without one, and a sink of each head."""
+    model = made("GptOss", device, num_local_experts=2, num_experts_per_tok=1, sliding_window=5, pad_token_id=0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.copy_(torch.tensor([1.0, -1.0, 0.0, 3.0]))
+    ids, mask = IDS.to(device), PADDED["left"].to(device) if padded else None
+    real = slice(None) if mask is None else mask.bool()
+    given = logits(model, "ladder", ids, attention_mask=mask)
+    expected = logits(model, "eager", ids, attention_mask=mask)
+    torch.testing.assert_close(given[real].double(), expected[real].double(), rtol=0, atol=0.01)
 
 
 @given(
