@@ -32,7 +32,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "17_lazy_rescale": (86, "A softmax that rescales seldom needs a second sum, of P as rounded."),
     "18_anchored_softmax": (134, "A softmax without maxima must find out when it has lost a row, and begin again."),
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
-    "23_general": (225, "Masks, any lengths, any strides and a schedule come in one step."),
+    "23_general": (
+        230,
+        "Masks, any lengths, any strides and a schedule come in one step, with copiers for any columns.",
+    ),
     "24_woven_general": (
         360,
         "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "

@@ -5,12 +5,7 @@
 
 // The columns that tensors have of a tile's: all of them.
 struct AllColumns {
-    template <class Params>
-    __device__ static AllColumns of(const Params &) {
-        return {};
-    }
     __device__ static constexpr bool has(int) { return true; }
-    __device__ static void copy(uint32_t shared, const char *global, int) { cp_async_16(shared, global); }
 };
 
 // Copies a tile by panels of 64 columns, 16 bytes per lane, 8 lanes per row. A thread has the same 8 columns of every
@@ -33,8 +28,7 @@ struct PanelCopier : Columns {
     }
     // A block with all its rows.
     __device__ void copy(int block, int shift = 0) const {
-        each_chunk(block, shift,
-                   [&](uint32_t shared, const char *global, int, int col) { this->Columns::copy(shared, global, col); });
+        each_chunk(block, shift, [](uint32_t shared, const char *global, int, int) { cp_async_16(shared, global); });
     }
     // A block of which only the first `rows` rows exist. Zeros take the place of the others.
     __device__ void copy_rows(int block, int rows, int shift = 0) const {

@@ -35,7 +35,6 @@ using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
 using Params = std::conditional_t<narrower, Narrower<BiasedTensors>, BiasedTensors>;
-using Columns = std::conditional_t<narrower, FirstColumns, AllColumns>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
@@ -60,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     };
     const int warp_row = uniform_warp_index() * warp_rows;
 
-    const Columns columns = Columns::of(params);
+    const auto columns = columns_of<narrower>(params);
+    using Columns = std::remove_const_t<decltype(columns)>;
     PanelCopier<QTile, num_warps, dtype, Columns> q_copier{columns};
     {
         const Work work = assigned();

@@ -1,6 +1,6 @@
 // Copies blocks of K and V into shared memory by panels, with any row strides.
 #pragma once
-#include "23_general/panels.cuh"
+#include "24_woven_general/narrower.cuh"
 
 // Copies blocks of K and V as StageCopier does: from the last to the first, and each block from its last rows to its
 // first. So one pointer into each tensor runs backwards through it. Unlike StageCopier it copies by panels, and takes
@@ -53,8 +53,8 @@ struct PanelStageCopier : Columns {
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             Whole::each_panel([&](int panel) {
-                this->Columns::copy(tile + Tile::step((steps - 1 - piece * count - i) * rows_per_step, panel * 64) * sizeof(T),
-                                    from + panel * 64 * sizeof(T), panel * 64 + Whole::col());
+                const uint32_t shared = tile + Tile::step((steps - 1 - piece * count - i) * rows_per_step, panel * 64) * sizeof(T);
+                copy_columns(*this, shared, from + panel * 64 * sizeof(T), panel * 64 + Whole::col());
             });
             from -= step;
         }
