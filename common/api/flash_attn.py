@@ -25,7 +25,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = _OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -33,8 +33,9 @@ def flash_attn_func(
 ) -> _Result:
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
-    `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing in the
-    forward pass, which always is; the backward pass is not, so that it is refused where an input wants a gradient.
+    `window_size`, also as a tensor of two, counts keys to the left and right of a query's own, -1 all. `deterministic`
+    changes nothing in the forward pass, which always is; the backward pass is not, so that it is refused where an input
+    wants a gradient.
     With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
     without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
     flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
@@ -65,7 +66,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = _OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -83,7 +84,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = _OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -107,7 +108,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = _OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -148,7 +149,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = _OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -182,7 +183,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = _OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -230,7 +231,7 @@ def _softcap(softcap: float) -> float:
     return 0.0 if softcap <= 0 else softcap
 
 
-def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
+def _seen(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: int) -> dict[str, Any]:
     """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
     if window_size is _OPEN:  # as in most calls, which come often
         return {"causal": causal, "window": general.OPEN}

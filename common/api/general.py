@@ -44,7 +44,12 @@ def slopes_of(alibi_slopes: torch.Tensor | None, q: torch.Tensor, batch: int) ->
 
 
 def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
-    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none."""
+    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none.
+
+    A tensor of two is read, which waits for the GPU that it may be on.
+    """
+    if isinstance(window, torch.Tensor):
+        window = window.tolist()
     is_pair = isinstance(window, (tuple, list)) and len(window) == 2
     if not is_pair or not all(type(each) in (int, type(everything)) for each in window):
         raise UnsupportedProblemError(

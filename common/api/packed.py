@@ -94,17 +94,35 @@ def padding_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
     rises = keys[:, 1:] & ~keys[:, :-1]
     with torch.inference_mode(False):  # so that torch counts what is written to cu_seqlens
         lengths_q, lengths_k, risen = torch.stack([real.sum(1) for real in (rows, keys, rises)]).tolist()
-        real_rows, real_keys = _real(rows, lengths_q), _real(keys, lengths_k)
+        real_rows, real_keys = (
+            _real(real, real.sum(1), lengths) for real, lengths in ((rows, lengths_q), (keys, lengths_k))
+        )
     alike = real_rows.is_all and len(set(lengths_k)) == 1 and not any(risen)
     return Padding(real_rows, real_keys, (lengths_k[0] or None) if alike else None)
 
 
-def _real(real: torch.Tensor, lengths: list[int]) -> Real:
+def documents_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
+    """The same where each sequence is made of documents, whose rows see no key of another one.
+
+    Both say of which document something is: whole numbers that do not fall along a sequence, 0 for padding; the rows'
+    are the last of the keys'. Waits for the GPU.
+    """
+    with torch.inference_mode(False):
+        first = torch.arange(len(keys), device=keys.device)[:, None] * (keys.max() + 1)  # of another sequence, another
+        names, counts_k = (keys + first)[keys > 0].unique_consecutive(return_counts=True)
+        own = (rows + first)[rows > 0]
+        counts_q = torch.searchsorted(own, names, right=True) - torch.searchsorted(own, names)
+        lengths_q, lengths_k = torch.stack((counts_q, counts_k)).tolist()
+        return Padding(_real(rows > 0, counts_q, lengths_q), _real(keys > 0, counts_k, lengths_k), None)
+
+
+def _real(real: torch.Tensor, counts: torch.Tensor, lengths: list[int]) -> Real:
+    """Of which rows are real, and how many of each sequence: on the device, and as numbers."""
     total = sum(lengths)
     batches, places = real.nonzero_static(size=total).unbind(1)  # nonzero() would wait for the GPU
-    cu_seqlens = pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+    cu_seqlens = pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     sequences.know(cu_seqlens, [0, *accumulate(lengths)])
-    return Real((batches, places), cu_seqlens, max(lengths), total == real.numel())
+    return Real((batches, places), cu_seqlens, max(lengths, default=0), total == real.numel())
 
 
 def without_padding(

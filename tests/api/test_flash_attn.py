@@ -59,6 +59,8 @@ def test_it_is_attention(device):
     assert torch.equal(out, expected)
     assert torch.equal(softmax_lse, lse)
     assert (probabilities.numel(), probabilities.dtype) == (0, torch.bfloat16)
+    window["window_size"] = torch.tensor(window["window_size"])
+    assert torch.equal(flashladder.flash_attn_func(q, k, v, **window), expected)
     kv = torch.stack((k, v), 2)
     assert torch.equal(flashladder.flash_attn_kvpacked_func(q, kv, 0.0, 0.3, True), expected)
 
