@@ -232,7 +232,6 @@ def _made(
         prepare_padding_mask,
         sdpa_mask,
         sliding_window_bidirectional_mask_function,
-        sliding_window_causal_mask_function,
     )
 
     mask_function = causal_mask_function if mask_function is None else mask_function  # torch 2.11 traces no `or` of it
@@ -245,11 +244,7 @@ def _made(
         if real is None and seen < kv_length:
             return torch.empty(0, seen, dtype=torch.bool, device=device)
         return real
-    if (
-        seen == kv_offset + kv_length
-        and local_size
-        and _is(mask_function, sliding_window_causal_mask_function(local_size))
-    ):
+    if seen == kv_offset + kv_length and local_size and _slides(mask_function, local_size, **options):
         real = None if padding is None else _unless_all(padding[:, kv_offset:seen])
         if kv_length <= local_size:
             return real  # nothing is out of the window
@@ -299,6 +294,22 @@ def _unless_all(real: torch.Tensor) -> torch.Tensor | None:
 def _in_one_piece(real: torch.Tensor) -> bool:
     """Whether what is no padding is so, in each row."""
     return bool((pad(real, (1, 0)).diff(dim=1) & real).sum(1).le(1).all())
+
+
+def _slides(
+    mask_function: Callable[..., Any], local_size: int, *, config: Any = None, use_vmap: bool = False, **_: Any
+) -> bool:
+    """Whether it is transformers' sliding window under a causal mask, and nothing else.
+
+    torch.compile does not let a function's parts be seen. Then the maker's arguments tell, where None may stand for the
+    mask: with a local size, and nothing laid over it (use_vmap), it is the config's window or its chunks.
+    """
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    if not torch.compiler.is_compiling():
+        return _is(mask_function, sliding_window_causal_mask_function(local_size))
+    chunk = getattr(config, "attention_chunk_size", None)
+    return not use_vmap and chunk is None and getattr(config, "sliding_window", None) == local_size
 
 
 def _is(function: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -20,7 +20,7 @@ SIZES = {
     "eos_token_id": 1,
 }
 CASES = ("prefill", "left", "right", "packed", "generate", "compile")
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}  # all of two: no choice that a rounding turns over
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,27 @@ class Architecture:
 
     sizes: dict[str, Any] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)  # case: words of the reason
-    leaves_out: tuple[str, ...] = ()  # cases that transformers itself does not have
+    lacks: tuple[str, ...] = ()  # cases that the architecture itself does not have
+    head: str = "{}ForCausalLM"
 
 
-def _everywhere(words: str, *without: str) -> dict[str, str]:
-    return {case: words for case in CASES if case not in without}
+_ENCODER: dict[str, Any] = {"lacks": ("packed", "generate"), "head": "{}Model"}
+_LOCAL = {"compile": "a mask under torch.compile"}
+
+
+def _all(words: str, *lacks: str) -> dict[str, str]:
+    return {case: words for case in CASES if case not in lacks}
 
 
 ARCHITECTURES = {
     "Llama": Architecture(),
     "Mistral": Architecture({"sliding_window": 8}),
-    "Mixtral": Architecture({"sliding_window": 8, "num_local_experts": 4}),
-    "Ministral": Architecture({"sliding_window": 8}),
+    "Mixtral": Architecture({"sliding_window": 8, "num_local_experts": 2}),
     "Ministral3": Architecture(),
     "Qwen2": Architecture(),
-    "Qwen2Moe": Architecture({"num_experts": 4, **_EXPERTS}),
+    "Qwen2Moe": Architecture({"num_experts": 2, **_EXPERTS}),
     "Qwen3": Architecture({"head_dim": 64}),
-    "Qwen3Moe": Architecture({"head_dim": 64, "num_experts": 4, **_EXPERTS}),
+    "Qwen3Moe": Architecture({"head_dim": 64, "num_experts": 2, **_EXPERTS}),
     "Gemma": Architecture({"head_dim": 64}),
     "Gemma2": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
     "Gemma3Text": Architecture({"head_dim": 64, "sliding_window": 8}),
@@ -55,11 +59,11 @@ ARCHITECTURES = {
     "Olmo": Architecture(),
     "Olmo2": Architecture(),
     "Olmo3": Architecture({"sliding_window": 8}),
-    "Olmoe": Architecture({"num_experts": 4, "num_experts_per_tok": 2}),
+    "Olmoe": Architecture({"num_experts": 2, "num_experts_per_tok": 2}),
     "Cohere": Architecture(),
     "Cohere2": Architecture({"sliding_window": 8}),
     "Granite": Architecture(),
-    "GraniteMoe": Architecture({"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "GraniteMoe": Architecture({"num_local_experts": 2, "num_experts_per_tok": 2}),
     "Glm": Architecture({"head_dim": 64}),
     "Glm4": Architecture({"head_dim": 64}),
     "SmolLM3": Architecture(),
@@ -77,12 +81,14 @@ ARCHITECTURES = {
     "Llama4Text": Architecture(
         {"head_dim": 64, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64}
     ),
-    "Bert": Architecture(),
-    "ModernBert": Architecture({"local_attention": 8, "cls_token_id": 1, "sep_token_id": 1}),
+    "Bert": Architecture(**_ENCODER),
+    "ModernBert": Architecture({"local_attention": 8, "cls_token_id": 1, "sep_token_id": 1}, _LOCAL, **_ENCODER),
     "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 2}),
     "OPT": Architecture({"ffn_dim": 64, "word_embed_proj_dim": 128}),
-    "GptOss": Architecture({"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "GptOss": Architecture(
+        {"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2}, _all("kernels have no sinks")
+    ),
     "DeepseekV3": Architecture(
-        {"num_key_value_heads": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, **_EXPERTS}
+        {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS}
     ),
 }

@@ -1,4 +1,4 @@
-"""Architectures of transformers under attn_implementation="ladder": each runs on ours, or elsewhere for a known reason."""
+"""Architectures of transformers on the ladder: each runs on ours, or elsewhere for a reason that the docs name."""
 
 import copy
 import itertools
@@ -68,7 +68,9 @@ def check_generation(model, _exact):
     mask = torch.nn.functional.pad(LEFT, (0, 1), value=1)
     places = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     whole = outputs(model, "eager", found.sequences[:, :-1], **places)[:, -2:]
-    torch.testing.assert_close(torch.stack(found.logits, 1).double(), whole, rtol=0, atol=0.02 * float(whole.std()) + 0.02)
+    torch.testing.assert_close(
+        torch.stack(found.logits, 1).double(), whole, rtol=0, atol=0.02 * float(whole.std()) + 0.02
+    )
 
 
 def check_compiled(model, _exact):
@@ -93,7 +95,9 @@ def test_it_runs_on_ours_or_says_why(name, monkeypatch):
     monkeypatch.setattr(ours, "_ours", counted)
     row, model = ARCHITECTURES[name], made(name)
     exact = copy.deepcopy(model).float()
-    checks = {case: lambda ids=ids, more=more: check_logits(model, exact, ids, **more) for case, (ids, more) in INPUTS.items()}
+    checks = {
+        case: lambda ids=ids, more=more: check_logits(model, exact, ids, **more) for case, (ids, more) in INPUTS.items()
+    }
     checks |= {"generate": lambda: check_generation(model, exact), "compile": lambda: check_compiled(model, exact)}
     for case in [case for case in checks if case not in row.lacks]:
         monkeypatch.setattr(fallback, "_said", set())
