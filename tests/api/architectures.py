@@ -37,8 +37,8 @@ _ENCODER: dict[str, Any] = {"lacks": ("packed", "generate"), "head": "{}Model"}
 _LOCAL = {"compile": "a mask under torch.compile"}
 
 
-def _all(words: str, *lacks: str) -> dict[str, str]:
-    return {case: words for case in CASES if case not in lacks}
+def _all(words: str) -> dict[str, str]:
+    return dict.fromkeys(CASES, words)
 
 
 ARCHITECTURES = {
@@ -79,16 +79,19 @@ ARCHITECTURES = {
     "HunYuanDenseV1": Architecture({"head_dim": 64}),
     "Apertus": Architecture(),
     "Llama4Text": Architecture(
-        {"head_dim": 64, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64}
+        {"head_dim": 64, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64},
+        _LOCAL,
+        head="Llama4ForCausalLM",
     ),
     "Bert": Architecture(**_ENCODER),
     "ModernBert": Architecture({"local_attention": 8, "cls_token_id": 1, "sep_token_id": 1}, _LOCAL, **_ENCODER),
-    "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 2}),
+    "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 2}, head="GPT2LMHeadModel"),
     "OPT": Architecture({"ffn_dim": 64, "word_embed_proj_dim": 128}),
     "GptOss": Architecture(
-        {"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2}, _all("kernels have no sinks")
+        {"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2}, _all("kernels have no sinks"), ("compile",)
     ),
     "DeepseekV3": Architecture(
-        {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS}
+        {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS},
+        _all("kernels take them alike"),
     ),
 }
