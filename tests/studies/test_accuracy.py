@@ -199,7 +199,7 @@ def missed_bars(rung, dtype, **options):
 
 
 def known_to_miss(number, dtype):
-    """What a rung misses, by family. From 33 on m may stay below a few scores, whose P are rounded one way."""
+    """By family. From 33 on m may stay below a few scores, whose P are rounded one way."""
     if number < "33":
         return {}
     return {"plateau_sparse": "rms"} | ({"plateau_nudge": "rms mean", "runner_up": "rms"} if dtype == "fp16" else {})
