@@ -52,7 +52,7 @@ ARCHITECTURES = {
     "Qwen3Moe": Architecture({"head_dim": 64, "num_experts": 2, **_EXPERTS}),
     "Gemma": Architecture({"head_dim": 64}),
     "Gemma2": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
-    "Gemma3Text": Architecture({"head_dim": 64, "sliding_window": 8}),
+    "Gemma3Text": Architecture({"head_dim": 64, "sliding_window": 8}, head="Gemma3ForCausalLM"),
     "VaultGemma": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
     "Phi": Architecture(),
     "Phi3": Architecture({"sliding_window": 8}),
