@@ -44,8 +44,9 @@ def attention(
     on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
     through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
 
-    Where q, k or v want a gradient, O has one: a rung of the ladder versions/backward computes dQ, dK and dV. It takes
-    neither a window, a softcap, ALiBi nor `out`; the log-sum-exp has no gradient, and gradients have none.
+    Where q, k or v want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward computes dQ,
+    dK and dV. It takes no `out`; alibi_slopes have no gradient, and gradients have none. A row that sees no key adds
+    nothing to them.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
@@ -69,9 +70,10 @@ def attention(
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
     if gradients.wanted(q, k, v):
-        beside = {"window": window != general.OPEN, "softcap": softcap, "alibi_slopes": alibi_slopes is not None}
-        differentiable.refuse(**beside, out=out is not None)
-        found = differentiable.forward(q, k, v, causal, softmax_scale, version)
+        differentiable.refuse(out=out is not None)
+        slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
+        options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes)
+        found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:
         bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))

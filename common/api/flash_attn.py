@@ -1,7 +1,7 @@
 """flash-attn's functions by name, signature and result (flash_attn/flash_attn_interface.py of 2.8): a changed import.
 
-What kernels here do not do is refused by the name of its argument. `flash_attn_func`, also of packed tensors, has
-gradients where `attention` has; packed sequences (varlen) are forward only.
+What kernels here do not do is refused by the name of its argument. All have gradients but for
+`alibi_slopes`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def flash_attn_func(
     """
     given.tensors(q=q, k=k, v=v)
     _refuse(dropout_p, causal, return_attn_probs)
-    if deterministic and gradients.wanted(q, k, v):
-        differentiable.refuse(deterministic=True)
+    _refuse_deterministic(deterministic, q, k, v)
     result = attention(
         q,
         k,
@@ -120,7 +119,9 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
+    given.tensors(q=q, k=k, v=v)
     _refuse(dropout_p, causal, return_attn_probs)
+    _refuse_deterministic(deterministic, q, k, v)
     result = packed_attention(
         q,
         k,
@@ -222,6 +223,12 @@ def _refuse(dropout_p: float, causal: bool, return_attn_probs: bool) -> None:
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     if given.number("dropout_p", dropout_p):
         raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
+
+
+def _refuse_deterministic(deterministic: bool, *inputs: torch.Tensor) -> None:
+    """Of the backward pass: dQ is summed in any order."""
+    if deterministic and gradients.wanted(*inputs):
+        differentiable.refuse(deterministic=True)
 
 
 def _softcap(softcap: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,6 +54,38 @@ def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
     return left, right
 
 
+class Packing(NamedTuple):
+    """How sequences lie in tensors (1, total, heads, head_dim). Where they are not packed there is no cu_seqlens."""
+
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+    def longest(self, q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
+        """No sequence has more rows of q and of k."""
+        return min(self.max_seqlen_q, q.shape[1]), min(self.max_seqlen_k, k.shape[1])
+
+    def is_blind(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether nobody sees a key."""
+        return self.cu_seqlens_q is not None and not all(self.longest(q, k))
+
+    def sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
+        """What a problem is told of them; nothing of tensors that are not packed."""
+        if self.cu_seqlens_q is None:
+            return {}
+        longest = self.longest(q, k)
+        sizes = {"batch": len(self.cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+        return sizes | {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
+
+
+def more_inputs(packing: Packing, alibi_slopes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """What kernels are given beside Q, K and V, by name."""
+    starts = {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
+    found = {**starts, "alibi_slopes": alibi_slopes}
+    return {name: tensor.contiguous() for name, tensor in found.items() if tensor is not None}
+
+
 def make_ready(q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool) -> None:
     """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
     left, right = window_of(window)
@@ -87,19 +119,15 @@ def forward(
     (batch, heads), contiguous.
     """
     o, sums = _outputs(q, cu_seqlens_q is not None, lse)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
     others: dict[str, Any] = {**bounds, "alibi": alibi_slopes is not None}
-    tensors = {"q": q, "k": k, "v": v, "o": o} | ({"lse": sums} if lse else {})
-    if alibi_slopes is not None:
-        tensors["alibi_slopes"] = alibi_slopes
+    tensors = {"q": q, "k": k, "v": v, "o": o, **more_inputs(packing, alibi_slopes)} | ({"lse": sums} if lse else {})
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
         sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
-        others |= {"operation": "packed", "batch": len(cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-        longest = min(max_seqlen_q, q.shape[1]), min(max_seqlen_k, k.shape[1])
-        others |= {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
-        tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
-        if not all(longest):  # nobody sees a key; what was asked for is looked at all the same
+        others |= {"operation": "packed", **packing.sizes(q, k)}
+        if packing.is_blind(q, k):  # what was asked for is looked at all the same
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
             _clear(o, sums)
             return o, sums

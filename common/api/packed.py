@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import attention, general, given, gradients, sequences
+from flashladder.common.api import attention, differentiable, general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -30,7 +30,7 @@ def packed_attention(
     return_lse: bool = False,
     version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`attention` within each of many sequences, in one launch; forward only.
+    """`attention` within each of many sequences, in one launch. Differentiable.
 
     q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_k, head_dim). Sequence i has the rows
     cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are (sequences + 1), int32, on q's
@@ -61,11 +61,15 @@ def packed_attention(
         raise UnsupportedProblemError(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
-    gradients.refuse(q, k, v)
+    gradients.refuse_forward_mode(q, k, v)
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
     bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
-    o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
+    asked = (*packing, causal, softmax_scale, *bounds)
+    if gradients.wanted(q, k, v):
+        o, lse = differentiable.forward(q[None], k[None], v[None], differentiable.Options(*asked), version)
+    else:
+        o, lse = general.forward(q[None], k[None], v[None], *asked, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
 
 

@@ -85,7 +85,8 @@ class Implementation(Configurable):
     def _unsupported(self, problem: "Problem") -> str | None:
         """Why no configuration takes the problem, to be read after the name; None when one may."""
         supports = self.supports
-        if problem.operation not in (computed := (self.operation, *(["packed"] if supports.packed else []))):
+        of_packed = ["packed"] if supports.packed and self.operation == own.FIRST_OPERATION else []
+        if problem.operation not in (computed := (self.operation, *of_packed)):
             return f"computes the operation {listing(computed)}, not {problem.operation}"
         if problem.dtype not in supports.dtype:
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
@@ -105,6 +106,8 @@ class Implementation(Configurable):
             return "has no softcap"
         if problem.alibi and not supports.alibi:
             return "has no ALiBi"
+        if problem.packed and not supports.packed:
+            return "takes no packed sequences"
         if "lse" in problem.outputs and not supports.lse:
             return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:

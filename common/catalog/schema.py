@@ -48,7 +48,7 @@ class Supports(Declared):
     window: StrictBool = False
     softcap: StrictBool = False
     alibi: StrictBool = False
-    packed: StrictBool = False  # the operation `packed` too, beside its own
+    packed: StrictBool = False  # packed sequences, which are an operation beside `forward`
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
     # Of the operation, beside their defaults.
     options: dict[StrictStr, Literal["any"] | tuple[StrictValue | StrictFloat, ...]] = {}
