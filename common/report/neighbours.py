@@ -79,7 +79,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (200, "Any lengths, any strides, grouped heads and padded passes come in one step."),
     "backward/11_any_attention": (
-        240,
+        320,
         "It brings what several rungs of the forward ladder bring, and counts rows anew where they are packed.",
     ),
     "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
