@@ -6,6 +6,7 @@ from typing import Any
 _ROOM = "flashladder.common.api"
 _PUBLIC = {  # what models call, and the module that has it
     "attention": _ROOM,
+    "dropout_mask": f"{_ROOM}.dropout",
     "forward": f"{_ROOM}.timed",
     "forward_timed": f"{_ROOM}.timed",
     "merge_states": f"{_ROOM}.states",

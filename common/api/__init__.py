@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.api import differentiable, general, given, gradients, op
+from flashladder.common.api import differentiable, dropout, general, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -20,6 +20,7 @@ def attention(
     window: general.Window = general.OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +37,11 @@ def attention(
     key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn. With `alibi_slopes`,
     (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses slope * |i + seqlen_k - seqlen_q - j|.
 
+    With a `dropout_p`, each weight of P is dropped with that probability, rounded to 1/256, and at least 1/256 and at
+    most 255/256. The others are multiplied by 1 / (1 - p) for the p so rounded. The log-sum-exp is that of all weights.
+    Which are dropped is drawn from torch's generator of the device; `dropout_mask` gives it. A window, softcap, ALiBi
+    and `out` are refused beside it.
+
     O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
     takes longer where that interleaves with an input's.
 
@@ -51,7 +57,8 @@ def attention(
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
     is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
-    if is_open and alibi_slopes is None and type(softcap) in (float, int) and not softcap:
+    is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
+    if is_open and alibi_slopes is None and is_plain:
         done = op.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
@@ -68,9 +75,13 @@ def attention(
             raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
+    beside = {"window": window != general.OPEN, "softcap": bool(softcap), "alibi_slopes": alibi_slopes is not None}
+    beside["out"] = out is not None
+    if dropout_p := given.number("dropout_p", dropout_p):
+        found = dropout.attend(q, k, v, causal, softmax_scale, dropout_p, version, **beside)
+        return found if return_lse else found[0]
     if gradients.wanted(q, k, v):
-        beside = {"window": window != general.OPEN, "softcap": softcap, "alibi_slopes": alibi_slopes is not None}
-        differentiable.refuse(**beside, out=out is not None)
+        differentiable.refuse(**beside)
         found = differentiable.forward(q, k, v, causal, softmax_scale, version)
         return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:

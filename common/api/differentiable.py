@@ -5,6 +5,7 @@ The forward pass keeps Q, K, V, O and the log-sum-exp. The backward pass is an o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from flashladder.common.api import op
 from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
@@ -26,7 +28,7 @@ _Gradients = tuple[torch.Tensor | None, ...]
 
 op.LIBRARY.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal, "
-    "float? softmax_scale) -> (Tensor, Tensor, Tensor)"
+    "float? softmax_scale, float dropout_p=0.0, Tensor? rng_state=None) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -43,15 +45,23 @@ def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float | None, version: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp, of which O has gradients. UnsupportedProblemError for what no backward rung takes."""
+    require_rung(q, k, causal, softmax_scale)
+    o, lse = torch.ops.flashladder.attention(q, k, v, causal, softmax_scale, version, True)
+    return o, lse
+
+
+def require_rung(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, softmax_scale: float | None, dropout_p: float = 0.0
+) -> None:
+    """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of."""
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         raise UnsupportedProblemError(
             "the inputs want a gradient, and backward rungs sum dQ in any order, which "
             "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
         )
     if not torch.compiler.is_compiling() and not q.is_meta:
-        rung_for(op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER), _arch(q.device))
-    o, lse = torch.ops.flashladder.attention(q, k, v, causal, softmax_scale, version, True)
-    return o, lse
+        problem = op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER, dropout_p=dropout_p)
+        rung_for(problem, _arch(q.device))
 
 
 @lru_cache(PROBLEMS_KEPT)
@@ -85,12 +95,19 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
+    return gradients_of(ctx, dout, dlse, ctx.saved_tensors, *ctx.options)
+
+
+def gradients_of(
+    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, saved: Sequence[torch.Tensor], *options: Any
+) -> _Gradients:
+    """Those of all inputs of an operator that begin with Q, K and V, of which Q, K, V, O and LSE are saved."""
     if dlse is not None:
         raise UnsupportedProblemError("a gradient of the log-sum-exp is wanted: backward rungs take that of O alone")
-    nothing = (None,) * 4  # of the options
+    nothing = (None,) * (len(ctx.needs_input_grad) - 3)
     if dout is None:
         return None, None, None, *nothing
-    made = torch.ops.flashladder.attention_backward(dout, *ctx.saved_tensors, *ctx.options)
+    made = torch.ops.flashladder.attention_backward(dout, *saved, *options)
     asked = ctx.needs_input_grad[:3]
     return *(gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)), *nothing
 
@@ -107,13 +124,17 @@ def _backward(
     lse: torch.Tensor,
     causal: bool,
     softmax_scale: float | None,
+    dropout_p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """dQ, dK and dV, contiguous."""
-    problem = op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER)
+    problem = op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER, dropout_p=dropout_p)
     rung = rung_for(problem, _arch(q.device))
-    kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], causal, is_long(problem))
+    kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], causal, dropout_p > 0, is_long(problem))
     ready = op.ready_for(kind, problem, q, rung.name)
     given = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse}
+    if rng_state is not None:
+        given[RNG_STATE] = rng_state
     made = {f"d{name}": tensor.new_empty(tensor.shape) for name, tensor in (("q", q), ("k", k), ("v", v))}
     op.slow_path(ready, problem, given | made)
     return tuple(made.values())

@@ -40,10 +40,17 @@ def flash_attn_func(
     flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
     its softmax_lse is larger by slope * (i + seqlen_k - seqlen_q); ours is of the scores that both document.
 
-    Raises UnsupportedProblemError for dropout_p, and what `attention` refuses.
+    With dropout no probabilities are kept: `dropout_mask` gives the mask, and return_attn_probs is refused.
+
+    Raises UnsupportedProblemError for that, and what `attention` refuses.
     """
     given.tensors(q=q, k=k, v=v)
-    _refuse(dropout_p, causal, return_attn_probs)
+    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    if return_attn_probs and given.number("dropout_p", dropout_p):
+        raise UnsupportedProblemError(
+            f"return_attn_probs with dropout_p={dropout_p}: kernels keep no probabilities; flashladder.dropout_mask "
+            "gives the mask of a call"
+        )
     if deterministic and gradients.wanted(q, k, v):
         differentiable.refuse(deterministic=True)
     result = attention(
@@ -53,6 +60,7 @@ def flash_attn_func(
         softmax_scale=softmax_scale,
         softcap=_softcap(softcap),
         alibi_slopes=alibi_slopes,
+        dropout_p=dropout_p,
         return_lse=return_attn_probs,
         **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
@@ -116,11 +124,13 @@ def flash_attn_varlen_func(
 ) -> _Result:
     """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
 
-    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). `block_table` is refused.
+    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). `block_table` and dropout are refused.
     """
     if block_table is not None:
         raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
-    _refuse(dropout_p, causal, return_attn_probs)
+    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    if given.number("dropout_p", dropout_p):
+        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing of packed sequences; 0.0 works")
     result = packed_attention(
         q,
         k,
@@ -215,13 +225,6 @@ def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tenso
     if tensor.dim() != layout.count(",") + 1 or tensor.shape[-3] != len(name):
         raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; it should be {layout}")
     return tensor.unbind(-3)
-
-
-def _refuse(dropout_p: float, causal: bool, return_attn_probs: bool) -> None:
-    """What no kernel here does, and what is no flag."""
-    given.flags(causal=causal, return_attn_probs=return_attn_probs)
-    if given.number("dropout_p", dropout_p):
-        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
 
 
 def _softcap(softcap: float) -> float:

@@ -224,7 +224,15 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs tensors of the kind of q and the problem, made ready at the first call for it."""
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
-        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi, problem.operation, problem.options
+        kind += (
+            problem.packed,
+            problem.window,
+            problem.softcap > 0,
+            problem.alibi,
+            problem.dropout_p > 0,
+            problem.operation,
+            problem.options,
+        )
     return ready_for((*kind, is_long(problem)), problem, q, version)
 
 
@@ -235,7 +243,7 @@ def ready_for(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versi
 
 def _is_plain(problem: Problem) -> bool:
     """Whether the shorter way takes it."""
-    has_more = problem.packed or problem.window or problem.softcap or problem.alibi
+    has_more = problem.packed or problem.window or problem.softcap or problem.alibi or problem.dropout_p
     return problem.operation == FIRST_OPERATION and not has_more
 
 

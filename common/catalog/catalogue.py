@@ -105,6 +105,8 @@ class Implementation(Configurable):
             return "has no softcap"
         if problem.alibi and not supports.alibi:
             return "has no ALiBi"
+        if problem.dropout_p and not supports.dropout:
+            return "has no dropout"
         if "lse" in problem.outputs and not supports.lse:
             return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
@@ -215,7 +217,7 @@ def decided_by(problem: "Problem") -> dict[str, Value]:
     same = ("dtype", "head_dim", "head_dim_v", "causal", "lse", "packed", "window", "alibi")
     row_stride = problem.num_heads * problem.head_dim
     decided = {name: getattr(problem, name) for name in same} | dict(problem.options)
-    return {**decided, "softcap": bool(problem.softcap), "row_stride": row_stride}
+    return {**decided, "softcap": bool(problem.softcap), "dropout": bool(problem.dropout_p), "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:

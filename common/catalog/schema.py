@@ -48,6 +48,7 @@ class Supports(Declared):
     window: StrictBool = False
     softcap: StrictBool = False
     alibi: StrictBool = False
+    dropout: StrictBool = False
     packed: StrictBool = False  # the operation `packed` too, beside its own
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
     # Of the operation, beside their defaults.

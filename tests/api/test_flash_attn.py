@@ -262,7 +262,7 @@ def test_derivatives_of_forward_mode_are_refused():
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"dropout_p": 0.1}, "dropout_p=0.1: kernels drop nothing; dropout_p=0.0 works"),
+        ({"dropout_p": 0.1, "return_attn_probs": True}, "dropout_p=0.1: kernels"),
         (
             {"alibi_slopes": torch.ones(3)},
             "alibi_slopes is (3,) torch.float32; with q it is (2,) or (1, 2) torch.float32",

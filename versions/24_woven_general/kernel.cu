@@ -10,6 +10,7 @@
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/gemm.cuh"
@@ -32,7 +33,8 @@ constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * ti
 
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Params = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using Params = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
@@ -80,6 +82,18 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const Softcap<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
     WovenSoftmax<dtype, warp_rows> softmax{score.scale};
+    const Dropout<dropout> dropping = [&] {
+        const Work work = assigned();
+        return Dropout<dropout>{params, work.batch, work.head};
+    }();
+    // Of weights that are dropped the sums know: all are weighed before.
+    auto drop = [&](auto &p, int first_row, int first_key) {
+        if constexpr (dropout) {
+#pragma unroll
+            for (int step = 0; step < sizeof(p.block) / sizeof(p.block[0]); ++step) softmax.weigh(p, step);
+            dropping.drop(p, first_row, first_key);
+        }
+    };
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
@@ -108,7 +122,10 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
-            gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) { softmax.weigh(p, step); });
+            drop(p, first_row, j * block_n + part * edge_n);
+            gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) {
+                if (!dropout) softmax.weigh(p, step);
+            });
         }
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         v_tiles.turn(v_operand.reader.base, copier.to_v);
@@ -140,12 +157,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             bias.add(s, j * block_n);
             softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);
+            drop(p, assigned().first_row() + warp_row, j * block_n);
         }
 
         // O += P V, chunk after chunk, with the next chunk of P woven in
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
             const int chunk = t / per_chunk, part = t % per_chunk;
-            if (part == 0) softmax.weigh(p, chunk);
+            if (part == 0 && !dropout) softmax.weigh(p, chunk);
             if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk, score);
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();
@@ -179,8 +197,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         }
         q_operand.fetch(0);
         k_operand.fetch();
-        // With a bias, scores may grow by far from block to block: an anchor would not hold.
-        using Anchored = std::conditional_t<alibi, __half, dtype>;
+        // With a bias, scores may grow by far from block to block: an anchor would not hold. With dropout, an O that has
+        // not overflowed does not tell that it held.
+        using Anchored = std::conditional_t<alibi || dropout, __half, dtype>;
         return attend_down<Anchored>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
     };
     attend_passes(last, softmax, o, attend_all);
@@ -191,6 +210,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     }
 
     softmax.finish(o);
+    if constexpr (dropout) scale(o, dropping.rescale);
     const Work work = assigned();
     if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 

@@ -2,6 +2,8 @@
 
 P = exp(softmax_scale * Q K^T - LSE)         dV = P^T dO         dP = dO V^T
 dS = P * (dP - rowsum(dO * O))               dQ = softmax_scale * dS K      dK = softmax_scale * dS^T Q
+
+With dropout, P of dV and dP are 0 where a weight is dropped, and larger elsewhere, as P of O is; P of dS is not.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.problem.buffers import View, laid_out
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import (
     Forward,
+    WithDropout,
     full_precision_matmul,
     heads_of,
+    kept,
     masked_scores,
     probabilities,
     row_blocks,
@@ -32,14 +37,14 @@ class Backward(Forward):
     name = "backward"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
-    features = ("causal",)
+    features = ("causal", "dropout_p")
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
     signed_together = (("q", "k", "dq", "dk"), ("v", "o", "dout", "dv"))  # neither S nor dP changes
 
     def variant(self, problem: Problem) -> Operation:
-        """The same for every problem."""
-        return self
+        """Dropout has a random state."""
+        return _WITH_DROPOUT if problem.dropout_p else OPERATION
 
     def flops(self, problem: Problem) -> float:
         """Of the five products, as wide as the two of the forward pass."""
@@ -89,15 +94,20 @@ def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torc
             dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
             for rows in row_blocks(p):
                 P = probabilities(masked_scores(p, tensors, batch, q[:, rows], k, rows))
-                dP = dout[:, rows] @ v.mT
+                dP = kept(p, tensors, batch, rows, dout[:, rows] @ v.mT)
                 dS = torch.ops.aten._softmax_backward_data(dP, P, -1, dtype)
                 made["dq"][batch, rows] = (p.softmax_scale * (dS @ k)).transpose(0, 1)
                 dk += p.softmax_scale * (dS.mT @ q[:, rows])
-                dv += P.mT @ dout[:, rows]
+                dv += kept(p, tensors, batch, rows, P).mT @ dout[:, rows]
             for name, sums in (("dk", dk), ("dv", dv)):
                 of_group = sums.unflatten(0, (p.num_heads_k, -1)).sum(1)
                 made[name][batch] = of_group.transpose(0, 1)
     return made
 
 
+class _WithDropout(WithDropout, Backward):
+    inputs = (*Backward.inputs, RNG_STATE)
+
+
 OPERATION = Backward()
+_WITH_DROPOUT = _WithDropout()

@@ -28,7 +28,7 @@ class Packed(Forward):
 
     name = "packed"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    features = (*Forward.features, *LENGTHS)
+    features = (*(name for name in Forward.features if name != "dropout_p"), *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
