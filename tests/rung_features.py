@@ -189,6 +189,22 @@ def slopes_of_packed_sequences(rung):
     emulated(rung, packed((70, 0, 33, 1, 130), (20, 10, 33, 0, 200), num_heads=2, num_heads_k=1, **bounds))
 
 
+# -- dropout
+
+
+def weights_that_are_dropped(rung):
+    """With all else that goes with it, and tiles that begin within a square of the mask; lse is of all weights."""
+    bounds = {"window_left": 90, "softcap": 20.0, "alibi": True}
+    for dropout_p in (0.004, 0.3, 0.99):
+        emulated(
+            rung, masked(batch=2, num_heads=2, num_heads_k=1, seqlen_q=70, seqlen_k=150, dropout_p=dropout_p, **bounds)
+        )
+
+
+def scores_that_climb_where_weights_are_dropped(rung):
+    climbing(rung, 200, dropout_p=0.5)
+
+
 # -- packed sequences
 
 
@@ -278,6 +294,7 @@ OF_FEATURES = {  # by its name in `supports`
     ),
     "softcap": (softcaps, a_score_of_zero_however_steep_the_softcap_is, lost_scores_under_a_softcap),
     "alibi": (slopes_of_any_size_and_sign, slopes_of_packed_sequences),
+    "dropout": (weights_that_are_dropped, scores_that_climb_where_weights_are_dropped),
     "packed": (
         lengths_about_each_boundary,
         many_short_sequences,

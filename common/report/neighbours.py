@@ -34,7 +34,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
     "23_general": (225, "Masks, any lengths, any strides and a schedule come in one step."),
     "24_woven_general": (
-        360,
+        410,
         "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
         "packed sequences, sliding windows, softcaps, ALiBi.",
     ),
@@ -78,6 +78,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (190, "Any lengths, any strides, grouped heads and padded passes come in one step."),
+    "backward/12_dropout": (
+        190,
+        "A generator, the places of its bytes among scores, and letters with signs, come together.",
+    ),
     "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 

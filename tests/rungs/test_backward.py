@@ -80,6 +80,9 @@ def test_each_rung_is_right(rung):
         {"head_dim": 256, "seqlen_q": 33, "seqlen_k": 20, "causal": True},
         {"seqlen_q": 5, "seqlen_k": 1, "num_heads": 4, "num_heads_k": 2, "causal": True, "layout": "bhsd"},
         {"seqlen_q": 66, "num_heads": 2, "num_heads_k": 1, "layout": "qkv"},
+        {"seqlen_q": 70, "seqlen_k": 100, "batch": 2, "num_heads": 2, "causal": True, "dropout_p": 0.5},
+        {"head_dim": 256, "seqlen_q": 33, "seqlen_k": 40, "num_heads": 2, "num_heads_k": 1, "dropout_p": 0.1},
+        {"head_dim": 96, "seqlen_q": 50, "seqlen_k": 40, "dtype": "fp16", "dropout_p": 0.99},
     ],
 )
 def test_the_last_rung_takes_any(sizes):

@@ -82,18 +82,6 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const Softcap<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
     WovenSoftmax<dtype, warp_rows> softmax{score.scale};
-    const Dropout<dropout> dropping = [&] {
-        const Work work = assigned();
-        return Dropout<dropout>{params, work.batch, work.head};
-    }();
-    // Of weights that are dropped the sums know: all are weighed before.
-    auto drop = [&](auto &p, int first_row, int first_key) {
-        if constexpr (dropout) {
-#pragma unroll
-            for (int step = 0; step < sizeof(p.block) / sizeof(p.block[0]); ++step) softmax.weigh(p, step);
-            dropping.drop(p, first_row, first_key);
-        }
-    };
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
@@ -122,10 +110,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
-            drop(p, first_row, j * block_n + part * edge_n);
-            gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) {
-                if (!dropout) softmax.weigh(p, step);
-            });
+            if constexpr (dropout) {
+                const Dropout<dropout> dropping{params, assigned};
+                dropping.weigh_and_drop(softmax, p, first_row, j * block_n + part * edge_n);
+                gemm<dtype, edge_n, false, Serpentine>(o, p, v);
+            } else {
+                gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) { softmax.weigh(p, step); });
+            }
         }
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         v_tiles.turn(v_operand.reader.base, copier.to_v);
@@ -157,13 +148,12 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             bias.add(s, j * block_n);
             softmax.update(s, o, j);
             p = round_to_operand<dtype>(s);
-            drop(p, assigned().first_row() + warp_row, j * block_n);
         }
 
         // O += P V, chunk after chunk, with the next chunk of P woven in
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
             const int chunk = t / per_chunk, part = t % per_chunk;
-            if (part == 0 && !dropout) softmax.weigh(p, chunk);
+            if (part == 0) softmax.weigh(p, chunk);
             if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk, score);
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();
@@ -187,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         copier.copy_block(work.k(), work.v(), first, work.seqlen_k() - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
         const auto lowest_plain = mask.template first_plain_block<block_n>(work.first_row() + block_m - 1);
-        const int plain_blocks = max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
+        // With dropout every block is taken in parts: the woven loop has no registers for the mask.
+        const int plain_blocks = dropout ? int(lowest) : max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
         for (; pass.from >= plain_blocks; --pass.from) attend_edge(pass.from, work.first_row() + warp_row);
         cp_async_wait<0>();
         __syncthreads();  // the first plain block is there for every warp
@@ -197,20 +188,19 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         }
         q_operand.fetch(0);
         k_operand.fetch();
-        // With a bias, scores may grow by far from block to block: an anchor would not hold. With dropout, an O that has
-        // not overflowed does not tell that it held.
-        using Anchored = std::conditional_t<alibi || dropout, __half, dtype>;
+        // With a bias, scores may grow by far from block to block: an anchor would not hold.
+        using Anchored = std::conditional_t<alibi, __half, dtype>;
         return attend_down<Anchored>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
     };
     attend_passes(last, softmax, o, attend_all);
-    if constexpr (window) {
+    if constexpr (window && !dropout) {
         const int first_row = assigned().first_row();
         const int lowest_plain = mask.template first_plain_block<block_n>(first_row + block_m - 1);
         for (int j = lowest_plain - 1; j >= lowest; --j) attend_edge(j, first_row + warp_row);
     }
 
     softmax.finish(o);
-    if constexpr (dropout) scale(o, dropping.rescale);
+    if constexpr (dropout) scale(o, Dropout<dropout>{params, assigned}.rescale);
     const Work work = assigned();
     if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 

@@ -43,6 +43,14 @@ struct Dropout {
         }
     }
 
+    // Of the work of a CTA, which assigned() finds.
+    template <class Params, class Assigned>
+    __device__ Dropout(const Params &params, Assigned assigned) {
+        if constexpr (dropout) {
+            const auto work = assigned();
+            *this = Dropout{params, work.batch, work.head};
+        }
+    }
     template <class Params>
     __device__ void of_head(const Params &params, int batch, int head_) { head = batch * params.num_heads + head_; }
 
@@ -80,6 +88,14 @@ struct Dropout {
     __device__ void drop(HeldA<rows, k> &p, int first_row, int first_key) const {
         each_pair<false, rows, k>(first_row, first_key,
                                   [&](int step, int m, int i, uint32_t mask) { p.block[step][m][i] &= mask; });
+    }
+
+    // The same, once they are weighed: sums are those of all weights.
+    template <class Softmax, int rows, int k>
+    __device__ void weigh_and_drop(Softmax &softmax, HeldA<rows, k> &p, int first_row, int first_key) const {
+#pragma unroll
+        for (int step = 0; step < k / 16; ++step) softmax.weigh(p, step);
+        drop(p, first_row, first_key);
     }
 
   private:
