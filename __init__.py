@@ -6,6 +6,7 @@ from typing import Any
 _ROOM = "flashladder.common.api"
 _PUBLIC = {  # what models call, and the module that has it
     "attention": _ROOM,
+    "dropout_mask": f"{_ROOM}.dropout",
     "forward": f"{_ROOM}.timed",
     "forward_timed": f"{_ROOM}.timed",
     "merge_states": f"{_ROOM}.states",
@@ -18,6 +19,8 @@ _PUBLIC = {  # what models call, and the module that has it
     "register_with_transformers": f"{_ROOM}.transformers",
     "flash_attn_func": f"{_ROOM}.flash_attn",
     "flash_attn_with_kvcache": f"{_ROOM}.kvcache",
+    "flash_mla_with_kvcache": f"{_ROOM}.mla",
+    "get_mla_metadata": f"{_ROOM}.mla",
     "flash_attn_kvpacked_func": f"{_ROOM}.flash_attn",
     "flash_attn_qkvpacked_func": f"{_ROOM}.flash_attn",
     "flash_attn_varlen_func": f"{_ROOM}.flash_attn",

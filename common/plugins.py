@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 
 from flashladder.common import own
-from flashladder.common.paths import ROOT
+from flashladder.common.paths import ROOT, VERSIONS
 
 
 def named(name: str, folder: Path, file: str) -> ModuleType | None:
     """The module of this name in a folder of this package, or else this file of the ladder that is called so."""
-    if found := _built_in(name, folder):
+    if found := _built_in(name, folder) or _of_this_repository(name, file):
         return found
     path = own.declared(file).get(name)
     return load(path) if path else None
@@ -34,6 +34,12 @@ def names(folder: Path, file: str) -> list[str]:
 def _built_in(name: str, folder: Path) -> ModuleType | None:
     path = folder / f"{name}.py"
     return load(path) if name.isidentifier() and not name.startswith("_") and path.is_file() else None
+
+
+@cache  # each call of an operation asks for it
+def _of_this_repository(name: str, file: str) -> ModuleType | None:
+    path = VERSIONS / name / file
+    return load(path) if own.NAME.fullmatch(name) and path.is_file() else None
 
 
 @cache

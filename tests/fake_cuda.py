@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common.api import op
+from flashladder.common.api import kvcache, op
 from flashladder.common.emulator import tensor_map
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.runtime import fast_path, gpu, target
@@ -160,5 +160,6 @@ def install(monkeypatch, gpu_name="h100"):
 def for_attention(monkeypatch, gpu_name="h100"):
     """The same, with nothing ready yet and CPU tensors taken for ones on the GPU by `attention`; gives the driver."""
     monkeypatch.setattr(op, "_ready", {})
+    monkeypatch.setattr(kvcache, "_planned", {})
     monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
     return install(monkeypatch, gpu_name)

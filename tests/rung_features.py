@@ -10,6 +10,7 @@ import pytest
 import torch
 from rung_table import BOUNDARIES, built, emulated, id_of
 
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
@@ -168,6 +169,45 @@ def lost_scores_under_a_softcap(rung):
     climbing(rung, 200, softcap=900.0)
 
 
+# -- head_dims that are padded
+
+
+def head_dims_between(rung):
+    """The least and the largest that each padded one is for, in either type by turns."""
+    for number, columns in enumerate(sorted(rung.supports.head_dim)):
+        before = max((each for each in HEAD_DIMS if each < columns), default=0)
+        for head_dim in {before + HEAD_DIM_STEP, columns - HEAD_DIM_STEP}:
+            sizes = {"num_heads": 2, "num_heads_k": 1, "seqlen_q": 70, "seqlen_k": 150, "layout": "padded"}
+            problem = masked(head_dim=head_dim, dtype=("bf16", "fp16")[number % 2], **sizes)
+            assert rung.config_for(problem).head_dim == columns
+            emulated(rung, problem)
+
+
+def nothing_beyond_the_head_dim(rung):
+    """Of slices of wider tensors: NaN behind the columns, the rows and the heads changes no bit."""
+    problem = masked(head_dim=40, num_heads=2, seqlen_q=100, seqlen_k=130, layout="padded")
+    (clean, _), tensors = emulated(rung, problem), make_inputs(problem)
+    for buffer in tensors.buffers:
+        kept = {name: view.clone() for name, view in buffer.views.items()}
+        if not kept.keys() & problem.outputs:
+            buffer.data.fill_(math.nan)
+            for name, view in buffer.views.items():
+                view.copy_(kept[name])
+    on_emulator(built(rung, problem), problem, tensors)
+    assert torch.equal(tensors.o, clean.o)
+    assert torch.equal(tensors.lse, clean.lse)
+
+
+def narrower_heads_with_all_else(rung):
+    takes = rung.supports
+    bounds = ({"window_left": 40} if takes.window else {}) | ({"softcap": 20.0} if takes.softcap else {})
+    bounds |= {"alibi": True} if takes.alibi else {}
+    sizes = {"num_heads": 2, "num_heads_k": 1, "head_dim": 24, "layout": "padded"}
+    emulated(rung, masked(seqlen_q=90, seqlen_k=120, **sizes, **bounds))
+    if takes.packed:
+        emulated(rung, packed((70, 0, 33, 130), (20, 10, 33, 200), **sizes, **bounds))
+
+
 # -- ALiBi
 
 
@@ -187,6 +227,22 @@ def slopes_of_packed_sequences(rung):
     """Each has its own; with all else that the rung takes."""
     bounds = {"window_left": 40, "softcap": 20.0, "alibi": True}
     emulated(rung, packed((70, 0, 33, 1, 130), (20, 10, 33, 0, 200), num_heads=2, num_heads_k=1, **bounds))
+
+
+# -- dropout
+
+
+def weights_that_are_dropped(rung):
+    """With all else that goes with it, and tiles that begin within a square of the mask; lse is of all weights."""
+    bounds = {"window_left": 90, "softcap": 20.0, "alibi": True}
+    for dropout_p in (0.004, 0.3, 0.99):
+        emulated(
+            rung, masked(batch=2, num_heads=2, num_heads_k=1, seqlen_q=70, seqlen_k=150, dropout_p=dropout_p, **bounds)
+        )
+
+
+def scores_that_climb_where_weights_are_dropped(rung):
+    climbing(rung, 200, dropout_p=0.5)
 
 
 # -- packed sequences
@@ -278,6 +334,7 @@ OF_FEATURES = {  # by its name in `supports`
     ),
     "softcap": (softcaps, a_score_of_zero_however_steep_the_softcap_is, lost_scores_under_a_softcap),
     "alibi": (slopes_of_any_size_and_sign, slopes_of_packed_sequences),
+    "dropout": (weights_that_are_dropped, scores_that_climb_where_weights_are_dropped),
     "packed": (
         lengths_about_each_boundary,
         many_short_sequences,
@@ -285,6 +342,7 @@ OF_FEATURES = {  # by its name in `supports`
         within_the_tensors_whatever_cu_seqlens_say,
         equal_lengths_are_a_batch,
     ),
+    "narrower": (head_dims_between, nothing_beyond_the_head_dim, narrower_heads_with_all_else),
     "rest": (zeros_behind_the_last_sequence,),
 }
 

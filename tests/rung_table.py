@@ -13,6 +13,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS
 from flashladder.common.problem.problem import Problem
@@ -29,7 +30,7 @@ GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, 
 LAUNCHED = [rung for rung in GENERAL if rung in map(catalog.find, ahead.GENERAL)]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 # Fields of a configuration that a problem decides.
-DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "packed")
+DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "dropout", "packed", "narrower")
 BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
 
 
@@ -44,8 +45,9 @@ def default_kind(rung):
 
 
 def decided(config):
-    """What of a configuration a problem decides."""
-    return {name: value for name, value in config.as_dict().items() if name in DECIDED}
+    """What of a problem a configuration says; a head_dim that is padded to the kernel's, where that is so."""
+    found = {name: value for name, value in config.as_dict().items() if name in DECIDED}
+    return found | ({"head_dim": config.head_dim - HEAD_DIM_STEP} if found.pop("narrower", False) else {})
 
 
 def built(rung, problem, **values):
@@ -99,7 +101,7 @@ def covering(rung, names=None, strength=1):
 # -- problems
 
 
-def draw(rng, longest, *, packed=False, window=False, softcap=False, **kind):
+def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=False, **kind):
     """Any lengths, short ones often; any heads, layout, scale, and what the kind has of bounds."""
     heads_k = rng.choice((1, 1, 2, 3))
     lengths = _packed_lengths(rng, longest) if packed else _lengths(rng, longest)
@@ -112,6 +114,7 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, **kind):
         **{"lse": rng.random() < 0.8} | kind,
         **_window(rng, kind["causal"]) if window else {},
         softcap=rng.choice((1.0, 20.0, 50.0)) if softcap else 0.0,
+        dropout_p=rng.choice((0.1, 0.5)) if dropout else 0.0,
         softmax_scale=rng.choice((None, math.exp(rng.uniform(-6, 0)))),
         layout=rng.choice([name for name in LAYOUTS if name != PACKED_INPUTS or rows == keys]),
         seed=rng.randrange(2**31),
@@ -162,6 +165,7 @@ def one_after_another(config, **kind):
     """Each warpgroup of a tile sees another number of blocks: some are passed while the tile before ends."""
     bounds = {"window_left": 90, "window_right": None if kind["causal"] else 40} if kind.pop("window", False) else {}
     bounds |= {"softcap": 20.0} if kind.pop("softcap", False) else {}
+    bounds |= {"dropout_p": 0.3} if kind.pop("dropout", False) else {}
     m = config.block_m
     if kind.pop("packed", False):
         lengths = {"seqlens_q": (m + 1, 0, m, 5, 2 * m), "seqlens_k": (70, 9, m + 200, 0, 2 * m)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 
-from flashladder.common.api import differentiable, general, given, gradients, op
+from flashladder.common.api import around_kernels, differentiable, dropout, general, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -20,13 +23,16 @@ def attention(
     window: general.Window = general.OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable.
 
     q is (batch, seqlen_q, num_heads, head_dim), k and v are (batch, seqlen_k, num_heads_k, head_dim), of bf16 or fp16,
-    with any strides whose last is 1; num_heads_k divides num_heads. A causal mask is aligned to the bottom right.
+    with any strides whose last is 1; num_heads_k divides num_heads. head_dim is up to 256; where it is no multiple of
+    8, the tensors are copied, with zeros behind their columns. A causal mask is aligned to the bottom right.
     softmax_scale defaults to 1 / sqrt(head_dim). Returns O, shaped as q, and with `return_lse` also the log-sum-exp of
     each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and
     a log-sum-exp of -inf.
@@ -36,6 +42,14 @@ def attention(
     key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn. With `alibi_slopes`,
     (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses slope * |i + seqlen_k - seqlen_q - j|.
 
+    With a `dropout_p`, each weight of P is dropped with that probability, rounded to 1/256, and at least 1/256 and at
+    most 255/256. The others are multiplied by 1 / (1 - p) for the p so rounded. The log-sum-exp is that of all weights.
+    Which are dropped is drawn from torch's generator of the device; `dropout_mask` gives it. A window, softcap, ALiBi,
+    sinks and `out` are refused beside it.
+
+    With `sinks`, (num_heads,), fp32, bf16 or fp16, exp(sink) joins the sum of each row, as if of a key whose V is 0. A
+    row that sees no key still has O = 0; its log-sum-exp is the sink. O is then rounded twice, and read once more.
+
     O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
     takes longer where that interleaves with an input's.
 
@@ -44,14 +58,16 @@ def attention(
     on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
     through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
 
-    Where q, k or v want a gradient, O has one: a rung of the ladder versions/backward computes dQ, dK and dV. It takes
-    neither a window, a softcap, ALiBi nor `out`; the log-sum-exp has no gradient, and gradients have none.
+    Where q, k or v want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward computes dQ,
+    dK and dV. It takes neither sinks nor `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
+    no key adds nothing to them.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
     is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
-    if is_open and alibi_slopes is None and type(softcap) in (float, int) and not softcap:
+    is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
+    if is_open and alibi_slopes is None and sinks is None and is_plain:
         done = op.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
@@ -68,18 +84,29 @@ def attention(
             raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
+    if dropout_p := given.number("dropout_p", dropout_p):
+        asked = {"window": window != general.OPEN, "softcap": bool(softcap), "alibi_slopes": alibi_slopes is not None}
+        asked |= {"sinks": sinks is not None, "out": out is not None}
+        found = dropout.attend(q, k, v, causal, softmax_scale, dropout_p, version, **asked)
+        return found if return_lse else found[0]
+    if around_kernels.are_needed(q, sinks):
+        beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
+        alone = functools.partial(attention, **beside, alibi_slopes=alibi_slopes, return_lse=True)
+        o, sums = around_kernels.attend(alone, q, k, v, sinks, softmax_scale)
+        if out is not None:
+            o = op.written(out, o, q, k, v)
+        return (o, sums) if return_lse else o
     if gradients.wanted(q, k, v):
-        beside = {"window": window != general.OPEN, "softcap": softcap, "alibi_slopes": alibi_slopes is not None}
-        differentiable.refuse(**beside, out=out is not None)
-        found = differentiable.forward(q, k, v, causal, softmax_scale, version)
+        differentiable.refuse(out=out is not None)
+        slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
+        options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes)
+        found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:
         bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
         if out is not None:
-            op.check_out(out, q)
-            op.check_apart(out, {"q": q, "k": k, "v": v})
-            o = out.copy_(o)
+            o = op.written(out, o, q, k, v)
         return (o, lse) if return_lse else o
     o, lse = op.forward(q, k, v, out, causal, softmax_scale, version, return_lse)
     return o if lse is None or not return_lse else (o, lse)

@@ -1,33 +1,78 @@
 """attention that torch differentiates: the gradients are those of a rung of the backward ladder.
 
-The forward pass keeps Q, K, V, O and the log-sum-exp. The backward pass is an operator of its own.
+The forward pass keeps Q, K, V, O and the log-sum-exp. It has two operators, a plain one and a general one. Both have
+the same backward pass, which is an operator of its own.
 """
 
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.api import op
+from flashladder.common.api import general, op
 from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
 from flashladder.common.runtime.tuned import is_long
 
 LADDER = "backward"  # the name of the ladder, and of what it computes
+RUNGS = ("backward/10", "backward/12", "backward/11")  # the first that takes a problem computes its gradients
 
+_TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "rng_state")  # of the options
 _Gradients = tuple[torch.Tensor | None, ...]
 
 op.LIBRARY.define(
-    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal, "
-    "float? softmax_scale) -> (Tensor, Tensor, Tensor)"
+    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal, "
+    "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, Tensor? alibi_slopes, "
+    "float dropout_p, Tensor? rng_state) -> (Tensor, Tensor, Tensor)"
 )
+
+
+class Options(NamedTuple):
+    """What is asked for beside Q, K and V, as the general operator takes it; without a change, plain attention."""
+
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+    causal: bool = False
+    softmax_scale: float | None = None
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    alibi_slopes: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    rng_state: torch.Tensor | None = None
+
+    @property
+    def packing(self) -> general.Packing:
+        """How sequences lie in the tensors."""
+        return general.Packing(*self[:4])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the plain operator takes it."""
+        has_more = self.softcap or self.dropout_p or self.alibi_slopes is not None or self.cu_seqlens_q is not None
+        return not has_more and (self.window_left, self.window_right) == general.OPEN
+
+    def problem(self, q: torch.Tensor, k: torch.Tensor, dlse: bool) -> Problem:
+        """That of the backward pass."""
+        bounds = {"window_left": self.window_left, "window_right": self.window_right, "softcap": self.softcap}
+        more: dict[str, Any] = {
+            "alibi": self.alibi_slopes is not None,
+            "dropout_p": self.dropout_p,
+            **self.packing.sizes(q, k),
+        }
+        more["options"] = (("dlse", dlse),)
+        return op.problem_of(q, k, self.causal, self.softmax_scale, True, operation=LADDER, **bounds, **more)
 
 
 def refuse(**asked: Any) -> None:
@@ -40,28 +85,36 @@ def refuse(**asked: Any) -> None:
 
 
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float | None, version: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, version: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp, of which O has gradients. UnsupportedProblemError for what no backward rung takes."""
+    """O and the log-sum-exp, which both have gradients. UnsupportedProblemError for what no backward rung takes."""
+    require_rung(q, k, options)
+    if options.is_plain:
+        o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
+    else:
+        o, lse = general.forward(q, k, v, *options[:-2], version, True)  # all but dropout
+    return o, lse
+
+
+def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
+    """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of."""
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         raise UnsupportedProblemError(
             "the inputs want a gradient, and backward rungs sum dQ in any order, which "
             "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
         )
     if not torch.compiler.is_compiling() and not q.is_meta:
-        rung_for(op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER), _arch(q.device))
-    o, lse = torch.ops.flashladder.attention(q, k, v, causal, softmax_scale, version, True)
-    return o, lse
+        rung_for(options.problem(q, k, dlse=False), _arch(q.device))
 
 
 @lru_cache(PROBLEMS_KEPT)
 def rung_for(problem: Problem, arch: str) -> Version:
-    """The highest backward rung that takes a problem; UnsupportedProblemError says what the lowest one lacks."""
-    rungs = [rung for rung in catalog.versions(ladder=LADDER) if rung.runs_on(arch) and not rung.draft]
+    """The first of RUNGS that takes a problem; UnsupportedProblemError says what the last one lacks."""
+    rungs = [rung for rung in map(catalog.find, RUNGS) if rung.runs_on(arch)]
     if able := [rung for rung in rungs if rung.takes(problem)]:
-        return able[-1]
+        return able[0]
     try:
-        rungs[0].config_for(problem)
+        rungs[-1].config_for(problem)
     except UnsupportedProblemError as error:
         reason = f"the inputs want a gradient, and {error}: call it in torch.no_grad()"
         raise UnsupportedProblemError(reason) from None
@@ -77,25 +130,39 @@ def _arch(device: torch.device) -> str:
         return target.resolve("gpu", None).arch
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     q, k, v, causal, softmax_scale, *_ = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.options = causal, softmax_scale
+    keep(ctx, (q, k, v), Options(causal=causal, softmax_scale=softmax_scale), output)
+
+
+def _keep_general(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, *options, _, _ = inputs
+    keep(ctx, (q, k, v), Options(*options), output)
+
+
+def keep(ctx: Any, inputs: tuple[torch.Tensor, ...], options: Options, output: tuple[torch.Tensor, ...]) -> None:
+    """Q, K, V, O, the log-sum-exp, and what was asked for, for `differentiate`."""
+    ctx.save_for_backward(*inputs, *output, *(getattr(options, name) for name in _TENSORS))
+    nothing: dict[str, Any] = dict.fromkeys(_TENSORS)
+    ctx.options = options._replace(**nothing)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
-    if dlse is not None:
-        raise UnsupportedProblemError("a gradient of the log-sum-exp is wanted: backward rungs take that of O alone")
-    nothing = (None,) * 4  # of the options
-    if dout is None:
+def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
+    """The gradients of all inputs of an operator that begin with Q, K and V."""
+    nothing = (None,) * (len(ctx.needs_input_grad) - 3)  # of the options
+    if dout is None and dlse is None:
         return None, None, None, *nothing
-    made = torch.ops.flashladder.attention_backward(dout, *ctx.saved_tensors, *ctx.options)
+    q, k, v, o, lse, *tensors = ctx.saved_tensors
+    dout = torch.zeros_like(o) if dout is None else dout
+    options = ctx.options._replace(**dict(zip(_TENSORS, tensors, strict=True)))
+    made = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, dlse, *options)
     asked = ctx.needs_input_grad[:3]
     return *(gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)), *nothing
 
 
-torch.library.register_autograd("flashladder::attention", _differentiate, setup_context=_keep, lib=op.LIBRARY)
+torch.library.register_autograd("flashladder::attention", differentiate, setup_context=_keep_plain, lib=op.LIBRARY)
+general.forward.register_autograd(differentiate, setup_context=_keep_general)
 
 
 def _backward(
@@ -105,17 +172,32 @@ def _backward(
     v: torch.Tensor,
     o: torch.Tensor,
     lse: torch.Tensor,
-    causal: bool,
-    softmax_scale: float | None,
+    dlse: torch.Tensor | None,
+    *values: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """dQ, dK and dV, contiguous."""
-    problem = op.problem_of(q, k, causal, softmax_scale, True, operation=LADDER)
+    """dQ, dK and dV, contiguous. Rows and keys of no sequence have zeros."""
+    options = Options(*values)
+    packing = options.packing
+    is_packed = packing.cu_seqlens_q is not None
+    made = {
+        f"d{name}": (tensor.new_zeros if is_packed else tensor.new_empty)(tensor.shape)
+        for name, tensor in (("q", q), ("k", k), ("v", v))
+    }
+    if packing.is_blind(q, k):
+        return tuple(made.values())
+    problem = options.problem(q, k, dlse is not None)
     rung = rung_for(problem, _arch(q.device))
-    kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], causal, is_long(problem))
+    features = is_packed, problem.window, problem.softcap > 0, problem.alibi, problem.dlse, problem.dropout_p > 0
+    kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], problem.causal, *features, is_long(problem))
     ready = op.ready_for(kind, problem, q, rung.name)
     given = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse}
-    made = {f"d{name}": tensor.new_empty(tensor.shape) for name, tensor in (("q", q), ("k", k), ("v", v))}
+    given |= general.more_inputs(packing, options.alibi_slopes) | ({} if dlse is None else {"dlse": dlse.contiguous()})
+    if options.rng_state is not None:
+        given[RNG_STATE] = options.rng_state
     op.slow_path(ready, problem, given | made)
+    if is_packed and not q.is_cuda:  # the emulator gives all of its memory back
+        for of, name in (("q", "dq"), ("k", "dk"), ("k", "dv")):
+            made[name][:, int(given[f"cu_seqlens_{of}"][-1]) :] = 0
     return tuple(made.values())
 
 

@@ -8,13 +8,14 @@ import warnings
 import torch
 
 from flashladder.common import catalog
+from flashladder.common.api import differentiable, gradients
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
+from flashladder.common.problem.head_dims import HEAD_DIMS
 from flashladder.common.problem.problem import DTYPES
-from flashladder.common.runtime.ahead import GENERAL
 
 _said: set[str] = set()
-_HEAD_DIMS = catalog.find(GENERAL[-1]).supports.head_dim  # on any GPU
+_TRAINED = catalog.versions(ladder=differentiable.LADDER)[0].supports  # the lowest one takes most
 
 
 class FallbackWarning(UserWarning):
@@ -37,8 +38,12 @@ def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(DTYPES.values())}")
     if v.shape != k.shape:
         raise UnsupportedProblemError(f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike")
-    if q.shape[3] not in _HEAD_DIMS:
-        raise UnsupportedProblemError(f"kernels take head_dim {listing(_HEAD_DIMS)}, not {q.shape[3]}")
+    if (head_dim := q.shape[3]) > HEAD_DIMS[-1]:
+        raise UnsupportedProblemError(f"kernels take head_dim up to {HEAD_DIMS[-1]}, not {head_dim}")
+    if gradients.wanted(q, k, v) and not _TRAINED.takes_head_dim(head_dim):
+        raise UnsupportedProblemError(
+            f"the inputs want a gradient, and backward rungs take head_dim {_TRAINED.head_dims()}, not {head_dim}"
+        )
 
 
 @torch.compiler.assume_constant_result  # under torch.compile it is said when the call is traced

@@ -1,21 +1,18 @@
 """flash-attn's functions by name, signature and result (flash_attn/flash_attn_interface.py of 2.8): a changed import.
 
-What kernels here do not do is refused by the name of its argument. `flash_attn_func`, also of packed tensors, has
-gradients where `attention` has; packed sequences (varlen) are forward only.
+What kernels here do not do is refused by the name of its argument. All have gradients but for
+`alibi_slopes`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from flashladder.common.api import attention, differentiable, general, given, gradients
+from flashladder.common.api import attention, caches, differentiable, general, given, gradients
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-_OPEN = (-1, -1)  # a window without bounds
 
 
 def flash_attn_func(
@@ -25,7 +22,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -33,28 +30,36 @@ def flash_attn_func(
 ) -> _Result:
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
-    `window_size` counts keys to the left and right of a query's own, -1 all. `deterministic` changes nothing in the
-    forward pass, which always is; the backward pass is not, so that it is refused where an input wants a gradient.
+    `window_size`, also as a tensor of two, counts keys to the left and right of a query's own, -1 all. `deterministic`
+    changes nothing in the forward pass, which always is; the backward pass is not, so that it is refused where an input
+    wants a gradient.
     With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
     without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
     flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
     its softmax_lse is larger by slope * (i + seqlen_k - seqlen_q); ours is of the scores that both document.
 
-    Raises UnsupportedProblemError for dropout_p, and what `attention` refuses.
+    With dropout no probabilities are kept: `dropout_mask` gives the mask, and return_attn_probs is refused.
+
+    Raises UnsupportedProblemError for that, and what `attention` refuses.
     """
     given.tensors(q=q, k=k, v=v)
-    _refuse(dropout_p, causal, return_attn_probs)
-    if deterministic and gradients.wanted(q, k, v):
-        differentiable.refuse(deterministic=True)
+    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    if given.number("dropout_p", dropout_p) and return_attn_probs:
+        raise UnsupportedProblemError(
+            f"return_attn_probs with dropout_p={dropout_p}: kernels keep no probabilities; flashladder.dropout_mask "
+            "gives the mask of a call"
+        )
+    _refuse_deterministic(deterministic, q, k, v)
     result = attention(
         q,
         k,
         v,
         softmax_scale=softmax_scale,
-        softcap=_softcap(softcap),
+        softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
+        dropout_p=dropout_p,
         return_lse=return_attn_probs,
-        **_seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
+        **general.seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
     return _returned(result)
 
@@ -65,7 +70,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -83,7 +88,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -107,7 +112,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -116,11 +121,18 @@ def flash_attn_varlen_func(
 ) -> _Result:
     """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
 
-    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). `block_table` is refused.
+    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). With a block_table, (sequences,
+    max_pages) of int32, k and v are pages, (num_pages, page_size, heads_k, head_dim). Kernels for many rows read none,
+    so the keys of all sequences are copied first, which takes memory for total_k of them. Dropout is refused.
     """
+    given.tensors(q=q, k=k, v=v)
+    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    if given.number("dropout_p", dropout_p):
+        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing of packed sequences; 0.0 works")
+    _refuse_deterministic(deterministic, q, k, v)
     if block_table is not None:
-        raise UnsupportedProblemError("block_table: kernels read no paged K and V yet; block_table=None works")
-    _refuse(dropout_p, causal, return_attn_probs)
+        gradients.refuse(k, v)
+        k, v = caches.gathered(k, v, block_table, cu_seqlens_k, max_seqlen_k)
     result = packed_attention(
         q,
         k,
@@ -130,9 +142,9 @@ def flash_attn_varlen_func(
         max_seqlen_q,
         max_seqlen_k,
         softmax_scale=softmax_scale,
-        softcap=_softcap(softcap),
+        softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
-        **_seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
+        **general.seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
         return_lse=return_attn_probs,
     )
     return _returned(result)
@@ -148,7 +160,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -182,7 +194,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _OPEN,
+    window_size: tuple[int, int] | torch.Tensor = general.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -217,28 +229,10 @@ def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tenso
     return tensor.unbind(-3)
 
 
-def _refuse(dropout_p: float, causal: bool, return_attn_probs: bool) -> None:
-    """What no kernel here does, and what is no flag."""
-    given.flags(causal=causal, return_attn_probs=return_attn_probs)
-    if given.number("dropout_p", dropout_p):
-        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing; dropout_p=0.0 works")
-
-
-def _softcap(softcap: float) -> float:
-    """None is 0 here, and 0 or less there."""
-    softcap = given.number("softcap", softcap)
-    return 0.0 if softcap <= 0 else softcap
-
-
-def _seen(causal: bool, window_size: tuple[int, int], seqlen_k: int) -> dict[str, Any]:
-    """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
-    if window_size is _OPEN:  # as in most calls, which come often
-        return {"causal": causal, "window": general.OPEN}
-    window = general.pair_of("window_size", window_size, -1)
-    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
-    if causal or right == 0:
-        return {"causal": True, "window": (left, None)}
-    return {"causal": False, "window": (left, right)}
+def _refuse_deterministic(deterministic: bool, *inputs: torch.Tensor) -> None:
+    """Of the backward pass: dQ is summed in any order."""
+    if deterministic and gradients.wanted(*inputs):
+        differentiable.refuse(deterministic=True)
 
 
 def _returned(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> _Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from flashladder.common.runtime.ahead import DEFAULT
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
 OPEN: Window = (None, None)
+ALL = (-1, -1)  # the same, as flash-attn says it
 
 
 def window_of(window: Window) -> Window:
@@ -44,7 +45,12 @@ def slopes_of(alibi_slopes: torch.Tensor | None, q: torch.Tensor, batch: int) ->
 
 
 def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
-    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none."""
+    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none.
+
+    A tensor of two is read, which waits for the GPU that it may be on.
+    """
+    if isinstance(window, torch.Tensor):
+        window = window.tolist()
     is_pair = isinstance(window, (tuple, list)) and len(window) == 2
     if not is_pair or not all(type(each) in (int, type(everything)) for each in window):
         raise UnsupportedProblemError(
@@ -54,13 +60,64 @@ def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
     return left, right
 
 
-def make_ready(q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool) -> None:
+def seen(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: int) -> dict[str, Any]:
+    """The mask, as flash-attn reads a window: from seqlen_k on it has no bound, and none to the right is causal."""
+    if window_size is ALL:  # as in most calls, which come often
+        return {"causal": causal, "window": OPEN}
+    window = pair_of("window_size", window_size, -1)
+    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in window)
+    if causal or right == 0:
+        return {"causal": True, "window": (left, None)}
+    return {"causal": False, "window": (left, right)}
+
+
+def softcap_of(softcap: float) -> float:
+    """As flash-attn has it: none is 0 here, and 0 or less there."""
+    softcap = given.number("softcap", softcap)
+    return 0.0 if softcap <= 0 else softcap
+
+
+class Packing(NamedTuple):
+    """How sequences lie in tensors (1, total, heads, head_dim). Where they are not packed there is no cu_seqlens."""
+
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+    def longest(self, q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
+        """No sequence has more rows of q and of k."""
+        return min(self.max_seqlen_q, q.shape[1]), min(self.max_seqlen_k, k.shape[1])
+
+    def is_blind(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether nobody sees a key."""
+        return self.cu_seqlens_q is not None and not all(self.longest(q, k))
+
+    def sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
+        """What a problem is told of them; nothing of tensors that are not packed."""
+        if self.cu_seqlens_q is None:
+            return {}
+        longest = self.longest(q, k)
+        sizes = {"batch": len(self.cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+        return sizes | {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
+
+
+def more_inputs(packing: Packing, alibi_slopes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """What kernels are given beside Q, K and V, by name."""
+    starts = {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
+    found = {**starts, "alibi_slopes": alibi_slopes}
+    return {name: tensor.contiguous() for name, tensor in found.items() if tensor is not None}
+
+
+def make_ready(
+    q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool, lse: bool = False
+) -> None:
     """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
     left, right = window_of(window)
     others: dict[str, Any] = {"window_left": left, "window_right": right, "softcap": softcap}
     if packed:
         others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-    op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
+    op.prepared(op.problem_of(q, k, True, None, lse, **others), q, DEFAULT)
 
 
 @torch.library.custom_op("flashladder::attention_general", mutates_args=())
@@ -87,19 +144,15 @@ def forward(
     (batch, heads), contiguous.
     """
     o, sums = _outputs(q, cu_seqlens_q is not None, lse)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
     others: dict[str, Any] = {**bounds, "alibi": alibi_slopes is not None}
-    tensors = {"q": q, "k": k, "v": v, "o": o} | ({"lse": sums} if lse else {})
-    if alibi_slopes is not None:
-        tensors["alibi_slopes"] = alibi_slopes
+    tensors = {"q": q, "k": k, "v": v, "o": o, **more_inputs(packing, alibi_slopes)} | ({"lse": sums} if lse else {})
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
         sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
-        others |= {"operation": "packed", "batch": len(cu_seqlens_q) - 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-        longest = min(max_seqlen_q, q.shape[1]), min(max_seqlen_k, k.shape[1])
-        others |= {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
-        tensors |= {"cu_seqlens_q": cu_seqlens_q.contiguous(), "cu_seqlens_k": cu_seqlens_k.contiguous()}
-        if not all(longest):  # nobody sees a key; what was asked for is looked at all the same
+        others |= {"operation": "packed", **packing.sizes(q, k)}
+        if packing.is_blind(q, k):  # what was asked for is looked at all the same
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
             _clear(o, sums)
             return o, sums

@@ -185,7 +185,7 @@ def slow_path(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], 
         check(problem, given)
         check_apart(tensors["o"], {name: tensors[name] for name in problem.asked.inputs})
     if ready.call:
-        ready.call(problem, given)
+        ready.call.launch(problem, given)
     else:
         check(problem, given)
         _emulate(ready.artifact, problem, tensors)
@@ -210,6 +210,13 @@ def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
             raise UnsupportedProblemError(f"out shares memory with {name}; it takes memory of its own")
 
 
+def written(out: torch.Tensor, o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`out` with O in it. UnsupportedProblemError where it has no room for O, or is an input's memory."""
+    check_out(out, q)
+    check_apart(out, {"q": q, "k": k, "v": v})
+    return out.copy_(o)
+
+
 def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
     copies = allocate(problem)
@@ -224,7 +231,15 @@ def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs tensors of the kind of q and the problem, made ready at the first call for it."""
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
     if not _is_plain(problem):
-        kind += problem.packed, problem.window, problem.softcap > 0, problem.alibi, problem.operation, problem.options
+        kind += (
+            problem.packed,
+            problem.window,
+            problem.softcap > 0,
+            problem.alibi,
+            problem.dropout_p > 0,
+            problem.operation,
+            problem.options,
+        )
     return ready_for((*kind, is_long(problem)), problem, q, version)
 
 
@@ -235,7 +250,7 @@ def ready_for(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versi
 
 def _is_plain(problem: Problem) -> bool:
     """Whether the shorter way takes it."""
-    has_more = problem.packed or problem.window or problem.softcap or problem.alibi
+    has_more = problem.packed or problem.window or problem.softcap or problem.alibi or problem.dropout_p
     return problem.operation == FIRST_OPERATION and not has_more
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import attention, general, given, gradients, sequences
+from flashladder.common.api import around_kernels, attention, differentiable, general, given, gradients, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -27,17 +28,18 @@ def packed_attention(
     window: general.Window = general.OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`attention` within each of many sequences, in one launch; forward only.
+    """`attention` within each of many sequences, in one launch. Differentiable.
 
     q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_k, head_dim). Sequence i has the rows
     cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are (sequences + 1), int32, on q's
     device. A sequence may have no rows; none has more than max_seqlen_q and max_seqlen_k. Returns O, shaped as q, and
     with `return_lse` also the log-sum-exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those
-    that see no key, have O = 0 and a log-sum-exp of -inf. The options are those of `attention`; alibi_slopes are
-    (num_heads,) or (sequences, num_heads).
+    that see no key, have O = 0 and a log-sum-exp of -inf, or, with sinks, the sink. The options are those of
+    `attention`; alibi_slopes are (num_heads,) or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
@@ -61,11 +63,22 @@ def packed_attention(
         raise UnsupportedProblemError(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
-    gradients.refuse(q, k, v)
+    gradients.refuse_forward_mode(q, k, v)
+    if around_kernels.are_needed(q, sinks):
+        options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
+        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
+        alone: Any = functools.partial(packed_attention, return_lse=True, **options)
+        o, lse = around_kernels.attend(alone, q, k, v, sinks, softmax_scale)
+        return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
     bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
-    o, lse = general.forward(q[None], k[None], v[None], *packing, causal, softmax_scale, *bounds, version, return_lse)
+    asked = (*packing, causal, softmax_scale, *bounds)
+    if gradients.wanted(q, k, v):
+        o, lse = differentiable.forward(q[None], k[None], v[None], differentiable.Options(*asked), version)
+    else:
+        o, lse = general.forward(q[None], k[None], v[None], *asked, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
 
 
@@ -94,17 +107,35 @@ def padding_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
     rises = keys[:, 1:] & ~keys[:, :-1]
     with torch.inference_mode(False):  # so that torch counts what is written to cu_seqlens
         lengths_q, lengths_k, risen = torch.stack([real.sum(1) for real in (rows, keys, rises)]).tolist()
-        real_rows, real_keys = _real(rows, lengths_q), _real(keys, lengths_k)
+        real_rows, real_keys = (
+            _real(real, real.sum(1), lengths) for real, lengths in ((rows, lengths_q), (keys, lengths_k))
+        )
     alike = real_rows.is_all and len(set(lengths_k)) == 1 and not any(risen)
     return Padding(real_rows, real_keys, (lengths_k[0] or None) if alike else None)
 
 
-def _real(real: torch.Tensor, lengths: list[int]) -> Real:
+def documents_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
+    """The same where each sequence is made of documents, whose rows see no key of another one.
+
+    Both say of which document something is: whole numbers that do not fall along a sequence, 0 for padding; the rows'
+    are the last of the keys'. Waits for the GPU.
+    """
+    with torch.inference_mode(False):
+        first = torch.arange(len(keys), device=keys.device)[:, None] * (keys.max() + 1)  # of another sequence, another
+        names, counts_k = (keys + first)[keys > 0].unique_consecutive(return_counts=True)
+        own = (rows + first)[rows > 0]
+        counts_q = torch.searchsorted(own, names, right=True) - torch.searchsorted(own, names)
+        lengths_q, lengths_k = torch.stack((counts_q, counts_k)).tolist()
+        return Padding(_real(rows > 0, counts_q, lengths_q), _real(keys > 0, counts_k, lengths_k), None)
+
+
+def _real(real: torch.Tensor, counts: torch.Tensor, lengths: list[int]) -> Real:
+    """Of which rows are real, and how many of each sequence: on the device, and as numbers."""
     total = sum(lengths)
     batches, places = real.nonzero_static(size=total).unbind(1)  # nonzero() would wait for the GPU
-    cu_seqlens = pad(real.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+    cu_seqlens = pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     sequences.know(cu_seqlens, [0, *accumulate(lengths)])
-    return Real((batches, places), cu_seqlens, max(lengths), total == real.numel())
+    return Real((batches, places), cu_seqlens, max(lengths, default=0), total == real.numel())
 
 
 def without_padding(

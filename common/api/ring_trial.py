@@ -96,6 +96,7 @@ def _rank(rank: int, ranks: int, device: str, problem: Problem, version: str, fo
                 "times": {name: worst[name] for name in times},
             }
             Path(folder, "trial.json").write_text(json.dumps(trial))
+        dist.barrier()  # gloo may end a process whose peer leaves while they still talk
     finally:
         dist.destroy_process_group()
 

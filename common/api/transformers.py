@@ -1,12 +1,14 @@
 """transformers' models: `attn_implementation="ladder"`, through its AttentionInterface and AttentionMaskInterface.
 
-What a mask is, says its shape; only what is written here makes those of the first four kinds:
+What a mask is, says its shape; only what is written here makes those of the first six kinds:
 
 None                  causal to the bottom right where the module is causal, and otherwise all keys
 (batch, keys)         the same causal mask of these keys, those in front, and which of them are no padding; a query is
                       its own key. A batch of 0: none is padding, which nobody needs to read
-(batch, keys, window) the same, and that a query sees so many keys at most, its own among them
+(batch, keys, window) the same, and that a query sees so many keys at most, its own among them. Of int32 it says of
+                      which document a key is, 0 for padding: a query sees its own alone
 (batch, 1, 1, keys)   which keys are no padding, for all queries alike
+(..., keys, window)   the same, of five dimensions: a query sees so many to each side at most, its own among them
 anything else         not for these kernels: transformers' "sdpa" takes it
 """
 
@@ -24,10 +26,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashladder.common.api import attention, general, op
 from flashladder.common.api.fallback import autocast, foresee, say
-from flashladder.common.api.packed import Padding, only_o, packed_attention, padding_of, without_padding
+from flashladder.common.api.packed import (
+    Padding,
+    documents_of,
+    only_o,
+    packed_attention,
+    padding_of,
+    without_padding,
+)
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
 
 NAME = "ladder"
+_NOT_SDPAS = {"softcap": "a softcap", "s_aux": "attention sinks"}
 _foreseen: set[tuple[object, ...]] = set()  # kinds of tensors in whose generation no kernel is new
 _read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
 
@@ -39,8 +49,8 @@ def register_with_transformers() -> None:
     sequences; a query that is padding gives 0. On a GPU a first causal call also makes ready the kernels that its
     generation comes to, or that of a padded batch; one that was never compiled takes some seconds more. Where
     `attention` refuses, or a mask, a gradient or dropout is wanted that it does not have, transformers' "sdpa" runs,
-    with one FallbackWarning for each kind of reason. Softcap and attention sinks, which "sdpa" has not either, raise
-    UnsupportedProblemError.
+    with one FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted,
+    which "sdpa" has not, UnsupportedProblemError is raised instead.
 
     Raises ToolchainError without transformers, or for one whose masks are made in another way.
     """
@@ -71,8 +81,6 @@ def _attend(
     """q, k and v are (batch, heads, seqlen, head_dim); the output is (batch, seqlen_q, heads, head_dim)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if options.get("s_aux") is not None:
-        raise UnsupportedProblemError('s_aux: kernels have no sinks; attn_implementation="eager" works')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     try:
         q, k, v = autocast(*(tensor.transpose(1, 2) for tensor in (query, key, value)))
@@ -83,10 +91,11 @@ def _attend(
             raise UnsupportedProblemError(
                 f'{error}; with cu_seq_lens_q, which "sdpa" does not read, only transformers\' flash-attn works'
             ) from None
-        if options.get("softcap") is not None:
-            raise UnsupportedProblemError(
-                f'{error}; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
-            ) from None
+        for name, what in _NOT_SDPAS.items():
+            if options.get(name) is not None:
+                raise UnsupportedProblemError(
+                    f'{error}; with {what}, which "sdpa" has not, attn_implementation="eager" works'
+                ) from None
         say('transformers\' "sdpa"', str(error))
     whole = _whole(attention_mask, query.shape[2], key.shape[2], causal, query.device)
     return sdpa_attention_forward(
@@ -117,25 +126,25 @@ def _ours(
 ) -> torch.Tensor:
     """Of (batch, seqlen, heads, head_dim)."""
     scores: dict[str, Any] = {"softmax_scale": scale, "softcap": options.get("softcap") or 0.0}
+    scores["sinks"] = options.get("s_aux")
     if options.get("cu_seq_lens_q") is not None:
         if len(q) > 1:
             raise UnsupportedProblemError(f"cu_seq_lens_q in a batch of {len(q)}; packed sequences are one row")
-        if mask is not None and mask.dim() == 3 and not len(mask):
-            scores["window"] = mask.shape[2] - 1, None
-        elif mask is not None:
+        if mask is not None and (mask.dim() != 3 or (len(mask) and mask.dtype != torch.int32)):
             raise UnsupportedProblemError("cu_seq_lens_q with a mask that hides more than a window")
+        if mask is not None:
+            scores["window"] = _window(mask)
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
         return only_o(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
     if mask is not None:
         if len(mask) and torch.compiler.is_compiling():
             raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
-        if mask.dtype != torch.bool or (mask.dim() == 4 and mask.shape[1:3] != (1, 1)):
+        if mask.dtype not in (torch.bool, torch.int32) or (mask.dim() == 4 and mask.shape[1:3] != (1, 1)):
             raise UnsupportedProblemError("a mask that is more than causal, padding and a window: kernels take none")
         if mask.dim() < 4:
             causal = True
             k, v = (tensor[:, : mask.shape[1]] for tensor in (k, v))
-        if mask.dim() == 3:
-            scores["window"] = mask.shape[2] - 1, None
+        scores["window"] = _window(mask)
         causal = causal and (mask.dim() < 4 or q.shape[1] == 1)  # one row sees all keys in either kernel
     if mask is None or not len(mask):
         o = only_o(attention(q, k, v, causal=causal, **scores))
@@ -152,23 +161,41 @@ def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, scores: dict[str, Any]) ->
     What cannot be made ready is not needed yet.
     """
     window, softcap = scores.get("window", general.OPEN), scores["softcap"]
-    kind = q.dtype, q.device, q.shape[2:], k.shape[2], window == general.OPEN, softcap > 0
+    lse = scores["sinks"] is not None
+    kind = q.dtype, q.device, q.shape[2:], k.shape[2], window == general.OPEN, softcap > 0, lse
     if kind in _foreseen:
         return
     _foreseen.add(kind)
     for bounds, packed in itertools.product(dict.fromkeys((general.OPEN, window)), (False, True)):
         with contextlib.suppress(FlashLadderError):
-            general.make_ready(q, k, bounds, softcap, packed)
+            general.make_ready(q, k, bounds, softcap, packed, lse)
 
 
 def _padding(mask: torch.Tensor, batch: int, seqlen_q: int) -> Padding:
     """What a mask takes out of a batch. Layers share one mask, which is read for the first of them."""
     kept = _read.get(mask, {})
     if (found := kept.get((batch, seqlen_q))) is None:
-        keys = (mask[:, 0, 0] if mask.dim() == 4 else mask[:, :, 0] if mask.dim() == 3 else mask).expand(batch, -1)
-        rows = keys.new_ones(batch, seqlen_q) if mask.dim() == 4 else keys[:, keys.shape[1] - seqlen_q :]
-        found = kept[batch, seqlen_q] = padding_of(rows, keys)
+        keys = _of_keys(mask).expand(batch, -1)
+        last = keys[:, keys.shape[1] - seqlen_q :]
+        if mask.dtype == torch.int32:
+            found = documents_of(last, keys)
+        else:
+            found = padding_of(keys.new_ones(batch, seqlen_q) if mask.dim() == 4 else last, keys)
+        kept[batch, seqlen_q] = found
     return found
+
+
+def _of_keys(mask: torch.Tensor) -> torch.Tensor:
+    """What a mask says of keys, (batch, keys)."""
+    mask = mask[..., 0] if mask.dim() in (3, 5) else mask
+    return mask[:, 0, 0] if mask.dim() == 4 else mask
+
+
+def _window(mask: torch.Tensor) -> general.Window:
+    """What a mask says of how far a query sees."""
+    if mask.dim() not in (3, 5) or mask.shape[-1] >= mask.shape[-2]:
+        return general.OPEN
+    return mask.shape[-1] - 1, (mask.shape[-1] - 1 if mask.dim() == 5 else None)
 
 
 def _mask(*, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
@@ -206,9 +233,10 @@ def _made(
         causal_mask_function,
         prepare_padding_mask,
         sdpa_mask,
+        sliding_window_bidirectional_mask_function,
     )
 
-    mask_function = mask_function or causal_mask_function
+    mask_function = causal_mask_function if mask_function is None else mask_function  # torch 2.11 traces no `or` of it
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     known = (padding is None and isinstance(q_offset, int)) or not torch.compiler.is_compiling()
     known_skip = known and allow_is_causal_skip  # or else nobody asks for an offset, which waits for the GPU
@@ -218,7 +246,7 @@ def _made(
         if real is None and seen < kv_length:
             return torch.empty(0, seen, dtype=torch.bool, device=device)
         return real
-    if seen == kv_offset + kv_length and local_size and _slides(mask_function, local_size):
+    if seen == kv_offset + kv_length and local_size and _slides(mask_function, local_size, **options):
         real = None if padding is None else _unless_all(padding[:, kv_offset:seen])
         if kv_length <= local_size:
             return real  # nothing is out of the window
@@ -226,9 +254,23 @@ def _made(
             return torch.empty(0, kv_length, local_size, dtype=torch.bool, device=device)
         if _in_one_piece(real):  # or else distances would be others without the padding
             return real[:, :, None].expand(-1, -1, local_size)
+    if isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length:
+        keys = torch.arange(kv_offset, kv_offset + kv_length, device=device)
+        if (found := _documents(mask_function, keys)) is not None:
+            documents, window = found
+            real = documents if padding is None else documents * padding[:, kv_offset : kv_offset + kv_length]
+            return real.int().expand(batch_size, -1)[:, :, None].expand(-1, -1, window)
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip and known:
         real = None if padding is None else _unless_all(padding[:, :kv_length])
         return None if real is None else real[:, None, None]
+    if local_size and _is(mask_function, sliding_window_bidirectional_mask_function(local_size)):
+        real = None if padding is None else _unless_all(padding[:, :kv_length])
+        if kv_length <= local_size + 1:
+            return None if real is None else real[:, None, None]
+        if real is None:
+            return torch.empty(0, 1, 1, kv_length, local_size + 1, dtype=torch.bool, device=device)
+        if _in_one_piece(real):
+            return real[:, None, None, :, None].expand(-1, 1, 1, -1, local_size + 1)
     plain = seen == kv_offset + kv_length and q_length in (1, kv_length)  # what None says here and in "sdpa" alike
     return sdpa_mask(
         batch_size,
@@ -256,20 +298,74 @@ def _in_one_piece(real: torch.Tensor) -> bool:
     return bool((pad(real, (1, 0)).diff(dim=1) & real).sum(1).le(1).all())
 
 
-def _slides(mask_function: Callable[..., Any], local_size: int) -> bool:
-    """Whether it is transformers' sliding window under a causal mask, and nothing else."""
+def _slides(
+    mask_function: Callable[..., Any], local_size: int, *, config: Any = None, use_vmap: bool = False, **_: Any
+) -> bool:
+    """Whether it is transformers' sliding window under a causal mask, and nothing else.
+
+    torch.compile does not let a function's parts be seen. Then the maker's arguments tell, where None may stand for the
+    mask: with a local size, and nothing laid over it (use_vmap), it is the config's window or its chunks.
+    """
     from transformers.masking_utils import sliding_window_causal_mask_function
 
+    if not torch.compiler.is_compiling():
+        return _is(mask_function, sliding_window_causal_mask_function(local_size))
+    chunk = getattr(config, "attention_chunk_size", None)
+    return not use_vmap and chunk is None and getattr(config, "sliding_window", None) == local_size
+
+
+def _is(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions of transformers' makers are made alike: the same code, of equal numbers."""
     if torch.compiler.is_compiling():
         return False
 
     def made_of(function: Any) -> Any:
         if isinstance(function, tuple):
             return tuple(map(made_of, function))
+        if isinstance(function, torch.Tensor):
+            return id(function)
         cells = getattr(function, "__closure__", None)
         return (function.__code__, *(made_of(cell.cell_contents) for cell in cells)) if cells else function
 
-    return bool(made_of(mask_function) == made_of(sliding_window_causal_mask_function(local_size)))
+    return bool(made_of(function) == made_of(other))
+
+
+def _captured(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function took from where it was made."""
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+
+
+def _documents(function: Callable[..., Any], keys: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+    """Of which document each of these keys is, (batch or 1, keys), from 1 on, and how many keys a query sees at most.
+
+    They are transformers' packed sequences under a causal mask or a window, or chunks of a sequence; None: neither.
+    """
+    from transformers.masking_utils import (
+        causal_mask_function,
+        chunked_causal_mask_function,
+        packed_sequence_compatibility_function,
+        sliding_window_causal_mask_function,
+    )
+
+    if torch.compiler.is_compiling():
+        return None
+    parts: dict[str, Any] = {}
+    for each in _captured(function).get("mask_functions", ()):
+        parts |= _captured(each)
+    if parts.keys() == {"chunk_size", "left_padding"}:
+        if _is(function, chunked_causal_mask_function(**parts)):
+            chunks = (keys - parts["left_padding"][:, None]) // parts["chunk_size"] + 1
+            return chunks.clamp(min=0), len(keys)  # those to the left of the first are padding
+    elif parts.keys() == {"packed_sequence_mask", "mask_function", "position_ids"}:
+        inner, window = parts["mask_function"], len(keys)
+        if inner is not causal_mask_function:
+            window = _captured(_captured(inner).get("mask_functions", (inner,))[0]).get("sliding_window", 0)
+            if not window or not _is(inner, sliding_window_causal_mask_function(window)):
+                return None
+        if _is(function, packed_sequence_compatibility_function(**parts)):
+            return parts["packed_sequence_mask"] + 1, min(window, len(keys))
+    return None
 
 
 def _whole(
@@ -278,9 +374,21 @@ def _whole(
     """The same mask as "sdpa" takes it, whose own causal mask is to the upper left."""
     if (mask is None and not (causal and 1 < seqlen_q < seqlen_k)) or (mask is not None and mask.dim() == 4):
         return mask
-    keys = seqlen_k if mask is None else mask.shape[1]
-    real = None if mask is None or not len(mask) else mask[:, :, 0] if mask.dim() == 3 else mask
-    own = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
+    if mask is None:
+        return _bounds(seqlen_q, seqlen_k, 0, (None, 0), device)[None, None]
+    left, right = _window(mask)
+    keys = mask.shape[3] if mask.dim() == 5 else mask.shape[1]
+    seen = _bounds(seqlen_q, seqlen_k, seqlen_k - keys, (left, right if mask.dim() == 5 else 0), device)
+    if not len(mask):
+        return seen[None, None]
+    real = pad(_of_keys(mask), (0, seqlen_k - keys))[:, None, None]
+    own = real[..., keys - seqlen_q : keys].mT
+    return seen & ((real == own) & (real > 0) if mask.dtype == torch.int32 else real)
+
+
+def _bounds(seqlen_q: int, seqlen_k: int, behind: int, window: general.Window, device: torch.device) -> torch.Tensor:
+    """Which keys are within a window of a query's own, which are the last ones but for those `behind`."""
+    own = torch.arange(seqlen_q, device=device)[:, None] + seqlen_k - behind - seqlen_q
     key = torch.arange(seqlen_k, device=device)
-    seen = (key <= own) & (key > own - (mask.shape[2] if mask is not None and mask.dim() == 3 else seqlen_k))
-    return seen[None, None] if real is None else seen & pad(real, (0, seqlen_k - keys))[:, None, None]
+    left, right = (seqlen_k if bound is None else bound for bound in window)
+    return (key >= own - left) & (key <= own + right)

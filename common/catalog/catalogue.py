@@ -51,7 +51,7 @@ class Implementation(Configurable):
         """
         if refusal := self._unsupported(problem):
             raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
-        decided = {name: value for name, value in decided_by(problem).items() if name in self.choices}
+        decided = {name: value for name, value in self._decided(problem).items() if name in self.choices}
         return self.config(gpu, **{**decided, **overrides})
 
     def check(self, problem: "Problem", config: KernelConfig) -> None:
@@ -85,12 +85,13 @@ class Implementation(Configurable):
     def _unsupported(self, problem: "Problem") -> str | None:
         """Why no configuration takes the problem, to be read after the name; None when one may."""
         supports = self.supports
-        if problem.operation not in (computed := (self.operation, *(["packed"] if supports.packed else []))):
+        of_packed = ["packed"] if supports.packed and self.operation == own.FIRST_OPERATION else []
+        if problem.operation not in (computed := (self.operation, *of_packed)):
             return f"computes the operation {listing(computed)}, not {problem.operation}"
         if problem.dtype not in supports.dtype:
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
-        if problem.head_dim not in supports.head_dim:
-            return f"takes head_dim {listing(supports.head_dim)}, not {problem.head_dim}"
+        if not supports.takes_head_dim(problem.head_dim):
+            return f"takes head_dim {supports.head_dims()}, not {problem.head_dim}"
         if problem.head_dim_v not in (supports.head_dim_v or [problem.head_dim]):
             known = listing(supports.head_dim_v) or f"{problem.head_dim}, as head_dim"
             return f"takes head_dim_v {known}, not {problem.head_dim_v}"
@@ -105,11 +106,18 @@ class Implementation(Configurable):
             return "has no softcap"
         if problem.alibi and not supports.alibi:
             return "has no ALiBi"
+        if problem.packed and not supports.packed:
+            return "takes no packed sequences"
+        if problem.dropout_p and not supports.dropout:
+            return "has no dropout"
         if "lse" in problem.outputs and not supports.lse:
             return "gives no log-sum-exp"
         if problem.num_heads != problem.num_heads_k and not supports.gqa:
             return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
         return None
+
+    def _decided(self, problem: "Problem") -> dict[str, Value]:
+        return decided_by(problem, self.supports.columns(problem.head_dim))
 
     def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
         """Why it does not take the problem so configured, to be read after its name; None when it does."""
@@ -117,7 +125,7 @@ class Implementation(Configurable):
             return unsupported
         if "row_stride" in config.fields and problem.layout != "bshd":
             return f"needs the layout bshd, whose rows are row_stride={config.row_stride} apart, not {problem.layout}"
-        for name, value in decided_by(problem).items():
+        for name, value in self._decided(problem).items():
             if name in config.fields and getattr(config, name) != value:
                 configured = f"{name}={spell(getattr(config, name))}"
                 return f"is configured for {configured}, but the problem has {name}={spell(value)}"
@@ -210,12 +218,14 @@ class Reference(Implementation):
     requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it
 
 
-def decided_by(problem: "Problem") -> dict[str, Value]:
-    """The configuration fields that a problem decides, in a rung that has them."""
-    same = ("dtype", "head_dim", "head_dim_v", "causal", "lse", "packed", "window", "alibi")
+def decided_by(problem: "Problem", columns: int | None = None) -> dict[str, Value]:
+    """The configuration fields that a problem decides, in a rung that has them; `columns` is the kernel's head_dim."""
+    columns = columns or problem.head_dim
+    same = ("dtype", "head_dim_v", "causal", "lse", "packed", "window", "alibi")
     row_stride = problem.num_heads * problem.head_dim
     decided = {name: getattr(problem, name) for name in same} | dict(problem.options)
-    return {**decided, "softcap": bool(problem.softcap), "row_stride": row_stride}
+    decided |= {"head_dim": columns, "narrower": columns > problem.head_dim}
+    return {**decided, "softcap": bool(problem.softcap), "dropout": bool(problem.dropout_p), "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:

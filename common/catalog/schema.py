@@ -20,6 +20,7 @@ from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import Value, listing
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP, padded_head_dim
 
 FILE = "version.yaml"
 
@@ -39,6 +40,7 @@ class Supports(Declared):
 
     dtype: tuple[StrictStr, ...]
     head_dim: tuple[StrictInt, ...]
+    narrower: StrictBool = False  # a head_dim too that is padded to one of those
     head_dim_v: tuple[StrictInt, ...] = ()  # beside that of head_dim
     seqlen_q: StrictStr = "any"
     seqlen_k: StrictStr = "any"
@@ -48,10 +50,24 @@ class Supports(Declared):
     window: StrictBool = False
     softcap: StrictBool = False
     alibi: StrictBool = False
-    packed: StrictBool = False  # the operation `packed` too, beside its own
+    dropout: StrictBool = False
+    packed: StrictBool = False  # packed sequences, which are an operation beside `forward`
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
     # Of the operation, beside their defaults.
     options: dict[StrictStr, Literal["any"] | tuple[StrictValue | StrictFloat, ...]] = {}
+
+    def columns(self, head_dim: int) -> int:
+        """The head_dim of the kernel that takes a head_dim, if one does."""
+        return padded_head_dim(head_dim) if self.narrower else head_dim
+
+    def takes_head_dim(self, head_dim: int) -> bool:
+        """Whether one of its kernels does."""
+        return self.columns(head_dim) in self.head_dim
+
+    def head_dims(self) -> str:
+        """Those it takes, in words."""
+        narrower = f", or a multiple of {HEAD_DIM_STEP} that is padded to one of them" if self.narrower else ""
+        return f"{listing(self.head_dim)}{narrower}"
 
     def refusal(self, option: str, value: Value, default: Value) -> str | None:
         """Why it does not take an option's value, to be read after the name; None where it does."""

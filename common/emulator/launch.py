@@ -43,6 +43,7 @@ def run(
     prior: Mapping[str, str] | None = None,
     cluster: GridShape = ALONE,
     progress: Callable[..., None] | None = None,
+    entering: Callable[[int], None] | None = None,
 ) -> Report:
     """Executes a kernel.
 
@@ -65,6 +66,7 @@ def run(
         max_instructions: of one warp and chunk, against endless loops.
         progress: called with (CTAs done, CTAs in total) first and after each chunk; within one now and then, with where
             a warp is as a third argument.
+        entering: called with the number of each block that a warp is about to run.
 
     Raises:
         EmulatorError: the kernel did something wrong, or uses an instruction that is not known.
@@ -73,6 +75,7 @@ def run(
     program = ptx if isinstance(ptx, Program) else compile_ptx(ptx, entry)
     machine = Machine(program, params, grid, num_threads, shared_bytes, memory, cluster)
     machine.max_instructions, machine.lazy_copies, machine.lagging = max_instructions, lazy_copies, lagging
+    machine.entering = entering
     watcher_of = partial(detector, GlobalRaces(machine, prior or {})) if race else None
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
     size = math.prod(machine.cluster)

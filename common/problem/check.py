@@ -46,6 +46,7 @@ class Check:
     lse_error: float
     lse_tolerance: float
     faults: tuple[str, ...]
+    output: str = "o"  # the one whose error that is
 
     @property
     def passed(self) -> bool:
@@ -70,7 +71,7 @@ def verify(expected: Expected, outputs: Mapping[str, torch.Tensor], buffers: tup
     }
     main = max((name for name in errors if name != LSE), key=lambda name: errors[name] / expected.tolerances[name])
     lse_tolerance = expected.tolerances.get(LSE, 0.0)
-    return Check(errors[main], expected.tolerances[main], errors.get(LSE, 0.0), lse_tolerance, tuple(faults))
+    return Check(errors[main], expected.tolerances[main], errors.get(LSE, 0.0), lse_tolerance, tuple(faults), main)
 
 
 def _compare(name: str, given: torch.Tensor, exact: torch.Tensor, tolerance: float, faults: list[str]) -> float:

@@ -81,7 +81,9 @@ FIELDS = {
         Field("window", bool, "a row of Q sees no key that is too far away"),
         Field("softcap", bool, "scores are bounded by softcap * tanh(score / softcap)"),
         Field("alibi", bool, "a score loses a slope for each key between its own and that of its row"),
+        Field("dropout", bool, "some weights of P are dropped, at random"),
         Field("packed", bool, "sequences of any lengths lie one behind the other"),
+        Field("narrower", bool, "tensors have fewer columns than head_dim; zeros take the place of the others"),
         Field("accumulate", str, "type of every number in between", choices=("fp32", "fp64")),
     )
 }

@@ -24,6 +24,7 @@ from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
 from flashladder.common.problem.buffers import LAYOUTS, View
 from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LSE = "lse"
@@ -34,7 +35,8 @@ _BUILT_IN = Path(__file__).parent / "operations"
 _CONFIGURED = ("dtype", "head_dim", "head_dim_v", "causal")  # what a configuration and a problem say alike
 COMPUTE, BANDWIDTH = "TFLOP/s", "TB/s"  # units of speed
 # What only some operations know. The others refuse a problem that has it.
-FEATURES = ("causal", "window_left", "window_right", "softcap", "alibi")
+BOUNDS = ("causal", "window_left", "window_right", "softcap", "alibi")  # what a row sees, and how
+FEATURES = (*BOUNDS, "dropout_p")
 LENGTHS = ("seqlens_q", "seqlens_k", "total_q", "total_k")
 
 
@@ -47,6 +49,9 @@ class Problem:
     from window_left keys before that one to window_right behind it, None for all. A softcap of 0 is none; with one,
     scores are softcap * tanh(score / softcap). With alibi, they then lose a slope for each key between a row's own and
     theirs: slope * |i + seqlen_k - seqlen_q - j|, where the slopes are a tensor of their own.
+
+    With a dropout_p, weights of P are dropped with that probability, in steps of 1/256, and the others grow by
+    1 / (1 - dropout_p); the log-sum-exp is that of all. common/problem/dropout.py says which are dropped.
 
     Packed sequences have their lengths in seqlens_q and seqlens_k (as seqlens_q where left out). These say how many
     there are (batch), the longest (seqlen_q, seqlen_k) and the rows of all together (total_q, total_k). Where only the
@@ -75,6 +80,7 @@ class Problem:
     window_right: int | None = None
     softcap: float = 0.0
     alibi: bool = False
+    dropout_p: float = 0.0
     seqlens_q: tuple[int, ...] = ()  # these four of packed sequences alone
     seqlens_k: tuple[int, ...] = ()
     total_q: int = None  # type: ignore[assignment]
@@ -116,6 +122,8 @@ class Problem:
         """A problem that a kernel so configured computes: what the configuration does not say is as usual."""
         kind, decided = operation_named(operation), config.as_dict()
         same: dict[str, Any] = {name: decided[name] for name in _CONFIGURED if name in decided}
+        if decided.get("narrower"):
+            same["head_dim"] -= HEAD_DIM_STEP
         options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
         return cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
 
@@ -160,6 +168,9 @@ class Problem:
             raise UnsupportedProblemError(
                 f"softcap={self.softcap}: must be a positive number up to {MAX_SOFTCAP:g}, or 0 for none"
             )
+
+        if not 0 <= self.dropout_p < 1:
+            raise UnsupportedProblemError(f"dropout_p={self.dropout_p}: must be at least 0 and less than 1")
 
     def _require_known(self, name: str, known: Collection[str]) -> None:
         if getattr(self, name) not in known:

@@ -70,7 +70,7 @@ def _compiled(artifact: Artifact) -> str:
 
 
 def _verdict(check: Check) -> Text:
-    errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
+    errors = f"error of {check.output} {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
     if check.lse_tolerance:  # it was compared
         errors += f", of lse {check.lse_error:.2g} (tolerance {check.lse_tolerance:.2g})"
     return Text.assemble(("PASS", "bold green") if check.passed else ("FAIL", "bold red"), ": ", errors)

@@ -62,7 +62,7 @@ def _values(choice: catalog.Choice) -> str:
 
 
 def _takes(supports: catalog.Supports) -> str:
-    features = [name for name in ("causal", "gqa") if getattr(supports, name)]
+    features = [name for name in ("causal", "gqa", "narrower") if getattr(supports, name)]
     lengths = "any length" if supports.seqlen_q == supports.seqlen_k == "any" else "whole tiles"
     wide = {"d": supports.head_dim, "d of V": supports.head_dim_v}
     widths = [f"{name} {', '.join(map(str, sorted(columns)))}" for name, columns in wide.items() if columns]

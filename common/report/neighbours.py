@@ -32,9 +32,12 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "17_lazy_rescale": (86, "A softmax that rescales seldom needs a second sum, of P as rounded."),
     "18_anchored_softmax": (134, "A softmax without maxima must find out when it has lost a row, and begin again."),
     "20_woven_copies": (126, "Copies between products need rings of fragments and a copier that stops and goes on."),
-    "23_general": (225, "Masks, any lengths, any strides and a schedule come in one step."),
+    "23_general": (
+        230,
+        "Masks, any lengths, any strides and a schedule come in one step, with copiers for any columns.",
+    ),
     "24_woven_general": (
-        360,
+        435,
         "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
         "packed sequences, sliding windows, softcaps, ALiBi.",
     ),
@@ -68,6 +71,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "decode/01_packed_heads": (620, "It goes from ordinary cores to tensor cores, as rung 01 does."),
     "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
     "decode/06_equal_parts": (70, "That CTAs find their part by themselves takes sums over the lengths, in a warp."),
+    "decode/10_seen_keys": (170, "What models ask for comes in one step: padding, a window, a softcap and ALiBi."),
     "backward/01_tensor_cores": (680, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "backward/04_coalesced_atomics": (54, "A tile of dQ in the order of registers must be sorted when it is rounded."),
     "backward/05_fewer_instructions": (66, "The pass before the loop brings lse in log2, and reads 16 bytes a lane."),
@@ -77,7 +81,15 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "With roles come pairs of warps that exchange P, and numbers of rows that travel.",
     ),
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
-    "backward/10_general": (190, "Any lengths, any strides, grouped heads and padded passes come in one step."),
+    "backward/10_general": (205, "Any lengths, any strides, grouped heads and padded passes come in one step."),
+    "backward/11_any_attention": (
+        320,
+        "It brings what several rungs of the forward ladder bring, and counts rows anew where they are packed.",
+    ),
+    "backward/12_dropout": (
+        190,
+        "A generator, the places of its bytes among scores, and letters with signs, come together.",
+    ),
     "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 

@@ -12,7 +12,10 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path, gpu, plan
+from flashladder.common.runtime.launch import PROBLEMS_KEPT
 from flashladder.common.runtime.workspaces import lender
+
+_NOT_ASKED, _ASKED_ONCE = plan.Plan(), plan.Plan()
 
 
 class Call:
@@ -30,18 +33,52 @@ class Call:
             torch.cuda.synchronize()  # counters are zero, for any stream
             self._plan = plan.plan(rung, self._kernel, self._lenders, problem, device)
         self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for fast_path.cpp
+        self._rung = rung
+        self._plans: dict[Problem, plan.Plan | None] = {}
         fast_path.prepare()
 
     def launch_fast(self, tensors: Sequence[torch.Tensor | None], softmax_scale: float) -> bool:
         """Whether C++ launched on these tensors, in the operation's order; else nothing is done, and `__call__` may say
         what is wrong with them.
         """
-        if not self.plan_at or fast_path.extension is None:
+        return self._plan is not None and self.launch_by(self._plan, tensors, softmax_scale)
+
+    def launch_by(self, planned: plan.Plan, tensors: Sequence[torch.Tensor | None], softmax_scale: float) -> bool:
+        """The same by a plan of its own for these tensors, as `planned` gives it."""
+        if fast_path.extension is None:
             return False
+        at = ctypes.addressof(planned)
         if torch.cuda.current_device() == self._index:
-            return bool(fast_path.extension.launch(self.plan_at, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(at, tuple(tensors), softmax_scale))
         with torch.cuda.device(self._device):
-            return bool(fast_path.extension.launch(self.plan_at, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(at, tuple(tensors), softmax_scale))
+
+    def planned(self, problem: Problem, now: bool = True) -> plan.Plan | None:
+        """A plan for one problem that the rung takes; None where there is none.
+
+        It is made at the second call for it: a problem that never comes again is not worth one. Without `now`, it is
+        not made.
+        """
+        found = self._plans.get(problem, _NOT_ASKED)
+        if found is _NOT_ASKED and now:
+            while len(self._plans) >= PROBLEMS_KEPT:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[problem] = _ASKED_ONCE
+        elif found is _ASKED_ONCE and now:
+            self._plans[problem] = found = self._made(problem)
+        return None if found is _NOT_ASKED or found is _ASKED_ONCE else found
+
+    def _made(self, problem: Problem) -> plan.Plan | None:
+        with torch.cuda.device(self._device):
+            return plan.plan(self._rung, self._kernel, self._lenders, problem, self._device, alone=True)
+
+    def launch(self, problem: Problem, tensors: Tensors) -> None:
+        """As `__call__`, in C++ where a plan for the problem says all: for problems that the rung takes."""
+        if planned := self.planned(problem):
+            ordered = [tensors.by_name.get(name) for name in (*problem.asked.inputs, *problem.asked.outputs)]
+            if self.launch_by(planned, ordered, problem.softmax_scale):
+                return
+        self(problem, tensors)
 
     def __call__(self, problem: Problem, tensors: Tensors) -> None:
         """Launches them for any problem and any tensors that kernels take.

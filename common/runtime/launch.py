@@ -91,7 +91,7 @@ class Launcher:
 
     def workspace_bytes(self, problem: Problem) -> list[int]:
         """How large the workspaces are for a problem."""
-        sizes = _sizes(problem)
+        sizes = sizes_of(problem)
         return [workspace.num_bytes(sizes) for workspace in self.workspaces]
 
     def _of_problem(self, problem: Problem, num_sms: int) -> tuple[Shapes, list[_Told]]:
@@ -129,8 +129,8 @@ class _Kernel:
         if kernel.launch.is_dependent and not number:
             raise BuildError(f"{self._what} depends on the kernel before it; it is the rung's first one")
         self._layout = layout(kernel.launch)
-        tiles = _expression(f"({', '.join(kernel.launch.grid)})", f"grid of {kernel.entry}")
-        self._grid = _Arithmetic(tiles, constants(module, kernel.launch))
+        tiles = f"({', '.join(kernel.launch.grid)})"
+        self._grid = arithmetic(tiles, f"grid of {kernel.entry}", constants(module, kernel.launch))
 
     def told(self, problem: Problem, shapes: Shapes, num_sms: int) -> _Told:
         of_tensors = {*shapes, *(f"{name}_stride" for name, shape in shapes.items() if len(shape) == DIMENSIONS)}
@@ -176,7 +176,7 @@ class _Kernel:
         return value
 
     def _grid_for(self, problem: Problem, num_sms: int) -> tuple[int, int, int]:
-        x, y, z = map(int, self._grid.value(_sizes(problem)))
+        x, y, z = map(int, self._grid.value(sizes_of(problem)))
         if self._declared.ctas_per_sm:
             if (tiles := x * y * z) > MAX_TILES:
                 raise UnsupportedProblemError(
@@ -200,7 +200,7 @@ class SizedWorkspace:
 
     def __init__(self, workspace: Workspace, known: Mapping[str, object]) -> None:
         self.zeroed, self._element_bytes = workspace.zeroed, workspace.element_bytes
-        self._count = _Arithmetic(_expression(workspace.count, f"size of the workspace {workspace.name}"), known)
+        self._count = arithmetic(workspace.count, f"size of the workspace {workspace.name}", known)
         self.names = self._count.names  # of the sizes that decide
 
     def num_bytes(self, sizes: Mapping[str, object]) -> int:
@@ -221,6 +221,11 @@ class _Arithmetic:
             return self._function(*(sizes[name] for name in self.names))
         except KeyError:
             return self._expression.value({**self._known, **sizes})
+
+
+def arithmetic(text: str, what: str, known: Mapping[str, object]) -> _Arithmetic:
+    """That of a declaration; errors say what it is of."""
+    return _Arithmetic(_expression(text, what), known)
 
 
 def layout(launch: LaunchInfo) -> struct.Struct:
@@ -249,7 +254,8 @@ def constants(module: PtxModule, launch: LaunchInfo) -> dict[str, object]:
     return {**module.config.as_dict(), "block_m": launch.block_m, "block_n": launch.block_n}
 
 
-def _sizes(problem: Problem) -> dict[str, object]:
+def sizes_of(problem: Problem) -> dict[str, object]:
+    """What a declaration's arithmetic may read of a problem."""
     sizes = {name: getattr(problem, name) for name in (*SIZES, "head_dim", "head_dim_v")}
     return sizes | {name: problem.asked.argument(problem, name) for name in problem.asked.sizes}
 

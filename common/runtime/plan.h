@@ -34,7 +34,8 @@ struct TensorPlan {
     Number shape[4];
 };
 
-// Where a kernel is told what: of a tensor its address (A) or strides (s); a size in 32 bits (i) or 64 (q); the scale (f).
+// Where a kernel is told what: of a tensor its address (A) or strides (s); a Number in 32 bits (i) or 64 (q); the scale (f);
+// a number's own 32 bits (F).
 struct FieldPlan {
     int kind, at, number;
 };
@@ -66,7 +67,8 @@ struct Plan {
     int64_t row_stride, max_row_stride;          // elements; a row_stride of 0: any
     int device_type, device, device_index;       // as DLPack has it, and as torch: -1 for a CPU
     int address_at, strides_at, dims_at;         // in a map, where tensor_map.py says
-    int num_heads, num_heads_k, gqa;             // sizes; and whether they may differ
+    Number num_heads, num_heads_k;
+    int gqa;                                     // whether they may differ
     int num_tensors, num_sizes, num_kernels, num_workspaces;
     int64_t multiples[max_sizes];                // each size is one
     TensorPlan tensors[max_tensors];
@@ -132,7 +134,7 @@ struct Call {
             if (!is_taken(plan.tensors[i], views[i])) return false;
         for (int i = 0; i < plan.num_sizes; ++i)
             if (sizes[i] % plan.multiples[i]) return false;
-        const int64_t heads = sizes[plan.num_heads], heads_k = sizes[plan.num_heads_k];
+        const int64_t heads = value(plan.num_heads), heads_k = value(plan.num_heads_k);
         return (heads == heads_k || (plan.gqa && heads % heads_k == 0)) && are_apart() &&
                plan.min_scale <= softmax_scale && softmax_scale <= plan.max_scale;
     }
@@ -168,7 +170,7 @@ struct Call {
 struct Launch {
     LaunchConfig config;
     TensorMap maps[max_maps];
-    alignas(16) char params[max_params];
+    alignas(16) char params[max_params] = {};  // between fields zero, as in Python
     void *arguments[3];
 
     // False for what is left to Python.
@@ -204,8 +206,9 @@ struct Launch {
         switch (field.kind) {
         case 'A': return store(call.views[field.number].begin());
         case 's': return (void)std::memcpy(params + field.at, call.views[field.number].strides, 3 * sizeof(int64_t));
-        case 'i': return store(int(call.sizes[field.number]));
-        case 'q': return store(call.sizes[field.number]);
+        case 'i': return store(int(call.value(field.number)));
+        case 'q': return store(call.value(field.number));
+        case 'F': return store(field.number);
         case 'f': return store(float(call.softmax_scale));
         }
     }

@@ -1,6 +1,7 @@
 """What plan.h is told of a rung that stands ready on a device: all of its launches that does not depend on tensors.
 
-Which dimensions of tensors are which sizes, the operation shows by the shapes that it gives to two problems. A kernel's
+A plan is for problems of a kind, whatever their sizes: which dimensions of tensors are which sizes, the operation shows
+by the shapes that it gives to two problems. Or it is for one problem, whose sizes may follow any rule. A kernel's
 fields have their places from the kernel's declaration. Where a launch needs more than the plan can say, there is none.
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -27,9 +29,11 @@ from flashladder.common.runtime.launch import (
     MAX_TILES,
     SIZES,
     SizedWorkspace,
+    arithmetic,
     constants,
     mapped,
     persistent,
+    sizes_of,
 )
 from flashladder.common.runtime.workspaces import Lend, ZeroedMemory
 
@@ -82,7 +86,8 @@ class Plan(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("row_stride", "max_row_stride")),
         *((name, ctypes.c_int) for name in ("device_type", "device", "device_index")),
         *((name, ctypes.c_int) for name in ("address_at", "strides_at", "dims_at")),
-        *((name, ctypes.c_int) for name in ("num_heads", "num_heads_k", "gqa")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_heads_k")),
+        ("gqa", ctypes.c_int),
         *((name, ctypes.c_int) for name in ("num_tensors", "num_sizes", "num_kernels", "num_workspaces")),
         ("multiples", ctypes.c_int64 * MAX_SIZES),
         ("tensors", TensorPlan * MAX["tensors"]),
@@ -96,11 +101,19 @@ class _CannotSay(Exception):
 
 
 def plan(
-    rung: Version, kernel: gpu.LoadedKernel, lenders: Sequence[Lend], problem: Problem, device: torch.device
+    rung: Version,
+    kernel: gpu.LoadedKernel,
+    lenders: Sequence[Lend],
+    problem: Problem,
+    device: torch.device,
+    alone: bool = False,
 ) -> Plan | None:
-    """That of a rung for problems of a kind on a device, which is current; None where there can be none."""
+    """That of a rung for problems of a kind on a device, which is current; None where there can be none.
+
+    With `alone` it is that of the problem, which the rung takes.
+    """
     try:
-        return _plan(rung, kernel, lenders, problem, device)
+        return _plan(rung, kernel, lenders, _Alone(problem) if alone else _Dimensions(problem), device)
     except (_CannotSay, UnsupportedProblemError):
         return None
 
@@ -111,19 +124,16 @@ def index_of(device: torch.device) -> int:
 
 
 def _plan(
-    rung: Version, kernel: gpu.LoadedKernel, lenders: Sequence[Lend], problem: Problem, device: torch.device
+    rung: Version, kernel: gpu.LoadedKernel, lenders: Sequence[Lend], shapes: _Sizes, device: torch.device
 ) -> Plan:
-    config, shapes = kernel.artifact.config, _Dimensions(problem)
+    config = kernel.artifact.config
     kernels = [_kernel(kernel, each, shapes, device) for each in kernel.artifact.kernels]
     workspaces = [_workspace(*each, shapes) for each in zip(kernel.launcher.workspaces, lenders, strict=True)]
-    tensors = [_tensor(name, problem, shape) for name, shape in shapes.shapes.items()]
+    tensors = [_tensor(name, shapes.problem, shape) for name, shape in shapes.shapes.items()]
     if not (launch_kernel := kernel.launch_address()):
         raise _CannotSay
     multiples = {"seqlen_q": rung.supports.seqlen_q, "seqlen_k": rung.supports.seqlen_k}
     tiles = {name: 1 if tile == "any" else int(getattr(config, tile)) for name, tile in multiples.items()}
-    heads = [
-        -1 - shapes.number(name) for name in ("num_heads", "num_heads_k" if shapes.tell("num_heads_k") else "num_heads")
-    ]
     made = Plan(
         launch_kernel=launch_kernel,
         min_scale=SCALES[0],
@@ -136,8 +146,8 @@ def _plan(
         address_at=tensor_map.ADDRESS_AT,
         strides_at=tensor_map.STRIDES_AT,
         dims_at=tensor_map.DIMS_AT,
-        num_heads=heads[0],
-        num_heads_k=heads[1],
+        num_heads=shapes.number("num_heads"),
+        num_heads_k=shapes.number("num_heads_k" if shapes.tell("num_heads_k") else "num_heads"),
         gqa=rung.supports.gqa,
         num_tensors=len(tensors),
         num_sizes=len(SIZES),
@@ -152,11 +162,62 @@ def _plan(
     return made
 
 
-class _Dimensions:
-    """Of the tensors of problems of a kind: each dimension a number, or from -1 downwards one of SIZES."""
+class _Sizes:
+    """Of problems and their tensors, as a plan's numbers: each itself, or from -1 downwards one of SIZES."""
+
+    shapes: dict[str, tuple[int, ...]]
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.asked = problem, problem.asked
+
+    def tell(self, name: str) -> bool:
+        """Whether something tells a size."""
+        raise NotImplementedError
+
+    def number(self, name: str) -> int:
+        """A whole number that kernels are told, or a grid reads."""
+        raise NotImplementedError
+
+    def axis(self, text: str, known: Mapping[str, object]) -> tuple[int, int]:
+        """Of a grid's arithmetic: a number, and by what it is divided."""
+        raise NotImplementedError
+
+    def num_bytes(self, workspace: SizedWorkspace) -> Callable[[tuple[int, ...]], int]:
+        """How large a workspace is where SIZES are the given ones."""
+        raise NotImplementedError
+
+
+class _Alone(_Sizes):
+    """Of one problem: all are known."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        if problem.packed:
+            raise _CannotSay  # its tensor maps are others
+        self.shapes = self.asked.shapes(problem)
+
+    def tell(self, name: str) -> bool:
+        return name in SIZES
+
+    def number(self, name: str) -> int:
+        number = self.asked.argument(self.problem, name)
+        if type(number) is not int or not 0 <= number < 2**31:
+            raise _CannotSay
+        return number
+
+    def axis(self, text: str, known: Mapping[str, object]) -> tuple[int, int]:
+        return int(arithmetic(text, "grid", known).value(sizes_of(self.problem))), 1
+
+    def num_bytes(self, workspace: SizedWorkspace) -> Callable[[tuple[int, ...]], int]:
+        num_bytes = workspace.num_bytes(sizes_of(self.problem))
+        return lambda sizes: num_bytes
+
+
+class _Dimensions(_Sizes):
+    """Of problems of a kind: tensors tell SIZES."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
         with_sizes: list[dict[str, Any]] = [dict(zip(SIZES, sizes, strict=True)) for sizes in _PROBES]
         self.probes = [replace(problem, **sizes, layout="bshd") for sizes in with_sizes]
         if any(tuple(getattr(probe, name) for name in SIZES) not in _PROBES for probe in self.probes):
@@ -174,14 +235,31 @@ class _Dimensions:
         return one
 
     def tell(self, name: str) -> bool:
-        """Whether tensors tell a size."""
         return name in SIZES and -1 - SIZES.index(name) in self.told
 
     def number(self, name: str) -> int:
-        """A size that they tell, as a number of the plan."""
         if not self.tell(name) or any(self.asked.argument(each, name) != getattr(each, name) for each in self.probes):
             raise _CannotSay
         return -1 - SIZES.index(name)
+
+    def axis(self, text: str, known: Mapping[str, object]) -> tuple[int, int]:
+        if not (found := re.fullmatch(r"cdiv\((\w+), (\w+)\)|(\w+)", text)):
+            raise _CannotSay
+
+        def value(word: str) -> int:
+            number = int(word) if word.isdigit() else known.get(word)
+            return number if type(number) is int else self.number(word)
+
+        number, divisor = value(found[1] or found[3]), value(found[2] or "1")
+        if divisor < 1:
+            raise _CannotSay
+        return number, divisor
+
+    def num_bytes(self, workspace: SizedWorkspace) -> Callable[[tuple[int, ...]], int]:
+        fixed = {"head_dim": self.problem.head_dim}
+        for name in set(workspace.names) - fixed.keys():
+            self.number(name)
+        return lambda sizes: workspace.num_bytes({**fixed, **dict(zip(SIZES, sizes, strict=True))})
 
 
 def _array(kind: type[ctypes.Structure], items: Sequence[ctypes.Structure], name: str) -> ctypes.Array[Any]:
@@ -199,7 +277,7 @@ def _tensor(name: str, problem: Problem, shape: tuple[int, ...]) -> TensorPlan:
 
 
 def _kernel(
-    loaded: gpu.LoadedKernel, kernel: RungKernel, shapes: _Dimensions, device: torch.device
+    loaded: gpu.LoadedKernel, kernel: RungKernel, shapes: _Sizes, device: torch.device
 ) -> tuple[KernelPlan, object]:
     """That of a kernel, and what it points to."""
     launch, known = kernel.launch, constants(loaded.artifact, kernel.launch)
@@ -208,7 +286,7 @@ def _kernel(
     attributes = loaded.attributes(launch.cluster, launch.is_dependent)
     packed = b"".join(ctypes.string_at(each.getPtr(), ATTRIBUTE_BYTES) for each in attributes)
     kept = ctypes.create_string_buffer(packed, len(packed))
-    axes = [_axis(text, known, shapes) for text in launch.grid]
+    axes = [shapes.axis(text, known) for text in launch.grid]
     made = KernelPlan(
         function=int(loaded.function(index_of(device), kernel.entry)),
         attributes=ctypes.addressof(kept),
@@ -227,22 +305,7 @@ def _kernel(
     return made, kept
 
 
-def _axis(text: str, known: Mapping[str, object], shapes: _Dimensions) -> tuple[int, int]:
-    """Of a grid's arithmetic: a number, and by what it is divided."""
-    if not (found := re.fullmatch(r"cdiv\((\w+), (\w+)\)|(\w+)", text)):
-        raise _CannotSay
-
-    def value(word: str) -> int:
-        number = int(word) if word.isdigit() else known.get(word)
-        return number if type(number) is int else shapes.number(word)
-
-    number, divisor = value(found[1] or found[3]), value(found[2] or "1")
-    if divisor < 1:
-        raise _CannotSay
-    return number, divisor
-
-
-def _field(field: ParamsField, shapes: _Dimensions) -> FieldPlan:
+def _field(field: ParamsField, shapes: _Sizes) -> FieldPlan:
     names, tensor = list(shapes.shapes), field.name.removesuffix("_stride")
     if field.format == "Q" and field.name in names:
         return FieldPlan(ord("A"), field.offset, names.index(field.name))
@@ -250,12 +313,15 @@ def _field(field: ParamsField, shapes: _Dimensions) -> FieldPlan:
         return FieldPlan(ord("s"), field.offset, names.index(tensor))
     if field.format == "f" and field.name == SCALE:
         return FieldPlan(ord("f"), field.offset, 0)
+    if field.format == "f" and isinstance(shapes, _Alone):
+        number = shapes.asked.argument(shapes.problem, field.name)
+        return FieldPlan(ord("F"), field.offset, *struct.unpack("i", struct.pack("f", number)))
     if field.format not in ("i", "q"):
         raise _CannotSay
-    return FieldPlan(ord(field.format), field.offset, -1 - shapes.number(field.name))
+    return FieldPlan(ord(field.format), field.offset, shapes.number(field.name))
 
 
-def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Dimensions, device: torch.device) -> MapPlan:
+def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Sizes, device: torch.device) -> MapPlan:
     """A tensor map, of some tensor; a driver that makes others than tensor_map.encode makes them all."""
     somewhere = torch.empty(ALIGNMENT, dtype=torch.uint8, device=device).data_ptr()
     shape = (2, 3, 4, shapes.shapes[declared.tensor][-1])
@@ -266,14 +332,12 @@ def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Dimensions,
     return MapPlan(list(shapes.shapes).index(declared.tensor), tuple(made))
 
 
-def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Dimensions) -> WorkspacePlan:
+def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Sizes) -> WorkspacePlan:
     if isinstance(lend, ZeroedMemory):
         return WorkspacePlan(lend, lend.of_stream)
-    fixed = {"head_dim": shapes.problem.head_dim}
-    for name in set(workspace.names) - fixed.keys():
-        shapes.number(name)
+    num_bytes = shapes.num_bytes(workspace)
 
     def lent(stream: int, sizes: tuple[int, ...]) -> torch.Tensor | int:
-        return lend(stream, workspace.num_bytes({**fixed, **dict(zip(SIZES, sizes, strict=True))}))
+        return lend(stream, num_bytes(sizes))
 
     return WorkspacePlan(lent, None)

@@ -24,6 +24,7 @@ from flashladder.common.catalog import find
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
 from flashladder.common.problem.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values, spelled
+from flashladder.common.problem.head_dims import padded_head_dim
 
 if TYPE_CHECKING:
     from flashladder.common.catalog import Version
@@ -61,9 +62,14 @@ def kind_of(problem: Problem) -> str:
 
 
 def kinds_for(problem: Problem) -> list[str]:
-    """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class."""
-    own, any_length = kind_of(problem), _any_length(problem)
-    return list(dict.fromkeys([own, any_length, *(f"{any_length}{_LENGTH}{length}" for length in LENGTHS)]))
+    """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class.
+
+    Behind those of its head_dim are those of the head_dim that it is padded to.
+    """
+    own = kind_of(problem).partition(_LENGTH)[2]
+    kinds = [_any_length(problem, columns) for columns in (problem.head_dim, padded_head_dim(problem.head_dim))]
+    lengths = [f"{_LENGTH}{own}", "", *(f"{_LENGTH}{length}" for length in LENGTHS)]
+    return list(dict.fromkeys(f"{kind}{length}" for kind in kinds for length in lengths))
 
 
 def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
@@ -80,8 +86,8 @@ def of_each_length(problem: Problem) -> list[Problem]:
     return [problem, *(other for other in others if is_long(other) != is_long(problem))]
 
 
-def _any_length(problem: Problem) -> str:
-    kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
+def _any_length(problem: Problem, head_dim: int | None = None) -> str:
+    kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": head_dim or problem.head_dim}
     if problem.head_dim_v != problem.head_dim:
         kind["head_dim_v"] = problem.head_dim_v
     return spelled({**kind, "causal": problem.causal, **problem.set_options})
@@ -168,8 +174,10 @@ def standing(winner: Winner) -> KernelConfig:
     """Its configuration, of its kind: what fits depends on the head_dim. ConfigError where its rung has it no more."""
     version = find(winner.version)
     pairs = winner.kind.partition(_LENGTH)[0].split(",")
-    decided = [pair for pair in pairs if pair.partition("=")[0] in version.choices]
-    return version.config(**parse_values(",".join(decided)) | winner.values)
+    decided = parse_values(",".join(pair for pair in pairs if pair.partition("=")[0] in version.choices))
+    if isinstance(head_dim := decided.get("head_dim"), int):
+        decided["head_dim"] = version.supports.columns(head_dim)
+    return version.config(**decided | winner.values)
 
 
 def path_of(gpu: str, home: Path | None = None) -> Path:

@@ -153,7 +153,7 @@ def _try(idea: Idea, timer: IdeaTimer | None, is_stale: Callable[[], bool]) -> N
 def _say_part(began: float, idea: Idea, part: TrialPart) -> None:
     match part:
         case Emulated(check=check):
-            errors = f"error of o {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
+            errors = f"error of {check.output} {check.max_error:.2g} (tolerance {check.tolerance:.2g})"
             untried = verdict.untried(idea)
             _say("emulated", began, f"right, and no race; {errors}" + (f"; {untried}" if untried else ""))
         case Built():

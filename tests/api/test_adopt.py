@@ -181,10 +181,10 @@ def test_a_folder_of_something_else_is_left_alone(recorded, tmp_path, capsys):
 
 
 def test_a_program_that_asks_for_nothing(tmp_path, capsys):
-    Demand(("idle.py",), {Problem(head_dim=80): 3}, {}).save(file := tmp_path / "problems.json")
+    Demand(("idle.py",), {Problem(head_dim=264): 3}, {}).save(file := tmp_path / "problems.json")
     assert tool("--problems", file, "--export", tmp_path / "out") == console.EXIT_ERROR
     said = capsys.readouterr().err
-    assert "3 calls stay as they are: 24_woven_general takes head_dim 64, 96, 128, 256, not 80" in said
+    assert "3 calls stay as they are: 24_woven_general takes head_dim 64, 96, 128, 192, 256, or" in said
     assert "kernels take none of its calls: there is nothing to tune" in said
 
 

@@ -108,7 +108,7 @@ def test_torch_compiles_both_passes(device):
 def test_its_operators_are_what_torch_expects(device):
     _, tensors, inputs = drawn(device, seqlen_q=8, seqlen_k=8)
     o, lse = (tensors.by_name[name] for name in ("o", "lse"))
-    given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, False, None
+    given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, None, *differentiable.Options()
     torch.library.opcheck(torch.ops.flashladder.attention_backward.default, given)
     fake = [tensor.detach().to("meta").requires_grad_() for tensor in inputs]
     flashladder.attention(*fake).sum().backward()
@@ -118,9 +118,8 @@ def test_its_operators_are_what_torch_expects(device):
 @pytest.mark.parametrize(
     ("sizes", "options", "words"),
     [
-        ({"head_dim": 40}, {}, "want a gradient, and backward/00_minimal takes head_dim .*, not 40"),
-        ({}, {"window": (3, None)}, "want a gradient, and backward rungs take no window: leave it out, or"),
-        ({}, {"softcap": 20.0, "alibi_slopes": torch.ones(2)}, "backward rungs take no softcap, alibi_slopes"),
+        ({"head_dim": 40}, {}, "want a gradient, and backward/11_any_attention takes head_dim .*, not 40"),
+        ({}, {"alibi_slopes": torch.ones(2, requires_grad=True)}, "alibi_slopes want a gradient"),
         ({}, {"out": torch.empty(1, 20, 2, 64, dtype=torch.bfloat16)}, "backward rungs take no out"),
     ],
 )
@@ -134,6 +133,9 @@ def test_where_torch_wants_the_same_bits_each_time_it_is_refused():
     _, _, inputs = drawn("cpu")
     with pytest.raises(UnsupportedProblemError, match="backward rungs take no deterministic"):
         flashladder.flash_attn_func(*inputs, deterministic=True)
+    starts = torch.tensor([0, 20], dtype=torch.int32)
+    with pytest.raises(UnsupportedProblemError, match="backward rungs take no deterministic"):
+        flashladder.flash_attn_varlen_func(*(x[0] for x in inputs), starts, starts, 20, 20, deterministic=True)
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(UnsupportedProblemError, match="sum dQ in any order"):
@@ -147,18 +149,71 @@ def test_gradients_of_gradients_are_refused(device):
     (dq,) = torch.autograd.grad(flashladder.attention(q, k, v), (q,), tensors.dout, create_graph=True)
     with pytest.raises(UnsupportedProblemError, match="double backward"):
         dq.sum().backward()
+    (dq,) = torch.autograd.grad(flashladder.attention(q, k, v, softcap=9.0), (q,), tensors.dout, create_graph=True)
+    with pytest.raises(UnsupportedProblemError, match="double backward"):
+        dq.sum().backward()
 
 
-def test_the_gradient_of_the_log_sum_exp_is_refused(device):
-    _, _, inputs = drawn(device)
+@pytest.mark.parametrize("of_o", [True, False])
+def test_the_log_sum_exp_has_a_gradient(of_o, device):
+    """Beside that of O, and alone."""
+    problem, tensors, inputs = drawn(device, options={"dlse": True})
     o, lse = flashladder.attention(*inputs, return_lse=True)
-    with pytest.raises(UnsupportedProblemError, match="a gradient of the log-sum-exp is wanted"):
-        (o.sum() + lse.sum()).backward()
+    if not of_o:
+        tensors.dout.zero_()
+    outputs, given = ([o, lse], [tensors.dout, tensors.dlse]) if of_o else ([lse], [tensors.dlse])
+    made = torch.autograd.grad(outputs, inputs[: 3 if of_o else 2], given)
+    require_right(problem, tensors, **dict(zip(("dq", "dk", "dv"), made, strict=False)))
 
 
-def test_the_highest_rung_that_takes_the_problem():
-    finished = [rung for rung in catalog.versions(ladder=differentiable.LADDER) if not rung.draft]
-    for sizes in ({"seqlen_q": 128, "seqlen_k": 128, "num_heads_k": 2}, {}):
-        problem = Problem(**(SIZES | sizes), operation=differentiable.LADDER)
-        able = [rung for rung in finished if rung.takes(problem)]
-        assert differentiable.rung_for(problem, "sm_80") == able[-1]
+@pytest.mark.parametrize(
+    ("bounds", "arguments"),
+    [
+        ({"window_left": 9, "window_right": 4}, {"window_size": (9, 4)}),
+        ({"softcap": 1.5, "alibi": True, "causal": True}, {"softcap": 1.5, "causal": True}),
+    ],
+)
+def test_gradients_of_flash_attns_options(bounds, arguments, device):
+    problem, tensors, inputs = drawn(device, **bounds)
+    slopes = {"alibi_slopes": tensors.alibi_slopes} if problem.alibi else {}
+    flashladder.flash_attn_func(*inputs, **arguments, **slopes).backward(tensors.dout)
+    require_right(problem, tensors, **{f"d{name}": x.grad for name, x in zip("qkv", inputs, strict=True)})
+
+
+def test_gradients_of_packed_sequences(device):
+    """With rows and keys of no sequence behind the last one, which have no gradient."""
+    lengths = {"seqlens_q": (20, 0, 33), "seqlens_k": (36, 7, 0)}
+    problem, tensors, _ = drawn(device, **lengths, seqlen_q=None, seqlen_k=None, causal=True)
+    q, k, v, dout = (
+        torch.cat([x, x[:, :3]], 1)[0].detach().requires_grad_()
+        for x in map(tensors.by_name.get, ("q", "k", "v", "dout"))
+    )
+    starts = tensors.cu_seqlens_q, tensors.cu_seqlens_k, 33, 36
+    flashladder.flash_attn_varlen_func(q, k, v, *starts, causal=True).backward(dout)
+    found = {f"d{name}": x.grad for name, x in zip("qkv", (q, k, v), strict=True)}
+    require_right(problem, tensors, **{name: gradient[None, :-3] for name, gradient in found.items()})
+    assert not any(gradient[-3:].any() for gradient in found.values())
+
+
+def test_packed_sequences_of_which_nobody_sees_a_key(device):
+    x = torch.ones(5, 1, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+    starts = (torch.tensor([0, end], dtype=torch.int32, device=device) for end in (5, 0))
+    flashladder.packed_attention(x, x, x, *starts, 5, 0).sum().backward()
+    assert not x.grad.any()
+
+
+def test_views_of_one_packed_tensor(device):
+    """qkv, whose gradient is one tensor too; equal lengths are a batch."""
+    _, tensors, _ = drawn(device, num_heads_k=2, seqlen_k=20)
+    together = torch.stack([tensors.by_name[name][0] for name in "qkv"], 1).detach().requires_grad_()
+    starts = torch.tensor([0, 20], dtype=torch.int32, device=device)
+    flashladder.flash_attn_varlen_qkvpacked_func(together, starts, 20).backward(tensors.dout[0])
+    apart = together.detach()[None].requires_grad_()
+    flashladder.flash_attn_qkvpacked_func(apart).backward(tensors.dout)
+    torch.testing.assert_close(together.grad[None], apart.grad, rtol=0, atol=2**-7)
+
+
+@pytest.mark.parametrize(("more", "rung"), [({}, "backward/10"), ({"softcap": 5.0}, "backward/11")])
+def test_the_first_rung_that_takes_the_problem(more, rung):
+    problem = Problem(**SIZES, **more, operation=differentiable.LADDER)
+    assert differentiable.rung_for(problem, "sm_80") == differentiable.rung_for(problem, "sm_90a") == catalog.find(rung)

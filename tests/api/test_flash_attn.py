@@ -59,6 +59,8 @@ def test_it_is_attention(device):
     assert torch.equal(out, expected)
     assert torch.equal(softmax_lse, lse)
     assert (probabilities.numel(), probabilities.dtype) == (0, torch.bfloat16)
+    window["window_size"] = torch.tensor(window["window_size"])
+    assert torch.equal(flashladder.flash_attn_func(q, k, v, **window), expected)
     kv = torch.stack((k, v), 2)
     assert torch.equal(flashladder.flash_attn_kvpacked_func(q, kv, 0.0, 0.3, True), expected)
 
@@ -94,6 +96,36 @@ def test_sequences_of_any_length(device):
     kv = torch.stack((k, v), 1)
     options = {"causal": True, "return_attn_probs": True}
     assert torch.equal(flashladder.flash_attn_varlen_kvpacked_func(q, kv, *sequences, **options)[0], out)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 40])
+def test_keys_in_pages(device, page_size):
+    """Chunks of prompts, also of none, against what came before; NaN where no key of theirs lies."""
+    rows, keys, pages = (0, 10, 10, 40, 41), (0, 30, 47, 47, 131), 84 // page_size + 1
+    q, whole = drawn(41, 2, 64, device=device), drawn(2, 131, 1, 64, device=device)
+    order = torch.randperm(5 * pages, generator=torch.Generator().manual_seed(1))[: 4 * pages].view(4, pages).to(device)
+    paged = torch.full((2, 5 * pages, page_size, 1, 64), torch.nan, device=device).bfloat16()
+    for sequence, (first, last) in enumerate(itertools.pairwise(keys)):
+        for key in range(last - first):
+            paged[:, order[sequence, key // page_size], key % page_size] = whole[:, first + key]
+    sequences = (int32(*rows, device=device), int32(*keys, device=device), 30, 84)
+    options = {"causal": True, "window_size": (50, 0), "return_attn_probs": True}
+    out, lse, _ = flashladder.flash_attn_varlen_func(q, *paged, *sequences, block_table=order.int(), **options)
+    expected, its_lse, _ = flashladder.flash_attn_varlen_func(q, *whole, *sequences, **options)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, its_lse)
+
+
+def test_pages_that_are_none_are_refused_by_name():
+    q, pages, bounds = drawn(4, 1, 64), drawn(2, 3, 16, 1, 64), int32(0, 4)
+    for table, longest, words in (
+        (int32(0), 16, "block_table is (1,) torch.int32 on cpu; with q it is (1, max_pages)"),
+        (int32(3)[None], 16, "block_table has pages 3 to 3; the cache has 3, from 0"),
+        (int32(0)[None], 17, "max_seqlen_k=17: block_table has room for 16 keys a sequence"),
+        (int32(-1)[None], 16, "block_table is -1, which is no page, where cu_seqlens_k says that keys are"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+            flashladder.flash_attn_varlen_func(q, *pages, bounds, bounds, 4, longest, block_table=table)
 
 
 def test_a_window_and_a_softcap(device):
@@ -150,19 +182,15 @@ def test_windows_and_softcaps_that_are_none(options, words):
     ],
 )
 def test_windows_are_read_as_flash_attn_does(window, seqlen_k, seen):
-    from flashladder.common.api.flash_attn import _seen
-
-    given = _seen(False, window, seqlen_k)
+    given = general.seen(False, window, seqlen_k)
     assert (given["causal"], *given["window"]) == seen
-    given = _seen(True, window, seqlen_k)
+    given = general.seen(True, window, seqlen_k)
     assert (given["causal"], *given["window"]) == (True, seen[1], None)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_default_window_is_open(causal):
-    from flashladder.common.api.flash_attn import _OPEN, _seen
-
-    assert _seen(causal, _OPEN, 9) == _seen(causal, list(_OPEN), 9)
+    assert general.seen(causal, general.ALL, 9) == general.seen(causal, list(general.ALL), 9)
 
 
 def test_torch_sees_through_sequences(device):
@@ -262,7 +290,7 @@ def test_derivatives_of_forward_mode_are_refused():
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"dropout_p": 0.1}, "dropout_p=0.1: kernels drop nothing; dropout_p=0.0 works"),
+        ({"dropout_p": 0.1, "return_attn_probs": True}, "dropout_p=0.1: kernels"),
         (
             {"alibi_slopes": torch.ones(3)},
             "alibi_slopes is (3,) torch.float32; with q it is (2,) or (1, 2) torch.float32",
@@ -285,10 +313,9 @@ def test_what_kernels_do_not_do_is_refused_by_name(option, words):
 def test_other_refusals():
     q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
     wanting, sequences = q.clone().requires_grad_(), (int32(0, 16), int32(0, 16), 16, 16)
-    packing, table = torch.zeros(1, 16, 2, 2, 64, dtype=torch.bfloat16), int32(0)
+    packing = torch.zeros(1, 16, 2, 2, 64, dtype=torch.bfloat16)
     for call, words in (
-        (lambda: flashladder.flash_attn_varlen_func(q, q, wanting, *sequences), "want a gradient"),
-        (lambda: flashladder.flash_attn_varlen_func(q, q, q, *sequences, block_table=table), "block_table: kernels"),
+        (lambda: flashladder.flash_attn_varlen_func(q, q, wanting, *sequences, deterministic=True), "want a gradient"),
         (
             lambda: flashladder.flash_attn_qkvpacked_func(packing),
             "qkv has shape (1, 16, 2, 2, 64); it should be (batch, seqlen, 3, heads, head_dim)",

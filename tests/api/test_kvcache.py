@@ -46,19 +46,31 @@ def lengths_of(lengths, device):
     return torch.tensor(lengths, dtype=torch.int32, device=device)
 
 
-def check(o, lse, q, k, v, lengths, causal):
+def check(o, lse, q, k, v, lengths, causal, padding=None, window=(-1, -1), softcap=0.0, slopes=None, near=1e-4):
+    """By the textbook, in fp64."""
     for sequence, length in enumerate(lengths):
+        begin = padding[sequence] if padding else 0
         rows = q[sequence].double().transpose(0, 1)
         keys, values = (
-            x[sequence, :length].double().transpose(0, 1).repeat_interleave(HEADS // HEADS_K, 0) for x in (k, v)
+            x[sequence, begin:length].double().transpose(0, 1).repeat_interleave(HEADS // HEADS_K, 0) for x in (k, v)
         )
         scores = rows @ keys.mT * COLUMNS**-0.5
-        if causal:
-            place = torch.arange(len(q[0]), device=q.device)[:, None] + length - len(q[0])
-            scores = scores.masked_fill(torch.arange(length, device=q.device) > place, -math.inf)
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        own = torch.arange(len(q[0]), device=q.device)[:, None] + length - len(q[0])
+        key = torch.arange(begin, max(begin, length), device=q.device)
+        if slopes is not None:
+            scores = scores - slopes.double().expand(len(q), -1)[sequence, :, None, None] * (own - key).abs()
+        left, right = window[0], 0 if causal else window[1]
+        hidden = torch.zeros_like(own - key, dtype=torch.bool)
+        if left >= 0:
+            hidden |= key < own - left
+        if right >= 0:
+            hidden |= key > own + right
+        scores = scores.masked_fill(hidden, -math.inf)
         exact = scores.softmax(-1).nan_to_num(0) @ values
         torch.testing.assert_close(o[sequence].double(), exact.transpose(0, 1), rtol=0, atol=0.02)
-        torch.testing.assert_close(lse[sequence].double(), scores.logsumexp(-1), rtol=0, atol=1e-4)
+        torch.testing.assert_close(lse[sequence].double(), scores.logsumexp(-1), rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -97,13 +109,109 @@ def test_one_number_of_keys_for_all_and_a_window_of_all(device):
         check(o, lse, q, k, v, (length,) * 3, causal=False)
 
 
+BOUNDS = {
+    "a window": {"window_size": (9, 4), "causal": False},
+    "a causal window": {"window_size": (30, 7)},
+    "a softcap": {"softcap": 2.0},
+    "ALiBi": {"alibi_slopes": torch.tensor([0.5, 0.1, 0.0, -0.2])},
+    "padding": {"cache_leftpad": (0, 1, 20)},
+    "all": {"window_size": (50, -1), "softcap": 9.0, "alibi_slopes": torch.ones(3, 4), "cache_leftpad": (0, 0, 33)},
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+@pytest.mark.parametrize("paged", [False, True])
+def test_what_rows_see(device, paged, kind):
+    q, both = normal(3, 2, HEADS, COLUMNS, device=device), caches(device)
+    given, table = in_pages(both, device) if paged else (both, None)
+    asked = {"causal": True, **BOUNDS[kind]}
+    options = {"cache_seqlens": lengths_of(LENGTHS, device), "block_table": table, **asked}
+    told = {"causal": asked["causal"], "window": asked.get("window_size", (-1, -1)), "softcap": asked.get("softcap", 0)}
+    if padding := asked.get("cache_leftpad"):
+        options["cache_leftpad"] = lengths_of(padding, device)
+    if "alibi_slopes" in asked:
+        options["alibi_slopes"] = asked["alibi_slopes"].to(device)
+    o, lse = flash_attn_with_kvcache(q, *given, **options, return_softmax_lse=True)
+    check(o, lse, q, *both, LENGTHS, padding=padding, slopes=options.get("alibi_slopes"), **told)
+
+
+def test_sequences_of_a_larger_cache(device):
+    """Read, and written to, where they lie."""
+    q, both, new = normal(2, 1, HEADS, COLUMNS, device=device), caches(device), normal(2, 1, HEADS_K, COLUMNS)
+    options = {"cache_batch_idx": lengths_of((2, 0), device), "cache_seqlens": lengths_of((70, 0), device)}
+    others = [cache[1].clone() for cache in both]
+    o, lse = flash_attn_with_kvcache(q, *both, *[new.to(device)] * 2, **options, return_softmax_lse=True)
+    assert all(torch.equal(cache[2, 70], new[0].to(device)[0]) for cache in both)
+    assert all(
+        torch.equal(cache[1].nan_to_num(7), other.nan_to_num(7)) for cache, other in zip(both, others, strict=True)
+    )
+    check(o, lse, q, *(cache[[2, 0]] for cache in both), (71, 1), causal=False)
+
+
+def turned(x, angles, positions, interleaved):
+    """By complex numbers, in fp64."""
+    columns = 2 * angles.shape[1]
+    part = x[..., :columns].double()
+    a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+    rotated = torch.complex(a, b) * torch.polar(torch.ones(()).double(), angles[positions].double())[:, :, None]
+    pairs = torch.view_as_real(rotated)
+    made = pairs.flatten(-2) if interleaved else torch.cat(pairs.unbind(-1), -1)
+    return torch.cat((made, x[..., columns:].double()), -1)
+
+
+@pytest.mark.parametrize(
+    ("causal", "interleaved", "columns"), [(True, True, COLUMNS), (True, False, 32), (False, True, 8)]
+)
+def test_rotary_embeddings(device, causal, interleaved, columns):
+    """New keys are turned by their places, and so are rows under a causal mask; else all as the first new key is."""
+    q, both = normal(3, 2, HEADS, COLUMNS, device=device), caches(device)
+    k, v = (normal(3, 2, HEADS_K, COLUMNS, seed=seed, device=device) for seed in (4, 5))
+    angles = torch.outer(torch.arange(ROOM), 100 ** -torch.linspace(0, 1, columns // 2)).to(device)
+    tables = {"rotary_cos": angles.cos().bfloat16(), "rotary_sin": angles.sin().bfloat16()}
+    given, table = in_pages(both, device)
+    options = {"block_table": table, "causal": causal, "rotary_interleaved": interleaved, "return_softmax_lse": True}
+    o, lse = flash_attn_with_kvcache(q, *given, k, v, **tables, cache_seqlens=lengths_of(LENGTHS, device), **options)
+    places = torch.tensor(LENGTHS, device=device)[:, None] + torch.arange(2, device=device)
+    new, rows = (
+        turned(x, angles, at, interleaved) for x, at in ((k, places), (q, places if causal else places[:, :1]))
+    )
+    for sequence, length in enumerate(LENGTHS):
+        both[0][sequence, length : length + 2] = new[sequence].bfloat16()
+        both[1][sequence, length : length + 2] = v[sequence]
+    found = given[0][table.long()].view(both[0].shape)
+    torch.testing.assert_close(found, both[0], rtol=0, atol=0.05, equal_nan=True)
+    check(o, lse, rows.bfloat16(), found, both[1], [length + 2 for length in LENGTHS], causal, near=0.03)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rotary_cos": torch.zeros(1)}, "rotary_cos: kernels for caches have none yet; rotary_cos=None works"),
-        ({"cache_batch_idx": torch.zeros(1)}, "cache_batch_idx: kernels for caches have none yet"),
-        ({"window_size": (5, 0)}, "window_size=(5, 0): kernels for caches have no sliding window yet"),
-        ({"softcap": 3.0}, "softcap=3.0: kernels for caches have none yet"),
+        ({"rotary_cos": torch.zeros(1)}, "rotary_sin=None is of type NoneType"),
+        (
+            {"rotary_cos": torch.zeros(9, 8), "rotary_sin": torch.zeros(9, 8)},
+            "rotary_cos is (9, 8) torch.float32 on cpu",
+        ),
+        (
+            dict.fromkeys(("rotary_cos", "rotary_sin"), normal(ROOM, 8)),
+            "rotary_cos is given, but no k and v: keys in the cache are turned already",
+        ),
+        ({"cache_batch_idx": torch.zeros(1)}, "cache_batch_idx is (1,) torch.float32 on cpu; with q it is (3,)"),
+        (
+            {"cache_batch_idx": lengths_of((0, 1, 3), "cpu")},
+            "cache_batch_idx=[0, 1, 3]: the cache has sequences 0 to 2",
+        ),
+        (
+            {"cache_batch_idx": lengths_of((0, 1, 2), "cpu"), "block_table": torch.zeros(3, 2).int()},
+            "cache_batch_idx and block_table are given",
+        ),
+        ({"cache_leftpad": lengths_of((0, 1, 97), "cpu")}, "cache_leftpad=[0, 1, 97]: the cache has room for 0 to 96"),
+        (
+            {"cache_leftpad": torch.zeros(3)},
+            "cache_leftpad is (3,) torch.float32 on cpu; with q it is (3,) torch.int32",
+        ),
+        ({"window_size": (5,)}, "window_size=(5,): it should be (left, right)"),
+        ({"softcap": 3000.0}, "softcap=3000.0: must be a positive number up to 1000"),
+        ({"alibi_slopes": torch.zeros(3)}, "alibi_slopes is (3,) torch.float32; with q it is (4,) or (3, 4)"),
         ({"num_splits": 257}, "num_splits=257: must be 0, for as many as suit, or up to 256"),
         ({"cache_seqlens": ROOM + 1}, "cache_seqlens=97: the cache has room for 0 to 96 keys"),
         ({"cache_seqlens": lengths_of((0, 1, 97), "cpu")}, "cache_seqlens=[0, 1, 97]: the cache has room for 0 to 96"),
@@ -137,7 +245,7 @@ def test_no_room_for_new_keys():
         ({"q": normal(3, 1, HEADS, 128)}, "k_cache is (3, 96, 2, 64) torch.bfloat16; with the other tensors it is"),
         ({"v_cache": normal(3, ROOM, HEADS_K, COLUMNS + 1)[..., 1:]}, "v_cache has strides (12480, 130, 65, 1)"),
         ({"v_cache": normal(1, ROOM, HEADS_K, COLUMNS).expand(3, -1, -1, -1)}, "by which elements lie on each other"),
-        ({"softcap": math.nan}, "softcap=nan: kernels for caches have none yet"),
+        ({"softcap": math.nan}, "softcap=nan: must be a positive number"),
     ],
 )
 def test_what_is_refused_has_written_nothing(changes, message):

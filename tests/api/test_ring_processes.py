@@ -46,10 +46,11 @@ def test_what_cannot_be_cut_is_refused_before_processes_begin(words, refusal, ca
 
 
 def test_a_process_that_fails_ends_the_trial(capsys):
-    code, _, complaint = tried("--device", "emulator", "--head-dim", "40", capsys=capsys)
+    code, _, complaint = tried("--device", "emulator", "--head-dim", "264", capsys=capsys)
     assert code == console.EXIT_ERROR
     assert "a process of the ring failed: " in complaint
-    assert "takes head_dim 64, 96, 128, 256, not 40" in complaint
+    assert "takes head_dim 64, 96, 128, 192, 256, or a multiple of 8" in complaint
+    assert "not 264" in complaint
 
 
 def test_too_few_gpus_are_said(monkeypatch):

@@ -109,7 +109,7 @@ def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
         ((q.float(),) * 3, "q is torch.float32; kernels take torch.bfloat16, torch.float16"),
         ((q, q, q, 0.5), "dropout_p=0.5: kernels drop nothing"),
         ((q, q, q, 0.0, False, True), "return_debug_mask: kernels keep no probabilities"),
-        ((q[..., :40],) * 3, "takes head_dim 64, 96, 128, 256, not 40"),
+        ((drawn(1, 1, 16, 264),) * 3, "head_dim"),
         ((q, q, q.clone().requires_grad_()), "the inputs want a gradient, and kernels compute none"),
     )
     for arguments, reason in refused:

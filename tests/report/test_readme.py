@@ -101,7 +101,9 @@ def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
     assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "evidence.md").read_text()
 
 
-@pytest.mark.parametrize(("page", "number"), [("README.md", 1), ("docs/models.md", 4), ("docs/layout.md", 1)])
+@pytest.mark.parametrize(
+    ("page", "number"), [("README.md", 1), ("docs/models.md", 5), ("docs/decode.md", 5), ("docs/layout.md", 1)]
+)
 def test_python_runs_as_printed(page, number):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == number

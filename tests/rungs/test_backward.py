@@ -16,18 +16,22 @@ from flashladder.common.runtime.gpu import device_arch
 
 LADDER = "backward"
 RUNGS = catalog.versions(ladder=LADDER)
-GENERAL = [rung for rung in RUNGS if rung.supports.gqa]
+ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
+HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
+ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
 
 
 def problem(**sizes):
-    return Problem(**{"seqlen_q": 128, "head_dim": 64, **sizes}, operation=LADDER)
+    length = {} if "seqlens_q" in sizes else {"seqlen_q": 128}
+    return Problem(**{**length, "head_dim": 64, **sizes}, operation=LADDER)
 
 
 def emulated(rung, task, tensors=None, **overrides):
     """Runs a rung under the race detector and requires right gradients."""
     tensors = tensors or make_inputs(task)
     tensors.poison()
-    report = on_emulator(build_one(rung, rung.config_for(task, **overrides), "sm_80"), task, tensors)
+    arch = "sm_90a" if rung in HOPPER else "sm_80"
+    report = on_emulator(build_one(rung, rung.config_for(task, **overrides), arch), task, tensors)
     verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
     return report
 
@@ -35,20 +39,56 @@ def emulated(rung, task, tensors=None, **overrides):
 # The operation
 
 
-@pytest.mark.parametrize("sizes", [{}, {"causal": True}, {"seqlen_k": 50, "num_heads": 4, "num_heads_k": 2}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"causal": True, "options": {"dlse": True}},
+        {"seqlen_k": 50, "num_heads": 4, "num_heads_k": 2},
+        {"seqlen_k": 90, "window_left": 30, "window_right": 2, "softcap": 1.5},
+        {"causal": True, "softcap": 0.5, "alibi": True, "num_heads": 2, "options": {"dlse": True}},
+    ],
+)
 def test_the_exact_answer_is_that_of_automatic_differentiation(sizes):
     task = problem(seqlen_q=70, batch=2, **sizes)
     tensors = make_inputs(task)
     q, k, v = (tensors.by_name[name].double().transpose(1, 2).requires_grad_() for name in "qkv")
-    mask = torch.ones(task.seqlen_q, task.seqlen_k).tril(task.seqlen_k - task.seqlen_q).bool() if task.causal else None
-    o = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, mask, scale=task.softmax_scale, enable_gqa=task.num_heads != task.num_heads_k
-    )
-    gradients = torch.autograd.grad(o, (q, k, v), tensors.dout.double().transpose(1, 2))
+    group = task.num_heads // task.num_heads_k
+    scores = task.softmax_scale * q @ k.repeat_interleave(group, 1).mT
+    ahead = (torch.arange(task.seqlen_q)[:, None] + task.seqlen_k - task.seqlen_q) - torch.arange(task.seqlen_k)
+    if task.softcap:
+        scores = task.softcap * torch.tanh(scores / task.softcap)
+    if task.alibi:
+        scores = scores - tensors.alibi_slopes[:, :, None, None] * ahead.abs()
+    if task.causal:
+        scores = scores.masked_fill(ahead < 0, -torch.inf)
+    if task.window:
+        scores = scores.masked_fill((ahead > task.window_left) | (-ahead > task.window_right), -torch.inf)
+    o = scores.softmax(-1) @ v.repeat_interleave(group, 1)
+    outputs, given = [o], [tensors.dout.double().transpose(1, 2)]
+    if task.dlse:
+        outputs, given = [o, scores.logsumexp(-1)], [*given, tensors.dlse.double()]
+    gradients = torch.autograd.grad(outputs, (q, k, v), given)
     exact = expect(task, tensors).exact
     for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
         torch.testing.assert_close(exact[name], gradient.transpose(1, 2))
     assert (tensors.o - o.transpose(1, 2)).abs().max() < 0.02
+
+
+def test_the_exact_answer_of_packed_sequences_is_that_of_each():
+    task = problem(seqlens_q=(20, 0, 5), seqlens_k=(9, 4, 5), softcap=1.0, alibi=True, options={"dlse": True})
+    tensors = make_inputs(task)
+    alone = problem(seqlen_q=5, softcap=1.0, alibi=True, options={"dlse": True})
+    given = make_inputs(alone)
+    for name, x in given.by_name.items():
+        if name in ("lse", "dlse"):
+            x.copy_(tensors.by_name[name][:, -5:])
+        else:
+            x.copy_(tensors.by_name[name][-1:] if name == "alibi_slopes" else tensors.by_name[name][:, -5:])
+    packed, single = expect(task, tensors).exact, expect(alone, given).exact
+    for name in ("dq", "dk", "dv"):
+        torch.testing.assert_close(packed[name][:, -5:], single[name])
+    assert not packed["dk"][:, 9:13].any()
 
 
 def test_torchs_own_gradients_pass():
@@ -80,25 +120,48 @@ def test_each_rung_is_right(rung):
         {"head_dim": 256, "seqlen_q": 33, "seqlen_k": 20, "causal": True},
         {"seqlen_q": 5, "seqlen_k": 1, "num_heads": 4, "num_heads_k": 2, "causal": True, "layout": "bhsd"},
         {"seqlen_q": 66, "num_heads": 2, "num_heads_k": 1, "layout": "qkv"},
+        {"seqlen_q": 150, "seqlen_k": 300, "num_heads": 2, "num_heads_k": 1, "window_left": 5, "window_right": 9},
+        {"seqlen_q": 20, "seqlen_k": 300, "causal": True, "window_left": 40, "dtype": "fp16"},
+        {"seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0},
+        {"batch": 2, "seqlen_q": 70, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "alibi": True},
+        {"seqlen_q": 70, "num_heads": 2, "batch": 2, "options": {"dlse": True}},
+        {"head_dim": 256, "seqlen_q": 40, "softcap": 2.0, "alibi": True, "causal": True},
+        {"seqlens_q": (70, 0, 33, 1, 64), "seqlens_k": (20, 10, 33, 0, 200), "causal": True, "num_heads": 2},
+        {"seqlens_q": (3, 130), "seqlens_k": (140, 9), "num_heads": 2, "num_heads_k": 1, "window_left": 30, **ALL_ELSE},
+        {"seqlen_q": 70, "seqlen_k": 100, "batch": 2, "num_heads": 2, "causal": True, "dropout_p": 0.5},
+        {"head_dim": 256, "seqlen_q": 33, "seqlen_k": 40, "num_heads": 2, "num_heads_k": 1, "dropout_p": 0.1},
+        {"head_dim": 96, "seqlen_q": 50, "seqlen_k": 40, "dtype": "fp16", "dropout_p": 0.99},
     ],
+    ids=str,
 )
-def test_the_last_rung_takes_any(sizes):
-    emulated(GENERAL[-1], problem(**sizes))
+def test_the_general_rungs_take_any(sizes):
+    emulated(WITH_DROPOUT if "dropout_p" in sizes else ANY, problem(**sizes))
 
 
-@settings(max_examples=2, deadline=None)
+def some_lengths(draw):
+    """Of Q and of K: of one sequence, or of some that are packed."""
+    if draw(st.booleans()):
+        return {name: draw(st.integers(1, 80)) for name in ("seqlen_q", "seqlen_k")}
+    lengths = st.lists(st.integers(0, 80), min_size=2, max_size=2)
+    return {name: (1, *draw(lengths)) for name in ("seqlens_q", "seqlens_k")}
+
+
+@settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_random_problems(data):
+    """Lengths, heads and ends of windows at random; with all features or none, so that few kernels are compiled."""
     draw = data.draw
-    group, heads_k = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
+    group, heads_k, causal = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2])), draw(st.booleans())
+    windows = {"window_left": draw(st.integers(0, 90))} | ({} if causal else {"window_right": draw(st.integers(0, 90))})
+    more = {"softcap": draw(st.floats(0.1, 50)), "alibi": True, "options": {"dlse": True}, **windows}
     emulated(
-        GENERAL[-1],
+        ANY,
         problem(
-            seqlen_q=draw(st.integers(1, 80)),
-            seqlen_k=draw(st.integers(1, 80)),
+            **some_lengths(draw),
+            **(more if draw(st.booleans()) else {}),
             num_heads=group * heads_k,
             num_heads_k=heads_k,
-            causal=draw(st.booleans()),
+            causal=causal,
             dtype=draw(st.sampled_from(["bf16", "fp16"])),
             layout=draw(st.sampled_from(["bshd", "bhsd", "padded"])),
             seed=draw(st.integers(0, 2**31)),
@@ -106,17 +169,59 @@ def test_random_problems(data):
     )
 
 
-def test_rows_without_keys_have_no_gradient():
+@pytest.mark.parametrize("rung", HOPPER, ids=lambda rung: rung.name)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 128, "seqlen_q": 200, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True},
+        {"seqlen_q": 300, "seqlen_k": 130, "dtype": "fp16", "layout": "padded", "causal": True},
+        {"seqlen_q": 5, "seqlen_k": 1, "num_heads": 4, "num_heads_k": 2, "batch": 2, "layout": "bhsd"},
+        {"head_dim": 128, "seqlen_q": 66, "num_heads": 2, "dtype": "fp16", "layout": "qkv"},
+    ],
+)
+def test_hopper_rungs_take_any_lengths(rung, sizes):
+    emulated(rung, problem(**sizes))
+
+
+@pytest.mark.parametrize("rung", [ANY, *HOPPER], ids=lambda rung: rung.name)
+def test_rows_without_keys_have_no_gradient(rung):
     task = problem(seqlen_q=90, seqlen_k=20, causal=True)
     tensors = make_inputs(task)
     assert torch.isneginf(tensors.lse[..., :70]).all()
-    emulated(GENERAL[-1], task, tensors)
+    emulated(rung, task, tensors)
     assert (tensors.dq[:, :70] == 0).all()
+
+
+def test_rows_without_keys_have_none_whatever_their_lse_has():
+    """Its gradient is a NaN there, as of -inf in what comes behind."""
+    task = problem(seqlen_q=40, seqlen_k=20, causal=True, options={"dlse": True})
+    tensors = make_inputs(task)
+    tensors.dlse[..., :20] = 0.0
+    expected = expect(task, tensors)
+    tensors.dlse[..., :20] = torch.nan
+    on_emulator(build_one(ANY, ANY.config_for(task), "sm_80"), task, tensors)
+    verify(expected, tensors.outputs, tensors.buffers).require("dlse")
+
+
+def test_keys_that_no_row_sees_have_no_gradient():
+    """Whole tiles of keys before the window."""
+    task = problem(seqlen_q=20, seqlen_k=400, causal=True, window_left=10, seed=1)
+    tensors = make_inputs(task)
+    emulated(ANY, task, tensors)
+    assert not tensors.dk[:, :370].any()
+    assert not tensors.dv[:, :370].any()
+
+
+def test_a_windows_work_does_not_grow_with_the_length():
+    work = [
+        emulated(ANY, problem(seqlen_q=64, seqlen_k=keys, window_left=20, causal=True)).mma_flops for keys in (384, 640)
+    ]
+    assert work[0] == work[1]
 
 
 def test_a_mask_leaves_tiles_out():
     """Two tiles of 128 keys and four of 64 rows: two of the eight are above the diagonal."""
-    rung = GENERAL[-1]
+    rung = ANY
     square = {"seqlen_q": 256}
     full, causal = (emulated(rung, problem(**square, causal=mask)).mma_flops for mask in (False, True))
     assert causal / full == pytest.approx(6 / 8)
@@ -138,10 +243,41 @@ def test_each_rung_is_right_on_a_gpu(rung, head_dim):
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
 def test_the_last_rung_is_right_on_a_gpu(head_dim, causal, seqlen_q, seqlen_k):
     sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "causal": causal, "layout": "padded"}
-    require_right_on_a_gpu(GENERAL[-1], problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
+    require_right_on_a_gpu(ANY, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", HOPPER, ids=lambda rung: rung.name)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
+def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqlen_k):
+    sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "causal": causal, "layout": "padded"}
+    require_right_on_a_gpu(rung, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seqlen_q": 2000, "window_left": 300, "window_right": 100},
+        {"seqlen_q": 1000, "seqlen_k": 1500, "causal": True, "window_left": 300},
+        {"seqlen_q": 1000, "softcap": 20.0},
+        {"seqlen_q": 1000, "causal": True, "alibi": True},
+        {"seqlen_q": 1000, "options": {"dlse": True}},
+        {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True},
+        {"seqlens_q": (700, 64), "window_left": 100, "softcap": 20.0, "alibi": True, "options": {"dlse": True}},
+    ],
+    ids=str,
+)
+def test_any_attention_on_a_gpu(head_dim, more):
+    require_right_on_a_gpu(ANY, problem(**{"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, **more}))
 
 
 def require_right_on_a_gpu(rung, task):
+    if not rung.runs_on(device_arch()):
+        pytest.skip(f"{rung.name} needs another GPU")
     tensors = make_inputs(task, "cuda")
     launch = on_gpu(build_one(rung, rung.config_for(task), device_arch()), task, tensors)
     for _ in range(3):

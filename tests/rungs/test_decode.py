@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashladder.common import catalog, own
-from flashladder.common.api.kvcache import ON_HOPPER, RUNG
+from flashladder.common.api.kvcache import BOUNDED, ON_HOPPER, RUNG
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
@@ -18,7 +20,8 @@ from flashladder.common.runtime.execute import on_emulator
 
 NAME = "decode"
 RUNGS = catalog.versions(ladder=NAME)
-LAST, HOPPERS, FIRST_PAGED = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04"))
+LAST, HOPPERS, FIRST_PAGED, GENERAL = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04", BOUNDED))
+BY_TMA = [rung for rung in RUNGS if "page_size" in rung.choices]
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 40, 130)
 PAGED = {"paged": True, "page_size": 16}
@@ -76,9 +79,24 @@ def test_rows_of_a_long_group(version):
     emulated(version, problem((37,), num_heads=8, num_heads_k=1, seqlen_q=3, seqlen_k=50, family="jump_rows"))
 
 
+@pytest.mark.parametrize(
+    ("version", "columns"),
+    [
+        pytest.param(rung, columns, id=f"{rung.name}-{columns}")
+        for rung in RUNGS
+        for columns in rung.supports.head_dim
+        if columns not in (64, 128)
+    ],
+)
+def test_other_columns(version, columns):
+    """Some of the last 64 may not be there."""
+    emulated(version, problem((0, 150), {"num_splits": 2}, head_dim=columns, layout="padded"))
+
+
 @pytest.mark.parametrize("version", able("num_splits"))
 def test_splits(version):
-    emulated(version, problem((1, 130), {"num_splits": 3}))
+    """Of more blocks than a ring has stages."""
+    emulated(version, problem((1, 900), {"num_splits": 3}))
 
 
 def test_more_splits_than_there_are_keys_for():
@@ -96,14 +114,30 @@ def test_pages_in_random_order(version, page_size):
     emulated(version, problem(options={"paged": True, "page_size": page_size, "num_splits": 2}))
 
 
-def test_bits_do_not_depend_on_the_rest_of_the_batch():
+@pytest.mark.parametrize("page_size", [8, 128])
+@pytest.mark.parametrize("version", BY_TMA, ids=lambda version: version.name)
+def test_boxes_of_pages(version, page_size):
+    """Behind the last key, a box has NaN."""
+    options = {"paged": True, "page_size": page_size, "num_splits": 1}
+    emulated(version, problem((300, 0, 7), options, layout="padded"))
+
+
+def test_pages_that_are_no_boxes_are_left_to_the_rung_below():
+    task = problem(options={"paged": True, "page_size": 24})
+    for version in BY_TMA:
+        with pytest.raises(UnsupportedProblemError, match=f"not 24; the nearest rung .* is {HOPPERS.name}"):
+            version.check(task, version.config_for(problem()))
+
+
+@pytest.mark.parametrize(("rung", "bounds"), [(LAST, {}), (GENERAL, {"window_left": 30})], ids=["plain", "window"])
+def test_bits_do_not_depend_on_the_rest_of_the_batch(rung, bounds):
     """Nor on the place in it, with so many splits."""
-    task, alone = (problem(lengths, {"num_splits": 3}) for lengths in ((130, 7, 40), (40,)))
+    task, alone = (problem(lengths, {"num_splits": 3}, **bounds) for lengths in ((130, 7, 40), (40,)))
     tensors, others = make_inputs(alone), make_inputs(task)
     for name in ("q", "k_cache", "v_cache"):
         rows = tensors.by_name[name][0]
         others.by_name[name][2, : len(rows)] = rows
-    expected, found = of_sequence(emulated(LAST, alone, tensors), 0), of_sequence(emulated(LAST, task, others), 2)
+    expected, found = of_sequence(emulated(rung, alone, tensors), 0), of_sequence(emulated(rung, task, others), 2)
     assert all(torch.equal(found[name], bits) for name, bits in expected.items())
 
 
@@ -113,11 +147,12 @@ def test_bits_do_not_depend_on_who_is_late():
     assert all(torch.equal(late[name], bits) for name, bits in on_time.items())
 
 
-def test_a_table_that_points_outside_reads_nothing_there():
-    task = problem(options=PAGED)
+@pytest.mark.parametrize(("rung", "bounds"), [(LAST, {}), (GENERAL, {"window_left": 500})], ids=["plain", "window"])
+def test_a_table_that_points_outside_reads_nothing_there(rung, bounds):
+    task = problem(options=PAGED, **bounds)
     tensors = make_inputs(task)
     tensors.block_table[2:] = torch.tensor([[-1, 2**31 - 1, 10**6] + [-7] * (tensors.block_table.shape[1] - 3)] * 2)
-    on_emulator(compiled(LAST, task), task, tensors)
+    on_emulator(compiled(rung, task), task, tensors)
     assert (tensors.lse[0] == -torch.inf).all()
 
 
@@ -129,6 +164,74 @@ def test_a_length_that_is_none_reads_nothing_outside(length):
     tensors.cache_seqlens[1], right.cache_seqlens[1] = length, max(0, min(length, 40))
     on_emulator(compiled(LAST, task), task, tensors)
     verify(expect(task, right), tensors.outputs, tensors.buffers).require(LAST.name)
+
+
+# What rows see
+
+BOUNDS = {  # each kind is compiled once
+    "a window": {"window_left": 40, "window_right": 3, "causal": False},
+    "a causal window in pages": {"window_left": 0, "options": PAGED},
+    "padding": {"options": {"leftpad": True, "num_splits": 3}},
+    "a softcap": {"softcap": 5.0, "softmax_scale": 1.0},
+    "ALiBi": {"alibi": True, "causal": False},
+    "all": {"window_left": 60, "softcap": 20.0, "alibi": True, "options": {**PAGED, "leftpad": True}},
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_bounds(kind):
+    """NaN beyond lengths, in padding and in unused pages are never seen."""
+    tensors = emulated(GENERAL, problem(**BOUNDS[kind], layout="padded"))
+    assert (tensors.o[0] == 0).all()
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 15, 63, 64, 65, 200, 333]), min_size=1, max_size=3),
+    rows=st.integers(1, 20),
+    left=st.sampled_from([0, 1, 31, 64, 500, 2**40]),
+    softcap=st.sampled_from([1.0, 30.0]),
+    page_size=st.sampled_from([1, 7, 64]),
+    splits=st.sampled_from([0, 1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_any_bounds_together(lengths, rows, left, softcap, page_size, splits, seed):
+    options = {"paged": True, "page_size": page_size, "leftpad": True, "num_splits": splits}
+    bounds = {"window_left": left, "softcap": softcap, "alibi": True}
+    emulated(GENERAL, problem(tuple(lengths), options, seqlen_q=rows, seed=seed, **bounds))
+
+
+def test_what_a_window_hides_is_not_read():
+    """Of one row: neither K nor V."""
+    task = problem((200,), seqlen_q=1, window_left=70)
+    tensors = make_inputs(task)
+    for cache in (tensors.k_cache, tensors.v_cache):
+        cache[:, : 200 - 71] = torch.nan
+    on_emulator(compiled(GENERAL, task), task, tensors)
+    assert tensors.o.isfinite().all()
+    whole, part = (on_emulator(compiled(GENERAL, each), each, make_inputs(each)) for each in (wide(3000), wide(70)))
+    assert part.mma_flops * 20 < whole.mma_flops
+
+
+def wide(window):
+    """Of one tile of rows, so that all work is that of keys."""
+    return problem((3000,), {"num_splits": 4}, seqlen_q=1, window_left=window)
+
+
+@pytest.mark.parametrize("padding", [-5, 2**31 - 1])
+def test_padding_that_is_none_reads_nothing_outside(padding):
+    task = problem((40, 40), {**PAGED, "leftpad": True})
+    tensors = make_inputs(task)
+    tensors.cache_leftpad.fill_(padding)
+    on_emulator(compiled(GENERAL, task), task, tensors)
+    assert (tensors.lse == -torch.inf).all() == (padding > 0)
+
+
+def test_slopes_of_any_size_and_sign():
+    task = problem((300,), alibi=True)
+    tensors = make_inputs(task)
+    tensors.alibi_slopes.copy_(torch.tensor([[-0.3, 0.0, 4.0, 1e-3]]))
+    emulated(GENERAL, task, tensors)
 
 
 # What the emulator finds
@@ -161,11 +264,16 @@ def broken(tmp_path, monkeypatch):
         (LAST, "cuda/last_cta.cuh", "__threadfence();  // before others", "race on global memory: .*partial_lse"),
         (LAST, "cuda/last_cta.cuh", "__threadfence();  // behind", "race on global memory: .*partial_lse"),
         (HOPPERS, "00_mutant/kernel.cu", "wait_for_dependency();", "attention_decode, before which combine may begin"),
+        (BY_TMA[0], "cuda/page_ring.cuh", "empty[at.stage].wait(at.parity);", "more arrivals at once"),
+        (BY_TMA[0], "00_mutant/kernel.cu", "fence_proxy_async();  // this lane", "read in another proxy"),
+        (BY_TMA[1], "00_mutant/kernel.cu", "fence_proxy_async();  // before wgmma reads Q", "fence.proxy.async"),
+        (BY_TMA[1], "00_mutant/kernel.cu", "fence_proxy_async();  // before wgmma reads P", "fence.proxy.async"),
+        (BY_TMA[1], "cuda/column_softmax.cuh", "named_barrier_sync(1, warpgroup_threads);", "race on shared memory"),
     ],
 )
 def test_a_fault_is_found(broken, rung, file, old, message):
     with pytest.raises(EmulatorError, match=f"(?s){message}"):
-        emulated(broken(rung, file, old, old.partition(";")[2]), problem((1, 130), {"num_splits": 3}))
+        emulated(broken(rung, file, old, old.partition(";")[2]), problem((1, 900), {"num_splits": 3}))
 
 
 # The operation
@@ -195,7 +303,7 @@ def test_few_sequences_are_cut_into_more_parts():
         ({"lengths": (3, -1)}, "no sequence is shorter than 0"),
         ({"seqlen_k": 100}, "the cache has room for seqlen_k=100 keys"),
         ({"options": {"paged": True, "num_pages": 2}}, "the sequences need 5 pages of page_size=64"),
-        ({"softcap": 3.0}, "the operation decode knows no softcap"),
+        ({"total_q": 3}, "the operation decode knows no total_q"),
     ],
 )
 def test_what_is_no_problem_is_refused(values, message):

@@ -5,11 +5,13 @@
 #include "23_general/assignment.cuh"
 #include "23_general/panels.cuh"
 #include "24_woven_general/alibi.cuh"
+#include "24_woven_general/narrower.cuh"
 #include "24_woven_general/packed_assignment.cuh"
 #include "24_woven_general/panel_stage.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/gemm.cuh"
@@ -32,7 +34,9 @@ constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * ti
 
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Params = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using Params = std::conditional_t<narrower, Narrower<DroppingTensors>, DroppingTensors>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
@@ -57,14 +61,16 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     };
     const int warp_row = uniform_warp_index() * warp_rows;
 
-    PanelCopier<QTile, num_warps, dtype> q_copier;
+    const auto columns = columns_of<narrower>(params);
+    using Columns = std::remove_const_t<decltype(columns)>;
+    PanelCopier<QTile, num_warps, dtype, Columns> q_copier{columns};
     {
         const Work work = assigned();
         if (packed && work.rows() <= 0) return;  // behind the end of its sequence
         q_copier.start(shared_q, work.q(), params.q_stride.row);
         q_copier.copy_rows(0, work.rows());
     }
-    PanelStageCopier<KVTile, num_warps, dtype> copier;
+    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns};
     copier.start(shared_k + KVTile::size, shared_v + KVTile::size, params.k_stride.row, params.v_stride.row);
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
@@ -108,7 +114,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             mask.hide(s, first_row, j * block_n + part * edge_n);
             softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
-            gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) { softmax.weigh(p, step); });
+            if constexpr (dropout) {
+                const Dropout<dropout> dropping{params, assigned};
+                dropping.weigh_and_drop(softmax, p, first_row, j * block_n + part * edge_n);
+                gemm<dtype, edge_n, false, Serpentine>(o, p, v);
+            } else {
+                gemm<dtype, edge_n, false, Serpentine>(o, p, v, [&](int step) { softmax.weigh(p, step); });
+            }
         }
         k_tiles.turn(k_operand.reader.base, copier.to_k);
         v_tiles.turn(v_operand.reader.base, copier.to_v);
@@ -169,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         copier.copy_block(work.k(), work.v(), first, work.seqlen_k() - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
         const auto lowest_plain = mask.template first_plain_block<block_n>(work.first_row() + block_m - 1);
-        const int plain_blocks = max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
+        // With dropout every block is taken in parts: the woven loop has no registers for the mask.
+        const int plain_blocks = dropout ? int(lowest) : max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
         for (; pass.from >= plain_blocks; --pass.from) attend_edge(pass.from, work.first_row() + warp_row);
         cp_async_wait<0>();
         __syncthreads();  // the first plain block is there for every warp
@@ -184,18 +197,20 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         return attend_down<Anchored>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
     };
     attend_passes(last, softmax, o, attend_all);
-    if constexpr (window) {
+    if constexpr (window && !dropout) {
         const int first_row = assigned().first_row();
         const int lowest_plain = mask.template first_plain_block<block_n>(first_row + block_m - 1);
         for (int j = lowest_plain - 1; j >= lowest; --j) attend_edge(j, first_row + warp_row);
     }
 
     softmax.finish(o);
+    if constexpr (dropout) scale(o, Dropout<dropout>{params, assigned}.rescale);
     const Work work = assigned();
     if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
     __syncwarp();
-    store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row);
+    store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row,
+                                                         columns);
 }

@@ -1,13 +1,13 @@
 // Copies blocks of K and V into shared memory by panels, with any row strides.
 #pragma once
-#include "23_general/panels.cuh"
+#include "24_woven_general/narrower.cuh"
 
 // Copies blocks of K and V as StageCopier does: from the last to the first, and each block from its last rows to its
 // first. So one pointer into each tensor runs backwards through it. Unlike StageCopier it copies by panels, and takes
 // any row strides.
-template <class Tile, int num_warps, class T>
-struct PanelStageCopier {
-    using Whole = PanelCopier<Tile, num_warps, T>;
+template <class Tile, int num_warps, class T, class Columns>
+struct PanelStageCopier : Columns {
+    using Whole = PanelCopier<Tile, num_warps, T, Columns>;
     static constexpr int rows_per_step = Whole::rows_per_step, steps = Tile::rows / rows_per_step;
 
     uint32_t to_k, to_v;  // where the next block is to lie
@@ -40,9 +40,8 @@ struct PanelStageCopier {
     }
 
   private:
-    __device__ static void copy_first_rows(uint32_t tile, const char *&from, const T *tensor, int step, int block,
-                                           int rows) {
-        Whole copier;
+    __device__ void copy_first_rows(uint32_t tile, const char *&from, const T *tensor, int step, int block, int rows) const {
+        Whole copier{*this};
         copier.to = tile;
         copier.from = reinterpret_cast<const char *>(tensor + Whole::col());
         copier.row_bytes = step / rows_per_step;
@@ -50,12 +49,12 @@ struct PanelStageCopier {
         from = copier.from + static_cast<long long>(block * Tile::rows - rows_per_step + Whole::row()) * copier.row_bytes;
     }
     template <int count>
-    __device__ static void copy_steps(uint32_t tile, int piece, const char *&from, int step) {
+    __device__ void copy_steps(uint32_t tile, int piece, const char *&from, int step) const {
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             Whole::each_panel([&](int panel) {
-                cp_async_16(tile + Tile::step((steps - 1 - piece * count - i) * rows_per_step, panel * 64) * sizeof(T),
-                            from + panel * 64 * sizeof(T));
+                const uint32_t shared = tile + Tile::step((steps - 1 - piece * count - i) * rows_per_step, panel * 64) * sizeof(T);
+                copy_columns(*this, shared, from + panel * 64 * sizeof(T), panel * 64 + Whole::col());
             });
             from -= step;
         }

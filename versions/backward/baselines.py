@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
@@ -21,15 +22,19 @@ class Gradients(NamedTuple):
     dv: torch.Tensor
 
 
-def _takes_no_groups(problem: Problem) -> str | None:
-    """torch's operators expand K and V before they are called."""
+def _takes_plain_heads(problem: Problem) -> str | None:
+    """torch's operators expand K and V before they are called, and know neither bounds of scores nor sequences."""
+    more = {"packed sequences": problem.packed, "window": problem.window, "softcap": problem.softcap}
+    more |= {"ALiBi": problem.alibi, "gradient of the log-sum-exp": problem.dlse}
+    if unknown := [what for what, is_asked in more.items() if is_asked]:
+        return f"takes no {listing(unknown)}"
     return None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
 
 
 def _takes_square_causal(problem: Problem) -> str | None:
     """Its causal masks are aligned to the top left."""
     unequal = problem.causal and problem.seqlen_q != problem.seqlen_k
-    return _takes_no_groups(problem) or ("takes no causal mask with seqlen_q != seqlen_k" if unequal else None)
+    return _takes_plain_heads(problem) or ("takes no causal mask with seqlen_q != seqlen_k" if unequal else None)
 
 
 def _heads_first(tensors: Tensors) -> list[torch.Tensor]:

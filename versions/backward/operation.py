@@ -2,48 +2,81 @@
 
 P = exp(softmax_scale * Q K^T - LSE)         dV = P^T dO         dP = dO V^T
 dS = P * (dP - rowsum(dO * O))               dQ = softmax_scale * dS K      dK = softmax_scale * dS^T Q
+
+With a softcap c, scores S become c * tanh(S / c), and dS has a factor of 1 - tanh(S / c)^2. Where LSE has a gradient
+too, dS = P * (dP - rowsum(dO * O) + dLSE). Masks and ALiBi change P alone.
+
+With dropout, P of dV and dP are 0 where a weight is dropped, and larger elsewhere, as P of O is; P of dS is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View, laid_out
-from flashladder.common.problem.operations import forward
+from flashladder.common.problem.dropout import RNG_STATE
+from flashladder.common.problem.operations import forward, packed
 from flashladder.common.problem.operations.forward import (
+    SLOPES,
     Forward,
     full_precision_matmul,
     heads_of,
+    kept,
     masked_scores,
     probabilities,
     row_blocks,
 )
-from flashladder.common.problem.problem import Operation, Problem
+from flashladder.common.problem.operations.packed import Packed
+from flashladder.common.problem.problem import LSE, Operation, Option, Problem
 
 OF_FORWARD = 2.5  # five matrix products where the forward pass has two
+DLSE = "dlse"
 
 
 class Backward(Forward):
-    """q, k, v, o and lse are those of the forward pass; dout is like o, dq, dk and dv are like q, k and v."""
+    """q, k, v, o and lse are those of the forward pass; dout is like o, dq, dk and dv are like q, k and v. Packed
+    sequences have cu_seqlens_q and cu_seqlens_k, ALiBi has its slopes, a gradient of lse is dlse, like lse, and
+    dropout has rng_state."""
 
     name = "backward"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
-    features = ("causal",)
+    features = (*Packed.features, "dropout_p")
+    options = (Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),)
+    sizes = Packed.sizes
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
     signed_together = (("q", "k", "dq", "dk"), ("v", "o", "dout", "dv"))  # neither S nor dP changes
 
     def variant(self, problem: Problem) -> Operation:
-        """The same for every problem."""
-        return self
+        """With the inputs that a problem has beside the usual ones."""
+        return _with(bool(problem.packed), problem.alibi, problem.dlse, problem.dropout_p > 0)
+
+    def implied(self, problem: Problem) -> dict[str, Any]:
+        """What the lengths of packed sequences say."""
+        is_packed = problem.seqlens_q or problem.seqlens_k or problem.packed
+        return packed.OPERATION.implied(problem) if is_packed else {}
+
+    def check(self, problem: Problem) -> None:
+        """Dropout counts the heads of a batch, which packed sequences are not."""
+        super().check(problem)
+        if problem.packed and problem.dropout_p:
+            raise UnsupportedProblemError(f"dropout_p={problem.dropout_p}: packed sequences have no dropout")
+
+    def argument(self, problem: Problem, name: str) -> Any:
+        """Of all sequences together, whether they are packed or not."""
+        if name in self.sizes and not problem.packed:
+            return problem.batch * getattr(problem, name.replace("total", "seqlen"))
+        return super().argument(problem, name)
 
     def flops(self, problem: Problem) -> float:
         """Of the five products, as wide as the two of the forward pass."""
-        return OF_FORWARD * super().flops(problem)
+        return OF_FORWARD * _of_forward(problem).flops(problem)
 
     def block_flops(self, block_m: int, block_n: int, head_dim: int, head_dim_v: int) -> int:
         """Three products are as wide as K, two as V."""
@@ -51,26 +84,54 @@ class Backward(Forward):
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Those of the forward pass; what is given and computed here has buffers of its own."""
-        given = super().views(problem)
-        shapes = {name: view.shape for views in given for name, view in views.items()}
+        given = _of_forward(problem).views(problem)
+        found = {name: view for views in given for name, view in views.items()}
         layout = "bshd" if problem.layout == forward.PACKED_INPUTS else problem.layout
         like = {"dout": "o", "dq": "q", "dk": "k", "dv": "v"}
-        return [*given, *({name: _laid_out(layout, shapes[of])} for name, of in like.items())]
+        made = ({name: _laid_out(layout, found[of].shape)} for name, of in like.items())
+        return [*given, *made, *([{DLSE: found[LSE]}] if problem.dlse else [])]
+
+    def dtype(self, problem: Problem, name: str) -> torch.dtype:
+        """dLSE is fp32, as LSE."""
+        return torch.float32 if name == DLSE else _of_forward(problem).dtype(problem, name)
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Q, K and V as the family has them, O and LSE as they give, dO standard normal."""
-        super().draw(problem, tensors, generator)
-        dout = tensors["dout"]
-        dout.copy_(torch.randn(dout.shape, generator=generator, device=generator.device))
-        o, lse = forward.attention(problem, tensors, torch.float32)
-        tensors["o"].copy_(o)
-        tensors["lse"].copy_(lse)
+        """What the forward pass has as it draws it, O and LSE as it gives them, dO and dLSE standard normal."""
+        of_forward = _of_forward(problem)
+        of_forward.draw(problem, tensors, generator)
+        for name in ("dout", *([DLSE] if problem.dlse else [])):
+            tensor = tensors[name]
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
+        for name, values in of_forward.compute(problem, tensors, torch.float32).items():
+            tensors[name].copy_(values)
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """What automatic differentiation of the textbook's formula gives; O and LSE are not looked at."""
-        return gradients(problem, tensors, dtype)
+        return (_of_each_sequence if problem.packed else gradients)(problem, tensors, dtype)
+
+
+@cache
+def _with(is_packed: bool, alibi: bool, dlse: bool, dropout: bool) -> Operation:
+    """The operation with the inputs that it has for such problems."""
+
+    class Variant(Backward):
+        inputs = (
+            *Backward.inputs,
+            *(name for name in Packed.inputs if is_packed and name not in Backward.inputs),
+            *([SLOPES] if alibi else []),
+            *([DLSE] if dlse else []),
+            *([RNG_STATE] if dropout else []),
+        )
+        families = Packed.families if is_packed else Backward.families
+
+    return Variant()
+
+
+def _of_forward(problem: Problem) -> Operation:
+    """The forward pass of which a problem has the gradients."""
+    return (packed.OPERATION if problem.packed else forward.OPERATION).variant(problem)
 
 
 def _laid_out(layout: str, shape: tuple[int, ...]) -> View:
@@ -79,7 +140,10 @@ def _laid_out(layout: str, shape: tuple[int, ...]) -> View:
 
 
 def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """dq, dk and dv with every intermediate in `dtype`; sums over rows are kept in fp32 at least, and rounded once."""
+    """dq, dk and dv with every intermediate in `dtype`; sums over rows are kept in fp32 at least, and rounded once.
+
+    A dlse among the tensors is the gradient of the log-sum-exp.
+    """
     p = problem
     made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"}
     with full_precision_matmul():
@@ -88,15 +152,36 @@ def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torc
             wide = torch.promote_types(dtype, torch.float32)
             dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
             for rows in row_blocks(p):
-                P = probabilities(masked_scores(p, tensors, batch, q[:, rows], k, rows))
-                dP = dout[:, rows] @ v.mT
+                P = probabilities(masked_scores(p, tensors, batch, q[:, rows], k, rows)).to(dtype)
+                dP = kept(p, tensors, batch, rows, dout[:, rows] @ v.mT)
                 dS = torch.ops.aten._softmax_backward_data(dP, P, -1, dtype)
+                if DLSE in tensors:
+                    dS = dS + P * tensors[DLSE][batch, :, rows, None].to(dtype)
+                if p.softcap:
+                    dS = dS * (1 - torch.tanh((q[:, rows] * p.softmax_scale) @ k.mT / p.softcap) ** 2)
                 made["dq"][batch, rows] = (p.softmax_scale * (dS @ k)).transpose(0, 1)
                 dk += p.softmax_scale * (dS.mT @ q[:, rows])
-                dv += P.mT @ dout[:, rows]
+                dv += kept(p, tensors, batch, rows, P).mT @ dout[:, rows]
             for name, sums in (("dk", dk), ("dv", dv)):
                 of_group = sums.unflatten(0, (p.num_heads_k, -1)).sum(1)
                 made[name][batch] = of_group.transpose(0, 1)
+    return made
+
+
+def _of_each_sequence(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """`gradients` of packed sequences; 0 in those without rows or without keys."""
+    made = {f"d{name}": torch.zeros_like(tensors[name], dtype=dtype) for name in "qkv"}
+    for number, rows, keys, alone in packed.parts(problem):
+        places = {"q": rows, "k": keys, "v": keys}
+        given = {name: tensors[name][:, place] for name, place in {**places, "dout": rows}.items()}
+        if problem.alibi:
+            given[SLOPES] = tensors[SLOPES][number : number + 1]
+        if problem.dlse:
+            given[DLSE] = tensors[DLSE][None, :, rows]
+        for name, gradient in gradients(alone, given, dtype).items():
+            made[name][:, places[name[1]]] = gradient
     return made
 
 

@@ -3,15 +3,19 @@
     q              (batch, seqlen_q, num_heads, head_dim), and o like it
     k_cache        (batch, seqlen_k, num_heads_k, head_dim), and v_cache: there is room for seqlen_k keys
     cache_seqlens  (batch), int32: how many of them a sequence has
+    cache_leftpad  (batch), int32, with the option leftpad: how many of these, the first ones, are padding and not seen
+    alibi_slopes   (batch, num_heads), fp32, with ALiBi
     lse            (batch, num_heads, seqlen_q), fp32
 
 A paged cache is (num_pages, page_size, num_heads_k, head_dim). Keys i * page_size to (i + 1) * page_size of sequence b
-are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less.
+are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less;
+windows and distances of ALiBi are aligned to the end alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -23,10 +27,10 @@ from flashladder.common.problem import buffers
 from flashladder.common.problem.buffers import View, contiguous, laid_out
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import Forward, attention
-from flashladder.common.problem.problem import BANDWIDTH, DTYPES, Operation, Option, Problem
+from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes
+from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, Operation, Option, Problem
 
-LENGTHS, TABLE = "cache_seqlens", "block_table"
+LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
 CACHES = ("k_cache", "v_cache")
 NO_PAGE = -1  # in the table, behind the pages of a sequence
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
@@ -43,24 +47,26 @@ class Decode(Forward):
 
     name = "decode"
     inputs: ClassVar[tuple[str, ...]] = ("q", *CACHES, LENGTHS)
-    features = ("causal", "seqlens_k")
+    fp32 = (*Forward.fp32, SLOPES)
+    features: ClassVar[tuple[str, ...]] = (*BOUNDS, "seqlens_k")
     layouts = buffers.LAYOUTS
-    options = (
+    options: ClassVar[tuple[Option, ...]] = (
         Option("paged", bool, "the cache consists of pages, which a block table finds", default=False),
         Option("page_size", int, "keys of a page", default=64),
         Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
+        Option("leftpad", bool, "a sequence's first keys are padding; a tensor says how many", default=False),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
     sizes = ("num_splits", "num_parts", "target_parts")
-    signed_together = (("q", "k_cache"), ("v_cache", "o"))
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"), ("v_cache", "o"))
     unit = BANDWIDTH
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
     sampled: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 4096}
     small: ClassVar = {"batch": 2, "num_heads": 8, "num_heads_k": 2, "seqlen_q": 1, "seqlen_k": 512}
 
     def variant(self, problem: Problem) -> Operation:
-        """With pages there is a table of them."""
-        return _PAGED if problem.paged else self
+        """Pages have a table, and padding and ALiBi a tensor each."""
+        return _variant(bool(problem.paged), bool(problem.leftpad), problem.alibi)
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, and room for the longest, from their lengths."""
@@ -95,13 +101,14 @@ class Decode(Forward):
         return decided[name](problem) if name in decided else super().argument(problem, name)
 
     def flops(self, problem: Problem) -> float:
-        """The sum over the sequences."""
+        """The sum over the sequences, as if none had padding."""
         return sum(forward.OPERATION.flops(_alone(problem, length)) for length in seqlens(problem) if length)
 
     def bytes_moved(self, problem: Problem) -> float:
-        """K and V of the keys that there are. All else is small beside it."""
+        """K and V of the keys that some row may see. All else is small beside it."""
         p = problem
-        return 2.0 * sum(seqlens(p)) * p.num_heads_k * (p.head_dim + p.head_dim_v)
+        most = p.seqlen_k if p.window_left is None else p.window_left + p.seqlen_q
+        return 2.0 * sum(min(length, most) for length in seqlens(p)) * p.num_heads_k * (p.head_dim + p.head_dim_v)
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Each tensor in a buffer of its own."""
@@ -116,45 +123,59 @@ class Decode(Forward):
         apart = {LENGTHS: contiguous(p.batch), "lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
         if p.paged:
             apart[TABLE] = contiguous(p.batch, max_pages(p))
+        if p.leftpad:
+            apart[LEFTPAD] = contiguous(p.batch)
+        if p.alibi:
+            apart[SLOPES] = contiguous(p.batch, p.num_heads)
         return [{name: view} for name, view in ({n: laid_out(p.layout, s) for n, s in shapes.items()} | apart).items()]
 
     def dtype(self, problem: Problem, name: str) -> torch.dtype:
         """int32 of lengths and tables."""
-        return torch.int32 if name in (LENGTHS, TABLE) else super().dtype(problem, name)
+        return torch.int32 if name in (LENGTHS, LEFTPAD, TABLE) else super().dtype(problem, name)
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Each sequence as its family designs it, in pages that lie in random order."""
+        """Each sequence as its family designs it, in pages that lie in random order; NaN in padding."""
         p = problem
         for name in CACHES:
             tensors[name].fill_(math.nan)
         tensors[LENGTHS].copy_(torch.tensor(seqlens(p), dtype=torch.int32))
         if p.paged:
             self._draw_table(p, tensors[TABLE], generator)
+        if p.alibi:
+            draw_slopes(tensors[SLOPES], generator)
+        padding = [0] * p.batch
+        if p.leftpad:
+            drawn = torch.rand(p.batch, generator=generator, device=generator.device)
+            padding = [int(share * (length + 1)) for share, length in zip(drawn.tolist(), seqlens(p), strict=True)]
+            tensors[LEFTPAD].copy_(torch.tensor(padding, dtype=torch.int32))
         for sequence, length in enumerate(seqlens(p)):
             shapes = ((1, max(1, length), p.num_heads_k, columns) for columns in (p.head_dim, p.head_dim_v))
             k, v = (torch.empty(shape, dtype=DTYPES[p.dtype], device=generator.device) for shape in shapes)
             q = torch.empty((1, *tensors["q"].shape[1:]), dtype=DTYPES[p.dtype], device=generator.device)
             FAMILIES[p.family].draw(q, k, v, p.softmax_scale, generator)
             tensors["q"][sequence].copy_(q[0])
-            for name, drawn in zip(CACHES, (k, v), strict=True):
+            for name, keys in zip(CACHES, (k, v), strict=True):
+                keys[:, : padding[sequence]] = math.nan
                 for rows, place in self._places(p, tensors, name, sequence, length):
-                    place.copy_(drawn[0, rows])
+                    place.copy_(keys[0, rows])
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """Each sequence as `attention` computes it, of the keys that there are."""
+        """Each sequence as `attention` computes it, of the keys that there are behind its padding."""
         p, q = problem, tensors["q"]
         o = torch.zeros((p.batch, p.seqlen_q, p.num_heads, p.head_dim_v), dtype=dtype, device=q.device)
         lse = torch.full((p.batch, p.num_heads, p.seqlen_q), -math.inf, dtype=dtype, device=q.device)
-        for sequence, length in enumerate(tensors[LENGTHS].tolist()):
-            if length:
+        padding = tensors[LEFTPAD].tolist() if p.leftpad else [0] * p.batch
+        for sequence, (length, begin) in enumerate(zip(tensors[LENGTHS].tolist(), padding, strict=True)):
+            if length > begin:
                 k, v = (
-                    torch.cat([place for _, place in self._places(p, tensors, name, sequence, length)])[None]
+                    torch.cat([place for _, place in self._places(p, tensors, name, sequence, length)])[None, begin:]
                     for name in CACHES
                 )
-                parts = {"q": q[sequence : sequence + 1], "k": k, "v": v}
-                o[sequence : sequence + 1], lse[sequence : sequence + 1] = attention(_alone(p, length), parts, dtype)
+                one = slice(sequence, sequence + 1)
+                parts = {"q": q[one], "k": k, "v": v} | ({SLOPES: tensors[SLOPES][one]} if p.alibi else {})
+                o[one], lse[one] = attention(_alone(p, length - begin), parts, dtype)
         return {"o": o, "lse": lse}
 
     def _places(
@@ -252,5 +273,13 @@ def _alone(problem: Problem, length: int) -> Problem:
     )
 
 
+@functools.cache
+def _variant(paged: bool, leftpad: bool, alibi: bool) -> Operation:
+    """The operation with these among its inputs."""
+    plain = Paged if paged else Decode
+    inputs = (*plain.inputs, *([LEFTPAD] if leftpad else []), *([SLOPES] if alibi else []))
+    variant: type[Decode] = type(plain.__name__, (plain,), {"inputs": inputs})
+    return variant()
+
+
 OPERATION = Decode()
-_PAGED = Paged()

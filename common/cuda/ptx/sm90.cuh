@@ -54,11 +54,25 @@ __device__ inline void tma_load(void *shared, const TensorMapBytes &map, Mbarrie
                  : "memory");
 }
 
+// The same for bytes that lie one behind the other: 16 of them, or a multiple, at addresses that are multiples of 16.
+__device__ inline void bulk_load(void *shared, const void *global, int bytes, Mbarrier &full) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(&full.word))
+                 : "memory");
+}
+
 // Starts copying a box from shared memory to a tensor; what lies outside of the tensor is left out. The shared memory was
 // written by ordinary code, so `fence_proxy_async` comes before.
 __device__ inline void tma_store(const TensorMapBytes &map, const void *shared, int column, int row, int head, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(shared_address(shared)), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+// The same for floats that lie one behind the other, which are added to those in global memory, one by one.
+__device__ inline void bulk_add(float *global, const float *shared, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
                  : "memory");
 }
 // Closes the group of stores that this thread has started.
@@ -81,6 +95,12 @@ __device__ inline void take_registers() {
 __device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&block)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(block[0]),
                  "r"(block[1]), "r"(block[2]), "r"(block[3])
+                 : "memory");
+}
+
+// Two blocks, each transposed on its way. Lanes 0 to 15 say where its columns go.
+__device__ inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared), "r"(first), "r"(second)
                  : "memory");
 }
 

@@ -23,13 +23,15 @@ __device__ inline void stay_here(uint32_t &x) { asm volatile("" : "+r"(x)::"memo
 
 // D = A B, or D += A B where `adds`. D is 64 x n floats: warp w of the group has rows from 16 * w on, as accumulators of
 // 16 x 8 (layout.cuh). B is 16 x n in shared memory, given by its descriptor.
-//   of_shared:     A is 64 x 16 in shared memory, B lies column by column (K of Q K^T).
-//   of_registers:  A is 16 x 16 a warp, as mma.sync has it; B lies column by column, or `by_columns` (V of P V: the
-//                  16 rows of a column are apart).
+//   of_shared:     A is 64 x 16 in shared memory.
+//   of_registers:  A is 16 x 16 a warp, as mma.sync has it.
+// An operand in shared memory has the 16 of k side by side (K of Q K^T), or `by_columns` apart (V of P V).
 template <class T, int n>
 struct Wgmma;
 
 #define FLASHLADDER_BLOCK(b) "+f"(d[b][0]), "+f"(d[b][1]), "+f"(d[b][2]), "+f"(d[b][3])
+#define FLASHLADDER_BLOCKS_1(b) FLASHLADDER_BLOCK(b)
+#define FLASHLADDER_BLOCKS_2(b) FLASHLADDER_BLOCK(b), FLASHLADDER_BLOCK(b + 1)
 #define FLASHLADDER_BLOCKS_4(b)                                                                                      \
     FLASHLADDER_BLOCK(b), FLASHLADDER_BLOCK(b + 1), FLASHLADDER_BLOCK(b + 2), FLASHLADDER_BLOCK(b + 3)
 #define FLASHLADDER_BLOCKS_8(b) FLASHLADDER_BLOCKS_4(b), FLASHLADDER_BLOCKS_4(b + 4)
@@ -39,6 +41,8 @@ struct Wgmma;
 #define FLASHLADDER_BLOCKS_17(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCK(b + 16)
 #define FLASHLADDER_BLOCKS_24(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCKS_8(b + 16)
 #define FLASHLADDER_BLOCKS_32(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCKS_16(b + 16)
+#define FLASHLADDER_D_4 "%0, %1, %2, %3"
+#define FLASHLADDER_D_8 FLASHLADDER_D_4 ", %4, %5, %6, %7"
 #define FLASHLADDER_D_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLASHLADDER_D_32                                                                                             \
     FLASHLADDER_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -59,12 +63,14 @@ struct Wgmma;
 #define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6)                                           \
     template <>                                                                                                      \
     struct Wgmma<T, n> {                                                                                             \
+        template <bool a_by_columns, bool b_by_columns>                                                              \
         __device__ static void of_shared(float (&d)[n / 8][4], uint64_t a, uint64_t b, bool adds) {                  \
             asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i2 ", 0;\n"                                     \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" D "}, %" #i0 ", %" #i1 \
-                         ", adds, 1, 1, 0, 0;\n}"                                                                    \
+                         ", adds, 1, 1, %" #i3 ", %" #i4 ";\n}"                                                      \
                          : BLOCKS(0)                                                                                 \
-                         : "l"(a), "l"(b), "r"(static_cast<int>(adds)));                                             \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(static_cast<int>(a_by_columns)),         \
+                           "n"(static_cast<int>(b_by_columns)));                                                     \
         }                                                                                                            \
         template <bool by_columns>                                                                                   \
         __device__ static void of_registers(float (&d)[n / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {   \
@@ -80,6 +86,8 @@ struct Wgmma;
     FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__);                                             \
     FLASHLADDER_WGMMA(__half, "f16", n, D, BLOCKS, __VA_ARGS__)
 
+FLASHLADDER_WGMMAS(8, FLASHLADDER_D_4, FLASHLADDER_BLOCKS_1, 4, 5, 6, 7, 8, 9, 10);
+FLASHLADDER_WGMMAS(16, FLASHLADDER_D_8, FLASHLADDER_BLOCKS_2, 8, 9, 10, 11, 12, 13, 14);
 FLASHLADDER_WGMMAS(32, FLASHLADDER_D_16, FLASHLADDER_BLOCKS_4, 16, 17, 18, 19, 20, 21, 22);
 FLASHLADDER_WGMMAS(64, FLASHLADDER_D_32, FLASHLADDER_BLOCKS_8, 32, 33, 34, 35, 36, 37, 38);
 FLASHLADDER_WGMMAS(72, FLASHLADDER_D_36, FLASHLADDER_BLOCKS_9, 36, 37, 38, 39, 40, 41, 42);
@@ -99,6 +107,8 @@ FLASHLADDER_WGMMAS(256, FLASHLADDER_D_128, FLASHLADDER_BLOCKS_32, 128, 129, 130,
 #undef FLASHLADDER_D_36
 #undef FLASHLADDER_D_32
 #undef FLASHLADDER_D_16
+#undef FLASHLADDER_D_8
+#undef FLASHLADDER_D_4
 #undef FLASHLADDER_BLOCKS_32
 #undef FLASHLADDER_BLOCKS_24
 #undef FLASHLADDER_BLOCKS_17
@@ -107,4 +117,6 @@ FLASHLADDER_WGMMAS(256, FLASHLADDER_D_128, FLASHLADDER_BLOCKS_32, 128, 129, 130,
 #undef FLASHLADDER_BLOCKS_9
 #undef FLASHLADDER_BLOCKS_8
 #undef FLASHLADDER_BLOCKS_4
+#undef FLASHLADDER_BLOCKS_2
+#undef FLASHLADDER_BLOCKS_1
 #undef FLASHLADDER_BLOCK

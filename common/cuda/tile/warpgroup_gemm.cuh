@@ -33,20 +33,23 @@ struct ByRows {
     }
     __device__ uint64_t at(int step) const { return first + (Tile::step(0, step / 4 * 64) * 2 + step % 4 * 32 >> 4); }
     __device__ ByRows after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
+    __device__ ByRows below(int rows) const { return {first + (Tile::step(rows, 0) * 2 >> 4)}; }
 };
 
-// An operand in shared memory whose rows run along k: V of P V. `at` gives its 16 rows of a step.
+// An operand in shared memory whose rows run along k: V of P V. `at` gives its 16 rows of a step, from a multiple of 64
+// columns on.
 template <class Tile>
 struct ByColumns {
     static constexpr bool by_columns = true;
     uint64_t first;
 
     template <class T>
-    __device__ void start(const T *tile) {
-        first = matrix_descriptor(tile, Tile::rows * 128);
+    __device__ void start(const T *tile, int first_col = 0) {
+        first = matrix_descriptor(tile + Tile::step(0, first_col), Tile::rows * 128);
     }
     __device__ uint64_t at(int step) const { return first + (Tile::step(step * 16, 0) * 2 >> 4); }
     __device__ ByColumns after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
+    __device__ ByColumns below(int rows) const { return {first + (Tile::step(rows, 0) * 2 >> 4)}; }
 };
 
 template <int rows, int cols>
@@ -57,13 +60,23 @@ __device__ inline void stay_here(Accumulator<rows, cols> &c) {
         for (int i = 0; i < 4; ++i) stay_here(c.block[0][n][i]);
 }
 
-// Starts C = A B, both in shared memory, as a group of its own. C may not be touched before `wait_for`.
-template <class T, int k, int cols, class Tile, class B>
-__device__ inline void start_product(Accumulator<16, cols> &c, const ByRows<Tile> &a, const B &b) {
+template <int k>
+__device__ inline void stay_here(HeldA<16, k> &a) {
+#pragma unroll
+    for (int step = 0; step < k / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
+}
+
+// Starts C = A B, or C += A B, both in shared memory, as a group of its own. C may not be touched before `wait_for`.
+template <class T, int k, int cols, template <class> class A, class Tile, class B>
+__device__ inline void start_product(Accumulator<16, cols> &c, const A<Tile> &a, const B &b, bool adds = false) {
     stay_here(c);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < k / 16; ++step) Wgmma<T, cols>::of_shared(c.block[0], a.at(step), b.at(step), step > 0);
+    for (int step = 0; step < k / 16; ++step)
+        Wgmma<T, cols>::template of_shared<A<Tile>::by_columns, B::by_columns>(c.block[0], a.at(step), b.at(step),
+                                                                               adds || step > 0);
     wgmma_commit();
 }
 
@@ -94,10 +107,7 @@ template <int cols, int k>
 __device__ inline void wait_for(Accumulator<16, cols> &c, HeldA<16, k> &a) {
     wgmma_wait<0>();
     stay_here(c);
-#pragma unroll
-    for (int step = 0; step < k / 16; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) stay_here(a.block[step][0][i]);
+    stay_here(a);
 }
 
 // P for k keys of P for fewer: those that are added weigh nothing.

@@ -13,7 +13,7 @@ from typing import Any
 from ..parse.ptx import Instruction, PtxKernel, Reg
 from .blocks import build_blocks, perhaps_unwritten, reads, sources, writes
 from .emitter import BlockEmitter
-from .inflight import check_products
+from .inflight import check_products, concern_products
 from .ops import lookup
 from .program import BlockFunction, Namespace, Program, PtxBlock
 
@@ -48,7 +48,8 @@ def substitute(program: Program, instruction: Instruction, substitutes: list[Ins
     program = replace(program, slots=slots)
     blocks, functions = list(program.blocks), list(program.functions)
     blocks[old.index] = new
-    check_products(blocks)
+    if concern_products([instruction, *substitutes], blocks):
+        check_products(blocks)
     (functions[old.index],) = _compile_blocks(program, [new])
     return replace(program, blocks=blocks, functions=functions)
 

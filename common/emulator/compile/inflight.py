@@ -8,7 +8,7 @@ accumulator without either; several may read the same A.
 The check follows every way through the blocks. A group counts as waited for if it is on all ways.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import RaceError
@@ -94,6 +94,15 @@ def check_products(blocks: list[PtxBlock]) -> None:
         for instruction, touched in steps[index]:
             check.require(entry[index], instruction, touched)
             check.advance(entry[index], instruction, touched)
+
+
+def concern_products(instructions: Sequence[Instruction], blocks: list[PtxBlock]) -> bool:
+    """Whether what check_products finds of these blocks may depend on some instructions, of these blocks or not."""
+    if any(i.opcode.startswith("wgmma.") for i in instructions):
+        return True
+    products = [i for block in blocks for i in block.instructions if is_product(i)]
+    operands = set[Reg]().union(*map(accumulators, products), *map(fragments, products))
+    return any(reg in operands for i in instructions for reg in _touches(i))
 
 
 class _InFlightCheck:

@@ -37,6 +37,7 @@ class Machine:
         self.global_writes = 0  # so far, by instruction: what may end a wait for global memory
         self.said = time.monotonic()  # when the last progress was told
         self.tell: Callable[[str], None] | None = None  # where a warp is, now and then
+        self.entering: Callable[[int], None] | None = None  # told of each block that a warp is about to run
         self.addresses, sizes = _place_variables(program.kernel, memory)
         self.shared_bytes, self.local_bytes = sizes["shared"] + dynamic_shared, sizes["local"]
         if len(params) != sizes["param"]:

@@ -101,6 +101,8 @@ class Scheduler:
                     return ran
                 index, mask = found
             ran, stuck, alone = True, False, False
+            if self.machine.entering:
+                self.machine.entering(index)
             block = program.blocks[index]
             if index in program.polls and self.polls.put_aside(warp, index, mask):
                 continue

@@ -22,7 +22,12 @@ from flashladder.common.problem.problem import Problem
 
 _FILE = "baselines.py"
 _BUILT_IN = Path(__file__).parent
-_BOUNDS = {"window": "no sliding window", "softcap": "no softcap", "alibi": "no ALiBi"}  # what not all take
+_BOUNDS = {  # what not all take
+    "window": "no sliding window",
+    "softcap": "no softcap",
+    "alibi": "no ALiBi",
+    "dropout_p": "no dropout",
+}
 
 
 RunOnce = Callable[[], Any]  # runs the kernel once, and gives a named tuple of the operation's outputs

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import buffers
+from flashladder.common.problem import buffers, dropout
 from flashladder.common.problem.buffers import View, contiguous, laid_out
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES, FEATURES, Operation, Problem
@@ -38,8 +38,8 @@ class Forward(Operation):
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k"), ("v", "o"))  # scores stay as they are
 
     def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes."""
-        return _WITH_SLOPES if problem.alibi else self
+        """ALiBi has slopes, dropout a random state."""
+        return _FORWARD[problem.alibi, problem.dropout_p > 0]
 
     def check(self, problem: Problem) -> None:
         """What is packed row by row has as many rows of each tensor, and all as wide."""
@@ -53,6 +53,8 @@ class Forward(Operation):
 
     def argument(self, problem: Problem, name: str) -> Any:
         """A window without an end has one that no row reaches."""
+        if name == "dropped":
+            return dropout.dropped(problem.dropout_p)
         value = super().argument(problem, name)
         if name not in ("window_left", "window_right"):
             return value
@@ -121,14 +123,41 @@ class WithSlopes(Forward):
         return [*super().views(problem), {SLOPES: contiguous(problem.batch, problem.num_heads)}]
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Slopes from 1 down to 2^-8, as the paper's are."""
+        """Those without it, and the slopes."""
         super().draw(problem, tensors, generator)
-        slopes = tensors[SLOPES]
-        slopes.copy_(torch.exp2(-8 * torch.rand(slopes.shape, generator=generator, device=generator.device)))
+        draw_slopes(tensors[SLOPES], generator)
+
+
+class WithDropout(Forward):
+    """One more input: rng_state (3,), int32."""
+
+    inputs = (*Forward.inputs, dropout.RNG_STATE)
+
+    def views(self, problem: Problem) -> list[dict[str, View]]:
+        """Those without it, and the state."""
+        return [*super().views(problem), {dropout.RNG_STATE: contiguous(dropout.STATE_WORDS)}]
+
+    def dtype(self, problem: Problem, name: str) -> torch.dtype:
+        """The state is of words."""
+        return torch.int32 if name == dropout.RNG_STATE else super().dtype(problem, name)
+
+    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
+        """The state as a call draws it, after all else."""
+        tensors[dropout.RNG_STATE].copy_(dropout.drawn(generator.device, generator))
+        super().draw(problem, tensors, generator)
+
+
+class _WithSlopesAndDropout(WithDropout, WithSlopes):
+    inputs = (*WithSlopes.inputs, dropout.RNG_STATE)
 
 
 OPERATION = Forward()
-_WITH_SLOPES = WithSlopes()
+_FORWARD = {
+    (False, False): OPERATION,
+    (True, False): WithSlopes(),
+    (False, True): WithDropout(),
+    (True, True): _WithSlopesAndDropout(),
+}  # by whether a problem has ALiBi, and whether dropout
 
 
 def attention(
@@ -147,8 +176,14 @@ def attention(
             for block in row_blocks(p):
                 scores = masked_scores(p, tensors, batch, q[:, block], k, block)
                 lse[batch, :, block] = scores.logsumexp(-1)
-                o[batch, block] = (probabilities(scores).to(dtype) @ v).transpose(0, 1)
+                weights = kept(p, tensors, batch, block, probabilities(scores).to(dtype))
+                o[batch, block] = (weights @ v).transpose(0, 1)
     return o, lse
+
+
+def draw_slopes(slopes: torch.Tensor, generator: torch.Generator) -> None:
+    """From 1 down to 2^-8, as the paper's are."""
+    slopes.copy_(torch.exp2(-8 * torch.rand(slopes.shape, generator=generator, device=generator.device)))
 
 
 def heads_of(
@@ -186,6 +221,18 @@ def masked_scores(
 def probabilities(scores: torch.Tensor) -> torch.Tensor:
     """P of scores: 0 in rows that see no key."""
     return scores.softmax(-1).masked_fill_(scores.amax(-1, keepdim=True) == -math.inf, 0)
+
+
+def kept(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], batch: int, rows: slice, values: torch.Tensor
+) -> torch.Tensor:
+    """`values` of a block of rows, (num_heads, rows, seqlen_k), as dropout leaves them: 0, or larger than they were."""
+    p = problem
+    if not p.dropout_p:
+        return values
+    heads = range(batch * p.num_heads, (batch + 1) * p.num_heads)
+    mask = dropout.kept(tensors[dropout.RNG_STATE], p.dropout_p, heads, range(rows.start, rows.stop), p.seqlen_k)
+    return (values * dropout.rescale(p.dropout_p)).masked_fill_(~mask, 0)
 
 
 def _distance(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:

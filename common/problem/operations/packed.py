@@ -15,7 +15,7 @@ from flashladder.common.problem.buffers import View, contiguous
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import SLOPES, Forward, WithSlopes, attention
-from flashladder.common.problem.problem import LENGTHS, Operation, Problem
+from flashladder.common.problem.problem import BOUNDS, LENGTHS, Operation, Problem
 
 
 class Packed(Forward):
@@ -28,7 +28,7 @@ class Packed(Forward):
 
     name = "packed"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    features = (*Forward.features, *LENGTHS)
+    features = (*BOUNDS, *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
@@ -51,7 +51,7 @@ class Packed(Forward):
 
     def flops(self, problem: Problem) -> float:
         """The sum over its sequences."""
-        return sum(forward.OPERATION.flops(alone) for *_, alone in _parts(problem))
+        return sum(forward.OPERATION.flops(alone) for *_, alone in parts(problem))
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """As of one sequence with all rows."""
@@ -79,11 +79,11 @@ class Packed(Forward):
         p, device = problem, tensors["q"].device
         o = torch.zeros((1, p.total_q, p.num_heads, p.head_dim_v), dtype=dtype, device=device)
         lse = torch.full((p.num_heads, p.total_q), -math.inf, dtype=dtype, device=device)
-        for number, rows, keys, alone in _parts(p):
-            parts = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
+        for number, rows, keys, alone in parts(p):
+            given = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
             if p.alibi:
-                parts[SLOPES] = tensors[SLOPES][number : number + 1]
-            o[:, rows], (lse[:, rows],) = attention(alone, parts, dtype)
+                given[SLOPES] = tensors[SLOPES][number : number + 1]
+            o[:, rows], (lse[:, rows],) = attention(alone, given, dtype)
         return {"o": o, "lse": lse}
 
 
@@ -109,7 +109,9 @@ def _of_lengths(problem: Problem) -> dict[str, Any]:
     return found
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
+    """A sequence: its number, its rows of Q, its keys, and the problem that it is."""
+
     number: int
     rows: slice
     keys: slice
@@ -129,14 +131,15 @@ def one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "
         seqlens_k=(),
         total_q=None,  # type: ignore[arg-type]  # of packed sequences alone
         total_k=None,  # type: ignore[arg-type]
+        options=(),
     )
 
 
-def _parts(problem: Problem) -> Iterator[_Part]:
+def parts(problem: Problem) -> Iterator[Part]:
     """The sequences that have rows and keys, each as a problem of its own."""
     q = k = 0
     for number, (seqlen_q, seqlen_k) in enumerate(zip(problem.seqlens_q, problem.seqlens_k, strict=True)):
         if seqlen_q and seqlen_k:
             alone = one_sequence(problem, seqlen_q, seqlen_k)
-            yield _Part(number, slice(q, q + seqlen_q), slice(k, k + seqlen_k), alone)
+            yield Part(number, slice(q, q + seqlen_q), slice(k, k + seqlen_k), alone)
         q, k = q + seqlen_q, k + seqlen_k

@@ -18,9 +18,9 @@ struct Part {
 // A part, by a warp, whose lanes look at the lengths of 32 sequences at a time. All keys are to make target_parts parts; a
 // sequence has as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
 // `lane_of(first, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. `end` is the
-// number of the lane's parts and all before them.
-template <int block_n, class LaneOf>
-__device__ inline Part scan_parts(const SplitParams &params, LaneOf lane_of) {
+// number of the lane's parts and all before them. A sequence has the keys that params.keys_of says.
+template <int block_n, class Params, class LaneOf>
+__device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
     auto blocks_of = [&](int sequence) {
         return sequence < params.batch ? (params.keys_of(sequence) + block_n - 1) / block_n : 0;
     };
@@ -54,8 +54,8 @@ __device__ inline Part scan_parts(const SplitParams &params, LaneOf lane_of) {
 }
 
 // Part `number` of all.
-template <int block_n>
-__device__ inline Part find_part(const SplitParams &params, int number) {
+template <int block_n, class Params>
+__device__ inline Part find_part(const Params &params, int number) {
     Part part = scan_parts<block_n>(params, [&](int, int end) {
         return __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before the part
     });

@@ -14,6 +14,8 @@ struct PackedRows {
         : batch(batch_), head_k(head_k_), first(tile * rows), group(params.group()), seqlen_q(params.seqlen_q) {}
 
     __device__ bool has(int i) const { return first + i < group * seqlen_q; }
+    // The last one that is there.
+    __device__ int last() const { return min(rows, group * seqlen_q - first) - 1; }
     __device__ int row(int i) const { return (first + i) / group; }
     __device__ int head(int i) const { return head_k * group + (first + i) % group; }
 
@@ -25,14 +27,14 @@ struct PackedRows {
     // Keys that any row of the tile sees: the last one sees most.
     template <bool causal>
     __device__ int keys_seen(int keys) const {
-        return keys_seen<causal>(keys, min(rows, group * seqlen_q - first) - 1);
+        return keys_seen<causal>(keys, last());
     }
 
-    // Starts copying the rows to shared memory. Zeros take the place of those that are not there.
+    // Starts copying the rows to shared memory, by the CTA's first threads. Zeros take the place of rows that are not there.
     template <class Tile, class T>
-    __device__ void copy(T *shared, const void *q, TensorStride stride) const {
+    __device__ void copy(T *shared, const void *q, TensorStride stride, int threads = blockDim.x) const {
         constexpr int chunk = 8;
-        for (int i = threadIdx.x; i < rows * Tile::cols / chunk; i += blockDim.x) {
+        for (int i = threadIdx.x; i < rows * Tile::cols / chunk; i += threads) {
             const int r = i * chunk / Tile::cols, col = i * chunk % Tile::cols;
             cp_async_16_or_zeros(shared_address(shared + Tile::offset(r, col)), element<T>(q, stride, r) + col, has(r));
         }

@@ -31,7 +31,7 @@ struct Partials {
     float *o;
     float *lse;
 };
-FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim");
+FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim_v");
 FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q");
 
 // Sums and maxima over a warp, for all its lanes.
@@ -49,12 +49,15 @@ __device__ inline T warp_sum(T x) {
 
 // O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp, which is -inf of one without keys. They
 // are added up in their order, whichever was ready first.
+template <int head_dim_v = config::head_dim>
 __device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
                                      int row) {
-    constexpr int columns = config::head_dim / 32;  // of a lane
+    constexpr int columns = (head_dim_v + 63) / 64 * 2;  // of a lane, whole pairs
+    const bool has_columns = head_dim_v % 64 == 0 || lane_index() * columns < head_dim_v;
+    const int column = has_columns ? lane_index() * columns : 0;
     const long long at = params.row_index(parts.first, head, row), apart = params.row_index(parts.apart, 0, 0);
     const float *lse = partials.lse + at;
-    const float *part = partials.o + at * config::head_dim + lane_index() * columns;
+    const float *part = partials.o + at * head_dim_v + column;
 
     float highest = -3.0e38f, sum = 0.0f, o[columns] = {};
     for (int split = lane_index(); split < parts.count; split += 32) highest = fmaxf(highest, lse[split * apart]);
@@ -69,16 +72,16 @@ __device__ inline void combine_parts(const DecodeParams &params, Partials partia
             const float of_part = __shfl_sync(0xffffffff, weight, i);
 #pragma unroll
             for (int c = 0; c < columns; c += 2) {
-                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * config::head_dim + c);
+                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * head_dim_v + c);
                 o[c] += of_part * two.x, o[c + 1] += of_part * two.y;
             }
         }
     }
     const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
     config::dtype *to = static_cast<config::dtype *>(params.o) + batch * params.o_stride.batch +
-                        row * params.o_stride.row + head * params.o_stride.head + lane_index() * columns;
+                        row * params.o_stride.row + head * params.o_stride.head + column;
 #pragma unroll
-    for (int c = 0; c < columns; c += 2)
+    for (int c = 0; has_columns && c < columns; c += 2)
         *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
     if (params.lse != nullptr && lane_index() == 0)
         params.lse[params.row_index(batch, head, row)] = highest + __log2f(sum) * ln_2;

@@ -14,6 +14,7 @@ __device__ inline void copy_rows_by_warp(T *shared, int rows, Row row) {
         const T *from = row(r);
 #pragma unroll
         for (int panel = 0; panel < Tile::cols; panel += 64)
-            cp_async_16_or_zeros(shared_address(shared + Tile::offset(r, panel + col)), from + panel + col, r < rows);
+            if (Tile::cols % 64 == 0 || panel + col < Tile::cols)
+                cp_async_16_or_zeros(shared_address(shared + Tile::offset(r, panel + col)), from + panel + col, r < rows);
     }
 }

@@ -1,0 +1,200 @@
+"""Caches of keys and values, in one piece or in pages: what they may be, and how new keys are written to them.
+
+What the host can see without waiting for a GPU is refused here. What it cannot see leads nothing out of a cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from flashladder.common.api import given, gradients, op, sequences
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.common.runtime import launch, overlap
+
+_WHOLE = "(batch, seqlen, heads_k, head_dim)"
+_PAGES = "(num_pages, page_size, heads_k, head_dim) with a block_table"
+
+
+class Cache(NamedTuple):
+    """K and V, (batch, seqlen, heads_k, head_dim); or, with a table (batch, max_pages), pages of them."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor | None
+
+    @property
+    def room(self) -> int:
+        """Of a sequence, in keys."""
+        return self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
+
+
+def cache_of(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+) -> Cache:
+    """That of the sequences of q, (batch, seqlen_q, heads, head_dim). UnsupportedProblemError for what is none.
+
+    With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
+    """
+    if q.dim() != 4:
+        raise op.misshapen("q", q)
+    layout = _WHOLE if block_table is None else _PAGES
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.dim() != 4 or cache.shape != k_cache.shape or 0 in cache.shape:
+            raise UnsupportedProblemError(f"{name} has shape {tuple(cache.shape)}; both caches are {layout}")
+        if (cache.dtype, cache.device) != (q.dtype, q.device):
+            raise UnsupportedProblemError(
+                f"{name} is {cache.dtype} on {cache.device}; like q it should be {q.dtype} on {q.device}"
+            )
+    if cache_batch_idx is not None:
+        if block_table is not None:
+            raise UnsupportedProblemError("cache_batch_idx and block_table are given: a table says where keys lie")
+        numbers("cache_batch_idx", cache_batch_idx, q, len(k_cache) - 1, "the cache has sequences")
+        return Cache(k_cache, v_cache, cache_batch_idx[:, None])
+    if block_table is not None:
+        _check_table(block_table, q, k_cache)
+    elif len(k_cache) != len(q):
+        raise UnsupportedProblemError(f"k_cache is of {len(k_cache)} sequences, q of {len(q)}")
+    return Cache(k_cache, v_cache, block_table)
+
+
+def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
+    given.tensors(block_table=block_table)
+    is_table = block_table.dim() == 2 and len(block_table) == len(q) and block_table.shape[1] > 0
+    if not is_table or block_table.dtype != torch.int32 or block_table.device != q.device:
+        raise UnsupportedProblemError(
+            f"block_table is {tuple(block_table.shape)} {block_table.dtype} on {block_table.device}; with q it is "
+            f"({len(q)}, max_pages) torch.int32 on {q.device}"
+        )
+    if can_look_at(block_table) and not ((block_table >= -1) & (block_table < len(k_cache))).all():
+        raise UnsupportedProblemError(
+            f"block_table has pages {int(block_table.min())} to {int(block_table.max())}; the cache has "
+            f"{len(k_cache)}, from 0, and -1 is none"
+        )
+
+
+def numbers(name: str, tensor: torch.Tensor, q: torch.Tensor, most: int, what: str) -> None:
+    """UnsupportedProblemError for what are not numbers from 0 to `most`, (batch), int32: one for each sequence of q."""
+    given.tensors(**{name: tensor})
+    if tensor.shape != (len(q),) or tensor.dtype != torch.int32 or tensor.device != q.device:
+        raise UnsupportedProblemError(
+            f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; with q it is ({len(q)},) torch.int32 "
+            f"on {q.device}"
+        )
+    if can_look_at(tensor) and not ((tensor >= 0) & (tensor <= most)).all():
+        raise UnsupportedProblemError(f"{name}={tensor.tolist()}: {what} 0 to {most}")
+
+
+def can_look_at(tensor: torch.Tensor) -> bool:
+    """Whether its values can be read without waiting for a GPU."""
+    return not tensor.is_cuda and not torch.compiler.is_compiling()
+
+
+def lengths_of(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """How many keys each sequence has: (batch), int32. UnsupportedProblemError for what cannot be so many."""
+    if isinstance(cache_seqlens, torch.Tensor):
+        numbers("cache_seqlens", cache_seqlens, q, cache.room, "the cache has room for")
+        return cache_seqlens.contiguous()
+    length = cache.room if cache_seqlens is None else given.whole("cache_seqlens", cache_seqlens)
+    if not 0 <= length <= cache.room:
+        raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {cache.room} keys")
+    return torch.full((len(q),), length, dtype=torch.int32, device=q.device)
+
+
+def new_keys(
+    k: torch.Tensor | None, v: torch.Tensor | None, cache: Cache, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v. UnsupportedProblemError for new keys that do not go with the cache, or have no place there."""
+    given.tensors(k=k, v=v)
+    assert k is not None
+    assert v is not None
+    wanted = (len(lengths), k.shape[1] if k.dim() == 4 else 0, *cache.k.shape[2:])
+    for name, new in (("k", k), ("v", v)):
+        if tuple(new.shape) != wanted or new.dtype != cache.k.dtype or new.device != cache.k.device:
+            raise UnsupportedProblemError(
+                f"{name} is {tuple(new.shape)} {new.dtype} on {new.device}; with the cache it is (batch, seqlen_new, "
+                f"heads_k, head_dim), {wanted[2:]} the last two, {cache.k.dtype} on {cache.k.device}"
+            )
+    gradients.refuse(k, v)
+    if not can_look_at(lengths):
+        return k, v
+    if int(lengths.max()) + k.shape[1] > cache.room:
+        raise UnsupportedProblemError(
+            f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {cache.room} keys"
+        )
+    if cache.table is not None:
+        pages = places(lengths, k.shape[1], cache.room) // cache.k.shape[1]
+        if (cache.table.gather(1, pages) < 0).any():
+            raise UnsupportedProblemError(
+                f"block_table is -1, which is no page, where new keys come to: behind cache_seqlens={lengths.tolist()}"
+            )
+    return k, v
+
+
+@functools.lru_cache(launch.PROBLEMS_KEPT)
+def check_layouts(
+    problem: Problem, of_cache: tuple[int, ...], q: tuple[int, ...], k_cache: tuple[int, ...], v_cache: tuple[int, ...]
+) -> None:
+    """UnsupportedProblemError where kernels do not take these strides, or new keys would be written over each other."""
+    of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
+    layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
+    alike: dict[str, Any] = {"dtype": DTYPES[problem.dtype], "device": "meta"}
+    tensors = {name: torch.empty_strided(*layout, **alike) for name, layout in layouts.items()}
+    launch.check(problem, Tensors(tensors, problem.asked))
+    for name, strides in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not overlap.is_apart_in_itself(of_cache, strides):
+            raise UnsupportedProblemError(
+                f"{name} has strides {strides}, by which elements lie on each other; new keys take memory for each"
+            )
+
+
+def places(lengths: torch.Tensor, new: int, room: int) -> torch.Tensor:
+    """Which keys of their sequences so many new ones become: (batch, new)."""
+    return (lengths[:, None].long() + torch.arange(new, device=lengths.device)).clamp_(0, room - 1)
+
+
+def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page and the row in it of each of some keys; a page that is none is the last one, as kernels read it."""
+    if cache.table is None:
+        return sequences, keys
+    pages = cache.table[sequences, keys // cache.k.shape[1]]
+    return pages.long().remainder_(2**32).clamp_(max=len(cache.k) - 1), keys % cache.k.shape[1]
+
+
+def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, at: torch.Tensor) -> None:
+    """Writes new keys to their places, (batch, seqlen_new), in their sequences."""
+    sequences = torch.arange(len(at), device=k.device)[:, None].expand_as(at)
+    where = pages_of(cache, sequences, at)
+    for into, new in ((cache.k, k), (cache.v, v)):
+        into.index_put_(where, new)
+
+
+def gathered(
+    k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_k: int
+) -> tuple[torch.Tensor, ...]:
+    """Copies of the keys of packed sequences, (total_k, heads_k, head_dim), out of pages.
+
+    While a CUDA graph is captured nobody knows total_k, and there is room for max_seqlen_k keys of each sequence.
+    """
+    given.tensors(k=k, v=v, cu_seqlens_k=cu_seqlens_k, block_table=block_table)
+    sequences.check("cu_seqlens_k", cu_seqlens_k, k.device)
+    batch, longest = len(cu_seqlens_k) - 1, given.rows("max_seqlen_k", max_seqlen_k)
+    cache = cache_of(k.new_empty((batch, 1, 1, 1)), k, v, block_table, None)
+    if longest > cache.room:
+        raise UnsupportedProblemError(f"max_seqlen_k={longest}: block_table has room for {cache.room} keys a sequence")
+    total = sequences.end("k", cu_seqlens_k, batch * longest, longest)
+    place = torch.arange(total, dtype=torch.int32, device=k.device)
+    of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
+    keys = (place - cu_seqlens_k[of]).clamp_(0, cache.room - 1)
+    if can_look_at(block_table) and (block_table[of, keys // k.shape[1]] < 0).any():
+        raise UnsupportedProblemError("block_table is -1, which is no page, where cu_seqlens_k says that keys are")
+    where = pages_of(cache, of, keys)
+    return k[where], v[where]

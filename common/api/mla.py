@@ -1,0 +1,157 @@
+"""Multi-head latent attention under FlashMLA's names: decode of a paged cache whose rows are K and V of all heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from flashladder.common.api import given, gradients, op
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.problem import Problem
+
+RUNG = "mla/00"
+HEAD_DIM, HEAD_DIM_V = 576, 512
+
+
+def get_mla_metadata(
+    cache_seqlens: torch.Tensor, num_heads_per_head_k: int, num_heads_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashMLA's preparation of a step: a schedule, and where the parts of each sequence begin, (batch + 1) int32.
+
+    Kernels here make their schedule from the lengths themselves, on the GPU. So the first tensor is empty, and the
+    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither.
+    """
+    given.tensors(cache_seqlens=cache_seqlens)
+    for name, count in (("num_heads_per_head_k", num_heads_per_head_k), ("num_heads_k", num_heads_k)):
+        if given.whole(name, count) < 1:
+            raise UnsupportedProblemError(f"{name}={count}: must be at least 1")
+    parts = torch.arange(len(cache_seqlens) + 1, dtype=torch.int32, device=cache_seqlens.device)
+    return parts.new_empty((0, 8)), parts
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    head_dim_v: int,
+    tile_scheduler_metadata: torch.Tensor | None = None,
+    num_splits: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q, (batch, seqlen_q, heads, 576), over pages (num_pages, page_size, heads_k, 576).
+
+    V of a key is the first `head_dim_v` columns of its row, 512. block_table is (batch, max_pages), int32, and
+    cache_seqlens (batch), int32: how many keys each sequence has. softmax_scale: 1/sqrt(576) unless given. A model
+    that absorbs its projections gives that of its own head_dim instead. `causal` is aligned to the end.
+
+    Returns O, (batch, seqlen_q, heads, 512), and the log-sum-exp, (batch, heads, seqlen_q), fp32. A row that sees no
+    key has O = 0 and a log-sum-exp of +inf, as FlashMLA's. Pages may have any size. Forward only. A length beyond
+    the room counts as the room, a page that is none as the last one. Nothing here waits for the GPU.
+
+    Raises UnsupportedProblemError for tensors that do not go together, and for other numbers of columns.
+    """
+    given.tensors(q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    given.flags(causal=causal)
+    gradients.refuse(q, k_cache)
+    _check(q, k_cache, block_table, cache_seqlens, given.whole("head_dim_v", head_dim_v))
+    scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
+    o, lse = mla_decode(q, k_cache, block_table, cache_seqlens, scale, causal)
+    return o, lse.masked_fill_(lse == -math.inf, math.inf)
+
+
+@torch.library.custom_op("flashladder::mla_decode", mutates_args=())
+def mla_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp, which is -inf of a row that sees no key."""
+    o, lse = _outputs(q)
+    problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
+    tensors = {
+        "q": q,
+        "k_cache": k_cache,
+        "v_cache": k_cache[..., :HEAD_DIM_V],
+        "cache_seqlens": cache_seqlens.contiguous(),
+        "block_table": block_table.contiguous(),
+        "o": o,
+        "lse": lse,
+    }
+    op.slow_path(op.prepared(problem, q, RUNG), problem, tensors)
+    return o, lse
+
+
+@mla_decode.register_fake
+def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(q)
+
+
+def _problem_of(
+    q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, softmax_scale: float | None, causal: bool
+) -> Problem:
+    page_size = k_cache.shape[1]
+    options = {"paged": True, "page_size": page_size, "num_pages": k_cache.shape[0]}
+    sizes: dict[str, Any] = {"operation": "mla", "head_dim_v": HEAD_DIM_V, "seqlen_k": page_size * block_table.shape[1]}
+    return op.problem_of(q, k_cache, causal, softmax_scale, True, options=tuple(options.items()), **sizes)
+
+
+def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, seqlen_q, num_heads, _ = q.shape
+    return q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V)), q.new_empty(
+        (batch, num_heads, seqlen_q), dtype=torch.float32
+    )
+
+
+def _check(
+    q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, cache_seqlens: torch.Tensor, head_dim_v: int
+) -> None:
+    """Raises UnsupportedProblemError for tensors that do not go together."""
+    if q.dim() != 4:
+        raise op.misshapen("q", q)
+    if k_cache.dim() != 4 or 0 in k_cache.shape or (k_cache.dtype, k_cache.device) != (q.dtype, q.device):
+        raise UnsupportedProblemError(
+            f"k_cache is {tuple(k_cache.shape)} {k_cache.dtype} on {k_cache.device}; with q it is (num_pages, "
+            f"page_size, heads_k, {HEAD_DIM}) {q.dtype} on {q.device}"
+        )
+    columns = (q.shape[3], k_cache.shape[3], head_dim_v)
+    if columns != (HEAD_DIM, HEAD_DIM, HEAD_DIM_V):
+        raise UnsupportedProblemError(
+            f"q has {columns[0]} columns, k_cache {columns[1]}, and head_dim_v={columns[2]}; kernels take {HEAD_DIM}, "
+            f"{HEAD_DIM} and {HEAD_DIM_V}"
+        )
+    for name, tensor, shape in (
+        ("block_table", block_table, (q.shape[0], block_table.shape[-1] if block_table.dim() else 0)),
+        ("cache_seqlens", cache_seqlens, (q.shape[0],)),
+    ):
+        is_wrong = tuple(tensor.shape) != shape or 0 in shape
+        if is_wrong or tensor.dtype != torch.int32 or tensor.device != q.device:
+            wanted = ("batch", "max_pages")[: len(shape)]
+            raise UnsupportedProblemError(
+                f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; with q it is "
+                f"({', '.join(wanted)}) torch.int32 on {q.device}, of {q.shape[0]} sequences"
+            )
+    _check_values(block_table, cache_seqlens, k_cache)
+
+
+def _check_values(block_table: torch.Tensor, cache_seqlens: torch.Tensor, k_cache: torch.Tensor) -> None:
+    """What lengths and pages may be, where that can be read without waiting for a GPU."""
+    if block_table.is_cuda or torch.compiler.is_compiling():
+        return
+    num_pages, page_size = k_cache.shape[:2]
+    room = page_size * block_table.shape[1]
+    if not ((block_table >= -1) & (block_table < num_pages)).all():
+        raise UnsupportedProblemError(
+            f"block_table has pages {int(block_table.min())} to {int(block_table.max())}; the cache has {num_pages}, "
+            "from 0, and -1 is none"
+        )
+    if not ((cache_seqlens >= 0) & (cache_seqlens <= room)).all():
+        raise UnsupportedProblemError(
+            f"cache_seqlens={cache_seqlens.tolist()}: the block table has room for 0 to {room} keys"
+        )

@@ -1,0 +1,76 @@
+"""Dropout: which weights of P count. The same as common/cuda/softmax/dropout.cuh, in Python.
+
+A weight is dropped where its byte is below `dropped(p)`: of 256 as many. So p is that number / 256, and what is kept
+is multiplied by 1 / (1 - p) for that p. The bytes are those of Philox 4x32 (Salmon et al., SC 2011) of 7 rounds, the
+fewest that pass the test suite BigCrush. Its key is the seed, its counter the place of the score and the offset. So the
+mask depends on neither tiles nor kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+RNG_STATE = "rng_state"  # the tensor: words of int32, two of seed and one of offset
+STATE_WORDS = 3
+ROUNDS = 7
+_LEVELS = 256
+_FACTORS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_STEPS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+_WORD = np.uint64(32)
+
+
+def dropped(dropout_p: float) -> int:
+    """Of 256 weights as many are dropped: the nearest number, but neither none nor all where 0 < p < 1."""
+    return min(max(round(dropout_p * _LEVELS), 1), _LEVELS - 1) if dropout_p else 0
+
+
+def quantised(dropout_p: float) -> float:
+    """The p of the mask and of the scale."""
+    return dropped(dropout_p) / _LEVELS
+
+
+def rescale(dropout_p: float) -> float:
+    """What is kept is multiplied by it."""
+    return 1 / (1 - quantised(dropout_p))
+
+
+def drawn(device: torch.device, generator: torch.Generator | None = None) -> torch.Tensor:
+    """A state from torch's generator, the device's own where none is given. It stays on the device."""
+    return torch.randint(-(2**31), 2**31, (STATE_WORDS,), dtype=torch.int32, device=device, generator=generator)
+
+
+def philox(counter: tuple[np.ndarray, ...], key: tuple[int, int], rounds: int = ROUNDS) -> tuple[np.ndarray, ...]:
+    """Four words of uint32 for each counter, which are four arrays of uint32 that broadcast."""
+    a, b, c, d = np.broadcast_arrays(*counter)
+    first, second = (np.array([word], np.uint32) for word in key)  # arrays wrap around without a warning
+    for _ in range(rounds):
+        left, right = _FACTORS[0] * a.astype(np.uint64), _FACTORS[1] * c.astype(np.uint64)
+        a, b, c, d = (
+            _high(right) ^ b ^ first,
+            right.astype(np.uint32),
+            _high(left) ^ d ^ second,
+            left.astype(np.uint32),
+        )
+        first, second = first + _STEPS[0], second + _STEPS[1]
+    return a, b, c, d
+
+
+def kept(rng_state: torch.Tensor, dropout_p: float, heads: range, rows: range, num_keys: int) -> torch.Tensor:
+    """Whether weights count, (heads, rows, num_keys), on the device of `rng_state`.
+
+    Heads are counted over all of the batch: batch * num_heads + head. Byte i of word j of a call is of the score
+    (row + 8 i, key + 8 j) of a square of 32 by 32.
+    """
+    *seed, offset = (word % 2**32 for word in rng_state.tolist())
+    head, row, key = (np.array(each, np.uint32) for each in (heads, rows, range(num_keys)))
+    row, key = row[:, None], key[None, :]
+    place = (row // 32 * 8 + row % 8, key // 32 * 8 + key % 8, head[:, None, None], np.uint32(offset))
+    words = philox(place, (seed[0], seed[1]))
+    word = np.choose(np.broadcast_to(key // 8 % 4, words[0].shape), words)
+    random = word >> (row // 8 % 4 * 8) & np.uint32(0xFF)
+    return torch.from_numpy(random >= dropped(dropout_p)).to(rng_state.device)
+
+
+def _high(product: np.ndarray) -> np.ndarray:
+    return (product >> _WORD).astype(np.uint32)

@@ -1,0 +1,123 @@
+"""Any head_dim, and attention sinks, through `attention` and `packed_attention`: on the emulator and on a GPU."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from flashladder import attention, packed_attention
+from flashladder.common.errors import UnsupportedProblemError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SINKS = torch.tensor([1.0, -2.0, 5.0, -math.inf])
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+def drawn(*shape, device="cpu", dtype=torch.bfloat16, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def exact(q, k, v, sinks=None, causal=False, window=None):
+    """In fp64, of a batch: a sink is a column of the scores that has no V."""
+    heads = q.shape[2] // k.shape[2]
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(heads, 1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+    own = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+    key = torch.arange(k.shape[2], device=q.device)
+    scores.masked_fill_((causal & (key > own)) | (key < own - (window or k.shape[2])), -math.inf)
+    logits = torch.full((q.shape[1],), -math.inf) if sinks is None else sinks
+    scores = torch.cat((scores, logits.to(scores)[:, None, None].expand(*scores.shape[:3], 1)), 3)
+    return (scores.softmax(3).nan_to_num()[..., :-1] @ v).transpose(1, 2), scores.logsumexp(3)
+
+
+def near(found, expected, dtype=torch.bfloat16):
+    for ours, theirs, atol in zip(
+        found, expected, ({torch.bfloat16: 0.02, torch.float16: 0.003}[dtype], 1e-5), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=atol)
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 64), st.sampled_from([torch.bfloat16, torch.float16]), st.booleans())
+@example(59, torch.bfloat16, True)
+@example(111, torch.float16, False)
+def test_any_head_dim(head_dim, dtype, sinks):
+    q = drawn(1, 9, 4, head_dim, dtype=dtype)
+    k, v = drawn(2, 1, 30, 2, head_dim, dtype=dtype, seed=1)
+    options = {"causal": True, "sinks": SINKS if sinks else None}
+    o, lse = attention(q, k, v, return_lse=True, **options)
+    near((o, lse), exact(q, k, v, **options), dtype)
+    wide = torch.full((1, 30, 2, 8 * (head_dim // 8 + 2)), math.nan, dtype=dtype)[..., :head_dim].copy_(k)
+    assert torch.equal(attention(q, wide, v, return_lse=True, **options)[0], o)
+
+
+def test_sinks_beside_a_window_and_rows_without_keys(device):
+    q, (k, v), sinks = (
+        drawn(2, 40, 4, 64, device=device),
+        drawn(2, 2, 30, 2, 64, device=device, seed=1),
+        SINKS.to(device),
+    )
+    o, lse = attention(q, k, v, causal=True, window=(5, None), sinks=sinks, return_lse=True)
+    near((o, lse), exact(q, k, v, sinks, causal=True, window=5))
+    assert not o[:, :10].any()
+    assert torch.equal(lse[:, :, :10], sinks[:, None].expand(2, 4, 10))
+    out = torch.empty_like(q)
+    assert attention(q, k, v, causal=True, window=(5, None), sinks=sinks, out=out) is out
+    assert torch.equal(out, o)
+    half = attention(q, k, v, causal=True, window=(5, None), sinks=sinks.to(torch.bfloat16))
+    assert torch.equal(half, o)
+
+
+def test_packed_sequences_have_them_too(device):
+    sinks, dims = SINKS.to(device), (64, 20)
+    ends = torch.tensor([0, 20, 20, 57], dtype=torch.int32, device=device)
+    for head_dim in dims:
+        q, k = drawn(57, 4, head_dim, device=device), drawn(57, 2, head_dim, device=device, seed=1)
+        options = {"causal": True, "sinks": sinks, "return_lse": True}
+        o, lse = packed_attention(q, k, k, ends, ends, 37, 37, **options)
+        for rows in (slice(0, 20), slice(20, 57)):
+            alone = exact(q[None, rows], k[None, rows], k[None, rows], sinks, causal=True)
+            near((o[rows], lse[:, rows]), [x[0] for x in alone])
+
+
+def test_gradients_of_an_odd_head_dim():
+    inputs = [drawn(1, 16, 2, 59, seed=seed).requires_grad_() for seed in range(3)]
+    attention(*inputs).sum().backward()
+    twins = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    exact(*twins)[0].sum().backward()
+    for ours, theirs in zip(inputs, twins, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=0.03)
+
+
+def test_compiled_in_one_piece(device):
+    q, sinks = drawn(1, 20, 4, 20, device=device), SINKS.to(device)
+    compiled = torch.compile(lambda q: attention(q, q, q, sinks=sinks), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(q), attention(q, q, q, sinks=sinks))
+
+
+Q = drawn(1, 9, 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((Q, Q[..., :12], Q), {}, r"k is \(1, 9, 4, 12\), .* take one head_dim"),
+        ((Q, Q, Q), {"sinks": 1.0}, "sinks=1.0 is of type float; it should be a torch.Tensor"),
+        ((Q, Q, Q), {"sinks": SINKS[:3]}, r"sinks is \(3,\) torch.float32; with q it is \(4,\) torch.float32"),
+        ((Q, Q, Q), {"sinks": SINKS.to(torch.int32)}, r"sinks is \(4,\) torch.int32"),
+        ((Q, Q, Q), {"sinks": SINKS.to("meta")}, "sinks on meta, q on cpu"),
+        ((Q, Q, Q), {"sinks": SINKS.clone().requires_grad_()}, "sinks want a gradient"),
+        ((Q.clone().requires_grad_(), Q, Q), {"sinks": SINKS}, "backward rungs take no sinks"),
+        ((Q, Q, Q), {"out": torch.empty(1, 9, 4, 24, dtype=Q.dtype)}, "out is .* O is"),
+    ],
+)
+def test_what_it_cannot_do_is_said(arguments, options, words):
+    with pytest.raises(UnsupportedProblemError, match=words):
+        attention(*arguments, **options)

@@ -1,0 +1,63 @@
+"""Which kernel a head_dim runs on: of that many columns, or of the next of those that kernels are compiled for."""
+
+import pytest
+
+from flashladder.common import catalog
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.head_dims import HEAD_DIMS, padded_head_dim
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import ahead, tuned
+
+
+def test_the_next_one_of_multiples_of_8():
+    padded = {8: 64, 64: 64, 72: 96, 104: 128, 136: 192, 200: 256, 256: 256}
+    assert {head_dim: padded_head_dim(head_dim) for head_dim in padded} == padded
+    for neither in (59, 100, 264):
+        assert padded_head_dim(neither) == neither
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "options", "address"),
+    [
+        (40, {}, "48"),
+        (72, {"window_left": 9}, "47"),
+        (120, {"softcap": 2.0}, "48"),
+        (136, {}, "36"),
+        (200, {}, "36"),
+        (200, {"window_left": 9}, "24"),
+        (80, {"alibi": True}, "24"),
+    ],
+)
+@pytest.mark.parametrize("gpu", ["h200", "a100"])
+def test_what_attention_runs(head_dim, options, address, gpu):
+    gpu, problem = load_gpu(gpu), Problem(seqlen_q=64, head_dim=head_dim, **options)
+    rung, config = ahead.configured(ahead.DEFAULT, problem, gpu.arch, gpu)
+    assert rung.address == (address if gpu.name == "h200" else "24")
+    assert config.head_dim == padded_head_dim(head_dim)
+    assert config.as_dict().get("narrower") in (None, True)
+
+
+def test_a_problem_of_its_configuration_is_one_that_it_takes():
+    rung = catalog.find("24")
+    for head_dim in (72, 96):
+        config = rung.config_for(Problem(head_dim=head_dim))
+        rung.check(Problem.of_config(rung.operation, config), config)
+
+
+def test_its_winners_and_then_those_of_the_padded_one():
+    kinds = tuned.kinds_for(Problem(seqlen_q=64, head_dim=72))
+    assert [kind.split(",")[1] for kind in kinds] == 3 * ["head_dim=72"] + 3 * ["head_dim=96"]
+    assert kinds[3:] == tuned.kinds_for(Problem(seqlen_q=64, head_dim=96))
+    assert {len(tuned.kinds_for(Problem(seqlen_q=64, head_dim=head_dim))) for head_dim in HEAD_DIMS} == {3}
+    winner = tuned.Winner("h200", catalog.find("47").name, kinds[0], {"block_n": 64}, {})
+    assert (tuned.standing(winner).head_dim, tuned.standing(winner).block_n) == (96, 64)
+
+
+def test_a_rung_without_it_takes_its_own_alone():
+    for rung, words in (
+        (catalog.find("23"), "64, 96, 128, 256, not 72"),
+        (catalog.find("48"), "64, 128, or a multiple"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=f"takes head_dim {words}"):
+            rung.config_for(Problem(head_dim=72))

@@ -1,0 +1,125 @@
+"""The ladder for MLA on the emulator, under the race detector; and why its cache is enough."""
+
+import pytest
+import torch
+
+from flashladder.common import catalog
+from flashladder.common.compiler import build_one
+from flashladder.common.errors import BuildError, EmulatorError, UnsupportedProblemError
+from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.versions.references.py_mla.layer import LatentAttention, latent_attention
+
+NAME = "mla"
+ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
+LENGTHS = (0, 1, 70, 130)
+BARRIERS = ("the block is there", "the maxima of", "P is there", "no ")
+
+
+def problem(lengths=LENGTHS, options=(), **values):
+    usual = {"num_heads": 16, "head_dim": 576, "head_dim_v": 512, "num_heads_k": 1, "seqlen_q": 1}
+    return Problem(operation=NAME, seqlens_k=lengths, options=options, **(usual | values))
+
+
+def emulated(version, task, **options):
+    """Requires a right output without a race; returns the tensors."""
+    tensors = make_inputs(task)
+    artifact = build_one(version, version.config_for(task), ARCH[version.instruction_set])
+    on_emulator(artifact, task, tensors, **options)
+    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(version.name)
+    return tensors
+
+
+@pytest.fixture(params=catalog.versions(ladder=NAME), ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_any_lengths(version, dtype):
+    """NaN beyond each length, in pages of no sequence and in the guards are never seen."""
+    tensors = emulated(version, problem(dtype=dtype))
+    assert (tensors.o[0] == 0).all()
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"num_splits": 3}, {"seqlen_q": 2, "causal": True}),
+        ({"page_size": 24}, {"num_heads": 17}),
+        ({"page_size": 1, "num_splits": 1}, {}),
+        ({"paged": False}, {"layout": "padded", "num_heads": 8, "num_heads_k": 2, "seqlen_q": 3, "causal": True}),
+    ],
+)
+def test_pages_parts_and_heads(version, options, sizes):
+    emulated(version, problem((1, 130), options, **sizes))
+
+
+@pytest.mark.parametrize("lagging", [(0,), (1, 3)])
+def test_bits_do_not_depend_on_who_is_late(version, lagging):
+    task = problem((130,), {"num_splits": 2})
+    assert torch.equal(emulated(version, task).o, emulated(version, task, lagging=lagging).o)
+
+
+def test_the_cache_is_one_tensor():
+    tensors = make_inputs(problem((5,)))
+    assert tensors.v_cache.data_ptr() == tensors.k_cache.data_ptr()
+    assert tensors.v_cache.shape[-1] == 512
+    assert tensors.v_cache.stride() == tensors.k_cache.stride()
+
+
+def test_what_is_moved_is_the_cache_once():
+    task = problem((100, 28), num_heads=2, seqlen_q=3)
+    assert task.asked.bytes_moved(task) == 2 * (128 * 576 + 2 * 3 * 2 * (576 + 512))
+
+
+def test_v_is_no_wider_than_k():
+    with pytest.raises(UnsupportedProblemError, match="V is the first columns of K, which has head_dim=64"):
+        problem(head_dim=64, head_dim_v=96)
+
+
+@pytest.mark.parametrize(
+    ("rung", "line"),
+    [
+        *((rung, f"__syncthreads();  // {what}") for rung in ("mla/00", "mla/02") for what in BARRIERS),
+        ("mla/00", "cp_async_wait<0>();"),
+        ("mla/02", "cp_async_wait<1>();"),
+        ("mla/02", "fence_proxy_async();"),
+        ("mla/02", "wait_for(s);"),
+        ("mla/02", "wait_for(o);"),
+    ],
+)
+def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line):
+    found, folder = catalog.find(rung), tmp_path / "mutants" / "00_mutant"
+    code = found.kernel.read_text()
+    assert code.count(line) == 1
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text(code.replace(line, "//").replace('"latents', '"mla/cuda/latents'))
+    (folder / "version.yaml").write_text(f"operation: {NAME}\n{(found.directory / 'version.yaml').read_text()}")
+    monkeypatch.setenv("FLASHLADDER_VERSIONS", str(folder.parent))
+    with pytest.raises((EmulatorError, BuildError), match=r"shared memory|matrix products"):  # nvcc misses some waits
+        emulated(catalog.find("mutants/00"), problem((130,), {"num_splits": 1}))
+
+
+def test_absorbed_is_the_same_as_expanded():
+    """fp64: the order of the products is all that differs."""
+    torch.manual_seed(0)
+    layer = LatentAttention(num_heads=4, head_dim=16, latent=32, rotated=8).double()
+    q, q_rotated, cache = (torch.randn(*shape).double() for shape in ((4, 3, 16), (4, 3, 8), (20, 40)))
+    with torch.no_grad():
+        expanded, absorbed = layer.expanded(q, q_rotated, cache), layer.absorbed(q, q_rotated, cache)
+    assert expanded.shape == (4, 3, 16)
+    torch.testing.assert_close(absorbed, expanded, rtol=1e-12, atol=1e-12)
+
+
+def test_the_layer_s_cache_is_what_the_operation_takes():
+    """The exact answer of a problem, from the layer's own attention."""
+    task = problem((70,), {"paged": False})
+    tensors = make_inputs(task)
+    q, cache = tensors.q[0, 0].double()[:, None], tensors.k_cache[0, :, 0].double()
+    right = task.asked.compute(task, tensors.by_name, torch.float64)["o"]
+    o = latent_attention(q, cache, 512, task.softmax_scale)[:, 0]
+    torch.testing.assert_close(o, right[0, 0], rtol=1e-10, atol=1e-10)

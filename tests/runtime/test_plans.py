@@ -1,0 +1,140 @@
+"""Plans of one problem: operations whose sizes follow a rule launch in C++ what they launch in Python."""
+
+import fake_cuda
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashladder import flash_attn_with_kvcache
+from flashladder.common.api import op
+from flashladder.common.api.differentiable import Options
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.runtime import fast_path
+
+HEADS, HEADS_K, COLUMNS, PAGES = 4, 2, 64, 6
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """CPU tensors are taken for ones on a GPU, whose launches are noted."""
+    made, extension = fake_cuda.for_attention(monkeypatch), fast_path.made()
+    monkeypatch.setattr(fast_path, "extension", extension)
+    return made
+
+
+class Answering:
+    """C++ that leaves all to Python; or does not, and notes what it answers."""
+
+    def __init__(self, extension=None):
+        self.answers = []
+        launch = extension.launch if extension else lambda *given: False
+        self.launch = lambda *given: self.answers.append(made := launch(*given)) or made
+
+
+def launched(driver, call):
+    """What a call launched, with nothing of where its outputs lie."""
+    driver.launches.clear()
+    made = call()
+
+    def shown(launch):
+        params = launch.arguments[0]
+        for tensor in made:
+            params = params.replace(tensor.data_ptr().to_bytes(8, "little"), bytes(8))
+        return launch.function, launch.shape, launch.stream, params
+
+    return [shown(launch) for launch in driver.launches]
+
+
+def launched_in_python(driver, monkeypatch, call):
+    """The same; the stand-in notes kernels' arguments as long as they are, from now on."""
+    ready_for = op.ready_for
+
+    def noting(*given):
+        ready = ready_for(*given)
+        driver.parts |= {each.entry: (each.launch.params_bytes,) for each in ready.artifact.kernels}
+        return ready
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_path, "extension", Answering())
+        patch.setattr(op, "ready_for", noting)
+        call()
+        return launched(driver, call)
+
+
+def asked(batch, rows, page_size, paged, kind, splits):
+    """A call with caches, and what it takes."""
+    drawn = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16)  # noqa: E731
+    numbers = lambda *shape: torch.zeros(shape, dtype=torch.int32)  # noqa: E731
+    caches = [drawn(PAGES if paged else batch, page_size, HEADS_K, COLUMNS) for _ in range(2)]
+    more = {
+        "plain": {},
+        "window": {"window_size": (5, 0), "softcap": 3.0},
+        "all": {"cache_leftpad": numbers(batch), "alibi_slopes": torch.zeros(batch, HEADS), "softmax_scale": 0.5},
+    }[kind]
+    options = {
+        "cache_seqlens": numbers(batch),
+        "num_splits": splits,
+        "causal": True,
+        "return_softmax_lse": True,
+        **more,
+    }
+    if paged:
+        options["block_table"] = numbers(batch, 3)
+    q = drawn(batch, rows, HEADS, COLUMNS)
+    return lambda: flash_attn_with_kvcache(q, *caches, **options)
+
+
+def test_decode(driver, monkeypatch):
+    """By a plan of the problem from its second call on, and then before Python looks at anything."""
+
+    @given(
+        st.integers(1, 3),
+        st.integers(1, 5),
+        st.sampled_from([1, 16, 40]),
+        st.booleans(),
+        st.sampled_from(["plain", "window", "all"]),
+        st.sampled_from([0, 3]),
+    )
+    def same(batch, rows, page_size, paged, kind, splits):
+        call = asked(batch, rows, page_size, paged, kind, splits)
+        expected = launched_in_python(driver, monkeypatch, call)
+        with monkeypatch.context() as patch:
+            patch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+            for _ in range(3):
+                assert launched(driver, call) == expected
+        assert noted.answers == [True] * 3
+
+    same()
+
+
+def test_the_backward_pass(driver, monkeypatch):
+    a, lse = torch.zeros(2, 100, 2, 64).bfloat16(), torch.zeros(2, 2, 100)
+    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *Options(causal=True))  # noqa: E731
+    expected = launched_in_python(driver, monkeypatch, call)
+    assert len(expected) > 1
+    monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+    assert launched(driver, call) == launched(driver, call) == expected
+    assert noted.answers == [True] * 2
+
+
+def test_what_changes_is_looked_at_again(driver, monkeypatch):
+    """By C++, which leaves tensors out of the ordinary to Python, and that refuses them by name."""
+    q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
+    lengths, call = torch.zeros(2, dtype=torch.int32), flash_attn_with_kvcache
+    with torch.no_grad():
+        for _ in range(4):
+            call(q, cache, cache, cache_seqlens=lengths)
+    for changed, words in (
+        ({"cache_seqlens": lengths.long()}, "cache_seqlens is"),
+        ({"v_cache": cache.half()}, "v_cache is torch.float16"),
+        ({"v_cache": cache[:, :8]}, "v_cache has shape"),
+        ({"num_splits": True}, "num_splits"),
+        ({"causal": 0}, "causal=0"),
+        ({"window_size": (1, [])}, "window_size"),
+        ({"block_table": [[1]]}, "block_table"),
+        ({"q": q.clone().requires_grad_()}, "want a gradient"),
+    ):
+        given = {"q": q, "k_cache": cache, "v_cache": cache, "cache_seqlens": lengths} | changed
+        with pytest.raises(UnsupportedProblemError, match=words):
+            call(**given)

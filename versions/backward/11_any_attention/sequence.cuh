@@ -1,0 +1,82 @@
+// The sequence that a CTA works on: one of a batch of one length, or one of packed sequences of any lengths. What is known of
+// rows of Q is padded to whole tiles.
+#pragma once
+#include "prepare_tile.cuh"
+#include "schedule/packed.cuh"
+
+using config::block_m;
+
+// The argument of kernels for packed sequences. Sequence b has the rows from cu_seqlens[b] up to cu_seqlens[b + 1] of
+// total_q or total_k. seqlen_q and seqlen_k are the longest. lse is (heads, total_q).
+struct PackedBackwardParams : BackwardParams {
+    const int *cu_seqlens_q, *cu_seqlens_k;
+    int total_q, total_k;
+    FLASHLADDER_FURTHER_FIELDS(BackwardParams, cu_seqlens_q, cu_seqlens_k, total_q, total_k)
+};
+
+// The parameters of a kernel for which lse has a gradient, which lies as lse does.
+template <class Params>
+struct WithLseGradient : Params {
+    const float *dlse;
+    FLASHLADDER_FURTHER_FIELDS(Params, dlse)
+};
+
+// total_q rows of all sequences, each padded to whole tiles: the tiles of a sequence are counted from its first row's place
+// among whole tiles of all, and one more for each sequence before it.
+FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim");
+
+template <class Params, bool packed>
+struct BackwardSequence {
+    const Params &p;
+    int batch, seqlen_q, seqlen_k;
+    int first_q, first_k;  // its first row and key among those of all
+
+    __device__ BackwardSequence(const Params &p_, int batch_) : p(p_), batch(batch_) {
+        if constexpr (packed) {
+            const Sequence q(p.cu_seqlens_q, batch, p.total_q), k(p.cu_seqlens_k, batch, p.total_k);
+            first_q = q.begin, seqlen_q = q.length;
+            first_k = k.begin, seqlen_k = k.length;
+        } else {
+            seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k;
+            first_q = batch * seqlen_q, first_k = batch * seqlen_k;
+        }
+    }
+
+    __device__ int rows() const { return seqlen_q; }
+    // A head of a tensor like Q, or like K.
+    template <class T>
+    __device__ T *like_q(T *tensor, const TensorStride &stride, int head) const {
+        return at(tensor, stride, head, first_q);
+    }
+    template <class T>
+    __device__ T *like_k(T *tensor, const TensorStride &stride, int head) const {
+        return at(tensor, stride, head, first_k);
+    }
+    // Of a tensor like lse.
+    __device__ const float *like_lse(const float *numbers, int head) const {
+        if constexpr (packed) return numbers + static_cast<long long>(head) * p.total_q + first_q;
+        return numbers + (static_cast<long long>(batch) * p.num_heads + head) * seqlen_q;
+    }
+    // The gradient of a head's lse, or null where it has none.
+    __device__ const float *dlse(int head) const {
+        if constexpr (config::dlse) return like_lse(p.dlse, head);
+        return nullptr;
+    }
+    // The first row of a tile among the padded rows of all heads.
+    __device__ long long padded_row(int head, int tile) const {
+        const int first = first_q / block_m + batch;
+        return (static_cast<long long>(head) * (total_q() / block_m + p.batch) + first + tile) * block_m;
+    }
+
+  private:
+    __device__ int total_q() const {
+        if constexpr (packed) return p.total_q;
+        return p.batch * seqlen_q;
+    }
+    template <class T>
+    __device__ T *at(T *tensor, const TensorStride &stride, int head, int first) const {
+        return packed ? tensor + (head * stride.head + first * stride.row) : head_of(tensor, stride, batch, head);
+    }
+};

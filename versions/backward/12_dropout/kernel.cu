@@ -1,0 +1,236 @@
+// Rung 10 with dropout. A warp that has P tells its partner by the signs of P what is dropped.
+#include "23_general/panels.cuh"
+#include "backward/12_dropout/signed_letters.cuh"
+#include "backward_params.cuh"
+#include "dq.cuh"
+#include "dq_fragments.cuh"
+#include "epilogue/store.cuh"
+#include "key_mask.cuh"
+#include "padded_pass.cuh"
+#include "pair.cuh"
+#include "row_numbers.cuh"
+#include "softmax/dropout.cuh"
+#include "softmax/online.cuh"
+#include "tile/gemm.cuh"
+
+#include <type_traits>
+
+using namespace config;
+
+using Params = std::conditional_t<dropout, Dropping<BackwardParams>, BackwardParams>;
+
+constexpr int num_pairs = block_n / warp_keys;
+constexpr int num_warps = 2 * num_pairs;
+constexpr int num_threads = num_warps * 32;
+constexpr int warp_rows = 2048 / warp_keys < block_m ? 2048 / warp_keys : block_m;  // of S at a time: 64 registers
+constexpr int dq_rows = block_m / dq_warps;  // of a warp's part of dQ
+constexpr int dq_cols = head_dim / (num_warps / dq_warps);
+
+using QTile = SwizzledPanels<block_m, head_dim>;  // of Q and dO
+using KTile = SwizzledPanels<block_n, head_dim>;  // of K and V
+using STile = Swizzled<block_n, block_m>;   // of dS^T
+
+// A tile of Q, and the one behind it: of the same head, or the first of the next.
+struct QueryTile {
+    int head, number;
+
+    __device__ void advance(int first, int end) {
+        if (++number < end) return;
+        number = first;
+        ++head;
+    }
+};
+
+// What travels together.
+struct Stage {
+    dtype q[QTile::size], dout[QTile::size];
+};
+struct Shared {
+    dtype k[KTile::size], v[KTile::size];
+    dtype ds[2][STile::size];
+    Stage stage[2];
+    RowNumbers<block_m> numbers[2];
+};
+
+// A pair's letters take the place of its dS, which is as much. Not so where dS comes in parts, as each would lie on
+// letters of the next.
+constexpr bool has_mailboxes = warp_rows < block_m;
+constexpr int shared_bytes = sizeof(Shared) + has_mailboxes * STile::size * sizeof(dtype);
+
+FLASHLADDER_KERNEL(backward_prepare, BackwardParams, Launch{pass_threads, 0, block_m});
+extern "C" __global__ void __launch_bounds__(pass_threads)
+    backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    prepare_tile(p, workspaces);
+}
+
+// dV or dK of a warp, in the place of the tile of K or V that nobody reads any more, and from there to global memory.
+__device__ void store_sum(dtype *shared, int warp_key, dtype *global, long long row_stride, int keys,
+                          const Accumulator<warp_keys, head_dim> &sum) {
+    store_to_shared<KTile>(shared, warp_key, sum);
+    __syncwarp();
+    store_rows_before<KTile, warp_keys, StoreDefault>(keys, global, row_stride, shared, warp_key);
+}
+
+FLASHLADDER_KERNEL(attention_backward, Params,
+                   Launch{num_threads, shared_bytes, block_m, block_n}.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch"));
+extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
+    attention_backward(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    extern __shared__ __align__(128) char shared_memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(shared_memory);
+
+    const KeyTile<head_dim, causal> tile{p};
+    const KeyMask<causal> mask{p};
+    const int batch = tile.batch, head_k = tile.head, group = p.num_heads / p.num_heads_k;
+    const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
+
+    const int warp = uniform_warp_index(), pair = warp % num_pairs, warp_key = pair * warp_keys;
+    const bool has_values = warp < num_pairs;
+    const int dq_row = warp % dq_warps * dq_rows, dq_col = warp / dq_warps * dq_cols;
+
+    PanelCopier<KTile, num_warps, dtype> k_copier, v_copier;
+    k_copier.start(shared.k, head_of(p.k, p.k_stride, batch, head_k), p.k_stride.row);
+    v_copier.start(shared.v, head_of(p.v, p.v_stride, batch, head_k), p.v_stride.row);
+    k_copier.copy_rows(tile.number, end_key);
+    v_copier.copy_rows(tile.number, end_key);
+
+    // The tiles of Q of all heads that share the keys, one head behind the other. The last one of a head may be cut.
+    const int first_tile = mask.first_row(first_key) / block_m, end_tile = (p.seqlen_q + block_m - 1) / block_m;
+    const int tiles = (end_tile - first_tile) * group;
+    QueryTile next{head_k * group, first_tile};
+    PanelCopier<QTile, num_warps, dtype> q_copier, dout_copier;
+    auto copy = [&](int i) {
+        const int rows = p.seqlen_q - next.number * block_m;
+        const long long padded = padded_row(p, batch, next.head, next.number);
+        q_copier.start(shared.stage[i % 2].q, head_of(p.q, p.q_stride, batch, next.head), p.q_stride.row);
+        dout_copier.start(shared.stage[i % 2].dout, head_of(p.dout, p.dout_stride, batch, next.head), p.dout_stride.row);
+        if (rows >= block_m) {
+            q_copier.copy(next.number);
+            dout_copier.copy(next.number);
+        } else {
+            q_copier.copy_rows(next.number, rows);
+            dout_copier.copy_rows(next.number, rows);
+        }
+        shared.numbers[i % 2].copy(workspaces.lse + padded, workspaces.delta + padded);
+        cp_async_commit();
+        next.advance(first_tile, end_tile);
+    };
+    copy(0);
+
+    // A warp of either role multiplies a tile that stays by the rows of one that passes, and what comes of it by the
+    // columns of the other one.
+    const dtype *stays = has_values ? shared.k : shared.v;
+    QOperand<warp_keys, head_dim, 2, HoistedReader<KTile, dtype>> keys;
+    KOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype, ByRow>> rows;
+    VOperand<head_dim, warp_rows, 2, HoistedReader<QTile, dtype>> columns;
+    DSOperand<dq_rows, block_n, HoistedColumns<STile, dtype, ByRow>> ds_columns;
+    using KColumns = std::conditional_t<dq_cols == 48, ColumnReader<KTile, dtype>, HoistedColumns<KTile, dtype>>;
+    VOperand<dq_cols, block_n, 2, KColumns> k_columns;
+    keys.start(stays, warp_key);
+    k_columns.reader.start(shared.k, dq_col);
+
+    const float unit = p.softmax_scale * log2_e;
+    Dropout<dropout> dropping{p, batch, 0};
+    Accumulator<warp_keys, head_dim> sum;  // dV or dK
+    sum.clear();
+
+    // dQ = dS K of tile i, once every key warp has stored its dS
+    auto add_dq = [&](int i, const QueryTile &at) {
+        Accumulator<dq_rows, dq_cols> dq;
+        dq.clear();
+        ds_columns.reader.start(shared.ds[i % 2], dq_row);
+        gemm<dtype, block_n>(dq, ds_columns, k_columns);
+        add_fragments(workspaces.dq_sum + padded_row(p, batch, at.head, at.number) * head_dim, dq);
+    };
+
+    QueryTile at{head_k * group, first_tile}, before = at;
+    for (int i = 0; i < tiles; ++i) {
+        cp_async_wait<0>();
+        __syncthreads();  // Q, dO and the previous dS are there for every warp, and every warp has read the other stages
+        if (i + 1 < tiles) copy(i + 1);
+        if (i > 0) add_dq(i - 1, before);
+
+        const Stage &stage = shared.stage[i % 2];
+        const RowNumbers<block_m> &numbers = shared.numbers[i % 2];
+        dtype *ds = shared.ds[i % 2], *letters = has_mailboxes ? reinterpret_cast<dtype *>(&shared + 1) : ds;
+        for (int row = 0; row < block_m; row += warp_rows) {
+            rows.reader.start(has_values ? stage.q : stage.dout, row);
+            columns.reader.start(has_values ? stage.dout : stage.q, row);
+            Accumulator<warp_keys, warp_rows> s;
+            if (has_values) {
+                // S^T = K Q^T, P^T = 2^(unit * S^T - lse)
+                s.clear();
+                gemm<dtype, head_dim>(s, keys, rows);
+                mask.hide(s, first_key + warp_key, at.number * block_m + row);
+                each_row_of_q(s, numbers.lse + row, [&](float &score, float row_lse) {
+                    score = exp2_approx(unit * score - row_lse);
+                });
+            } else if constexpr (dropout) {
+                // dP^T = V dO^T
+                s.clear();
+                gemm<dtype, head_dim>(s, keys, rows);
+            } else {
+                // dP^T - delta = V dO^T - delta
+                each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
+                gemm<dtype, head_dim>(s, keys, rows);
+            }
+            HeldA<warp_keys, warp_rows> operand;
+            const int posted = 1 + (pair * block_m + row) / warp_rows;  // a barrier of the two warps, for these rows
+            if (has_values) {
+                operand = round_to_operand<dtype>(s);
+                if constexpr (dropout) {
+                    dropping.of_head(p, batch, at.head);
+                    auto letter = operand;
+                    sign_and_drop(dropping, letter, operand, at.number * block_m + row, first_key + warp_key);
+                    post(mailbox(letters, pair, row), letter);
+                } else {
+                    post(mailbox(letters, pair, row), operand);
+                }
+                named_barrier_arrive(posted, 64);  // P is there for the key warp
+            } else {
+                named_barrier_sync(posted, 64);
+                // dS^T = P^T * (dP^T - delta), where dP of what is dropped is 0
+                if constexpr (dropout)
+                    multiply_signed<dtype>(s, mailbox(letters, pair, row), numbers.delta + row, dropping.rescale);
+                else
+                    multiply<dtype>(s, mailbox(letters, pair, row));
+                operand = round_to_operand<dtype>(s);
+                __syncwarp();  // every lane has read P, and dS may take its place
+                store_operand<STile>(ds, warp_key, row, operand);
+            }
+            // dV += P^T dO, dK += dS^T Q
+            gemm<dtype, warp_rows>(sum, operand, columns);
+        }
+        before = at;
+        at.advance(first_tile, end_tile);
+    }
+
+    __syncthreads();  // the last dS is there
+    add_dq(tiles - 1, before);
+
+    __syncthreads();  // every warp has read K
+    if (has_values) {
+        if constexpr (dropout) scale(sum, dropping.rescale);
+        store_sum(shared.v, warp_key, head_of(p.dv, p.dv_stride, batch, head_k) + first_key * p.dv_stride.row,
+                  p.dv_stride.row, end_key, sum);
+    } else {
+        scale(sum, p.softmax_scale);
+        store_sum(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k) + first_key * p.dk_stride.row,
+                  p.dk_stride.row, end_key, sum);
+    }
+}
+
+FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{num_threads, QTile::size * sizeof(dtype), block_m});
+extern "C" __global__ void __launch_bounds__(num_threads)
+    backward_finish(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    extern __shared__ __align__(128) char shared[];
+    dtype *shared_dq = reinterpret_cast<dtype *>(shared);
+    const int batch = blockIdx.z, head = blockIdx.y, first_row = blockIdx.x * block_m;
+
+    auto dq = load_fragments<dq_rows, dq_cols>(workspaces.dq_sum + padded_row(p, batch, head, blockIdx.x) * head_dim);
+    scale(dq, p.softmax_scale);
+    store_block_to_shared<QTile>(shared_dq, warp_index() % dq_warps * dq_rows, warp_index() / dq_warps * dq_cols, dq);
+    __syncthreads();  // the tile is whole
+    store_rows_before<QTile, block_m / num_warps, StoreDefault>(
+        p.seqlen_q - first_row, head_of(p.dq, p.dq_stride, batch, head) + first_row * p.dq_stride.row,
+        p.dq_stride.row, shared_dq, warp_index() * (block_m / num_warps));
+}

@@ -1,0 +1,169 @@
+// Rung 13 with a warpgroup of its own for copies: one thread has TMA bring the tiles, and two warpgroups consume them.
+#include "key_mask.cuh"
+#include "padded_pass.cuh"
+#include "pipeline/roles.cuh"
+#include "query_tile.cuh"
+#include "row_pipeline.cuh"
+#include "warpgroup_tiles.cuh"
+
+using namespace config;
+
+using Share = Registers<num_groups, 1, 24>;  // the producer's warpgroup is the last one
+
+struct Maps { TensorMapBytes q, dout, k, v; };
+struct Shared {
+    dtype k[KTile::size], v[KTile::size];
+    dtype ds[2][STile::size];
+    RowPipeline<QTile, dtype, 2> q, dout;
+    Mbarrier keys_full;  // K and V have come
+};
+
+FLASHLADDER_KERNEL(backward_prepare, BackwardParams, Launch{pass_threads, 0, block_m});
+extern "C" __global__ void __launch_bounds__(pass_threads)
+    backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    prepare_tile(p, workspaces);
+}
+
+FLASHLADDER_KERNEL(attention_backward, BackwardParams,
+                   Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                       .over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch")
+                       .by_tma("q", block_m, 64, 128)
+                       .by_tma("dout", block_m, 64, 128)
+                       .by_tma("k", block_n, 64, 128)
+                       .by_tma("v", block_n, 64, 128));
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces,
+                       const __grid_constant__ Maps maps) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+
+    const KeyTile<head_dim, causal> tile{p};
+    const KeyMask<causal> mask{p};
+    const int batch = tile.batch, head_k = tile.head, group_heads = p.num_heads / p.num_heads_k;
+    const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
+
+    if (threadIdx.x == 0) {
+        shared.q.init(num_groups * 4);
+        shared.dout.init(num_groups * 4);
+        shared.keys_full.init(2);
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+
+    // The tiles of Q of all heads that share the keys, one head behind the other.
+    QueryTiles tiles{p, mask.first_row(first_key), head_k * group_heads, group_heads};
+    const int count = tiles.count();
+
+    if (warpgroup_index() == num_groups) {
+        release_registers<Share::producer>();
+        if (threadIdx.x % warpgroup_threads != 0) return;
+        load_tile<KTile>(shared.k, maps.k, shared.keys_full, first_key, head_k, batch);
+        load_tile<KTile>(shared.v, maps.v, shared.keys_full, first_key, head_k, batch);
+        auto at = shared.q.producer();  // dO is at the same place
+#pragma unroll 1
+        for (int i = 0; i < count; ++i, tiles.advance(), at.advance()) {
+            const int row = tiles.number * block_m;
+            const long long padded = padded_row(p, batch, tiles.head, tiles.number);
+            shared.q.load(at, maps.q, row, tiles.head, batch, workspaces.lse + padded);
+            shared.dout.load(at, maps.dout, row, tiles.head, batch, workspaces.delta + padded);
+        }
+        return;
+    }
+    take_registers<Share::consumer>();
+
+    const int warp = uniform_warp_index(), warp_key = warp * 16;
+    const DqPart part{warp / 4};
+    ByRows<KTile> keys, values;
+    ByRows<QTile> q_rows, dout_rows;
+    ByColumns<QTile> q_columns, dout_columns;
+    ByColumns<STile> ds_columns;
+    ByColumns<KTile> k_columns;
+    keys.start(shared.k, warp_key);
+    values.start(shared.v, warp_key);
+    q_rows.start(shared.q.tiles[0]);
+    dout_rows.start(shared.dout.tiles[0]);
+    q_columns.start(shared.q.tiles[0]);
+    dout_columns.start(shared.dout.tiles[0]);
+    ds_columns.start(shared.ds[0], part.row);
+    k_columns.start(shared.k, part.col);
+    HoistedReader<STile, dtype> ds_place;
+    ds_place.start(shared.ds[0], warp_key);
+
+    const float unit = p.softmax_scale * log2_e;
+    Accumulator<16, head_dim> dv, dk;  // of this warp
+    dv.clear();
+    dk.clear();
+
+    // dQ = dS K of tile i, once every warp has stored its dS
+    auto add_dq = [&](int i, const QueryTiles &of) {
+        Accumulator<16, dq_cols> dq;
+        start_product<dtype, block_n>(dq, ds_columns.after(i % 2), k_columns);
+        wait_for(dq);
+        add_fragments(workspaces.dq_sum + padded_row(p, batch, of.head, of.number) * head_dim, dq);
+    };
+
+    // The previous dS of all warps is there.
+    auto wait_for_ds = [] {
+        fence_proxy_async();
+        named_barrier_sync(1, num_groups * warpgroup_threads);
+    };
+
+    auto at = shared.q.consumer();  // dO is at the same place
+    shared.keys_full.wait(0);
+    QueryTiles before = tiles;
+    for (int i = 0; i < count; ++i) {
+        if (i > 0) {
+            wait_for_ds();
+            add_dq(i - 1, before);
+        }
+
+        shared.q.wait(at);
+        shared.dout.wait(at);
+#pragma unroll
+        for (int row = 0; row < block_m; row += step_rows) {
+            // S^T = K Q^T, dP^T = V dO^T
+            Scores s, dp;
+            start_product<dtype, head_dim>(s, keys, q_rows.after(at.stage).below(row));
+            start_product<dtype, head_dim>(dp, values, dout_rows.after(at.stage).below(row));
+            wait_for<1>(s);
+            mask.hide(s, first_key + warp_key, tiles.number * block_m + row);
+            probabilities(s, unit, shared.q.numbers[at.stage] + row);
+
+            // dV += P^T dO
+            auto p_rounded = round_to_operand<dtype>(s);
+            start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(at.stage).below(row));
+
+            // dK += dS^T Q
+            wait_for<1>(dp);
+            score_gradients(dp, s, shared.dout.numbers[at.stage] + row);
+            auto ds = round_to_operand<dtype>(dp);
+            store_scores(ds_place, i % 2, row, ds);
+            start_sum<dtype, step_rows>(dk, ds, q_columns.after(at.stage).below(row));
+            wait_for(dk, ds);
+            stay_here(dv);
+        }
+        __syncwarp();  // every lane has read lse and delta
+        shared.dout.release(at.stage);
+        shared.q.release(at.stage);
+
+        before = tiles;
+        tiles.advance();
+        at.advance();
+    }
+
+    wait_for_ds();
+    add_dq(count - 1, before);
+
+    named_barrier_sync(1, num_groups * warpgroup_threads);  // every warp has read K
+    scale(dk, p.softmax_scale);
+    store_keys(shared.v, warp_key, head_of(p.dv, p.dv_stride, batch, head_k), p.dv_stride.row, first_key, end_key, dv);
+    store_keys(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k), p.dk_stride.row, first_key, end_key, dk);
+}
+
+FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{finish_threads, QTile::size * sizeof(dtype), block_m});
+extern "C" __global__ void __launch_bounds__(finish_threads)
+    backward_finish(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    extern __shared__ __align__(128) char shared[];
+    const long long row = padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x);
+    finish_tile(p, load_fragments<16, dq_cols>(workspaces.dq_sum + row * head_dim), reinterpret_cast<dtype *>(shared));
+}

@@ -1,0 +1,76 @@
+"""Multi-head latent attention, decode: all heads share one row of the cache a key, whose first columns are V too.
+
+    q              (batch, seqlen_q, num_heads, head_dim), the part that is absorbed and the part that is rotated
+    k_cache        (batch, seqlen_k, num_heads_k, head_dim): the latent and the rotated part of each key
+    v_cache        the first head_dim_v columns of the same memory: the latent
+    cache_seqlens  (batch), int32: how many keys a sequence has
+    o              (batch, seqlen_q, num_heads, head_dim_v)
+    lse            (batch, num_heads, seqlen_q), fp32
+
+A paged cache is (num_pages, page_size, num_heads_k, head_dim), with the block table of the ladder for decode.
+DeepSeek-V2 and -V3 have head_dim 576, head_dim_v 512 and one head of K (arXiv:2405.04434, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.buffers import View
+from flashladder.common.problem.families import NORMAL
+from flashladder.common.problem.problem import Operation, Option, Problem
+from flashladder.versions.decode.operation import CACHES, Decode, Paged, seqlens
+
+HEAD_DIM, HEAD_DIM_V = 576, 512
+_SIZES: dict[str, Any] = {"num_heads_k": 1, "seqlen_q": 1, "head_dim": HEAD_DIM, "head_dim_v": HEAD_DIM_V}
+
+
+class _Latent(Decode):
+    """What MLA has beside decode: one tensor is both caches."""
+
+    name = "mla"
+    features: ClassVar[tuple[str, ...]] = ("causal", "seqlens_k")
+    options: ClassVar[tuple[Option, ...]] = tuple(
+        replace(option, default=True) if option.name == "paged" else option for option in Decode.options
+    )
+    families: ClassVar[Collection[str]] = (NORMAL,)  # the others design K and V apart
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"),)
+    usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
+    sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
+    small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}
+
+    def variant(self, problem: Problem) -> Operation:
+        """With pages there is a table of them."""
+        return _PAGED if problem.paged else self
+
+    def check(self, problem: Problem) -> None:
+        """V is a part of K."""
+        super().check(problem)
+        if problem.head_dim_v > problem.head_dim:
+            raise UnsupportedProblemError(
+                f"head_dim_v={problem.head_dim_v}: V is the first columns of K, which has head_dim={problem.head_dim}"
+            )
+
+    def bytes_moved(self, problem: Problem) -> float:
+        """The cache once, and Q and O, which are as large where it is short."""
+        p = problem
+        rows = p.batch * p.seqlen_q * p.num_heads
+        return 2.0 * (sum(seqlens(p)) * p.num_heads_k * p.head_dim + rows * (p.head_dim + p.head_dim_v))
+
+    def views(self, problem: Problem) -> list[dict[str, View]]:
+        """V lies in K."""
+        found = super().views(problem)
+        by_name = {name: view for views in found for name, view in views.items()}
+        k, v = (by_name[name] for name in CACHES)
+        shared = {CACHES[0]: k, CACHES[1]: replace(k, shape=v.shape)}
+        return [shared if CACHES[0] in views else views for views in found if CACHES[1] not in views]
+
+
+class _PagedLatent(_Latent, Paged):
+    """One more input: block_table (batch, max_pages), int32."""
+
+
+OPERATION = _Latent()
+_PAGED = _PagedLatent()
