@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import given, gradients, op
+from flashladder.common.api import caches, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
 
@@ -57,9 +57,11 @@ def flash_mla_with_kvcache(
     given.tensors(q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
     given.flags(causal=causal)
     gradients.refuse(q, k_cache)
-    _check(q, k_cache, block_table, cache_seqlens, given.whole("head_dim_v", head_dim_v))
+    cache = caches.cache_of(q, k_cache, k_cache, block_table, None)
+    lengths = caches.lengths_of(cache_seqlens, q, cache)
+    _check_columns(q, k_cache, given.whole("head_dim_v", head_dim_v))
     scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
-    o, lse = mla_decode(q, k_cache, block_table, cache_seqlens, scale, causal)
+    o, lse = mla_decode(q, k_cache, block_table, lengths, scale, causal)
     return o, lse.masked_fill_(lse == -math.inf, math.inf)
 
 
@@ -79,7 +81,7 @@ def mla_decode(
         "q": q,
         "k_cache": k_cache,
         "v_cache": k_cache[..., :HEAD_DIM_V],
-        "cache_seqlens": cache_seqlens.contiguous(),
+        "cache_seqlens": cache_seqlens,
         "block_table": block_table.contiguous(),
         "o": o,
         "lse": lse,
@@ -104,54 +106,15 @@ def _problem_of(
 
 def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     batch, seqlen_q, num_heads, _ = q.shape
-    return q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V)), q.new_empty(
-        (batch, num_heads, seqlen_q), dtype=torch.float32
-    )
+    o = q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V))
+    return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
 
 
-def _check(
-    q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, cache_seqlens: torch.Tensor, head_dim_v: int
-) -> None:
-    """Raises UnsupportedProblemError for tensors that do not go together."""
-    if q.dim() != 4:
-        raise op.misshapen("q", q)
-    if k_cache.dim() != 4 or 0 in k_cache.shape or (k_cache.dtype, k_cache.device) != (q.dtype, q.device):
-        raise UnsupportedProblemError(
-            f"k_cache is {tuple(k_cache.shape)} {k_cache.dtype} on {k_cache.device}; with q it is (num_pages, "
-            f"page_size, heads_k, {HEAD_DIM}) {q.dtype} on {q.device}"
-        )
+def _check_columns(q: torch.Tensor, k_cache: torch.Tensor, head_dim_v: int) -> None:
+    """Raises UnsupportedProblemError for other numbers of columns than kernels take."""
     columns = (q.shape[3], k_cache.shape[3], head_dim_v)
     if columns != (HEAD_DIM, HEAD_DIM, HEAD_DIM_V):
         raise UnsupportedProblemError(
             f"q has {columns[0]} columns, k_cache {columns[1]}, and head_dim_v={columns[2]}; kernels take {HEAD_DIM}, "
             f"{HEAD_DIM} and {HEAD_DIM_V}"
-        )
-    for name, tensor, shape in (
-        ("block_table", block_table, (q.shape[0], block_table.shape[-1] if block_table.dim() else 0)),
-        ("cache_seqlens", cache_seqlens, (q.shape[0],)),
-    ):
-        is_wrong = tuple(tensor.shape) != shape or 0 in shape
-        if is_wrong or tensor.dtype != torch.int32 or tensor.device != q.device:
-            wanted = ("batch", "max_pages")[: len(shape)]
-            raise UnsupportedProblemError(
-                f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; with q it is "
-                f"({', '.join(wanted)}) torch.int32 on {q.device}, of {q.shape[0]} sequences"
-            )
-    _check_values(block_table, cache_seqlens, k_cache)
-
-
-def _check_values(block_table: torch.Tensor, cache_seqlens: torch.Tensor, k_cache: torch.Tensor) -> None:
-    """What lengths and pages may be, where that can be read without waiting for a GPU."""
-    if block_table.is_cuda or torch.compiler.is_compiling():
-        return
-    num_pages, page_size = k_cache.shape[:2]
-    room = page_size * block_table.shape[1]
-    if not ((block_table >= -1) & (block_table < num_pages)).all():
-        raise UnsupportedProblemError(
-            f"block_table has pages {int(block_table.min())} to {int(block_table.max())}; the cache has {num_pages}, "
-            "from 0, and -1 is none"
-        )
-    if not ((cache_seqlens >= 0) & (cache_seqlens <= room)).all():
-        raise UnsupportedProblemError(
-            f"cache_seqlens={cache_seqlens.tolist()}: the block table has room for 0 to {room} keys"
         )

@@ -1,12 +1,9 @@
 """The references on the CPU: right on any problem they take, against the exact answer; refused clearly otherwise."""
 
-import errno
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, console, host
-from flashladder.common.compiler.library import build_library
-from flashladder.common.errors import BuildError, ConfigError, DeviceError, ToolchainError, UnsupportedProblemError
+from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.measure.references import Configured, device_for, load, missing, tiling
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
@@ -376,46 +372,3 @@ def test_bad_declaration_is_refused_with_its_path(tmp_path, old, new, message):
     (folder / "version.yaml").write_text(YAML.replace(old, new))
     with pytest.raises(ConfigError, match=f"(?s)small/version.yaml: .*{message}"):
         catalog.references(tmp_path)
-
-
-def test_library_is_built_once_and_again_when_it_changes(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
-    source = tmp_path / "answer.c"
-    source.write_text("int answer(void) { return VALUE; }\n")
-    first = build_library(source, {"VALUE": "1"})
-    stamp = first.stat().st_mtime_ns
-    assert build_library(source, {"VALUE": "1"}) == first
-    assert first.stat().st_mtime_ns == stamp
-    assert build_library(source, {"VALUE": "2"}) != first
-    monkeypatch.setattr(host, "identity", lambda: "another CPU")
-    assert build_library(source, {"VALUE": "1"}) != first
-    source.write_text("int answer(void) { return; }\n")
-    with pytest.raises(BuildError, match=r"(?s)answer.c cannot be compiled:.*error"):
-        build_library(source, {})
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(ToolchainError, match="no-such-compiler is not on PATH"):
-        build_library(source, {})
-
-
-def test_a_library_that_cannot_be_put_in_its_place_is_no_path(tmp_path, monkeypatch):
-    """Another process's is as good; a full disk is not."""
-    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
-    source = tmp_path / "answer.c"
-    source.write_text("int answer(void) { return 1; }\n")
-    rename = Path.rename
-
-    def refuse(path, target):
-        if path.is_dir():  # the library's folder, not a lock
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return rename(path, target)
-
-    def lose_the_race(path, target):
-        if path.is_dir():
-            shutil.copytree(path, target)
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(BuildError, match=r"the library cannot be moved to .*answer-\w+: No space left on device"):
-        build_library(source, {})
-    monkeypatch.setattr(Path, "rename", lose_the_race)
-    assert build_library(source, {}).exists()
