@@ -213,7 +213,16 @@ def test_views_of_one_packed_tensor(device):
     torch.testing.assert_close(together.grad[None], apart.grad, rtol=0, atol=2**-7)
 
 
-@pytest.mark.parametrize(("more", "rung"), [({}, "backward/10"), ({"softcap": 5.0}, "backward/11")])
-def test_the_first_rung_that_takes_the_problem(more, rung):
-    problem = Problem(**SIZES, **more, operation=differentiable.LADDER)
-    assert differentiable.rung_for(problem, "sm_80") == differentiable.rung_for(problem, "sm_90a") == catalog.find(rung)
+@pytest.mark.parametrize(
+    ("more", "arch", "rung"),
+    [
+        ({}, "sm_80", "backward/10"),
+        ({}, "sm_90a", "backward/16"),
+        ({"head_dim": 96}, "sm_90a", "backward/10"),
+        ({"softcap": 5.0}, "sm_80", "backward/11"),
+        ({"softcap": 5.0}, "sm_90a", "backward/11"),
+    ],
+)
+def test_the_first_rung_that_takes_the_problem(more, arch, rung):
+    problem = Problem(**{**SIZES, **more}, operation=differentiable.LADDER)
+    assert differentiable.rung_for(problem, arch) == catalog.find(rung)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
+from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
@@ -22,13 +23,16 @@ class Gradients(NamedTuple):
     dv: torch.Tensor
 
 
+def _takes_dense_tensors(problem: Problem) -> str | None:
+    more = {"packed sequences": problem.packed, "gradient of the log-sum-exp": problem.dlse}
+    unknown = [what for what, is_asked in more.items() if is_asked]
+    return f"takes no {listing(unknown)}" if unknown else None
+
+
 def _takes_plain_heads(problem: Problem) -> str | None:
-    """torch's operators expand K and V before they are called, and know neither bounds of scores nor sequences."""
-    more = {"packed sequences": problem.packed, "window": problem.window, "softcap": problem.softcap}
-    more |= {"ALiBi": problem.alibi, "gradient of the log-sum-exp": problem.dlse}
-    if unknown := [what for what, is_asked in more.items() if is_asked]:
-        return f"takes no {listing(unknown)}"
-    return None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
+    """torch's operators expand K and V before they are called."""
+    grouped = None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
+    return _takes_dense_tensors(problem) or grouped
 
 
 def _takes_square_causal(problem: Problem) -> str | None:
@@ -71,6 +75,17 @@ def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     return run
 
 
+def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """What its automatic differentiation calls."""
+    forward = (tensors.q, tensors.k, tensors.v, tensors.o)
+    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+
+    def run() -> Gradients:
+        return Gradients(*module._flash_attn_bwd(*forward, tensors.by_name["dout"], tensors.lse, **options)[:3])
+
+    return run
+
+
 def _torch_cpu(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     dout, q, k, v, o = _heads_first(tensors)
@@ -86,6 +101,16 @@ _baseline = partial(Baseline, "backward")
 BASELINES = by_name(
     _baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, _takes_square_causal),
     _baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
+    _baseline(
+        name="fa4",
+        title=OF_FORWARD["fa4"].title,
+        module="flash_attn.cute.interface",
+        package=OF_FORWARD["fa4"].package,
+        install=OF_FORWARD["fa4"].install,
+        bind=_flash_attn_4,
+        refuses=_takes_dense_tensors,
+        arches=OF_FORWARD["fa4"].arches,
+    ),
 )
 ON_CPU = by_name(
     CpuBaseline(
