@@ -1,0 +1,42 @@
+// The CTAs of a cluster have parts of the same rows' keys. Each CTA reads what the others' parts come to.
+#pragma once
+#include "config.cuh"
+#include "packed_rows.cuh"
+#include "ptx/cluster.cuh"
+#include "warp_sums.cuh"
+
+// O of a CTA's part, as if there were no other keys, and its log-sum-exp.
+template <int rows, int cols>
+struct PartOfRows {
+    float o[rows][cols];
+    float lse[rows];
+};
+
+// Adds up the parts of a tile's rows, in the order of the ranks, and stores O and the log-sum-exp. The cluster has met; the
+// warps of all its CTAs share the work, 4 columns a lane.
+template <int ctas, int rows, int cols>
+__device__ inline void combine_cluster(const DecodeParams &params, const PackedRows<rows> &tile,
+                                       const PartOfRows<rows, cols> &part) {
+    const int first = (warp_index() * ctas + cluster_rank()) * 32 + lane_index();
+    for (int i = first * 4; i < (tile.last() + 1) * cols; i += blockDim.x * ctas * 4) {
+        const int row = i / cols, col = i % cols;
+        float lse[ctas], highest = -3.0e38f, sum = 0.0f;
+#pragma unroll
+        for (int cta = 0; cta < ctas; ++cta) lse[cta] = load_cluster_4(in_cta(shared_address(&part.lse[row]), cta));
+#pragma unroll
+        for (int cta = 0; cta < ctas; ++cta) highest = fmaxf(highest, lse[cta]);
+        float4 o = {};
+#pragma unroll
+        for (int cta = 0; cta < ctas; ++cta) {
+            const float weight = exp2_approx((lse[cta] - highest) * log2_e);
+            const float4 of_part = load_cluster_16(in_cta(shared_address(&part.o[row][col]), cta));
+            sum += weight;
+            o.x += weight * of_part.x, o.y += weight * of_part.y, o.z += weight * of_part.z, o.w += weight * of_part.w;
+        }
+        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+        o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
+        store_rounded(tile.template element<config::dtype>(params.o, params.o_stride, row) + col, o);
+        if (params.lse != nullptr && col == 0)
+            params.lse[params.row_index(tile.batch, tile.head(row), tile.row(row))] = highest + __log2f(sum) * ln_2;
+    }
+}
