@@ -83,8 +83,6 @@ extern "C" __global__ void __launch_bounds__(num_threads)
     sums.put(warp_index(), softmax, o);
     __syncthreads();
     sums.merge([&](int i, int col, float4 columns, float lse) {
-        if (!tile.has(i)) return;
-        store_rounded(tile.element<dtype>(params.o, params.o_stride, i) + col, columns);
-        if (params.lse != nullptr && col == 0) params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] = lse;
+        if (tile.has(i)) store_columns<dtype>(params, tile, i, col, columns, lse);
     });
 }

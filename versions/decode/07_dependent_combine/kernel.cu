@@ -102,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     __syncthreads();
     sums.merge([&](int i, int col, float4 columns, float lse) {
         if (!tile.has(i)) return;
+        if (part.count == 1) return store_columns<dtype>(params, tile, i, col, columns, lse);
         const long long at = params.row_index(number, tile.head(i), tile.row(i));
         *reinterpret_cast<float4 *>(partials.o + at * head_dim + col) = columns;
         if (col == 0) partials.lse[at] = lse;
@@ -114,5 +115,6 @@ extern "C" __global__ void __launch_bounds__(32)
     combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
     const Parts parts = parts_of_sequence<block_n>(params, blockIdx.z);
     wait_for_dependency();  // the parts are there
-    combine_parts(params, partials, parts, blockIdx.z, blockIdx.y, blockIdx.x);
+    if (parts.count > 1)  // a single one has been stored as O
+        combine_parts(params, partials, parts, blockIdx.z, blockIdx.y, blockIdx.x);
 }

@@ -35,8 +35,6 @@ __device__ inline void combine_cluster(const DecodeParams &params, const PackedR
         }
         const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
         o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
-        store_rounded(tile.template element<config::dtype>(params.o, params.o_stride, row) + col, o);
-        if (params.lse != nullptr && col == 0)
-            params.lse[params.row_index(tile.batch, tile.head(row), tile.row(row))] = highest + __log2f(sum) * ln_2;
+        store_columns<config::dtype>(params, tile, row, col, o, highest + __log2f(sum) * ln_2);
     }
 }

@@ -1,6 +1,7 @@
 // The warps of a CTA have the same rows and other keys. Here their sums become one.
 #pragma once
 #include "decode_softmax.cuh"
+#include "packed_rows.cuh"
 
 template <int warps, int rows, int cols>
 struct WarpSums {
@@ -49,4 +50,12 @@ struct WarpSums {
 template <class T>
 __device__ inline void store_rounded(T *to, float4 o) {
     *reinterpret_cast<uint2 *>(to) = make_uint2(pack<T>(o.x, o.y), pack<T>(o.z, o.w));
+}
+
+// Four columns of O of packed row i, and with the first ones its log-sum-exp.
+template <class T, int rows>
+__device__ inline void store_columns(const DecodeParams &params, const PackedRows<rows> &tile, int i, int col, float4 o,
+                                     float lse) {
+    store_rounded(tile.template element<T>(params.o, params.o_stride, i) + col, o);
+    if (params.lse != nullptr && col == 0) params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] = lse;
 }
