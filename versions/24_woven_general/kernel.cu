@@ -13,6 +13,7 @@
 #include "launch.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
+#include "softmax/sinks.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/gemm.cuh"
 
@@ -35,7 +36,8 @@ constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * ti
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
-using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using SinkingTensors = std::conditional_t<sinks, Sinking<BiasedTensors>, BiasedTensors>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<SinkingTensors>, SinkingTensors>;
 using Params = std::conditional_t<narrower, Narrower<DroppingTensors>, DroppingTensors>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
@@ -61,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     };
     const int warp_row = uniform_warp_index() * warp_rows;
 
-    const auto columns = columns_of<narrower>(params);
+    const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params);
     using Columns = std::remove_const_t<decltype(columns)>;
     PanelCopier<QTile, num_warps, dtype, Columns> q_copier{columns};
     {
@@ -70,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         q_copier.start(shared_q, work.q(), params.q_stride.row);
         q_copier.copy_rows(0, work.rows());
     }
-    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns};
+    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns, columns_v};
     copier.start(shared_k + KVTile::size, shared_v + KVTile::size, params.k_stride.row, params.v_stride.row);
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
@@ -203,14 +205,16 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         for (int j = lowest_plain - 1; j >= lowest; --j) attend_edge(j, first_row + warp_row);
     }
 
-    softmax.finish(o);
+    Sink<sinks> sink;
+    sink.take(params, assigned().head);
+    softmax.finish(o, sink);
     if constexpr (dropout) scale(o, Dropout<dropout>{params, assigned}.rescale);
     const Work work = assigned();
-    if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
+    if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row, sink);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
     __syncwarp();
     store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row,
-                                                         columns);
+                                                         columns_v);
 }
