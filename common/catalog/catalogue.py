@@ -119,8 +119,6 @@ class Implementation(Configurable):
 
     def _decided(self, problem: "Problem") -> dict[str, Value]:
         decided = decided_by(problem, self.supports.columns(problem.head_dim))
-        if self.supports.narrower:
-            decided["narrower"] = not decided["head_dim"] == problem.head_dim == problem.head_dim_v
         if self.apart:
             decided[HEAD_DIM_V] = self.supports.columns_v(problem.head_dim)
         return decided
@@ -230,7 +228,7 @@ def decided_by(problem: "Problem", columns: int | None = None) -> dict[str, Valu
     same = ("dtype", "head_dim_v", "causal", "lse", "packed", "window", "alibi", "sinks")
     row_stride = problem.num_heads * problem.head_dim
     decided = {name: getattr(problem, name) for name in same} | dict(problem.options)
-    decided |= {"head_dim": columns, "narrower": columns > problem.head_dim}
+    decided |= {"head_dim": columns, "narrower": not columns == problem.head_dim == problem.head_dim_v}
     return {**decided, "softcap": bool(problem.softcap), "dropout": bool(problem.dropout_p), "row_stride": row_stride}
 
 

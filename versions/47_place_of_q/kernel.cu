@@ -150,7 +150,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Optimis
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
-        on_begun();
+        if constexpr (q_stages > 1) on_begun();
         auto p_first = round_to_operand<dtype>(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
@@ -191,9 +191,6 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     auto release_q_before = [&] {
         tma_store_wait_read();
         shared.q.release(q_before, work.count > 0);
-    };
-    auto release_q_amid = [&] {
-        if constexpr (q_stages > 1) release_q_before();
     };
     int tile_row = work.first_row(), next_row;
     for (; tile_row != WorkTile::none; tile_row = next_row) {
@@ -241,10 +238,10 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
                 scores_of_warp<KTile>(s, q, k_tile, shared.q_tiles[q_at.stage], warp_row);
             };
             attend_blocks(o, s, p, q, k, v, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
-                          recompute, release_q_amid, finalize);
+                          recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
-            release_q_amid();
+            if constexpr (q_stages > 1) release_q_before();
             finalize();
         }
 

@@ -133,7 +133,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
-        on_begun();
+        if constexpr (q_stages > 1) on_begun();
         auto p_first = round_to_operand<dtype>(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
@@ -174,9 +174,6 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     auto release_q_before = [&] {
         tma_store_wait_read();
         shared.q.release(q_before, work.count > 0);
-    };
-    auto release_q_amid = [&] {
-        if constexpr (q_stages > 1) release_q_before();
     };
     int tile_row = work.first_row(), next_row;
     for (; tile_row != WorkTile::none; tile_row = next_row) {
@@ -232,10 +229,10 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
                 }
             };
             attend_blocks(o, s, p, q, k, v, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
-                          recompute, release_q_amid, finalize);
+                          recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
-            release_q_amid();
+            if constexpr (q_stages > 1) release_q_before();
             finalize();
         }
 
