@@ -51,12 +51,11 @@ struct WeighedSoftmax : OnlineSoftmax<rows> {
     }
 
     // O /= w, with one reciprocal per row. A row that has seen no key becomes 0, whatever is in V, and its log-sum-exp -inf.
-    // A sink joins w.
-    template <int head_dim, bool sinks = false>
-    __device__ void finish(Accumulator<rows, head_dim> &o, const Sink<sinks> &sink = {}) {
+    template <int head_dim>
+    __device__ void finish(Accumulator<rows, head_dim> &o) {
         this->each_row([&](int b, int h) {
             this->l[b][h] = quad_sum(this->l[b][h] + older_l[b][h]);
-            const float sum = row_w(b, h), factor = 1.0f / sink.in_sum(sum, this->m[b][h]);
+            const float sum = row_w(b, h), factor = 1.0f / sum;
             this->template each_element<head_dim>(o, b, h, [&](float &x) { x = sum == 0.0f ? 0.0f : x * factor; });
         });
     }

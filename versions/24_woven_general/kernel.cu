@@ -8,12 +8,12 @@
 #include "24_woven_general/narrower.cuh"
 #include "24_woven_general/packed_assignment.cuh"
 #include "24_woven_general/panel_stage.cuh"
+#include "24_woven_general/sinking_softmax.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
-#include "softmax/sinks.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/gemm.cuh"
 
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     Accumulator<warp_rows, head_dim> o;
     const Softcap<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
-    WovenSoftmax<dtype, warp_rows> softmax{score.scale};
+    SinkingSoftmax<dtype, warp_rows> softmax{score.scale};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
@@ -205,12 +205,15 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         for (int j = lowest_plain - 1; j >= lowest; --j) attend_edge(j, first_row + warp_row);
     }
 
-    Sink<sinks> sink;
-    sink.take(params, assigned().head);
-    softmax.finish(o, sink);
+    softmax.finish(o);
+    if constexpr (sinks) {
+        Sink<sinks> sink;
+        sink.take(params, assigned().head);
+        softmax.join(sink, o);
+    }
     if constexpr (dropout) scale(o, Dropout<dropout>{params, assigned}.rescale);
     const Work work = assigned();
-    if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row, sink);
+    if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared_hoisted<QTile>(shared_q, warp_row, o);

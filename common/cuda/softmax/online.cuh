@@ -1,7 +1,6 @@
 // Online softmax over the rows of one warp (Milakov and Gimelshein, 2018), as FlashAttention uses it.
 #pragma once
 #include "softmax/log2.cuh"
-#include "softmax/sinks.cuh"
 #include "tile/fragment.cuh"
 
 // C *= factor.
@@ -70,12 +69,11 @@ struct OnlineSoftmax {
     }
 
     // Writes the log-sum-exp of the warp's rows before row `end`, in natural logarithms.
-    template <bool sinks = false>
-    __device__ void store_lse(float *lse, int end = rows, const Sink<sinks> &sink = {}) const {
+    __device__ void store_lse(float *lse, int end = rows) const {
         if (lane_index() % 4 != 0) return;
         each_row([&](int b, int h) {
             const int row = b * 16 + h * 8 + accumulator_row();
-            if (row < end) lse[row] = sink.in_log(m[b][h] + __log2f(l[b][h])) * ln_2;
+            if (row < end) lse[row] = (m[b][h] + __log2f(l[b][h])) * ln_2;
         });
     }
 

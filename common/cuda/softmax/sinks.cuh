@@ -27,6 +27,8 @@ struct Sink {
         else
             return l;
     }
+    // The part of a row's sum with it that the keys have, given their log-sum-exp in log2. At least 2^-120, so O stays 0.
+    __device__ float share(float lse) const { return 1.0f / (1.0f + exp2_approx(fminf(logit - lse, 120.0f))); }
     // A row's log-sum-exp, in log2, with it. Either may be -inf.
     __device__ float in_log(float lse) const {
         if constexpr (sinks)
