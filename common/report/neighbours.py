@@ -66,7 +66,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     ),
     "47_place_of_q": (
         190,
-        "Tiles stand apart from their barriers, as O takes Q's, load and attend are functions, and V has a width of its own.",
+        "Tiles stand apart from their barriers, as O takes Q's, load and attend are functions. V has its own width.",
     ),
     "decode/01_packed_heads": (620, "It goes from ordinary cores to tensor cores, as rung 01 does."),
     "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
