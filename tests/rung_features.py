@@ -208,6 +208,65 @@ def narrower_heads_with_all_else(rung):
         emulated(rung, packed((70, 0, 33, 130), (20, 10, 33, 200), **sizes, **bounds))
 
 
+def v_narrower_than_its_kernel(rung):
+    """In a slice of a wider tensor: NaN behind the columns of V changes no bit."""
+    sizes = {"head_dim": 64, "head_dim_v": 24, "num_heads": 2, "num_heads_k": 1, "layout": "padded"}
+    problem = masked(seqlen_q=100, seqlen_k=130, **sizes)
+    (clean, _), tensors = emulated(rung, problem), make_inputs(problem)
+    (of_v,) = (buffer for buffer in tensors.buffers if "v" in buffer.views)
+    kept = tensors.v.clone()
+    of_v.data.fill_(math.nan)
+    tensors.v.copy_(kept)
+    on_emulator(built(rung, problem), problem, tensors)
+    assert torch.equal(tensors.o, clean.o)
+
+
+# -- head_dims apart
+
+
+def v_narrower_than_q(rung):
+    """The kernel's own head_dim_v and a narrower one, in either type; a tile after the other, and packed sequences."""
+    for head_dim, head_dim_v in rung.supports.apart.items():
+        of_heads = {"head_dim": head_dim, "num_heads": 2, "num_heads_k": 1}
+        emulated(rung, masked(head_dim_v=head_dim_v, seqlen_q=200, seqlen_k=330, **of_heads), num_sms=1)
+        narrower = of_heads | {"head_dim": head_dim - HEAD_DIM_STEP, "head_dim_v": 40, "dtype": "fp16"}
+        emulated(rung, packed((70, 0, 33, 130), (20, 10, 33, 300), **narrower))
+
+
+def places_of_q_and_blocks_where_v_is_narrower(rung):
+    """With one place for Q the next tile's waits until O is stored; with two it does not."""
+    for head_dim, head_dim_v in rung.supports.apart.items():
+        problem = masked(head_dim=head_dim, head_dim_v=head_dim_v, num_heads=2, seqlen_q=200, seqlen_k=300)
+        for config in ({"q_stages": 2, "block_n": 80, "q_in_registers": True}, {"block_m": 192, "block_n": 64}):
+            emulated(rung, problem, num_sms=1, **config)
+
+
+# -- sinks
+
+
+def sinks_of_any_size(rung):
+    """None at all, one beside which keys weigh nothing, one that weighs nothing, and a usual one.
+
+    Rows that see no key have O = 0, and the sink as their log-sum-exp.
+    """
+    for dtype in ("bf16", "fp16"):
+        problem = masked(num_heads=4, num_heads_k=2, seqlen_q=200, seqlen_k=120, sinks=True, dtype=dtype)
+        tensors = make_inputs(problem)
+        tensors.sinks.copy_(torch.tensor([-math.inf, 300.0, -300.0, 2.0]))
+        emulated(rung, problem, tensors)
+        assert not tensors.o[:, :80].any()
+        blind = tensors.sinks[:, None].expand(4, 80)
+        torch.testing.assert_close(tensors.lse[0, :, :80], blind, rtol=1e-6, atol=0)
+
+
+def sinks_with_all_else(rung):
+    """As gpt-oss has them: a window, grouped heads, packed sequences; with what else the rung takes, too."""
+    bounds = {"window_left": 40, "num_heads": 4, "num_heads_k": 1, "sinks": True}
+    emulated(rung, packed((70, 0, 33, 130), (20, 10, 33, 200), **bounds))
+    alibi = {"alibi": True} if rung.supports.alibi else {}
+    emulated(rung, masked(seqlen_q=90, seqlen_k=120, softcap=20.0, head_dim=24, layout="padded", **alibi, **bounds))
+
+
 # -- ALiBi
 
 
@@ -342,7 +401,14 @@ OF_FEATURES = {  # by its name in `supports`
         within_the_tensors_whatever_cu_seqlens_say,
         equal_lengths_are_a_batch,
     ),
-    "narrower": (head_dims_between, nothing_beyond_the_head_dim, narrower_heads_with_all_else),
+    "narrower": (
+        head_dims_between,
+        nothing_beyond_the_head_dim,
+        narrower_heads_with_all_else,
+        v_narrower_than_its_kernel,
+    ),
+    "apart": (v_narrower_than_q, places_of_q_and_blocks_where_v_is_narrower),
+    "sinks": (sinks_of_any_size, sinks_with_all_else),
     "rest": (zeros_behind_the_last_sequence,),
 }
 

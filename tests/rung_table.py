@@ -30,7 +30,10 @@ GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, 
 LAUNCHED = [rung for rung in GENERAL if rung in map(catalog.find, ahead.GENERAL)]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 # Fields of a configuration that a problem decides.
-DECIDED = ("head_dim", "dtype", "causal", "lse", "window", "softcap", "alibi", "dropout", "packed", "narrower")
+DECIDED = (
+    *("head_dim", "head_dim_v", "dtype", "causal", "lse", "window", "softcap", "alibi", "sinks", "dropout"),
+    *("packed", "narrower"),
+)
 BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
 
 

@@ -30,12 +30,13 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable.
 
-    q is (batch, seqlen_q, num_heads, head_dim), k and v are (batch, seqlen_k, num_heads_k, head_dim), of bf16 or fp16,
-    with any strides whose last is 1; num_heads_k divides num_heads. head_dim is up to 256; where it is no multiple of
-    8, the tensors are copied, with zeros behind their columns. A causal mask is aligned to the bottom right.
-    softmax_scale defaults to 1 / sqrt(head_dim). Returns O, shaped as q, and with `return_lse` also the log-sum-exp of
-    each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and
-    a log-sum-exp of -inf.
+    q is (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_k, head_dim) and v (batch, seqlen_k,
+    num_heads_k, head_dim_v), of bf16 or fp16, with any strides whose last is 1; num_heads_k divides num_heads.
+    head_dim is up to 256, and head_dim_v too. The tensors are copied, with zeros behind their columns, where one of
+    both is no multiple of 8, and where head_dim_v is larger, or is smaller and a gradient or dropout is wanted. A
+    causal mask is aligned to the bottom right. softmax_scale defaults to 1 / sqrt(head_dim). Returns O, (batch,
+    seqlen_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exp of each row of scores, (batch,
+    num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and a log-sum-exp of -inf.
 
     A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
     it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
@@ -48,10 +49,10 @@ def attention(
     sinks and `out` are refused beside it.
 
     With `sinks`, (num_heads,), fp32, bf16 or fp16, exp(sink) joins the sum of each row, as if of a key whose V is 0. A
-    row that sees no key still has O = 0; its log-sum-exp is the sink. O is then rounded twice, and read once more.
+    row that sees no key still has O = 0; its log-sum-exp is the sink.
 
-    O is written to `out` if it is given: a tensor like q, of any strides whose last is 1, in memory of its own. A call
-    takes longer where that interleaves with an input's.
+    O is written to `out` if it is given: a tensor of its shape, of any strides whose last is 1, in memory of its
+    own. A call takes longer where that interleaves with an input's.
 
     The first call for a dtype, head_dim, number of heads and mask makes a kernel ready, one with the log-sum-exp and
     one without, which all lengths share. It says so where it must compile it, which takes seconds. Kernels are launched
@@ -84,26 +85,29 @@ def attention(
             raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
-    if dropout_p := given.number("dropout_p", dropout_p):
+    dropout_p = given.number("dropout_p", dropout_p)
+    if v.dim() != 4:
+        raise op.misshapen("v", v)
+    if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
+        beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
+        beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p}
+        o, sums = around_kernels.attend(functools.partial(attention, **beside, return_lse=True), q, k, v, softmax_scale)
+        if out is not None:
+            o = op.written(out, o, q, k, v)
+        return (o, sums) if return_lse else o
+    if dropout_p:
         asked = {"window": window != general.OPEN, "softcap": bool(softcap), "alibi_slopes": alibi_slopes is not None}
         asked |= {"sinks": sinks is not None, "out": out is not None}
         found = dropout.attend(q, k, v, causal, softmax_scale, dropout_p, version, **asked)
         return found if return_lse else found[0]
-    if around_kernels.are_needed(q, sinks):
-        beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
-        alone = functools.partial(attention, **beside, alibi_slopes=alibi_slopes, return_lse=True)
-        o, sums = around_kernels.attend(alone, q, k, v, sinks, softmax_scale)
-        if out is not None:
-            o = op.written(out, o, q, k, v)
-        return (o, sums) if return_lse else o
     if gradients.wanted(q, k, v):
-        differentiable.refuse(out=out is not None)
+        differentiable.refuse(out=out is not None, sinks=sinks is not None)
         slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
         options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes)
         found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
-    if window != general.OPEN or softcap or alibi_slopes is not None:
-        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
+    if window != general.OPEN or softcap or alibi_slopes is not None or sinks is not None:
+        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]), general.sinks_of(sinks, q))
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
         if out is not None:
             o = op.written(out, o, q, k, v)

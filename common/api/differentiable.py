@@ -93,7 +93,7 @@ def forward(
     if options.is_plain:
         o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
     else:
-        o, lse = general.forward(q, k, v, *options[:-2], version, True)  # all but dropout
+        o, lse = general.forward(q, k, v, *options[:-2], None, version, True)  # all but dropout; no sinks
     return o, lse
 
 
@@ -137,7 +137,7 @@ def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, .
 
 
 def _keep_general(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, *options, _, _ = inputs
+    q, k, v, *options, _, _, _ = inputs  # no gradient goes with sinks
     keep(ctx, (q, k, v), Options(*options), output)
 
 

@@ -36,9 +36,11 @@ def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """
     if q.dtype not in DTYPES.values():
         raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(DTYPES.values())}")
-    if v.shape != k.shape:
-        raise UnsupportedProblemError(f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike")
-    if (head_dim := q.shape[3]) > HEAD_DIMS[-1]:
+    if v.shape[:3] != k.shape[:3]:
+        raise UnsupportedProblemError(
+            f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike but for head_dim"
+        )
+    if (head_dim := max(q.shape[3], v.shape[3])) > HEAD_DIMS[-1]:
         raise UnsupportedProblemError(f"kernels take head_dim up to {HEAD_DIMS[-1]}, not {head_dim}")
     if gradients.wanted(q, k, v) and not _TRAINED.takes_head_dim(head_dim):
         raise UnsupportedProblemError(

@@ -15,6 +15,7 @@ from flashladder.common.runtime.ahead import DEFAULT
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
 OPEN: Window = (None, None)
 ALL = (-1, -1)  # the same, as flash-attn says it
+_SINK_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def window_of(window: Window) -> Window:
@@ -42,6 +43,25 @@ def slopes_of(alibi_slopes: torch.Tensor | None, q: torch.Tensor, batch: int) ->
         )
     gradients.refuse(alibi_slopes, what="alibi_slopes")
     return alibi_slopes.expand(batch, heads).contiguous()
+
+
+def sinks_of(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """Attention sinks as kernels take them, in fp32, contiguous.
+
+    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no sinks of it.
+    """
+    if sinks is None:
+        return None
+    given.tensors(sinks=sinks)
+    heads, shape = q.shape[-2], tuple(sinks.shape)
+    if shape != (heads,) or sinks.dtype not in _SINK_DTYPES:
+        raise UnsupportedProblemError(
+            f"sinks is {shape} {sinks.dtype}; with q it is ({heads},) torch.float32, torch.bfloat16 or torch.float16"
+        )
+    if sinks.device != q.device:
+        raise UnsupportedProblemError(f"sinks on {sinks.device}, q on {q.device}; kernels take one device")
+    gradients.refuse(sinks, what="sinks")
+    return sinks.float().contiguous()
 
 
 def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
@@ -102,22 +122,25 @@ class Packing(NamedTuple):
         return sizes | {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
 
 
-def more_inputs(packing: Packing, alibi_slopes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def more_inputs(
+    packing: Packing, alibi_slopes: torch.Tensor | None, sinks: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
     """What kernels are given beside Q, K and V, by name."""
     starts = {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
-    found = {**starts, "alibi_slopes": alibi_slopes}
+    found = {**starts, "alibi_slopes": alibi_slopes, "sinks": sinks}
     return {name: tensor.contiguous() for name, tensor in found.items() if tensor is not None}
 
 
 def make_ready(
-    q: torch.Tensor, k: torch.Tensor, window: Window, softcap: float, packed: bool, lse: bool = False
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Window, softcap: float, packed: bool, sinks: bool
 ) -> None:
     """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
     left, right = window_of(window)
-    others: dict[str, Any] = {"window_left": left, "window_right": right, "softcap": softcap}
+    others: dict[str, Any] = {"window_left": left, "window_right": right, "softcap": softcap, "sinks": sinks}
+    others |= op.apart_of(q, v)
     if packed:
         others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-    op.prepared(op.problem_of(q, k, True, None, lse, **others), q, DEFAULT)
+    op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
 
 
 @torch.library.custom_op("flashladder::attention_general", mutates_args=())
@@ -135,36 +158,39 @@ def forward(
     window_right: int | None,
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
 
     With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
-    (batch, heads), contiguous.
+    (batch, heads), sinks (heads,) and fp32; both contiguous.
     """
-    o, sums = _outputs(q, cu_seqlens_q is not None, lse)
+    o, sums = _outputs(q, v, cu_seqlens_q is not None, lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
-    others: dict[str, Any] = {**bounds, "alibi": alibi_slopes is not None}
-    tensors = {"q": q, "k": k, "v": v, "o": o, **more_inputs(packing, alibi_slopes)} | ({"lse": sums} if lse else {})
+    bounds |= {"alibi": alibi_slopes is not None, "sinks": sinks is not None, **op.apart_of(q, v)}
+    others: dict[str, Any] = dict(bounds)
+    more = more_inputs(packing, alibi_slopes, sinks)
+    tensors = {"q": q, "k": k, "v": v, "o": o, **more} | ({"lse": sums} if lse else {})
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
         sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
         others |= {"operation": "packed", **packing.sizes(q, k)}
         if packing.is_blind(q, k):  # what was asked for is looked at all the same
             op.problem_of(q, k, causal, softmax_scale, lse, **{**others, "total_q": 1, "total_k": 1})
-            _clear(o, sums)
+            _clear(o, sums, sinks)
             return o, sums
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
     ready = op.prepared(problem, q, version)
     if problem.packed and not ready.rung.supports.rest:
-        _clear(o, sums)
+        _clear(o, sums, sinks)
     op.slow_path(ready, problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
-        _clear(o[:, end_q:], sums[:, end_q:])
+        _clear(o[:, end_q:], sums[:, end_q:], sinks)
     if op.watch is not None:
-        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds, alibi=problem.alibi)
+        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds)
     return o, sums
 
 
@@ -172,16 +198,19 @@ def forward(
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q, cu_seqlens_q is not None, options[-1])
+    return _outputs(q, v, cu_seqlens_q is not None, options[-1])
 
 
-def _clear(o: torch.Tensor, sums: torch.Tensor) -> None:
+def _clear(o: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor | None) -> None:
     """As of rows that see no key."""
     o.zero_()
-    sums.fill_(-math.inf)
+    if sinks is None or not sums.numel():
+        sums.fill_(-math.inf)
+    else:
+        sums.copy_(sinks[:, None])
 
 
-def _outputs(q: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs(q: torch.Tensor, v: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     batch, seqlen_q, num_heads, _ = q.shape
     rows = ((num_heads, seqlen_q) if packed else (batch, num_heads, seqlen_q)) if lse else (0, 0)
-    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(rows, dtype=torch.float32)

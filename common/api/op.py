@@ -105,7 +105,7 @@ def forward(
     else:
         found = out, torch.ops.flashladder.attention_out(q, k, v, out, *options)
     if watch is not None:
-        watch(q, k, *options)
+        watch(q, k, *options, **apart_of(q, v))
     return found
 
 
@@ -135,14 +135,15 @@ def _straight(
         raise misshapen("q", q)
     if len(keys) != 4:
         raise misshapen("k", k)
-    kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse, keys[1] >= LONG_FROM
-    ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse), q, version)
-    o = fast_path.new_o(q) if out is None else out
+    apart = apart_of(q, v)
+    kind = version, q.dtype, q.device, shape[2], shape[3], causal, lse, *apart.values(), keys[1] >= LONG_FROM
+    ready = _ready.get(kind) or _prepare(kind, problem_of(q, k, causal, None, lse, **apart), q, version)
+    o = fast_path.new_o(q, v.shape[3]) if out is None else out
     sums = fast_path.new_lse(q) if lse else None
     scale = shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     if ready.call is None or not ready.call.launch_fast((q, k, v, o, sums), scale):
         tensors = {"q": q, "k": k, "v": v, "o": o} | ({} if sums is None else {"lse": sums})
-        slow_path(ready, problem_of(q, k, causal, softmax_scale, lse), tensors, out is not None)
+        slow_path(ready, problem_of(q, k, causal, softmax_scale, lse, **apart), tensors, out is not None)
     return o, sums
 
 
@@ -168,7 +169,7 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("flashladder::attention", lib=LIBRARY)
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
-    return q.new_empty(q.shape), _sums(q, options[-1])
+    return q.new_empty((*q.shape[:3], v.shape[3])), _sums(q, options[-1])
 
 
 @torch.library.register_fake("flashladder::attention_out", lib=LIBRARY)
@@ -181,7 +182,7 @@ def slow_path(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], 
     ready.check(problem)
     given = Tensors(tensors, problem.asked)
     if o_is_given:
-        check_out(tensors["o"], tensors["q"])
+        check_out(tensors["o"], tensors["q"], problem.head_dim_v)
         check(problem, given)
         check_apart(tensors["o"], {name: tensors[name] for name in problem.asked.inputs})
     if ready.call:
@@ -191,11 +192,12 @@ def slow_path(ready: Ready, problem: Problem, tensors: dict[str, torch.Tensor], 
         _emulate(ready.artifact, problem, tensors)
 
 
-def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
-    """Raises UnsupportedProblemError unless O, which is like q, has room there."""
-    if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
+def check_out(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
+    """Raises UnsupportedProblemError unless O, which is like q but for its columns, has room there."""
+    shape = (*q.shape[:3], head_dim_v)
+    if (tuple(out.shape), out.dtype, out.device) != (shape, q.dtype, q.device):
         raise UnsupportedProblemError(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; O is {tuple(q.shape)} {q.dtype} on {q.device}"
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; O is {shape} {q.dtype} on {q.device}"
         )
     if not overlap.is_apart_in_itself(out.shape, out.stride()):
         raise UnsupportedProblemError(
@@ -212,7 +214,7 @@ def check_apart(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def written(out: torch.Tensor, o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`out` with O in it. UnsupportedProblemError where it has no room for O, or is an input's memory."""
-    check_out(out, q)
+    check_out(out, q, o.shape[3])
     check_apart(out, {"q": q, "k": k, "v": v})
     return out.copy_(o)
 
@@ -230,12 +232,14 @@ def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tens
 def prepared(problem: Problem, q: torch.Tensor, version: str) -> Ready:
     """What runs tensors of the kind of q and the problem, made ready at the first call for it."""
     kind: tuple[object, ...] = (version, q.dtype, q.device, *q.shape[2:], problem.causal, problem.lse)
+    kind += (problem.head_dim_v,) if problem.head_dim_v != problem.head_dim else ()
     if not _is_plain(problem):
         kind += (
             problem.packed,
             problem.window,
             problem.softcap > 0,
             problem.alibi,
+            problem.sinks,
             problem.dropout_p > 0,
             problem.operation,
             problem.options,
@@ -250,7 +254,9 @@ def ready_for(kind: tuple[object, ...], problem: Problem, q: torch.Tensor, versi
 
 def _is_plain(problem: Problem) -> bool:
     """Whether the shorter way takes it."""
-    has_more = problem.packed or problem.window or problem.softcap or problem.alibi or problem.dropout_p
+    has_more = (
+        problem.packed or problem.window or problem.softcap or problem.alibi or problem.sinks or problem.dropout_p
+    )
     return problem.operation == FIRST_OPERATION and not has_more
 
 
@@ -318,6 +324,13 @@ def problem_of(
         "dtype": _NAMES[q.dtype],
     }
     return _problem(**{**sizes, "causal": causal, "softmax_scale": softmax_scale, "lse": lse, **others})
+
+
+def apart_of(q: torch.Tensor, v: torch.Tensor) -> dict[str, int]:
+    """The head_dim_v that a problem is told, where it is another than q's head_dim."""
+    if v.dim() != 4:
+        raise misshapen("v", v)
+    return {} if v.shape[3] == q.shape[3] else {"head_dim_v": v.shape[3]}
 
 
 def misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:

@@ -34,12 +34,13 @@ def packed_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`attention` within each of many sequences, in one launch. Differentiable.
 
-    q is (total_q, num_heads, head_dim), k and v are (total_k, num_heads_k, head_dim). Sequence i has the rows
-    cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are (sequences + 1), int32, on q's
-    device. A sequence may have no rows; none has more than max_seqlen_q and max_seqlen_k. Returns O, shaped as q, and
-    with `return_lse` also the log-sum-exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those
-    that see no key, have O = 0 and a log-sum-exp of -inf, or, with sinks, the sink. The options are those of
-    `attention`; alibi_slopes are (num_heads,) or (sequences, num_heads).
+    q is (total_q, num_heads, head_dim), k (total_k, num_heads_k, head_dim), v (total_k, num_heads_k, head_dim_v).
+    Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are
+    (sequences + 1), int32, on q's device. A sequence may have no rows; none has more than max_seqlen_q and
+    max_seqlen_k. Returns O, (total_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exps,
+    (num_heads, total_q), fp32. Rows of q behind the last sequence, and those that see no key, have O = 0 and a log-
+    sum-exp of -inf, or, with sinks, the sink. The options are those of `attention`; alibi_slopes are (num_heads,)
+    or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
@@ -55,8 +56,8 @@ def packed_attention(
             raise UnsupportedProblemError(
                 f"{name} has shape {tuple(tensor.shape)}; packed, it is (total, heads, head_dim)"
             )
-    if k.shape != v.shape:
-        raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {tuple(k.shape)}")
+    if k.shape[:2] != v.shape[:2]:
+        raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {(*k.shape[:2], 'head_dim_v')}")
     for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         sequences.check(name, cu_seqlens, q.device)
     if len(cu_seqlens_q) != len(cu_seqlens_k):
@@ -64,21 +65,27 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     gradients.refuse_forward_mode(q, k, v)
-    if around_kernels.are_needed(q, sinks):
+    if around_kernels.are_needed(q, v, alike=gradients.wanted(q, k, v)):
         options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
+        options |= {
+            "max_seqlen_q": longest[0],
+            "max_seqlen_k": longest[1],
+            "alibi_slopes": alibi_slopes,
+            "sinks": sinks,
+        }
         alone: Any = functools.partial(packed_attention, return_lse=True, **options)
-        o, lse = around_kernels.attend(alone, q, k, v, sinks, softmax_scale)
+        o, lse = around_kernels.attend(alone, q, k, v, softmax_scale)
         return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
     bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
     asked = (*packing, causal, softmax_scale, *bounds)
     if gradients.wanted(q, k, v):
+        differentiable.refuse(sinks=sinks is not None)
         o, lse = differentiable.forward(q[None], k[None], v[None], differentiable.Options(*asked), version)
     else:
-        o, lse = general.forward(q[None], k[None], v[None], *asked, version, return_lse)
+        o, lse = general.forward(q[None], k[None], v[None], *asked, general.sinks_of(sinks, q), version, return_lse)
     return (o[0], lse) if return_lse else o[0]
 
 
@@ -152,8 +159,8 @@ def without_padding(
     packed = (q_packed, k[keys.places], v[keys.places], rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest)
     o_packed = only_o(packed_attention(*packed, **options))
     if rows.is_all:
-        return o_packed.view(q.shape)
-    o = q.new_zeros(q.shape)
+        return o_packed.unflatten(0, q.shape[:2])
+    o = q.new_zeros((*q.shape[:3], v.shape[3]))
     o[rows.places] = o_packed
     return o
 

@@ -151,24 +151,24 @@ def _ours(
     else:
         o = without_padding(q, k, v, _padding(mask, *q.shape[:2]), causal=causal, **scores)
     if causal and not torch.compiler.is_compiling() and op.is_gpu(q):
-        _foresee_tokens(q, k, scores)
+        _foresee_tokens(q, k, v, scores)
     return o
 
 
-def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, scores: dict[str, Any]) -> None:
+def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: dict[str, Any]) -> None:
     """Has made ready, once, what this generation comes to, or one of a padded batch: no kernel compiles amid them.
 
     What cannot be made ready is not needed yet.
     """
     window, softcap = scores.get("window", general.OPEN), scores["softcap"]
-    lse = scores["sinks"] is not None
-    kind = q.dtype, q.device, q.shape[2:], k.shape[2], window == general.OPEN, softcap > 0, lse
+    sinks = scores["sinks"] is not None
+    kind = q.dtype, q.device, q.shape[2:], k.shape[2], v.shape[3], window == general.OPEN, softcap > 0, sinks
     if kind in _foreseen:
         return
     _foreseen.add(kind)
     for bounds, packed in itertools.product(dict.fromkeys((general.OPEN, window)), (False, True)):
         with contextlib.suppress(FlashLadderError):
-            general.make_ready(q, k, bounds, softcap, packed, lse)
+            general.make_ready(q, k, v, bounds, softcap, packed, sinks)
 
 
 def _padding(mask: torch.Tensor, batch: int, seqlen_q: int) -> Padding:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashladder.common import own
 from flashladder.common.catalog import schema
-from flashladder.common.catalog.choice import Configurable, choices_of
+from flashladder.common.catalog.choice import HEAD_DIM_V, Configurable, choices_of
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.naming import address_of, among, in_short, qualified
 from flashladder.common.catalog.schema import Supports
@@ -92,9 +92,8 @@ class Implementation(Configurable):
             return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
         if not supports.takes_head_dim(problem.head_dim):
             return f"takes head_dim {supports.head_dims()}, not {problem.head_dim}"
-        if problem.head_dim_v not in (supports.head_dim_v or [problem.head_dim]):
-            known = listing(supports.head_dim_v) or f"{problem.head_dim}, as head_dim"
-            return f"takes head_dim_v {known}, not {problem.head_dim_v}"
+        if refusal := supports.refusal_of_v(problem.head_dim, problem.head_dim_v):
+            return refusal
         for name, value in problem.options:
             if refusal := supports.refusal(name, value, problem.asked.option(name).default):
                 return refusal
@@ -106,6 +105,8 @@ class Implementation(Configurable):
             return "has no softcap"
         if problem.alibi and not supports.alibi:
             return "has no ALiBi"
+        if problem.sinks and not supports.sinks:
+            return "has no sinks"
         if problem.packed and not supports.packed:
             return "takes no packed sequences"
         if problem.dropout_p and not supports.dropout:
@@ -117,7 +118,10 @@ class Implementation(Configurable):
         return None
 
     def _decided(self, problem: "Problem") -> dict[str, Value]:
-        return decided_by(problem, self.supports.columns(problem.head_dim))
+        decided = decided_by(problem, self.supports.columns(problem.head_dim))
+        if self.apart:
+            decided[HEAD_DIM_V] = self.supports.columns_v(problem.head_dim)
+        return decided
 
     def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
         """Why it does not take the problem so configured, to be read after its name; None when it does."""
@@ -221,10 +225,10 @@ class Reference(Implementation):
 def decided_by(problem: "Problem", columns: int | None = None) -> dict[str, Value]:
     """The configuration fields that a problem decides, in a rung that has them; `columns` is the kernel's head_dim."""
     columns = columns or problem.head_dim
-    same = ("dtype", "head_dim_v", "causal", "lse", "packed", "window", "alibi")
+    same = ("dtype", "head_dim_v", "causal", "lse", "packed", "window", "alibi", "sinks")
     row_stride = problem.num_heads * problem.head_dim
     decided = {name: getattr(problem, name) for name in same} | dict(problem.options)
-    decided |= {"head_dim": columns, "narrower": columns > problem.head_dim}
+    decided |= {"head_dim": columns, "narrower": not columns == problem.head_dim == problem.head_dim_v}
     return {**decided, "softcap": bool(problem.softcap), "dropout": bool(problem.dropout_p), "row_stride": row_stride}
 
 
@@ -405,6 +409,7 @@ def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: st
         "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
         "defaults": declared.defaults,
         "small_sm": declared.small_sm,
+        "apart": declared.supports.apart,
     }
 
 

@@ -21,6 +21,8 @@ from flashladder.common.problem.config import (
 )
 from flashladder.common.problem.rules import Rule
 
+HEAD_DIM_V = "head_dim_v"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -44,6 +46,8 @@ class Configurable:
     # of a head_dim, where they are not those of the choices
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
     small_sm: SmallSm | None = dataclasses.field(default=None, hash=False)
+    # head_dim_v by head_dim, where kernels have another; only their configurations have the field
+    apart: Mapping[int, int] = dataclasses.field(default_factory=dict, hash=False)
 
     def config(self, gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
         """The default configuration, that for `gpu` where there is one, with these fields changed.
@@ -56,6 +60,11 @@ class Configurable:
         values = self._usual(head_dim)
         if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
             values.update(self.small_sm.defaults.get(head_dim, {}))
+        if self.apart and overrides.get(HEAD_DIM_V) not in (None, of_v := values.get(HEAD_DIM_V)):
+            raise ConfigError(
+                f"{self.name} has no kernel for head_dim={head_dim} with head_dim_v={overrides[HEAD_DIM_V]}: "
+                f"that has {of_v or head_dim}"
+            )
         return self._checked({**values, **overrides})
 
     def changes(self, config: KernelConfig) -> str:
@@ -65,10 +74,19 @@ class Configurable:
 
     def _usual(self, head_dim: Any) -> dict[str, Value]:
         """The default values for a head_dim."""
-        return {**{name: choice.default for name, choice in self.choices.items()}, **self.defaults.get(head_dim, {})}
+        values = {name: choice.default for name, choice in self.choices.items()}
+        return self._with_head_dim_v({**values, "head_dim": head_dim, **self.defaults.get(head_dim, {})})
+
+    def _with_head_dim_v(self, values: dict[str, Value]) -> dict[str, Value]:
+        """The values, and the head_dim_v that goes with them."""
+        of_v = self.apart.get(values["head_dim"])  # type: ignore[call-overload]
+        leading = {name: values.pop(name) for name in ("dtype", "head_dim")}
+        return {**leading, **({HEAD_DIM_V: of_v} if of_v else {}), **values}
 
     def check_value(self, name: str, value: Value) -> None:
         """Raises ConfigError unless there is such a field, and it may have this value."""
+        if name == HEAD_DIM_V and self.apart:
+            return  # follows from head_dim
         if name not in self.choices:
             raise ConfigError(f"{self.name} has no field {name}; its fields are {listing(self.choices)}")
         field_named(name).check(value)
@@ -83,7 +101,7 @@ class Configurable:
     def space(self) -> Iterator[KernelConfig]:
         """Every valid configuration."""
         for values in itertools.product(*(choice.values for choice in self.choices.values())):
-            named = dict(zip(self.choices, values, strict=True))
+            named = self._with_head_dim_v(dict(zip(self.choices, values, strict=True)))
             if all(rule.holds(named) for rule in (*RULES, *self.rules)):
                 yield KernelConfig.of(**named)
 
@@ -95,7 +113,7 @@ class Configurable:
             if choice.default not in choice.values:
                 raise ConfigError(f"the default {name}={spell(choice.default)} is not among its values")
         for rule in self.rules:
-            if unknown := rule.names - self.choices.keys():
+            if unknown := rule.names - {*self.choices, *([HEAD_DIM_V] if self.apart else [])}:
                 raise ConfigError(f"the rule {rule.require!r} reads {listing(sorted(unknown))}, which the rung lacks")
         self.config()
         small = self.small_sm.defaults if self.small_sm else {}
@@ -115,8 +133,8 @@ def choices_of(declared: Declaration) -> dict[str, Choice]:
     supports = declared.supports
     leading: dict[str, tuple[Value, ...]] = {
         "dtype": supports.dtype,
-        "head_dim": supports.head_dim,
-        "head_dim_v": supports.head_dim_v,
+        "head_dim": (*supports.head_dim, *supports.apart),
+        HEAD_DIM_V: supports.head_dim_v,
     }
     choices = {name: Choice(values[0], values) for name, values in leading.items() if values}
     for name, field in declared.config.items():

@@ -40,7 +40,8 @@ class Supports(Declared):
 
     dtype: tuple[StrictStr, ...]
     head_dim: tuple[StrictInt, ...]
-    narrower: StrictBool = False  # a head_dim too that is padded to one of those
+    apart: dict[StrictInt, StrictInt] = {}  # more of them, and the head_dim_v of their kernels, which is smaller
+    narrower: StrictBool = False  # also what is padded to one of those: a head_dim, and a head_dim_v apart from it
     head_dim_v: tuple[StrictInt, ...] = ()  # beside that of head_dim
     seqlen_q: StrictStr = "any"
     seqlen_k: StrictStr = "any"
@@ -50,6 +51,7 @@ class Supports(Declared):
     window: StrictBool = False
     softcap: StrictBool = False
     alibi: StrictBool = False
+    sinks: StrictBool = False
     dropout: StrictBool = False
     packed: StrictBool = False  # packed sequences, which are an operation beside `forward`
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
@@ -62,12 +64,30 @@ class Supports(Declared):
 
     def takes_head_dim(self, head_dim: int) -> bool:
         """Whether one of its kernels does."""
-        return self.columns(head_dim) in self.head_dim
+        return self.columns(head_dim) in (*self.head_dim, *self.apart)
 
     def head_dims(self) -> str:
         """Those it takes, in words."""
         narrower = f", or a multiple of {HEAD_DIM_STEP} that is padded to one of them" if self.narrower else ""
-        return f"{listing(self.head_dim)}{narrower}"
+        apart = "".join(f"; {head_dim} with head_dim_v up to {of_v}" for head_dim, of_v in self.apart.items())
+        return f"{listing(self.head_dim)}{narrower}{apart}"
+
+    def columns_v(self, head_dim: int) -> int:
+        """The head_dim_v of the kernel that takes a head_dim, where its type does not say."""
+        columns = self.columns(head_dim)
+        return self.apart.get(columns, columns)
+
+    def refusal_of_v(self, head_dim: int, head_dim_v: int) -> str | None:
+        """Why it does not take a head_dim_v with a head_dim that it takes, after the name; None where it does."""
+        most = self.columns_v(head_dim)
+        if self.head_dim_v:
+            takes, known = head_dim_v in self.head_dim_v, listing(self.head_dim_v)
+        elif self.narrower:
+            takes = head_dim_v <= most and head_dim_v % HEAD_DIM_STEP == 0
+            known = f"in multiples of {HEAD_DIM_STEP} up to {most} with head_dim={head_dim}"
+        else:
+            takes, known = head_dim_v == head_dim, f"{head_dim}, as head_dim"
+        return None if takes else f"takes head_dim_v {known}, not {head_dim_v}"
 
     def refusal(self, option: str, value: Value, default: Value) -> str | None:
         """Why it does not take an option's value, to be read after the name; None where it does."""

@@ -81,6 +81,7 @@ FIELDS = {
         Field("window", bool, "a row of Q sees no key that is too far away"),
         Field("softcap", bool, "scores are bounded by softcap * tanh(score / softcap)"),
         Field("alibi", bool, "a score loses a slope for each key between its own and that of its row"),
+        Field("sinks", bool, "each head has one more logit in the sums of its rows"),
         Field("dropout", bool, "some weights of P are dropped, at random"),
         Field("packed", bool, "sequences of any lengths lie one behind the other"),
         Field("narrower", bool, "tensors have fewer columns than head_dim; zeros take the place of the others"),
@@ -164,6 +165,8 @@ class KernelConfig:
                 lines.append(f"using dtype = {cpp_type};")
             else:
                 lines.append(f"constexpr {field_named(name).type.__name__} {name} = {spell(value)};")
+        if "head_dim" in self.fields and "head_dim_v" not in self.fields:
+            lines.append("constexpr int head_dim_v = head_dim;")
         return "\n".join(["#pragma once", *includes, "", "namespace config {", *lines, "}", ""])
 
 

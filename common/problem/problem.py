@@ -36,7 +36,7 @@ _CONFIGURED = ("dtype", "head_dim", "head_dim_v", "causal")  # what a configurat
 COMPUTE, BANDWIDTH = "TFLOP/s", "TB/s"  # units of speed
 # What only some operations know. The others refuse a problem that has it.
 BOUNDS = ("causal", "window_left", "window_right", "softcap", "alibi")  # what a row sees, and how
-FEATURES = (*BOUNDS, "dropout_p")
+FEATURES = (*BOUNDS, "sinks", "dropout_p")
 LENGTHS = ("seqlens_q", "seqlens_k", "total_q", "total_k")
 
 
@@ -48,7 +48,8 @@ class Problem:
     Causal masks are aligned to the bottom right: query i sees the keys j <= i + seqlen_k - seqlen_q. A window is, too:
     from window_left keys before that one to window_right behind it, None for all. A softcap of 0 is none; with one,
     scores are softcap * tanh(score / softcap). With alibi, they then lose a slope for each key between a row's own and
-    theirs: slope * |i + seqlen_k - seqlen_q - j|, where the slopes are a tensor of their own.
+    theirs: slope * |i + seqlen_k - seqlen_q - j|, where the slopes are a tensor of their own. With sinks, each head has
+    a logit more that joins the sum of its rows, and has no value; they are a tensor too.
 
     With a dropout_p, weights of P are dropped with that probability, in steps of 1/256, and the others grow by
     1 / (1 - dropout_p); the log-sum-exp is that of all. common/problem/dropout.py says which are dropped.
@@ -80,6 +81,7 @@ class Problem:
     window_right: int | None = None
     softcap: float = 0.0
     alibi: bool = False
+    sinks: bool = False
     dropout_p: float = 0.0
     seqlens_q: tuple[int, ...] = ()  # these four of packed sequences alone
     seqlens_k: tuple[int, ...] = ()

@@ -66,6 +66,7 @@ def _takes(supports: catalog.Supports) -> str:
     lengths = "any length" if supports.seqlen_q == supports.seqlen_k == "any" else "whole tiles"
     wide = {"d": supports.head_dim, "d of V": supports.head_dim_v}
     widths = [f"{name} {', '.join(map(str, sorted(columns)))}" for name, columns in wide.items() if columns]
+    widths += [f"d {head_dim} with d of V {of_v}" for head_dim, of_v in supports.apart.items()]
     return "; ".join([", ".join(supports.dtype), *widths, lengths, *features])
 
 

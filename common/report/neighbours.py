@@ -37,9 +37,9 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "Masks, any lengths, any strides and a schedule come in one step, with copiers for any columns.",
     ),
     "24_woven_general": (
-        435,
+        495,
         "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
-        "packed sequences, sliding windows, softcaps, ALiBi.",
+        "packed sequences, sliding windows, softcaps, ALiBi, sinks, any head_dims.",
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
     "27_producer_warp": (94, "With roles come registers that move, and tiles that are waited for and released."),
@@ -65,8 +65,8 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "A third role needs a queue with three ends; with time to search, it has an order of tiles of its own.",
     ),
     "47_place_of_q": (
-        183,
-        "Tiles stand apart from their barriers, as O takes Q's, and load and attend are functions.",
+        190,
+        "Tiles stand apart from their barriers, as O takes Q's, load and attend are functions. V has its own width.",
     ),
     "decode/01_packed_heads": (620, "It goes from ordinary cores to tensor cores, as rung 01 does."),
     "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
@@ -90,7 +90,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         190,
         "A generator, the places of its bytes among scores, and letters with signs, come together.",
     ),
-    "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
+    "48_column_of_ones": (202, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -125,7 +125,7 @@ def _problem(dtype: str, head_dim: int, causal: bool, lse: bool, seqlen_k: int) 
     sizes = {"num_heads": 1, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": seqlen_k}
     operation = catalog.find(GENERAL[0]).operation
     asked = {"operation": operation, "layout": "bshd", "outputs": ("o", "lse") if lse else ("o",)}
-    features = {"packed": False, "window": False, "softcap": 0.0, "alibi": False, "dropout_p": 0.0}
+    features = {"packed": False, "window": False, "softcap": 0.0, "alibi": False, "sinks": False, "dropout_p": 0.0}
     without = {**features, "options": (), "set_options": {}}
     kind = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim, "causal": causal, "lse": lse}
     return cast("Problem", SimpleNamespace(**sizes, **asked, **without, **kind))

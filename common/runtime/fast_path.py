@@ -27,9 +27,11 @@ NOT_ASKED = "no call was made ready yet"
 missing = NOT_ASKED  # why it is not there
 
 
-def new_o(q: torch.Tensor) -> torch.Tensor:
-    """Memory for an output like q, contiguous."""
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
+def new_o(q: torch.Tensor, head_dim_v: int | None = None) -> torch.Tensor:
+    """Memory for an output like q, contiguous, with as many columns as V has if that is given."""
+    if head_dim_v in (None, q.shape[-1]):
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q.new_empty((*q.shape[:-1], head_dim_v))
 
 
 def new_lse(q: torch.Tensor) -> torch.Tensor:

@@ -64,10 +64,12 @@ def kind_of(problem: Problem) -> str:
 def kinds_for(problem: Problem) -> list[str]:
     """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class.
 
-    Behind those of its head_dim are those of the head_dim that it is padded to.
+    Behind those of its head_dim are those of the head_dim that it is padded to, and of a head_dim_v as wide as that.
     """
     own = kind_of(problem).partition(_LENGTH)[2]
-    kinds = [_any_length(problem, columns) for columns in (problem.head_dim, padded_head_dim(problem.head_dim))]
+    columns, of_v = padded_head_dim(problem.head_dim), problem.head_dim_v
+    widths = [(columns, columns if of_v == problem.head_dim else of_v), (columns, columns)]
+    kinds = [_any_length(problem), *(_any_length(problem, *width) for width in widths)]
     lengths = [f"{_LENGTH}{own}", "", *(f"{_LENGTH}{length}" for length in LENGTHS)]
     return list(dict.fromkeys(f"{kind}{length}" for kind in kinds for length in lengths))
 
@@ -86,10 +88,10 @@ def of_each_length(problem: Problem) -> list[Problem]:
     return [problem, *(other for other in others if is_long(other) != is_long(problem))]
 
 
-def _any_length(problem: Problem, head_dim: int | None = None) -> str:
+def _any_length(problem: Problem, head_dim: int | None = None, head_dim_v: int | None = None) -> str:
     kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": head_dim or problem.head_dim}
-    if problem.head_dim_v != problem.head_dim:
-        kind["head_dim_v"] = problem.head_dim_v
+    if (of_v := head_dim_v or problem.head_dim_v) != kind["head_dim"]:
+        kind["head_dim_v"] = of_v
     return spelled({**kind, "causal": problem.causal, **problem.set_options})
 
 

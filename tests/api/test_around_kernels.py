@@ -1,4 +1,4 @@
-"""Any head_dim, and attention sinks, through `attention` and `packed_attention`: on the emulator and on a GPU."""
+"""Any head_dim, any head_dim_v, and attention sinks, as `attention` and `packed_attention` take them."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flashladder import attention, packed_attention
+from flashladder import attention, flash_attn_func, packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -58,6 +58,23 @@ def test_any_head_dim(head_dim, dtype, sinks):
     assert torch.equal(attention(q, wide, v, return_lse=True, **options)[0], o)
 
 
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(192, 128), (64, 20), (40, 72)])
+def test_v_of_another_head_dim(head_dim, head_dim_v, device):
+    q = drawn(1, 19, 4, head_dim, device=device)
+    k, v = drawn(1, 30, 2, head_dim, seed=1, device=device), drawn(1, 30, 2, head_dim_v, seed=2, device=device)
+    o, lse = attention(q, k, v, causal=True, return_lse=True)
+    assert o.shape == (1, 19, 4, head_dim_v)
+    near((o, lse), exact(q, k, v, causal=True))
+    out = torch.empty_like(o)
+    assert attention(q, k, v, causal=True, out=out) is out
+    assert torch.equal(out, o)
+    assert torch.equal(flash_attn_func(q, k, v, causal=True), o)
+    near(attention(q, k, v, causal=True, window=(5, None), return_lse=True), exact(q, k, v, causal=True, window=5))
+    ends = [torch.tensor([0, rows], dtype=torch.int32, device=device) for rows in (19, 30)]
+    alone = packed_attention(q[0], k[0], v[0], *ends, 19, 30, causal=True, return_lse=True)
+    near(alone, [x[0] for x in exact(q, k, v, causal=True)])
+
+
 def test_sinks_beside_a_window_and_rows_without_keys(device):
     q, (k, v), sinks = (
         drawn(2, 40, 4, 64, device=device),
@@ -87,8 +104,10 @@ def test_packed_sequences_have_them_too(device):
             near((o[rows], lse[:, rows]), [x[0] for x in alone])
 
 
-def test_gradients_of_an_odd_head_dim():
-    inputs = [drawn(1, 16, 2, 59, seed=seed).requires_grad_() for seed in range(3)]
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(59, 59), (64, 40), (40, 64)])
+def test_gradients_of_head_dims_that_are_filled_up(head_dim, head_dim_v):
+    widths = (head_dim, head_dim, head_dim_v)
+    inputs = [drawn(1, 16, 2, columns, seed=seed).requires_grad_() for seed, columns in enumerate(widths)]
     attention(*inputs).sum().backward()
     twins = [tensor.detach().double().requires_grad_() for tensor in inputs]
     exact(*twins)[0].sum().backward()
@@ -96,10 +115,15 @@ def test_gradients_of_an_odd_head_dim():
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=0.03)
 
 
-def test_compiled_in_one_piece(device):
-    q, sinks = drawn(1, 20, 4, 20, device=device), SINKS.to(device)
-    compiled = torch.compile(lambda q: attention(q, q, q, sinks=sinks), backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(q), attention(q, q, q, sinks=sinks))
+@pytest.mark.parametrize("options", [{}, {"sinks": SINKS}])
+@pytest.mark.parametrize("columns", [20, 64])
+def test_compiled_in_one_piece(columns, options, device):
+    q, options = drawn(1, 20, 4, columns, device=device), {name: x.to(device) for name, x in options.items()}
+
+    def attend(q):
+        return attention(q, q, q[..., :24], **options)
+
+    assert torch.equal(torch.compile(attend, backend="aot_eager", fullgraph=True)(q), attend(q))
 
 
 Q = drawn(1, 9, 4, 20)

@@ -3,7 +3,7 @@
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.head_dims import HEAD_DIMS, padded_head_dim
 from flashladder.common.problem.problem import Problem
@@ -36,6 +36,52 @@ def test_what_attention_runs(head_dim, options, address, gpu):
     assert rung.address == (address if gpu.name == "h200" else "24")
     assert config.head_dim == padded_head_dim(head_dim)
     assert config.as_dict().get("narrower") in (None, True)
+
+
+@pytest.mark.parametrize(
+    ("widths", "options", "address"),
+    [
+        ((192, 128), {}, "48"),
+        ((136, 40), {"window_left": 9}, "48"),
+        ((192, 136), {}, "36"),
+        ((96, 40), {}, "47"),
+        ((64, 64), {"sinks": True}, "48"),
+        ((96, 96), {"sinks": True}, "24"),
+    ],
+)
+def test_what_attention_runs_where_v_is_narrower_or_with_sinks(widths, options, address):
+    gpu, (head_dim, head_dim_v) = load_gpu("h200"), widths
+    problem = Problem(seqlen_q=64, head_dim=head_dim, head_dim_v=head_dim_v, **options)
+    rung, config = ahead.configured(ahead.DEFAULT, problem, gpu.arch, gpu)
+    assert (rung.address, config.head_dim) == (address, padded_head_dim(head_dim))
+    assert config.as_dict().get("head_dim_v") == (128 if config.head_dim == 192 and address == "48" else None)
+    rung.check(problem, config)
+    before, _ = ahead.configured(ahead.DEFAULT, problem, load_gpu("a100").arch, load_gpu("a100"))
+    assert before.address == "24"
+
+
+def test_a_kernel_with_head_dims_apart_has_both_in_its_configuration():
+    rung = catalog.find("48")
+    config = rung.config(head_dim=192)
+    assert (config.head_dim_v, rung.parse_config(config.name)) == (128, config)
+    rung.check(Problem.of_config(rung.operation, config), config)
+    assert "constexpr int head_dim_v = 128;" in config.header()
+    assert "head_dim_v" not in rung.config(head_dim=64).fields
+    assert "constexpr int head_dim_v = head_dim;" in rung.config(head_dim=64).header()
+    with pytest.raises(ConfigError, match="no kernel for head_dim=64 with head_dim_v=128: that has 64"):
+        rung.config(head_dim=64, head_dim_v=128)
+    with pytest.raises(UnsupportedProblemError, match="takes head_dim_v in multiples of 8 up to 128 with head_dim=192"):
+        rung.config_for(Problem(head_dim=192))
+    assert {config.as_dict().get("head_dim_v") for config in rung.space()} == {None, 128}
+
+
+def test_its_winners_where_v_is_narrower():
+    kinds = tuned.kinds_for(Problem(head_dim=136, head_dim_v=128))
+    assert [kind.partition(",causal")[0] for kind in kinds[::3]] == [
+        f"dtype=bf16,head_dim={widths}" for widths in ("136,head_dim_v=128", "192,head_dim_v=128", "192")
+    ]
+    winner = tuned.Winner("h200", catalog.find("48").name, kinds[3], {"block_n": 64}, {})
+    assert (tuned.standing(winner).head_dim_v, tuned.standing(winner).block_n) == (128, 64)
 
 
 def test_a_problem_of_its_configuration_is_one_that_it_takes():

@@ -22,6 +22,7 @@ KINDS = [
     for dtype in RUNG.supports.dtype
     for causal in (False, True)
 ]
+APART = {"head_dim": 192, "head_dim_v": 128, "dtype": "bf16", "causal": True, "sinks": True}
 
 
 def inputs(problem: Problem, device: str) -> Tensors:
@@ -64,7 +65,7 @@ def require_independence(problem: Problem, device: str, arch: str, run, **values
         torch.testing.assert_close(now, was, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS[::3], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS[::3], APART], ids=str)
 def test_rows_do_not_depend_on_others(kind):
     problem = Problem(batch=2, num_heads=2, seqlen_q=64, seqlen_k=280, **kind)
     require_independence(problem, "cpu", "sm_90a", on_emulator)
@@ -84,7 +85,7 @@ def test_a_batch_does_not_change_a_sequence():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, APART], ids=str)
 @pytest.mark.parametrize("lengths", [(512, 512), (2048, 4096)], ids=str)
 def test_rows_do_not_depend_on_others_on_a_gpu(kind, lengths):
     if not RUNG.runs_on(gpu.device_arch()):

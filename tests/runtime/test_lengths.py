@@ -280,7 +280,7 @@ def test_packed_sequences_are_as_long_as_the_longest(monkeypatch):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
         tuned.save("h100", "48_column_of_ones", kind, {"block_m": 128, "block_n": block_n, "num_stages": 2}, {})
     q = torch.zeros(1, 9999, 2, 64, dtype=torch.bfloat16)
-    general.make_ready(q, q[:, :100], general.OPEN, 0.0, packed=True)
+    general.make_ready(q, *[q[:, :100]] * 2, general.OPEN, 0.0, packed=True, sinks=False)
     assert {config.block_n for config in asked} == {64, 128}
     assert all(config.packed for config in asked)
     for longest, block_n in ((LONG_FROM - 1, 64), (LONG_FROM, 128)):

@@ -8,6 +8,7 @@
 #include "24_woven_general/narrower.cuh"
 #include "24_woven_general/packed_assignment.cuh"
 #include "24_woven_general/panel_stage.cuh"
+#include "24_woven_general/sinking_softmax.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
@@ -35,7 +36,8 @@ constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * ti
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
-using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using SinkingTensors = std::conditional_t<sinks, Sinking<BiasedTensors>, BiasedTensors>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<SinkingTensors>, SinkingTensors>;
 using Params = std::conditional_t<narrower, Narrower<DroppingTensors>, DroppingTensors>;
 FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
 
@@ -61,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     };
     const int warp_row = uniform_warp_index() * warp_rows;
 
-    const auto columns = columns_of<narrower>(params);
+    const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params);
     using Columns = std::remove_const_t<decltype(columns)>;
     PanelCopier<QTile, num_warps, dtype, Columns> q_copier{columns};
     {
@@ -70,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         q_copier.start(shared_q, work.q(), params.q_stride.row);
         q_copier.copy_rows(0, work.rows());
     }
-    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns};
+    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns, columns_v};
     copier.start(shared_k + KVTile::size, shared_v + KVTile::size, params.k_stride.row, params.v_stride.row);
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     Accumulator<warp_rows, head_dim> o;
     const Softcap<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
-    WovenSoftmax<dtype, warp_rows> softmax{score.scale};
+    SinkingSoftmax<dtype, warp_rows> softmax{score.scale};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
@@ -204,6 +206,11 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     }
 
     softmax.finish(o);
+    if constexpr (sinks) {
+        Sink<sinks> sink;
+        sink.take(params, assigned().head);
+        softmax.join(sink, o);
+    }
     if constexpr (dropout) scale(o, Dropout<dropout>{params, assigned}.rescale);
     const Work work = assigned();
     if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
@@ -212,5 +219,5 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
     __syncwarp();
     store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row,
-                                                         columns);
+                                                         columns_v);
 }

@@ -1,4 +1,4 @@
-// Any head_dim: tensors with fewer columns than the kernel computes.
+// Any head_dim, and any head_dim_v: tensors with fewer columns than the kernel computes.
 #pragma once
 #include "23_general/panels.cuh"
 #include "launch.cuh"
@@ -7,7 +7,8 @@
 template <class Params>
 struct Narrower : Params {
     alignas(Params) int head_dim;  // a multiple of 8; not in what the alignment of the others leaves free
-    FLASHLADDER_FURTHER_FIELDS(Params, head_dim)
+    int head_dim_v;                // of V and O, likewise
+    FLASHLADDER_FURTHER_FIELDS(Params, head_dim, head_dim_v)
 };
 
 // The columns that tensors have of a tile's: the first `count`.
@@ -16,10 +17,18 @@ struct FirstColumns {
     __device__ bool has(int col) const { return col < count; }
 };
 
+// Of Q and K, and of V and O.
 template <bool narrower, class Params>
 __device__ inline auto columns_of(const Params &params) {
     if constexpr (narrower)
         return FirstColumns{params.head_dim};
+    else
+        return AllColumns{};
+}
+template <bool narrower, class Params>
+__device__ inline auto columns_of_v(const Params &params) {
+    if constexpr (narrower)
+        return FirstColumns{params.head_dim_v};
     else
         return AllColumns{};
 }

@@ -6,10 +6,11 @@
 // first. So one pointer into each tensor runs backwards through it. Unlike StageCopier it copies by panels, and takes
 // any row strides.
 template <class Tile, int num_warps, class T, class Columns>
-struct PanelStageCopier : Columns {
+struct PanelStageCopier {
     using Whole = PanelCopier<Tile, num_warps, T, Columns>;
     static constexpr int rows_per_step = Whole::rows_per_step, steps = Tile::rows / rows_per_step;
 
+    Columns of_k, of_v;
     uint32_t to_k, to_v;  // where the next block is to lie
     const char *k, *v;
     int k_step, v_step;  // bytes; 64 bits would take two registers each, and many more instructions
@@ -22,15 +23,15 @@ struct PanelStageCopier : Columns {
     }
     // Copies block `block`, of which the first `rows` are there, to so many bytes from where the next block is to lie.
     __device__ void copy_block(const T *k_, const T *v_, int block, int rows, int k_shift, int v_shift) {
-        copy_first_rows(to_k + k_shift, k, k_, k_step, block, rows);
-        copy_first_rows(to_v + v_shift, v, v_, v_step, block, rows);
+        copy_first_rows(of_k, to_k + k_shift, k, k_, k_step, block, rows);
+        copy_first_rows(of_v, to_v + v_shift, v, v_, v_step, block, rows);
     }
     // Copies piece number `piece` of the next block, which has `pieces` of them.
     template <int pieces>
     __device__ void copy(int piece) {
         constexpr int count = steps / pieces;
-        copy_steps<count>(to_k, piece, k, k_step);
-        copy_steps<count>(to_v, piece, v, v_step);
+        copy_steps<count>(of_k, to_k, piece, k, k_step);
+        copy_steps<count>(of_v, to_v, piece, v, v_step);
         keep_in_place(k, v);
     }
     // The same, woven into `count` steps of something else, of which this is step t.
@@ -40,8 +41,9 @@ struct PanelStageCopier : Columns {
     }
 
   private:
-    __device__ void copy_first_rows(uint32_t tile, const char *&from, const T *tensor, int step, int block, int rows) const {
-        Whole copier{*this};
+    __device__ void copy_first_rows(const Columns &columns, uint32_t tile, const char *&from, const T *tensor, int step,
+                                    int block, int rows) const {
+        Whole copier{columns};
         copier.to = tile;
         copier.from = reinterpret_cast<const char *>(tensor + Whole::col());
         copier.row_bytes = step / rows_per_step;
@@ -49,12 +51,12 @@ struct PanelStageCopier : Columns {
         from = copier.from + static_cast<long long>(block * Tile::rows - rows_per_step + Whole::row()) * copier.row_bytes;
     }
     template <int count>
-    __device__ void copy_steps(uint32_t tile, int piece, const char *&from, int step) const {
+    __device__ void copy_steps(const Columns &columns, uint32_t tile, int piece, const char *&from, int step) const {
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             Whole::each_panel([&](int panel) {
                 const uint32_t shared = tile + Tile::step((steps - 1 - piece * count - i) * rows_per_step, panel * 64) * sizeof(T);
-                copy_columns(*this, shared, from + panel * 64 * sizeof(T), panel * 64 + Whole::col());
+                copy_columns(columns, shared, from + panel * 64 * sizeof(T), panel * 64 + Whole::col());
             });
             from -= step;
         }

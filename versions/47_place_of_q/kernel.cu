@@ -31,7 +31,6 @@
 
 using namespace config;
 
-constexpr int q_stages = 2;                              // the next tile's Q comes while O of this one is stored
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
 using Share = Registers<num_consumers, 1>;
 constexpr bool is_uneven = causal && !window;  // within a window all tiles see about as many keys
@@ -39,22 +38,26 @@ constexpr bool ends_early = causal || window;  // a row may see no later key
 constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block of 64 keys is on the diagonal of 64 rows whole
 
 using QTile = SwizzledPanels<block_m, head_dim>;
-using KVTile = SwizzledPanels<block_n, head_dim>;
+using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
+using KTile = SwizzledPanels<block_n, head_dim>;
+using VTile = SwizzledPanels<block_n, head_dim_v>;
 using QPipeline = Pipeline<QTile, q_stages>;
-using KVPipeline = Pipeline<KVTile, num_stages>;
+using KPipeline = Pipeline<KTile, num_stages>;
+using VPipeline = Pipeline<VTile, num_stages>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 using Q = std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>>;
-using K = OperandConsumer<KVPipeline, ByRows<KVTile>>;
-using V = OperandConsumer<KVPipeline, ByColumns<KVTile>>;
+using K = OperandConsumer<KPipeline, ByRows<KTile>>;
+using V = OperandConsumer<VPipeline, ByColumns<VTile>>;
 using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
-using O = Accumulator<16, head_dim>;
+using O = Accumulator<16, head_dim_v>;
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
-    alignas(1024) dtype k_tiles[num_stages][KVTile::size], v_tiles[num_stages][KVTile::size];
+    alignas(1024) dtype k_tiles[num_stages][KTile::size], v_tiles[num_stages][VTile::size];
     QPipeline q;
-    KVPipeline k, v;
+    KPipeline k;
+    VPipeline v;
     WorkTileQueue work;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
@@ -63,7 +66,8 @@ struct Counters {
 };
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven>, DenseOrder<block_m, head_dim, is_uneven>>;
+using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven, head_dim_v>,
+                                 DenseOrder<block_m, head_dim, is_uneven, head_dim_v>>;
 constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                              .persistent()
                              .by_tma("q", block_m, 64, 128)
@@ -146,7 +150,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Optimis
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
-        on_begun();
+        if constexpr (q_stages > 1) on_begun();
         auto p_first = round_to_operand<dtype>(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
@@ -180,8 +184,8 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
     OptimisticSoftmax softmax{scores.scale};
-    // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored. Only lane 0, which stores
-    // it, has to wait. The first tile has none before it.
+    // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored; if there is no other one,
+    // the next tile's Q waits for that. Only lane 0, which stores it, has to wait. The first tile has none before it.
     auto q_before = q_at;
     q_before.stage = q_stages - 1;
     auto release_q_before = [&] {
@@ -216,6 +220,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
 #pragma unroll 1
             for (int j = from; j > to; --j) k.skip(), v.skip();
         };
+        if constexpr (q_stages == 1) release_q_before();  // the producer loads Q before what is skipped
         skip(of_tile, last);
         shared.q.wait(q_at);
 
@@ -230,18 +235,18 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
             // The rare path: scores that this warp has lost.
             auto recompute = [&] {
                 const dtype *k_tile = shared.k_tiles[k.at.stage];
-                scores_of_warp<KVTile>(s, q, k_tile, shared.q_tiles[q_at.stage], warp_row);
+                scores_of_warp<KTile>(s, q, k_tile, shared.q_tiles[q_at.stage], warp_row);
             };
             attend_blocks(o, s, p, q, k, v, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
                           recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
-            release_q_before();
+            if constexpr (q_stages > 1) release_q_before();
             finalize();
         }
 
         softmax.normalize(o);
-        if (has_rows) start_store<QTile>(shared.q_tiles[q_at.stage], warp_row, o, maps.o, row, head, batch);
+        if (has_rows) start_store<OTile>(shared.q_tiles[q_at.stage], warp_row, o, maps.o, row, head, batch);
         q_at.advance();
     }
     wait_for_stores();  // shared memory lives as long as its CTA

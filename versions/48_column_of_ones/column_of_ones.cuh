@@ -1,6 +1,7 @@
 // Tiles of V with a column of ones: its product with P is the sum of P, so it is summed beside O, as P is rounded.
 #pragma once
 #include "ptx/sm90.cuh"
+#include "softmax/sinks.cuh"
 #include "tile/layout.cuh"
 #include "tile/rows.cuh"
 
@@ -23,18 +24,19 @@ __device__ inline void write_ones(T (&tiles)[stages][Tile::size]) {
 }
 
 // O / l, where l is the last columns of O. Newton's step makes an approximation as good as a division for these l, which
-// are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V.
-template <int columns>
-__device__ inline Accumulator<16, columns - ones_columns> divide_by_sums(const Accumulator<16, columns> &o) {
+// are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V. A sink joins l.
+template <int columns, bool sinks>
+__device__ inline Accumulator<16, columns - ones_columns> divide_by_sums(const Accumulator<16, columns> &o,
+                                                                         const float (&m)[2], const Sink<sinks> &sink) {
     constexpr int blocks = (columns - ones_columns) / 8;
     Accumulator<16, columns - ones_columns> divided;
     each_row([&](int h) {
-        const float l = o.block[0][blocks][2 * h], near = reciprocal_approx(l);
+        const float of_keys = o.block[0][blocks][2 * h], l = sink.in_sum(of_keys, m[h]), near = reciprocal_approx(l);
         const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near);
 #pragma unroll
         for (int n = 0; n < blocks; ++n)
 #pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; ++i) divided.block[0][n][i] = l == 0.0f ? 0.0f : o.block[0][n][i] * reciprocal;
+            for (int i = 2 * h; i < 2 * h + 2; ++i) divided.block[0][n][i] = of_keys == 0.0f ? 0.0f : o.block[0][n][i] * reciprocal;
     });
     return divided;
 }

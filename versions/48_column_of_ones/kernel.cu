@@ -5,6 +5,7 @@
 #include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
 #include "softmax/mask.cuh"
+#include "softmax/sinks.cuh"
 #include "pipeline/pipeline.cuh"
 #include "pipeline/roles.cuh"
 #include "schedule/order.cuh"
@@ -16,7 +17,6 @@
 
 using namespace config;
 
-constexpr int q_stages = 2;                              // the next tile's Q comes while O of this one is stored
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
 using Share = Registers<num_consumers, 1>;
 constexpr bool is_uneven = causal && !window;  // within a window all tiles see about as many keys
@@ -24,8 +24,9 @@ constexpr bool ends_early = causal || window;  // a row may see no later key
 constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block of 64 keys is on the diagonal of 64 rows whole
 
 using QTile = SwizzledPanels<block_m, head_dim>;
+using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
 using KTile = SwizzledPanels<block_n, head_dim>;
-using VTile = WithOnes<KTile>;
+using VTile = WithOnes<SwizzledPanels<block_n, head_dim_v>>;
 using QPipeline = Pipeline<QTile, q_stages>;
 using KPipeline = Pipeline<KTile, num_stages>;
 using VPipeline = Pipeline<VTile, num_stages>;
@@ -35,7 +36,7 @@ using K = OperandConsumer<KPipeline, ByRows<KTile>>;
 using V = OperandConsumer<VPipeline, ByColumns<VTile>>;
 using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
-using O = Accumulator<16, head_dim + ones_columns>;  // and the sum of P
+using O = Accumulator<16, head_dim_v + ones_columns>;  // and the sum of P
 using Softmax = LaggingSoftmax<dtype, lse>;
 
 struct Shared {
@@ -51,8 +52,10 @@ struct Counters {
     unsigned *tiles_drawn;
 };
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
-using Params = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven>, DenseOrder<block_m, head_dim, is_uneven>>;
+using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+using Params = std::conditional_t<sinks, Sinking<BoundedTensors>, BoundedTensors>;
+using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven, head_dim_v>,
+                                 DenseOrder<block_m, head_dim, is_uneven, head_dim_v>>;
 constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                              .persistent()
                              .by_tma("q", block_m, 64, 128)
@@ -130,7 +133,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
-        on_begun();
+        if constexpr (q_stages > 1) on_begun();
         auto p_first = round_to_operand<dtype>(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
@@ -164,8 +167,8 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
     Softmax softmax{scores.scale};
-    // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored. Only lane 0, which stores
-    // it, has to wait.
+    // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored; if there is no other one,
+    // the next tile's Q waits for that. Only lane 0, which stores it, has to wait.
     auto q_before = q_at;
     q_before.stage = q_stages - 1;
     auto release_q_before = [&] {
@@ -184,14 +187,16 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         const int last = (has_rows ? mask.template blocks<block_n>(end_row) : int(lowest_of_tile)) - 1;
         // What needs no O
         int row, head, batch;  // of this warp
+        Sink<sinks> sink;
         auto finalize = [&] {
             row = work.get(&WorkTile::row_q) + tile_row + warp_row;
             head = work.get(&WorkTile::head), batch = work.get(&WorkTile::batch_q);
+            sink.take(params, head);
             float *lse_to = work.lse() + tile_row + warp_row;
             work.advance();
             next_row = work.first_row();  // its wait ends a piece of code, so the rest stays behind the products' start
             __syncwarp();                 // all lanes have read the tile before
-            if constexpr (lse) softmax.store_lse_if(params.lse != nullptr, lse_to, end_row - tile_row - warp_row);
+            if constexpr (lse) softmax.store_lse_if(params.lse != nullptr, lse_to, end_row - tile_row - warp_row, sink);
             work.release(softmax.is_computed());
         };
         // Blocks that only other warpgroups see
@@ -199,6 +204,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
 #pragma unroll 1
             for (int j = from; j > to; --j) k.skip(), v.skip();
         };
+        if constexpr (q_stages == 1) release_q_before();  // the producer loads Q before what is skipped
         skip(of_tile, last);
         shared.q.wait(q_at);
 
@@ -226,11 +232,12 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
                           recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
-            release_q_before();
+            if constexpr (q_stages > 1) release_q_before();
             finalize();
         }
 
-        if (has_rows) start_store<QTile>(shared.q_tiles[q_at.stage], warp_row, divide_by_sums(o), maps.o, row, head, batch);
+        if (has_rows)
+            start_store<OTile>(shared.q_tiles[q_at.stage], warp_row, divide_by_sums(o, softmax.m, sink), maps.o, row, head, batch);
         q_at.advance();
     }
     wait_for_stores();  // shared memory lives as long as its CTA

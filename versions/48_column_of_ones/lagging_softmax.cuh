@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "ptx/sm90.cuh"
+#include "softmax/sinks.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/rows.cuh"
 
@@ -82,10 +83,11 @@ struct LaggingSoftmax {
     }
 
     // The log-sum-exp of the warp's rows before row `end`, in natural logarithms. No branch.
-    __device__ void store_lse_if(bool wanted, float *lse, int end) const {
+    template <bool sinks>
+    __device__ void store_lse_if(bool wanted, float *lse, int end, const Sink<sinks> &sink) const {
         each_row([&](int h) {
             const int row = h * 8 + accumulator_row();
-            const float value = (m[h] + __log2f(quad_sum(l[h]))) * ln_2;
+            const float value = sink.in_log(m[h] + __log2f(quad_sum(l[h]))) * ln_2;
             store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
         });
     }

@@ -20,10 +20,10 @@ __device__ inline void set_rows(WorkTile &tile, int block, int blocks, int seqle
 // Sequences of one length. Without a mask the rows of a head come first. With a causal mask the longest tiles of each head
 // come first. If K and V of all heads are larger than `l2_share`, the heads are taken in sections that fit, but of at least
 // one head of K and V.
-template <int block_m, int head_dim, bool causal>
+template <int block_m, int head_dim, bool causal, int head_dim_v = head_dim>
 struct DenseOrder {
-    static constexpr int l2_share = 16 << 20;                      // bytes
-    static constexpr int l2_keys = l2_share / (2 * head_dim * 2);  // rows of K and V that fit into it
+    static constexpr int l2_share = 16 << 20;                                 // bytes
+    static constexpr int l2_keys = l2_share / ((head_dim + head_dim_v) * 2);  // rows of K and V that fit into it
 
     const AttentionParams &params;
     const int blocks, heads, count;
@@ -53,9 +53,9 @@ struct DenseOrder {
 // Packed sequences, and one more: the rows behind the last one, which see no key. Sequences of about as many keys, up to a
 // quarter more, are a class. The class of the longest ones comes first, and each is looked for among all sequences: 32 at a
 // time, one a lane. So there is nothing to sort, and nothing to remember. All of it is done by a whole warp.
-template <int block_m, int head_dim, bool causal>
+template <int block_m, int head_dim, bool causal, int head_dim_v = head_dim>
 struct PackedOrder {
-    static constexpr int l2_keys = (32 << 20) / (2 * head_dim * 2);  // rows of K and V in 32 MB
+    static constexpr int l2_keys = (32 << 20) / ((head_dim + head_dim_v) * 2);  // rows of K and V in 32 MB
     static constexpr int few_keys = 256;  // up to so many are one class: to look at all sequences again takes longer
     const PackedParams &params;
     int count = 0;  // tiles of all heads

@@ -26,6 +26,7 @@ _BOUNDS = {  # what not all take
     "window": "no sliding window",
     "softcap": "no softcap",
     "alibi": "no ALiBi",
+    "sinks": "no sinks",
     "dropout_p": "no dropout",
 }
 

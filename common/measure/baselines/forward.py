@@ -215,12 +215,31 @@ def _takes_what_was_built(problem: Problem) -> str | None:
 
 
 _baseline = partial(Baseline, forward.OPERATION.name)
+_DEEPSEEK = ((192, 128),)  # head_dim and head_dim_v of its prefill
 _TORCH = "pip install torch (a CUDA build)"
 _FA3 = 'pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
 BASELINES = by_name(
     _baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, bounds=("window",)),
-    _baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
-    _baseline("math", "textbook attention (torch)", "torch", "torch", _TORCH, _torch_math, _takes_what_fits),
+    _baseline(
+        name="cudnn",
+        title="cuDNN (torch)",
+        module="torch",
+        package="cudnn",
+        install=_TORCH,
+        bind=_torch_cudnn,
+        refuses=_takes_square_causal,
+        head_dims_apart=_DEEPSEEK,
+    ),
+    _baseline(
+        name="math",
+        title="textbook attention (torch)",
+        module="torch",
+        package="torch",
+        install=_TORCH,
+        bind=_torch_math,
+        refuses=_takes_what_fits,
+        head_dims_apart=_DEEPSEEK,
+    ),
     _baseline(
         name="flash-attn",
         title="FlashAttention-2",
@@ -240,6 +259,7 @@ BASELINES = by_name(
         refuses=_takes_what_was_built,
         arches=(9,),
         bounds=("window", "softcap"),
+        head_dims_apart=_DEEPSEEK,
     ),
     _baseline(
         name="fa4",
@@ -250,6 +270,7 @@ BASELINES = by_name(
         bind=_flash_attn_4,
         arches=(9, 10),
         bounds=("window", "softcap"),
+        head_dims_apart=_DEEPSEEK,
     ),
     _baseline(
         name="flashinfer",

@@ -1,11 +1,13 @@
 """Forward attention: O = softmax(softmax_scale * Q K^T) V, and the log-sum-exp of each row of scores.
 
-With ALiBi (Press et al., arXiv:2108.12409) scores lose a slope for each key on the way to their own.
+With ALiBi (Press et al., arXiv:2108.12409) scores lose a slope for each key on the way to their own. With sinks, as
+gpt-oss has them, exp(sink) joins the sum of each row.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -21,7 +23,7 @@ from flashladder.common.problem.problem import DTYPES, FEATURES, Operation, Prob
 PACKED_INPUTS = "qkv"  # the layout of inputs that lie row by row in one buffer
 LAYOUTS = (*buffers.LAYOUTS, PACKED_INPUTS)
 ALL_KEYS = 2**30  # a window without an end on that side
-SLOPES = "alibi_slopes"
+SLOPES, SINKS = "alibi_slopes", "sinks"
 _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 
 
@@ -38,8 +40,8 @@ class Forward(Operation):
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k"), ("v", "o"))  # scores stay as they are
 
     def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes, dropout a random state."""
-        return _FORWARD[problem.alibi, problem.dropout_p > 0]
+        """ALiBi has slopes, sinks are logits, dropout has a random state."""
+        return _FORWARD[problem.alibi, problem.sinks, problem.dropout_p > 0]
 
     def check(self, problem: Problem) -> None:
         """What is packed row by row has as many rows of each tensor, and all as wide."""
@@ -115,8 +117,7 @@ class Forward(Operation):
 class WithSlopes(Forward):
     """One more input: alibi_slopes (batch, num_heads), fp32, of the sequences and their heads."""
 
-    inputs = (*Forward.inputs, SLOPES)
-    fp32 = (*Forward.fp32, SLOPES)
+    more = SLOPES
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Those without it, and the slopes."""
@@ -128,10 +129,25 @@ class WithSlopes(Forward):
         draw_slopes(tensors[SLOPES], generator)
 
 
+class WithSinks(Forward):
+    """One more input: sinks (num_heads,), fp32."""
+
+    more = SINKS
+
+    def views(self, problem: Problem) -> list[dict[str, View]]:
+        """Those without it, and the sinks."""
+        return [*super().views(problem), {SINKS: contiguous(problem.num_heads)}]
+
+    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
+        """Those without it, and sinks of a few nats."""
+        super().draw(problem, tensors, generator)
+        tensors[SINKS].copy_(3 * torch.randn(problem.num_heads, generator=generator, device=generator.device))
+
+
 class WithDropout(Forward):
     """One more input: rng_state (3,), int32."""
 
-    inputs = (*Forward.inputs, dropout.RNG_STATE)
+    more = dropout.RNG_STATE
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Those without it, and the state."""
@@ -147,23 +163,27 @@ class WithDropout(Forward):
         super().draw(problem, tensors, generator)
 
 
-class _WithSlopesAndDropout(WithDropout, WithSlopes):
-    inputs = (*WithSlopes.inputs, dropout.RNG_STATE)
+def variants(base: type[Forward], *further: Any) -> dict[tuple[bool, ...], Forward]:
+    """An operation with some of what may go with it: with all that each of these adds, by whether it is among them."""
+    found = {}
+    for has in itertools.product((False, True), repeat=len(further)):
+        added = tuple(itertools.compress(further, has))
+        more = tuple(each.more for each in added)
+        fp32 = (*base.fp32, *(name for name in more if name != dropout.RNG_STATE))
+        attributes = {"inputs": (*base.inputs, *more), "fp32": fp32}
+        found[has] = type(base.__name__, (*reversed(added), base), attributes)()
+    return found
 
 
-OPERATION = Forward()
-_FORWARD = {
-    (False, False): OPERATION,
-    (True, False): WithSlopes(),
-    (False, True): WithDropout(),
-    (True, True): _WithSlopesAndDropout(),
-}  # by whether a problem has ALiBi, and whether dropout
+_FORWARD = variants(Forward, WithSlopes, WithSinks, WithDropout)
+OPERATION = _FORWARD[False, False, False]
 
 
 def attention(
     problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Textbook attention with every intermediate in `dtype`: o and lse; rows that see no key get 0 and -inf.
+    """Textbook attention with every intermediate in `dtype`: o and lse; rows that see no key get 0 and -inf, or the
+    sink.
 
     With ALiBi scores are of fp32 at least, as they are in flash-attn's own tests.
     """
@@ -174,9 +194,9 @@ def attention(
         for batch in range(p.batch):
             q, k, v = heads_of(p, tensors, "qkv", batch, dtype)
             for block in row_blocks(p):
-                scores = masked_scores(p, tensors, batch, q[:, block], k, block)
+                scores = _beside_sinks(p, tensors, masked_scores(p, tensors, batch, q[:, block], k, block))
                 lse[batch, :, block] = scores.logsumexp(-1)
-                weights = kept(p, tensors, batch, block, probabilities(scores).to(dtype))
+                weights = kept(p, tensors, batch, block, probabilities(scores)[..., : p.seqlen_k].to(dtype))
                 o[batch, block] = (weights @ v).transpose(0, 1)
     return o, lse
 
@@ -216,6 +236,14 @@ def masked_scores(
     if p.causal or p.window:
         scores.masked_fill_(_hidden(p, rows, scores.device), -math.inf)
     return scores
+
+
+def _beside_sinks(problem: Problem, tensors: Mapping[str, torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
+    """Scores, and behind them each row's sink, where there are any."""
+    if not problem.sinks:
+        return scores
+    sinks = tensors[SINKS].to(scores)[:, None, None].expand(*scores.shape[:2], 1)
+    return torch.cat((scores, sinks), -1)
 
 
 def probabilities(scores: torch.Tensor) -> torch.Tensor:

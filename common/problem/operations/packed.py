@@ -14,7 +14,15 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View, contiguous
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import SLOPES, Forward, WithSlopes, attention
+from flashladder.common.problem.operations.forward import (
+    SINKS,
+    SLOPES,
+    Forward,
+    WithSinks,
+    WithSlopes,
+    attention,
+    variants,
+)
 from flashladder.common.problem.problem import BOUNDS, LENGTHS, Operation, Problem
 
 
@@ -23,18 +31,19 @@ class Packed(Forward):
 
     q and o are (1, total_q, num_heads, head_dim), k and v (1, total_k, num_heads_k, head_dim); lse is
     (num_heads, total_q), fp32. Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k
-    and v; both are (batch + 1), int32. A sequence may have no rows, or rows and no keys: their O is 0, lse -inf.
+    and v; both are (batch + 1), int32. A sequence may have no rows, or rows and no keys: their O is 0, lse -inf or the
+    sink.
     """
 
     name = "packed"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    features = (*BOUNDS, *LENGTHS)
+    features = (*BOUNDS, "sinks", *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
     def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes."""
-        return _WITH_SLOPES if problem.alibi else self
+        """ALiBi has slopes, sinks are logits."""
+        return _PACKED[problem.alibi, problem.sinks]
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, the longest and all rows, from the lengths; rows of K as of Q."""
@@ -79,20 +88,20 @@ class Packed(Forward):
         p, device = problem, tensors["q"].device
         o = torch.zeros((1, p.total_q, p.num_heads, p.head_dim_v), dtype=dtype, device=device)
         lse = torch.full((p.num_heads, p.total_q), -math.inf, dtype=dtype, device=device)
+        if p.sinks:
+            lse.copy_(tensors[SINKS][:, None])
         for number, rows, keys, alone in parts(p):
             given = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
             if p.alibi:
                 given[SLOPES] = tensors[SLOPES][number : number + 1]
+            if p.sinks:
+                given[SINKS] = tensors[SINKS]
             o[:, rows], (lse[:, rows],) = attention(alone, given, dtype)
         return {"o": o, "lse": lse}
 
 
-class _PackedWithSlopes(WithSlopes, Packed):
-    inputs = (*Packed.inputs, SLOPES)
-
-
-OPERATION = Packed()
-_WITH_SLOPES = _PackedWithSlopes()
+_PACKED = variants(Packed, WithSlopes, WithSinks)
+OPERATION = _PACKED[False, False]
 
 
 def _of_lengths(problem: Problem) -> dict[str, Any]:
