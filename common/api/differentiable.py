@@ -16,7 +16,6 @@ from flashladder.common.api import general, op
 from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
-from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
@@ -92,7 +91,7 @@ def forward(
     if options.is_plain:
         o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
     else:
-        o, lse = general.forward(q, k, v, *options[:-2], version, True)  # all but dropout
+        o, lse = general.forward(q, k, v, *options, version, True)
     return o, lse
 
 
@@ -175,14 +174,12 @@ def _backward(
     dlse: torch.Tensor | None,
     *values: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """dQ, dK and dV, contiguous. Rows and keys of no sequence have zeros."""
+    """dQ, dK and dV, strided as Q, K and V are. Rows and keys of no sequence have zeros."""
     options = Options(*values)
     packing = options.packing
     is_packed = packing.cu_seqlens_q is not None
-    made = {
-        f"d{name}": (tensor.new_zeros if is_packed else tensor.new_empty)(tensor.shape)
-        for name, tensor in (("q", q), ("k", k), ("v", v))
-    }
+    new = torch.zeros_like if is_packed else torch.empty_like
+    made = {f"d{name}": new(tensor) for name, tensor in (("q", q), ("k", k), ("v", v))}
     if packing.is_blind(q, k):
         return tuple(made.values())
     problem = options.problem(q, k, dlse is not None)
@@ -191,9 +188,8 @@ def _backward(
     kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], problem.causal, *features, is_long(problem))
     ready = op.ready_for(kind, problem, q, rung.name)
     given = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse}
-    given |= general.more_inputs(packing, options.alibi_slopes) | ({} if dlse is None else {"dlse": dlse.contiguous()})
-    if options.rng_state is not None:
-        given[RNG_STATE] = options.rng_state
+    given |= general.more_inputs(packing, options.alibi_slopes, options.rng_state)
+    given |= {} if dlse is None else {"dlse": dlse.contiguous()}
     op.slow_path(ready, problem, given | made)
     if is_packed and not q.is_cuda:  # the emulator gives all of its memory back
         for of, name in (("q", "dq"), ("k", "dk"), ("k", "dv")):
@@ -215,7 +211,7 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("flashladder::attention_backward", lib=op.LIBRARY)
 def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+    return tuple(torch.empty_like(tensor) for tensor in (q, k, v))
 
 
 def _refuse_again(ctx: Any, *_: Any) -> _Gradients:

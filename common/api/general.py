@@ -1,4 +1,4 @@
-"""attention with what few rungs take: packed sequences, a window, a softcap, ALiBi. One operator for all of it."""
+"""attention with what few rungs take: packed sequences, windows, softcaps, ALiBi, dropout. One operator for all of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from flashladder.common.api import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations.forward import ALL_KEYS
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -102,10 +103,12 @@ class Packing(NamedTuple):
         return sizes | {"seqlen_q": max(1, longest[0]), "seqlen_k": max(1, longest[1])}
 
 
-def more_inputs(packing: Packing, alibi_slopes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def more_inputs(
+    packing: Packing, alibi_slopes: torch.Tensor | None, rng_state: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
     """What kernels are given beside Q, K and V, by name."""
     starts = {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
-    found = {**starts, "alibi_slopes": alibi_slopes}
+    found = {**starts, "alibi_slopes": alibi_slopes, RNG_STATE: rng_state}
     return {name: tensor.contiguous() for name, tensor in found.items() if tensor is not None}
 
 
@@ -135,19 +138,23 @@ def forward(
     window_right: int | None,
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    rng_state: torch.Tensor | None,
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
 
     With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
-    (batch, heads), contiguous.
+    (batch, heads), contiguous. With a dropout_p there is an rng_state.
     """
     o, sums = _outputs(q, cu_seqlens_q is not None, lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
-    others: dict[str, Any] = {**bounds, "alibi": alibi_slopes is not None}
-    tensors = {"q": q, "k": k, "v": v, "o": o, **more_inputs(packing, alibi_slopes)} | ({"lse": sums} if lse else {})
+    bounds: dict[str, Any] = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+    bounds |= {"alibi": alibi_slopes is not None, "dropout_p": dropout_p}
+    others = dict(bounds)
+    tensors = {"q": q, "k": k, "v": v, **more_inputs(packing, alibi_slopes, rng_state), "o": o}
+    tensors |= {"lse": sums} if lse else {}
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)
         sequences.end("k", cu_seqlens_k, k.shape[1], max_seqlen_k)
@@ -164,7 +171,7 @@ def forward(
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
         _clear(o[:, end_q:], sums[:, end_q:])
     if op.watch is not None:
-        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds, alibi=problem.alibi)
+        op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds)
     return o, sums
 
 

@@ -131,11 +131,14 @@ def test_each_rung_is_right(rung):
         {"seqlen_q": 70, "seqlen_k": 100, "batch": 2, "num_heads": 2, "causal": True, "dropout_p": 0.5},
         {"head_dim": 256, "seqlen_q": 33, "seqlen_k": 40, "num_heads": 2, "num_heads_k": 1, "dropout_p": 0.1},
         {"head_dim": 96, "seqlen_q": 50, "seqlen_k": 40, "dtype": "fp16", "dropout_p": 0.99},
+        {"seqlens_q": (70, 0, 33, 1, 64), "seqlens_k": (20, 10, 33, 0, 200), "num_heads": 2, "dropout_p": 0.3},
+        {"seqlens_q": (3, 50), "seqlens_k": (70, 9), "num_heads": 2, "window_left": 30, **ALL_ELSE, "dropout_p": 0.5},
     ],
     ids=str,
 )
 def test_the_general_rungs_take_any(sizes):
-    emulated(WITH_DROPOUT if "dropout_p" in sizes else ANY, problem(**sizes))
+    task = problem(**sizes)
+    emulated(WITH_DROPOUT if task.dropout_p and WITH_DROPOUT.takes(task) else ANY, task)
 
 
 def some_lengths(draw):
@@ -154,6 +157,7 @@ def test_random_problems(data):
     group, heads_k, causal = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2])), draw(st.booleans())
     windows = {"window_left": draw(st.integers(0, 90))} | ({} if causal else {"window_right": draw(st.integers(0, 90))})
     more = {"softcap": draw(st.floats(0.1, 50)), "alibi": True, "options": {"dlse": True}, **windows}
+    more["dropout_p"] = draw(st.floats(0.01, 0.99))
     emulated(
         ANY,
         problem(
@@ -268,6 +272,8 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
         {"seqlen_q": 1000, "options": {"dlse": True}},
         {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True},
         {"seqlens_q": (700, 64), "window_left": 100, "softcap": 20.0, "alibi": True, "options": {"dlse": True}},
+        {"seqlen_q": 1000, "causal": True, "window_left": 300, "softcap": 20.0, "alibi": True, "dropout_p": 0.2},
+        {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True, "dropout_p": 0.2},
     ],
     ids=str,
 )

@@ -161,10 +161,11 @@ _FORWARD = {
 
 
 def attention(
-    problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, number: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Textbook attention with every intermediate in `dtype`: o and lse; rows that see no key get 0 and -inf.
 
+    `number` is that of its first sequence, where dropout counts others before it.
     With ALiBi scores are of fp32 at least, as they are in flash-attn's own tests.
     """
     p = problem
@@ -176,7 +177,7 @@ def attention(
             for block in row_blocks(p):
                 scores = masked_scores(p, tensors, batch, q[:, block], k, block)
                 lse[batch, :, block] = scores.logsumexp(-1)
-                weights = kept(p, tensors, batch, block, probabilities(scores).to(dtype))
+                weights = kept(p, tensors, number + batch, block, probabilities(scores).to(dtype))
                 o[batch, block] = (weights @ v).transpose(0, 1)
     return o, lse
 

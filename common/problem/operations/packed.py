@@ -12,10 +12,11 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View, contiguous
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import SLOPES, Forward, WithSlopes, attention
-from flashladder.common.problem.problem import BOUNDS, LENGTHS, Operation, Problem
+from flashladder.common.problem.operations.forward import SLOPES, Forward, WithDropout, WithSlopes, attention
+from flashladder.common.problem.problem import FEATURES, LENGTHS, Operation, Problem
 
 
 class Packed(Forward):
@@ -28,13 +29,13 @@ class Packed(Forward):
 
     name = "packed"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    features = (*BOUNDS, *LENGTHS)
+    features = (*FEATURES, *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
     def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes."""
-        return _WITH_SLOPES if problem.alibi else self
+        """ALiBi has slopes, dropout a random state."""
+        return _PACKED[problem.alibi, problem.dropout_p > 0]
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, the longest and all rows, from the lengths; rows of K as of Q."""
@@ -81,9 +82,8 @@ class Packed(Forward):
         lse = torch.full((p.num_heads, p.total_q), -math.inf, dtype=dtype, device=device)
         for number, rows, keys, alone in parts(p):
             given = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
-            if p.alibi:
-                given[SLOPES] = tensors[SLOPES][number : number + 1]
-            o[:, rows], (lse[:, rows],) = attention(alone, given, dtype)
+            given |= of_sequence(p, tensors, number)
+            o[:, rows], (lse[:, rows],) = attention(alone, given, dtype, number)
         return {"o": o, "lse": lse}
 
 
@@ -91,8 +91,21 @@ class _PackedWithSlopes(WithSlopes, Packed):
     inputs = (*Packed.inputs, SLOPES)
 
 
+class _PackedWithDropout(WithDropout, Packed):
+    inputs = (*Packed.inputs, RNG_STATE)
+
+
+class _PackedWithBoth(WithDropout, WithSlopes, Packed):
+    inputs = (*_PackedWithSlopes.inputs, RNG_STATE)
+
+
 OPERATION = Packed()
-_WITH_SLOPES = _PackedWithSlopes()
+_PACKED = {
+    (False, False): OPERATION,
+    (True, False): _PackedWithSlopes(),
+    (False, True): _PackedWithDropout(),
+    (True, True): _PackedWithBoth(),
+}  # by whether a problem has ALiBi, and whether dropout
 
 
 def _of_lengths(problem: Problem) -> dict[str, Any]:
@@ -133,6 +146,12 @@ def one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "
         total_k=None,  # type: ignore[arg-type]
         options=(),
     )
+
+
+def of_sequence(problem: Problem, tensors: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+    """What a sequence is given beside its rows: its slopes, and the random state of all."""
+    slopes = {SLOPES: tensors[SLOPES][number : number + 1]} if problem.alibi else {}
+    return slopes | ({RNG_STATE: tensors[RNG_STATE]} if problem.dropout_p else {})
 
 
 def parts(problem: Problem) -> Iterator[Part]:

@@ -1,5 +1,5 @@
-// Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, and a log-sum-exp that has a gradient too. What a
-// configuration lacks of these costs nothing.
+// Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, dropout (rung 12's), and a log-sum-exp that has a
+// gradient too. What a configuration lacks of these costs nothing.
 #include "any_score.cuh"
 #include "bounded_key_mask.cuh"
 #include "sequence.cuh"
@@ -11,6 +11,8 @@
 #include "key_mask.cuh"
 #include "pair.cuh"
 #include "row_numbers.cuh"
+#include "signed_letters.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"
 
@@ -59,7 +61,8 @@ constexpr int shared_bytes = sizeof(Shared) + has_mailboxes * STile::size * size
 using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
-using Params = std::conditional_t<dlse, WithLseGradient<BiasedTensors>, BiasedTensors>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using Params = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
 using Work = BackwardSequence<Params, packed>;
 
 FLASHLADDER_KERNEL(backward_prepare, Params, Launch{pass_threads, 0, block_m});
@@ -155,6 +158,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     k_columns.reader.start(shared.k, dq_col);
 
     const Softcap<softcap> score{p};
+    Dropout<dropout> dropping{p, tile.batch, 0};
     Accumulator<warp_keys, head_dim> sum;  // dV or dK
     sum.clear();
 
@@ -191,18 +195,29 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 score.apply(s);
                 const int this_key = first_key + warp_key, this_row = at.number * block_m + row;
                 mask.hide(s, this_key, this_row);
-                const auto letter = exponentiate<dtype, softcap, alibi>(s, numbers.lse + row, score.scale, slope,
-                                                                        this_row + mask.shift - this_key);
+                auto letter = exponentiate<dtype, softcap, alibi>(s, numbers.lse + row, score.scale, slope,
+                                                                  this_row + mask.shift - this_key);
+                if constexpr (dropout) {
+                    operand = round_to_operand<dtype>(s);
+                    dropping.of_head(p, tile.batch, at.head);
+                    sign_and_drop(dropping, letter, operand, this_row, this_key);
+                }
                 post(mailbox(letters, pair, row), letter);
-                operand = round_to_operand<dtype>(s);
+                if constexpr (!dropout) operand = round_to_operand<dtype>(s);
                 named_barrier_arrive(posted, 64);  // it is there for the key warp
             } else {
-                // dP^T - delta = V dO^T - delta
-                each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
+                // dP^T - delta = V dO^T - delta; with dropout delta comes later, as it counts where dP does not
+                if constexpr (dropout)
+                    s.clear();
+                else
+                    each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
                 gemm<dtype, head_dim>(s, keys, rows);
                 named_barrier_sync(posted, 64);
                 // dS^T = P^T * (dP^T - delta), where the letter has P^T, or what a softcap makes of it
-                multiply<dtype>(s, mailbox(letters, pair, row));
+                if constexpr (dropout)
+                    multiply_signed<dtype>(s, mailbox(letters, pair, row), numbers.delta + row, dropping.rescale);
+                else
+                    multiply<dtype>(s, mailbox(letters, pair, row));
                 operand = round_to_operand<dtype>(s);
                 __syncwarp();  // every lane has read its letter, and dS may take its place
                 store_operand<STile>(ds, warp_key, row, operand);
@@ -219,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     __syncthreads();  // every warp has read K
     if (has_values) {
+        if constexpr (dropout) scale(sum, dropping.rescale);
         store_sum(shared.v, warp_key, dv, p.dv_stride.row, end_key, sum);
     } else {
         scale(sum, p.softmax_scale);
