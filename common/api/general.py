@@ -1,4 +1,4 @@
-"""attention with what few rungs take: packed sequences, windows, softcaps, ALiBi, dropout. One operator for all of it."""
+"""attention with what few rungs take: packed sequences, windows, softcaps, ALiBi, dropout. One operator for all."""
 
 from __future__ import annotations
 

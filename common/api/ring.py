@@ -38,8 +38,8 @@ def ring_attention(
     The keys and values of the next step are on their way, by `group`'s backend (NCCL on GPUs), while the kernel runs.
     Partial outputs are summed in fp32.
 
-    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, where an input wants a
-    gradient, and as `attention`.
+    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, where an input wants
+    a gradient, and as `attention`.
     """
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_lse=return_lse)

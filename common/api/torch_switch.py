@@ -147,5 +147,5 @@ def _gradients(
     given = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
     words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
     options = differentiable.Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
-    made = torch.ops.flashladder.attention_backward(*given, lse, None, *options)
+    made = torch.ops.flashladder.attention_backward(*given, lse, None, *options, True, True)
     return tuple(gradient.transpose(1, 2) for gradient in made)

@@ -236,8 +236,8 @@ def test_a_model_trains_with_dropout(device):
         torch.manual_seed(0)
         model(ids, labels=ids).loss.backward()
         found.append([parameter.grad.float() for parameter in model.parameters()])
-    for theirs, ours in zip(*found, strict=True):
-        assert (ours - theirs).abs().max() <= 0.03 * theirs.abs().max()
+    for theirs, given_back in zip(*found, strict=True):
+        assert (given_back - theirs).abs().max() <= 0.03 * theirs.abs().max()
     assert torch.equal(logits(model.eval(), "ladder", ids), logits(made("Llama", device), "ladder", ids))
 
 

@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch
+from flashladder.common.runtime.launch import Launcher
 
 LADDER = "backward"
 RUNGS = catalog.versions(ladder=LADDER)
@@ -216,6 +218,38 @@ def test_keys_that_no_row_sees_have_no_gradient():
     assert not tensors.dv[:, :370].any()
 
 
+PARTS = {"wants_dq": 4 / 5, "wants_dkv": 3 / 5}  # what is left of the products where one is not asked for
+
+
+@pytest.mark.parametrize("left_out", PARTS)
+def test_what_nobody_asks_for_costs_nothing(left_out):
+    """Neither products nor memory nor, of dQ, a kernel; what is asked for has the same bits as with all else."""
+    size = {"seqlen_q": 70, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True}
+    whole, part = problem(**size), problem(**size, options={left_out: False})
+    tensors, partly = make_inputs(whole), make_inputs(part)
+    work = [emulated(ANY, whole, tensors).mma_flops, emulated(ANY, part, partly).mma_flops]
+    assert work[1] / work[0] == pytest.approx(PARTS[left_out])
+    assert partly.outputs.keys() == ({"dk", "dv"} if left_out == "wants_dq" else {"dq"})
+    for name, gradient in partly.outputs.items():
+        torch.testing.assert_close(gradient, getattr(tensors, name), rtol=0, atol=0 if name != "dq" else 2**-8)
+    if left_out == "wants_dq":
+        launcher = Launcher(build_one(ANY, ANY.config_for(part), "sm_80"))
+        launched = [launch.entry for launch in launcher.launches(part, partly, 2)]
+        assert launched == ["backward_prepare", "attention_backward"]
+        assert min(launcher.workspace_bytes(part)) <= 4
+
+
+@pytest.mark.parametrize("left_out", PARTS)
+def test_a_part_of_the_gradients_of_anything(left_out):
+    sizes = {"seqlens_q": (3, 70), "seqlens_k": (140, 9), "num_heads": 2, "window_left": 30, "dropout_p": 0.3}
+    emulated(ANY, problem(**sizes, softcap=5.0, alibi=True, options={"dlse": True, left_out: False}))
+
+
+def test_no_gradient_at_all_is_refused():
+    with pytest.raises(UnsupportedProblemError, match="no gradient is asked for"):
+        problem(options={"wants_dq": False, "wants_dkv": False})
+
+
 def test_a_windows_work_does_not_grow_with_the_length():
     work = [
         emulated(ANY, problem(seqlen_q=64, seqlen_k=keys, window_left=20, causal=True)).mma_flops for keys in (384, 640)
@@ -270,6 +304,8 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
         {"seqlen_q": 1000, "softcap": 20.0},
         {"seqlen_q": 1000, "causal": True, "alibi": True},
         {"seqlen_q": 1000, "options": {"dlse": True}},
+        {"seqlen_q": 1000, "causal": True, "options": {"wants_dq": False}},
+        {"seqlen_q": 1000, "causal": True, "options": {"wants_dkv": False}},
         {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True},
         {"seqlens_q": (700, 64), "window_left": 100, "softcap": 20.0, "alibi": True, "options": {"dlse": True}},
         {"seqlen_q": 1000, "causal": True, "window_left": 300, "softcap": 20.0, "alibi": True, "dropout_p": 0.2},

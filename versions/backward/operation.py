@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View, laid_out
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations import forward, packed
@@ -46,7 +47,11 @@ class Backward(Forward):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
     features = Packed.features
-    options = (Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),)
+    options = (
+        Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
+        Option("wants_dq", bool, "dQ is asked for", default=True),
+        Option("wants_dkv", bool, "dK and dV are asked for", default=True),
+    )
     sizes = Packed.sizes
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
@@ -60,6 +65,16 @@ class Backward(Forward):
         """What the lengths of packed sequences say."""
         is_packed = problem.seqlens_q or problem.seqlens_k or problem.packed
         return packed.OPERATION.implied(problem) if is_packed else {}
+
+    def check(self, problem: Problem) -> None:
+        """Something is asked for."""
+        super().check(problem)
+        if not problem.outputs:
+            raise UnsupportedProblemError("wants_dq=false, wants_dkv=false: no gradient is asked for")
+
+    def is_wanted(self, problem: Problem, name: str) -> bool:
+        """dQ may be left out, or dK and dV."""
+        return bool(problem.wants_dq if name == "dq" else problem.wants_dkv)
 
     def argument(self, problem: Problem, name: str) -> Any:
         """Of all sequences together, whether they are packed or not."""

@@ -1,5 +1,5 @@
 // Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, dropout (rung 12's), and a log-sum-exp that has a
-// gradient too. What a configuration lacks of these costs nothing.
+// gradient too. What a configuration lacks of these costs nothing; nor does dQ, or dK and dV, where nobody asks for it.
 #include "any_score.cuh"
 #include "bounded_key_mask.cuh"
 #include "sequence.cuh"
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     backward_prepare(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
     const Work work{p, static_cast<int>(blockIdx.z)};
     if (packed && blockIdx.x * block_m >= work.seqlen_q) return;
-    prepare_tile(work, workspaces);
+    prepare_tile<wants_dq>(work, workspaces);
 }
 
 // The gradients of keys that no row sees.
@@ -110,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const int first_tile = mask.first_row(first_key) / block_m, end_tile = (end_row + block_m - 1) / block_m;
     const int tiles = (end_tile - first_tile) * group;
     if ((window || packed) && tiles <= 0) {
+        if (!wants_dkv) return;
         clear_rows(dk, p.dk_stride.row, end_key);
         clear_rows(dv, p.dv_stride.row, end_key);
         return;
@@ -164,6 +165,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     // dQ = dS K of tile i, once every key warp has stored its dS
     auto add_dq = [&](int i, const QueryTile &at) {
+        if (!wants_dq) return;
         Accumulator<dq_rows, dq_cols> dq;
         dq.clear();
         ds_columns.reader.start(shared.ds[i % 2], dq_row);
@@ -220,10 +222,10 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                     multiply<dtype>(s, mailbox(letters, pair, row));
                 operand = round_to_operand<dtype>(s);
                 __syncwarp();  // every lane has read its letter, and dS may take its place
-                store_operand<STile>(ds, warp_key, row, operand);
+                if constexpr (wants_dq) store_operand<STile>(ds, warp_key, row, operand);
             }
             // dV += P^T dO, dK += dS^T Q
-            gemm<dtype, warp_rows>(sum, operand, columns);
+            if constexpr (wants_dkv) gemm<dtype, warp_rows>(sum, operand, columns);
         }
         before = at;
         at.advance(first_tile, end_tile);
@@ -231,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     __syncthreads();  // the last dS is there
     add_dq(tiles - 1, before);
+    if (!wants_dkv) return;
 
     __syncthreads();  // every warp has read K
     if (has_values) {
@@ -242,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     }
 }
 
-FLASHLADDER_KERNEL(backward_finish, Params, Launch{num_threads, QTile::size * sizeof(dtype), block_m});
+FLASHLADDER_KERNEL(backward_finish, Params,
+                   Launch{num_threads, QTile::size * sizeof(dtype), block_m}.over("cdiv(seqlen_q, block_m) * wants_dq", "num_heads", "batch"));
 extern "C" __global__ void __launch_bounds__(num_threads)
     backward_finish(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
     extern __shared__ __align__(128) char shared[];
