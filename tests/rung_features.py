@@ -300,6 +300,12 @@ def weights_that_are_dropped(rung):
         )
 
 
+def weights_that_are_dropped_in_packed_sequences(rung):
+    """Each has a mask of its own, which begins with its first row and key; with all else that goes with it."""
+    bounds = {"window_left": 90, "softcap": 20.0, "alibi": True, "dropout_p": 0.3}
+    emulated(rung, packed((70, 0, 33, 1, 130), (20, 10, 33, 0, 200), num_heads=2, num_heads_k=1, **bounds))
+
+
 def scores_that_climb_where_weights_are_dropped(rung):
     climbing(rung, 200, dropout_p=0.5)
 
@@ -393,7 +399,11 @@ OF_FEATURES = {  # by its name in `supports`
     ),
     "softcap": (softcaps, a_score_of_zero_however_steep_the_softcap_is, lost_scores_under_a_softcap),
     "alibi": (slopes_of_any_size_and_sign, slopes_of_packed_sequences),
-    "dropout": (weights_that_are_dropped, scores_that_climb_where_weights_are_dropped),
+    "dropout": (
+        weights_that_are_dropped,
+        weights_that_are_dropped_in_packed_sequences,
+        scores_that_climb_where_weights_are_dropped,
+    ),
     "packed": (
         lengths_about_each_boundary,
         many_short_sequences,

@@ -45,8 +45,7 @@ def attention(
 
     With a `dropout_p`, each weight of P is dropped with that probability, rounded to 1/256, and at least 1/256 and at
     most 255/256. The others are multiplied by 1 / (1 - p) for the p so rounded. The log-sum-exp is that of all weights.
-    Which are dropped is drawn from torch's generator of the device; `dropout_mask` gives it. A window, softcap, ALiBi,
-    sinks and `out` are refused beside it.
+    Which are dropped is drawn from torch's generator of the device; `dropout_mask` gives it.
 
     With `sinks`, (num_heads,), fp32, bf16 or fp16, exp(sink) joins the sum of each row, as if of a key whose V is 0. A
     row that sees no key still has O = 0; its log-sum-exp is the sink.
@@ -85,7 +84,7 @@ def attention(
             raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
-    dropout_p = given.number("dropout_p", dropout_p)
+    dropout_p = dropout.checked(dropout_p)
     if v.dim() != 4:
         raise op.misshapen("v", v)
     if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
@@ -95,20 +94,15 @@ def attention(
         if out is not None:
             o = op.written(out, o, q, k, v)
         return (o, sums) if return_lse else o
-    if dropout_p:
-        asked = {"window": window != general.OPEN, "softcap": bool(softcap), "alibi_slopes": alibi_slopes is not None}
-        asked |= {"sinks": sinks is not None, "out": out is not None}
-        found = dropout.attend(q, k, v, causal, softmax_scale, dropout_p, version, **asked)
-        return found if return_lse else found[0]
+    slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
+    dropping = dropout.drawn(dropout_p, q.device)
+    options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes, *dropping)
     if gradients.wanted(q, k, v):
         differentiable.refuse(out=out is not None, sinks=sinks is not None)
-        slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
-        options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes)
         found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
-    if window != general.OPEN or softcap or alibi_slopes is not None or sinks is not None:
-        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]), general.sinks_of(sinks, q))
-        o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
+    if not options.is_plain or sinks is not None:
+        o, lse = general.forward(q, k, v, *options, general.sinks_of(sinks, q), version, return_lse)
         if out is not None:
             o = op.written(out, o, q, k, v)
         return (o, lse) if return_lse else o

@@ -16,7 +16,6 @@ from flashladder.common.api import general, op
 from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
-from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
@@ -33,7 +32,7 @@ op.LIBRARY.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal, "
     "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, Tensor? alibi_slopes, "
-    "float dropout_p, Tensor? rng_state) -> (Tensor, Tensor, Tensor)"
+    "float dropout_p, Tensor? rng_state, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -64,15 +63,15 @@ class Options(NamedTuple):
         has_more = self.softcap or self.dropout_p or self.alibi_slopes is not None or self.cu_seqlens_q is not None
         return not has_more and (self.window_left, self.window_right) == general.OPEN
 
-    def problem(self, q: torch.Tensor, k: torch.Tensor, dlse: bool) -> Problem:
-        """That of the backward pass."""
+    def problem(self, q: torch.Tensor, k: torch.Tensor, **asked: bool) -> Problem:
+        """That of the backward pass, whose options are those that are `asked` for."""
         bounds = {"window_left": self.window_left, "window_right": self.window_right, "softcap": self.softcap}
         more: dict[str, Any] = {
             "alibi": self.alibi_slopes is not None,
             "dropout_p": self.dropout_p,
             **self.packing.sizes(q, k),
         }
-        more["options"] = (("dlse", dlse),)
+        more["options"] = tuple(asked.items())
         return op.problem_of(q, k, self.causal, self.softmax_scale, True, operation=LADDER, **bounds, **more)
 
 
@@ -93,7 +92,7 @@ def forward(
     if options.is_plain:
         o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
     else:
-        o, lse = general.forward(q, k, v, *options[:-2], None, version, True)  # all but dropout; no sinks
+        o, lse = general.forward(q, k, v, *options, None, version, True)  # no sinks
     return o, lse
 
 
@@ -105,7 +104,7 @@ def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
             "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
         )
     if not torch.compiler.is_compiling() and not q.is_meta:
-        rung_for(options.problem(q, k, dlse=False), _arch(q.device))
+        rung_for(options.problem(q, k), _arch(q.device))
 
 
 @lru_cache(PROBLEMS_KEPT)
@@ -157,8 +156,8 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     q, k, v, o, lse, *tensors = ctx.saved_tensors
     dout = torch.zeros_like(o) if dout is None else dout
     options = ctx.options._replace(**dict(zip(_TENSORS, tensors, strict=True)))
-    made = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, dlse, *options)
-    asked = ctx.needs_input_grad[:3]
+    of_q, of_k, of_v = asked = ctx.needs_input_grad[:3]
+    made = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, dlse, *options, of_q, of_k or of_v)
     return *(gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)), *nothing
 
 
@@ -176,30 +175,34 @@ def _backward(
     dlse: torch.Tensor | None,
     *values: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """dQ, dK and dV, contiguous. Rows and keys of no sequence have zeros."""
-    options = Options(*values)
+    """dQ, dK and dV, strided as Q, K and V are. Rows and keys of no sequence have zeros.
+
+    What nobody wants has no elements.
+    """
+    *given_options, wants_dq, wants_dkv = values
+    options = Options(*given_options)
     packing = options.packing
     is_packed = packing.cu_seqlens_q is not None
-    made = {
-        f"d{name}": (tensor.new_zeros if is_packed else tensor.new_empty)(tensor.shape)
-        for name, tensor in (("q", q), ("k", k), ("v", v))
-    }
+    new = torch.zeros_like if is_packed else torch.empty_like
+    made = {"dq": new(q)} if wants_dq else {}
+    made |= {"dk": new(k), "dv": new(v)} if wants_dkv else {}
+    found = tuple(made.get(name, q.new_empty(0)) for name in ("dq", "dk", "dv"))
     if packing.is_blind(q, k):
-        return tuple(made.values())
-    problem = options.problem(q, k, dlse is not None)
+        return found
+    problem = options.problem(q, k, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
     rung = rung_for(problem, _arch(q.device))
-    features = is_packed, problem.window, problem.softcap > 0, problem.alibi, problem.dlse, problem.dropout_p > 0
+    features = is_packed, problem.window, problem.softcap > 0, problem.alibi, problem.options, problem.dropout_p > 0
     kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], problem.causal, *features, is_long(problem))
     ready = op.ready_for(kind, problem, q, rung.name)
     given = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse}
-    given |= general.more_inputs(packing, options.alibi_slopes) | ({} if dlse is None else {"dlse": dlse.contiguous()})
-    if options.rng_state is not None:
-        given[RNG_STATE] = options.rng_state
+    given |= general.more_inputs(packing, options.alibi_slopes, options.rng_state)
+    given |= {} if dlse is None else {"dlse": dlse.contiguous()}
     op.slow_path(ready, problem, given | made)
     if is_packed and not q.is_cuda:  # the emulator gives all of its memory back
         for of, name in (("q", "dq"), ("k", "dk"), ("k", "dv")):
-            made[name][:, int(given[f"cu_seqlens_{of}"][-1]) :] = 0
-    return tuple(made.values())
+            if name in made:
+                made[name][:, int(given[f"cu_seqlens_{of}"][-1]) :] = 0
+    return found
 
 
 def _as_kernels_read(dout: torch.Tensor) -> torch.Tensor:
@@ -215,8 +218,10 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("flashladder::attention_backward", lib=op.LIBRARY)
-def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> tuple[torch.Tensor, ...]:
+    wants_dq, wants_dkv = more[-2:]
+    wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
+    return tuple(torch.empty_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted)
 
 
 def _refuse_again(ctx: Any, *_: Any) -> _Gradients:

@@ -21,8 +21,8 @@ def register_with_diffusers() -> None:
     """Makes diffusers' `model.set_attention_backend("ladder")` and `attention_backend("ladder")` work.
 
     Models then run `attention`. Keys that a mask hides for all queries alike are taken out, and the batch runs as
-    packed sequences. Where `attention` refuses, or a mask, a gradient or dropout is wanted that it does not have,
-    diffusers' "native" runs, with one FallbackWarning for each kind of reason.
+    packed sequences. Where `attention` refuses, or a mask or a gradient is wanted that it does not have, diffusers'
+    "native" runs, with one FallbackWarning for each kind of reason.
 
     Raises ToolchainError without diffusers, or for one whose backends are kept in another way.
     """
@@ -68,8 +68,6 @@ def _attend(
     from diffusers.models.attention_dispatch import _native_attention
 
     try:
-        if dropout_p:
-            raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing")
         if _parallel_config is not None:
             raise UnsupportedProblemError("_parallel_config: contexts in parallel are not for this backend")
         if is_causal and query.shape[1] != key.shape[1]:
@@ -78,7 +76,7 @@ def _attend(
             raise UnsupportedProblemError("fewer heads of k and v without enable_gqa")
         q, k, v = autocast(query, key, value)
         foresee(q, k, v)
-        options: dict[str, Any] = {"causal": is_causal, "softmax_scale": scale}
+        options: dict[str, Any] = {"causal": is_causal, "softmax_scale": scale, "dropout_p": dropout_p}
         if attn_mask is None:
             return attention(q, k, v, return_lse=return_lse, **options)
         keys = _keys(attn_mask, q, k)

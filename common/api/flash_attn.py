@@ -44,11 +44,7 @@ def flash_attn_func(
     """
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
-    if given.number("dropout_p", dropout_p) and return_attn_probs:
-        raise UnsupportedProblemError(
-            f"return_attn_probs with dropout_p={dropout_p}: kernels keep no probabilities; flashladder.dropout_mask "
-            "gives the mask of a call"
-        )
+    _refuse_probabilities(return_attn_probs, dropout_p)
     _refuse_deterministic(deterministic, q, k, v)
     result = attention(
         q,
@@ -123,12 +119,11 @@ def flash_attn_varlen_func(
 
     The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). With a block_table, (sequences,
     max_pages) of int32, k and v are pages, (num_pages, page_size, heads_k, head_dim). Kernels for many rows read none,
-    so the keys of all sequences are copied first, which takes memory for total_k of them. Dropout is refused.
+    so the keys of all sequences are copied first, which takes memory for total_k of them.
     """
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
-    if given.number("dropout_p", dropout_p):
-        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing of packed sequences; 0.0 works")
+    _refuse_probabilities(return_attn_probs, dropout_p)
     _refuse_deterministic(deterministic, q, k, v)
     if block_table is not None:
         gradients.refuse(k, v)
@@ -144,6 +139,7 @@ def flash_attn_varlen_func(
         softmax_scale=softmax_scale,
         softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
+        dropout_p=dropout_p,
         **general.seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
         return_lse=return_attn_probs,
     )
@@ -227,6 +223,15 @@ def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tenso
     if tensor.dim() != layout.count(",") + 1 or tensor.shape[-3] != len(name):
         raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; it should be {layout}")
     return tensor.unbind(-3)
+
+
+def _refuse_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
+    """With dropout flash-attn returns them, and the mask in their signs."""
+    if given.number("dropout_p", dropout_p) and return_attn_probs:
+        raise UnsupportedProblemError(
+            f"return_attn_probs with dropout_p={dropout_p}: kernels keep no probabilities; flashladder.dropout_mask "
+            "gives the mask of a call"
+        )
 
 
 def _refuse_deterministic(deterministic: bool, *inputs: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""attention with what few rungs take: packed sequences, a window, a softcap, ALiBi. One operator for all of it."""
+"""attention with what few rungs take: packed sequences, windows, softcaps, ALiBi, dropout. One operator for all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from flashladder.common.api import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations.forward import ALL_KEYS
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -123,11 +124,14 @@ class Packing(NamedTuple):
 
 
 def more_inputs(
-    packing: Packing, alibi_slopes: torch.Tensor | None, sinks: torch.Tensor | None = None
+    packing: Packing,
+    alibi_slopes: torch.Tensor | None,
+    rng_state: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """What kernels are given beside Q, K and V, by name."""
     starts = {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
-    found = {**starts, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    found = {**starts, "alibi_slopes": alibi_slopes, RNG_STATE: rng_state, "sinks": sinks}
     return {name: tensor.contiguous() for name, tensor in found.items() if tensor is not None}
 
 
@@ -158,6 +162,8 @@ def forward(
     window_right: int | None,
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    rng_state: torch.Tensor | None,
     sinks: torch.Tensor | None,
     version: str,
     lse: bool,
@@ -165,14 +171,15 @@ def forward(
     """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
 
     With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
-    (batch, heads), sinks (heads,) and fp32; both contiguous.
+    (batch, heads), sinks (heads,) and fp32; both contiguous. With a dropout_p there is an rng_state.
     """
     o, sums = _outputs(q, v, cu_seqlens_q is not None, lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
-    bounds |= {"alibi": alibi_slopes is not None, "sinks": sinks is not None, **op.apart_of(q, v)}
-    others: dict[str, Any] = dict(bounds)
-    more = more_inputs(packing, alibi_slopes, sinks)
+    bounds: dict[str, Any] = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
+    bounds |= {"alibi": alibi_slopes is not None, "dropout_p": dropout_p, "sinks": sinks is not None}
+    bounds |= op.apart_of(q, v)
+    others = dict(bounds)
+    more = more_inputs(packing, alibi_slopes, rng_state, sinks)
     tensors = {"q": q, "k": k, "v": v, "o": o, **more} | ({"lse": sums} if lse else {})
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         end_q = sequences.end("q", cu_seqlens_q, q.shape[1], max_seqlen_q)

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import around_kernels, attention, differentiable, general, given, gradients, sequences
+from flashladder.common.api import (
+    around_kernels,
+    attention,
+    differentiable,
+    dropout,
+    general,
+    given,
+    gradients,
+    sequences,
+)
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime.ahead import DEFAULT
 
@@ -29,6 +38,7 @@ def packed_attention(
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
     return_lse: bool = False,
     version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -65,25 +75,22 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     gradients.refuse_forward_mode(q, k, v)
-    if around_kernels.are_needed(q, v, alike=gradients.wanted(q, k, v)):
+    if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
         options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        options |= {
-            "max_seqlen_q": longest[0],
-            "max_seqlen_k": longest[1],
-            "alibi_slopes": alibi_slopes,
-            "sinks": sinks,
-        }
+        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
+        options |= {"sinks": sinks, "dropout_p": dropout_p}
         alone: Any = functools.partial(packed_attention, return_lse=True, **options)
         o, lse = around_kernels.attend(alone, q, k, v, softmax_scale)
         return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
     bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
-    asked = (*packing, causal, softmax_scale, *bounds)
+    dropping = dropout.drawn(dropout_p, q.device)
+    asked = differentiable.Options(*packing, causal, softmax_scale, *bounds, *dropping)
     if gradients.wanted(q, k, v):
         differentiable.refuse(sinks=sinks is not None)
-        o, lse = differentiable.forward(q[None], k[None], v[None], differentiable.Options(*asked), version)
+        o, lse = differentiable.forward(q[None], k[None], v[None], asked, version)
     else:
         o, lse = general.forward(q[None], k[None], v[None], *asked, general.sinks_of(sinks, q), version, return_lse)
     return (o[0], lse) if return_lse else o[0]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from flashladder.common.api import DEFAULT, attention, given
+from flashladder.common.api import DEFAULT, attention, given, gradients
 from flashladder.common.api.states import merge_states
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
@@ -38,10 +38,12 @@ def ring_attention(
     The keys and values of the next step are on their way, by `group`'s backend (NCCL on GPUs), while the kernel runs.
     Partial outputs are summed in fp32.
 
-    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, and as `attention`.
+    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, where an input wants
+    a gradient, and as `attention`.
     """
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_lse=return_lse)
+    gradients.refuse(q, k, v, whose="ring_attention computes")
     if not dist.is_available() or not dist.is_initialized():
         raise UnsupportedProblemError("there is no process group: call torch.distributed.init_process_group first")
     if q.dim() != 4 or k.shape != v.shape:

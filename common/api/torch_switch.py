@@ -2,7 +2,11 @@
 
 torch.nn.attention has a registry of flash implementations (torch/nn/attention/_registry.py): a name and a function that
 overrides operators of aten, and returns a handle whose remove() takes them back. FlashAttention-3 and 4 enter by it. It
-is the operator behind the flash backend of scaled_dot_product_attention that is overridden here, for CUDA.
+is the operators behind the flash backend of scaled_dot_product_attention that are overridden here, for CUDA.
+
+The gradient of a call is to come from the kernels that gave its output, as their dropout is not torch's. So torch's
+backward operator has to tell whose they were. It does by the random state that it is given, which was the forward
+pass's output: torch's is of uint64, ours is of int64, 16 bytes in either case.
 """
 
 from __future__ import annotations
@@ -12,13 +16,18 @@ from typing import Any
 
 import torch
 from torch.library import Library
+from torch.nn.functional import pad
 
-from flashladder.common.api import attention, gradients
+from flashladder.common.api import attention, differentiable, dropout, general, gradients
 from flashladder.common.api.fallback import say
 from flashladder.common.errors import DeviceError, ToolchainError, UnsupportedProblemError
+from flashladder.common.problem.dropout import STATE_WORDS
+from flashladder.common.runtime.ahead import DEFAULT
 
 NAME = "ladder"
 _OPERATOR = "_scaled_dot_product_flash_attention"
+_BACKWARD = f"{_OPERATOR}_backward"
+_STATE, _OURS = 12, torch.int64  # the place of the random state among the arguments of the latter, and its dtype
 _device = "CUDA"  # torch's name for where the operator is overridden
 
 
@@ -26,8 +35,9 @@ def register_with_torch() -> None:
     """Makes `torch.nn.attention.activate_flash_attention_impl("ladder")` work; activates nothing.
 
     Once it is activated, scaled_dot_product_attention runs `attention` where it would run torch's FlashAttention-2 on
-    CUDA. Where `attention` refuses, or dropout or a gradient is wanted, FlashAttention-2 runs, with one FallbackWarning
-    for each kind of reason. `torch.nn.attention.restore_flash_attention_impl()` takes it back.
+    CUDA, with its gradients and dropout. Where `attention` refuses, FlashAttention-2 runs, with one FallbackWarning for
+    each kind of reason. `torch.nn.attention.restore_flash_attention_impl()` takes it back; what is left of a training
+    step then still has our gradients.
 
     Raises ToolchainError for a torch without the registry (before 2.11).
     """
@@ -51,26 +61,36 @@ class _Handle:
 
 
 def _activate() -> _Handle:
+    originals = [_original(name) for name in (_OPERATOR, _BACKWARD)]
+
+    def forward(keys: Any, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        try:
+            return _ours(*arguments, **options)
+        except UnsupportedProblemError as error:
+            say("torch's FlashAttention-2", str(error))
+            return originals[0].call_boxed(keys, *arguments, **options)
+
+    def backward(keys: Any, *arguments: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+        of_ours = arguments[_STATE].dtype == _OURS
+        return _gradients(*arguments, **options) if of_ours else originals[1].call_boxed(keys, *arguments, **options)
+
+    library = Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's, that a kernel is overridden: it is meant to be
+        library.impl(_OPERATOR, forward, _device, with_keyset=True)
+        library.impl(_BACKWARD, backward, _device, with_keyset=True)
+    return _Handle(library)
+
+
+def _original(name: str) -> Any:
+    """torch's kernel of an operator."""
     try:
-        original = torch.library.get_kernel(f"aten::{_OPERATOR}", _device)
+        return torch.library.get_kernel(f"aten::{name}", _device)
     except RuntimeError:
         raise DeviceError(
             f"torch {torch.__version__} has no FlashAttention-2 for {_device}, which would run ours; a torch with CUDA "
             "works, and attention() takes tensors on the CPU"
         ) from None
-
-    def run(keys: Any, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        try:
-            return _ours(*arguments, **options)
-        except UnsupportedProblemError as error:
-            say("torch's FlashAttention-2", str(error))
-            return original.call_boxed(keys, *arguments, **options)
-
-    library = Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch's, that a kernel is overridden: it is meant to be
-        library.impl(_OPERATOR, run, _device, with_keyset=True)
-    return _Handle(library)
 
 
 def _ours(
@@ -84,14 +104,48 @@ def _ours(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """The operator's outputs: of q, k and v (batch, heads, seqlen, head_dim), and likewise the output."""
-    if dropout_p:
-        raise UnsupportedProblemError(f"dropout_p={dropout_p}: kernels drop nothing")
     if return_debug_mask:
         raise UnsupportedProblemError("return_debug_mask: kernels keep no probabilities")
-    gradients.refuse(query, key, value)  # views do not say so
+    gradients.refuse_forward_mode(query, key, value)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    options = differentiable.Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout.checked(dropout_p))
+    if gradients.wanted(query, key, value):  # views do not say so
+        differentiable.require_rung(q, k, options)
     output = torch.empty_like(query)  # strided as torch.compile expects it
     out = output.transpose(1, 2)
-    _, lse = attention(q, k, v, causal=is_causal, softmax_scale=scale, return_lse=True, out=out)
-    seed, offset = (query.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))  # of dropout: none
-    return output, lse, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
+    if dropout_p:
+        words = pad(dropout.drawn(dropout_p, q.device).rng_state, (0, 1))
+        asked = options._replace(rng_state=words[:STATE_WORDS])
+        o, lse = general.forward(q, k, v, *asked, DEFAULT, True)
+        out.copy_(o)
+    else:
+        words = query.new_empty(STATE_WORDS + 1, dtype=torch.int32)
+        _, lse = attention(q, k, v, causal=is_causal, softmax_scale=scale, return_lse=True, out=out)
+    beside = query.new_empty((), dtype=torch.uint64)
+    return output, lse, None, None, query.shape[2], key.shape[2], words.view(_OURS), beside, query.new_empty(0)
+
+
+def _gradients(
+    dout: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    cum_seq_q: None,
+    cum_seq_k: None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    state: torch.Tensor,
+    offset: torch.Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The backward operator's outputs, of what `_ours` gave; strided as query, key and value are."""
+    given = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
+    words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
+    options = differentiable.Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
+    made = torch.ops.flashladder.attention_backward(*given, lse, None, *options, True, True)
+    return tuple(gradient.transpose(1, 2) for gradient in made)

@@ -48,9 +48,9 @@ def register_with_transformers() -> None:
     Models then run `attention`. Padding, to the left or the right, is taken out, and the batch runs as packed
     sequences; a query that is padding gives 0. On a GPU a first causal call also makes ready the kernels that its
     generation comes to, or that of a padded batch; one that was never compiled takes some seconds more. Where
-    `attention` refuses, or a mask, a gradient or dropout is wanted that it does not have, transformers' "sdpa" runs,
-    with one FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted,
-    which "sdpa" has not, UnsupportedProblemError is raised instead.
+    `attention` refuses, or a mask or a gradient is wanted that it does not have, transformers' "sdpa" runs, with one
+    FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted, which "sdpa" has not,
+    UnsupportedProblemError is raised instead.
 
     Raises ToolchainError without transformers, or for one whose masks are made in another way.
     """
@@ -84,8 +84,8 @@ def _attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     try:
         q, k, v = autocast(*(tensor.transpose(1, 2) for tensor in (query, key, value)))
-        _refuse(q, k, v, dropout, options)
-        return _ours(q, k, v, attention_mask, causal, scaling, options), None
+        _refuse(q, k, v, options)
+        return _ours(q, k, v, attention_mask, causal, scaling, dropout, options), None
     except UnsupportedProblemError as error:
         if options.get("cu_seq_lens_q") is not None:
             raise UnsupportedProblemError(
@@ -103,10 +103,8 @@ def _attend(
     )
 
 
-def _refuse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, options: dict[str, Any]) -> None:
+def _refuse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> None:
     """What is known to be beyond `attention` from the outside."""
-    if dropout:
-        raise UnsupportedProblemError(f"dropout={dropout}: kernels drop nothing")
     for name in ("position_bias", "cache"):
         if options.get(name) is not None:
             raise UnsupportedProblemError(f"{name}: kernels take none")
@@ -122,10 +120,11 @@ def _ours(
     mask: torch.Tensor | None,
     causal: bool,
     scale: float | None,
+    dropout: float,
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Of (batch, seqlen, heads, head_dim)."""
-    scores: dict[str, Any] = {"softmax_scale": scale, "softcap": options.get("softcap") or 0.0}
+    scores: dict[str, Any] = {"softmax_scale": scale, "softcap": options.get("softcap") or 0.0, "dropout_p": dropout}
     scores["sinks"] = options.get("s_aux")
     if options.get("cu_seq_lens_q") is not None:
         if len(q) > 1:

@@ -81,7 +81,7 @@ class ProblemInstance:
 
         def check() -> Check:
             given = run()._asdict()
-            return verify(self.expected, {name: given[name] for name in self.problem.asked.outputs if name != LSE})
+            return verify(self.expected, {name: given[name] for name in self.problem.outputs if name != LSE})
 
         return Contender(baseline.name, run, check)
 

@@ -200,7 +200,8 @@ class Problem:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs that are asked for, in the operation's order."""
-        return tuple(name for name in self.asked.outputs if self.lse or name != LSE)
+        asked = self.asked
+        return tuple(name for name in asked.outputs if asked.is_wanted(self, name))
 
     @property
     def set_options(self) -> dict[str, Value]:
@@ -281,6 +282,10 @@ class Operation(ABC):
 
     def check(self, problem: Problem) -> None:  # noqa: B027 - most operations have nothing to add
         """Raises UnsupportedProblemError for what every operation would take, but this one."""
+
+    def is_wanted(self, problem: Problem, name: str) -> bool:
+        """Whether a problem asks for an output."""
+        return problem.lse or name != LSE
 
     def option(self, name: str) -> Option:
         """One of its own; UnsupportedProblemError lists those there are."""

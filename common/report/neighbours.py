@@ -83,12 +83,9 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (205, "Any lengths, any strides, grouped heads and padded passes come in one step."),
     "backward/11_any_attention": (
-        320,
-        "It brings what several rungs of the forward ladder bring, and counts rows anew where they are packed.",
-    ),
-    "backward/12_dropout": (
-        190,
-        "A generator, the places of its bytes among scores, and letters with signs, come together.",
+        470,
+        "It brings what several rungs of the forward ladder bring, and rung 12's dropout, and counts rows anew where "
+        "they are packed.",
     ),
     "48_column_of_ones": (202, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }

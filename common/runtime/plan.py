@@ -127,7 +127,8 @@ def _plan(
     rung: Version, kernel: gpu.LoadedKernel, lenders: Sequence[Lend], shapes: _Sizes, device: torch.device
 ) -> Plan:
     config = kernel.artifact.config
-    kernels = [_kernel(kernel, each, shapes, device) for each in kernel.artifact.kernels]
+    every = (_kernel(kernel, each, shapes, device) for each in kernel.artifact.kernels)
+    kernels = [each for each in every if all(each[0].grid)]
     workspaces = [_workspace(*each, shapes) for each in zip(kernel.launcher.workspaces, lenders, strict=True)]
     tensors = [_tensor(name, shapes.problem, shape) for name, shape in shapes.shapes.items()]
     if not (launch_kernel := kernel.launch_address()):
@@ -273,7 +274,9 @@ def _tensor(name: str, problem: Problem, shape: tuple[int, ...]) -> TensorPlan:
     if len(shape) > MAX_DIMENSIONS or dtype not in DLPACK_DTYPES:
         raise _CannotSay
     dimensions = (ctypes.c_int64 * MAX_DIMENSIONS)(*shape)
-    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), name in problem.asked.outputs, name == LSE, dimensions)
+    is_output = name in problem.asked.outputs
+    may_be_left_out = name == LSE or (is_output and name not in problem.outputs)
+    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), is_output, may_be_left_out, dimensions)
 
 
 def _kernel(

@@ -62,11 +62,15 @@ def test_as_torchs_own(device):
         torch.testing.assert_close(given, exact, rtol=2**-6, atol=2**-6)
 
 
-def test_only_gradients_that_are_asked_for(device):
-    problem, tensors, (q, k, v) = drawn(device)
-    o, lse = flashladder.attention(q.detach(), k.detach(), v, return_lse=True)
-    (dv,) = torch.autograd.grad(o, (v,), tensors.dout)
-    require_right(problem, tensors, dv=dv)
+@pytest.mark.parametrize("wanted", ["v", "q", "kv"])
+def test_only_gradients_that_are_asked_for(wanted, device):
+    """As where only some of a model's parameters are trained, such as LoRA's."""
+    problem, tensors, inputs = drawn(device)
+    q, k, v = (x if name in wanted else x.detach() for name, x in zip("qkv", inputs, strict=True))
+    o, lse = flashladder.attention(q, k, v, return_lse=True)
+    asked = {f"d{name}": x for name, x in zip("qkv", (q, k, v), strict=True) if name in wanted}
+    made = torch.autograd.grad(o, tuple(asked.values()), tensors.dout)
+    require_right(problem, tensors, **dict(zip(asked, made, strict=True)))
     assert lse.shape == (1, 2, 20)
 
 
@@ -109,7 +113,10 @@ def test_its_operators_are_what_torch_expects(device):
     _, tensors, inputs = drawn(device, seqlen_q=8, seqlen_k=8)
     o, lse = (tensors.by_name[name] for name in ("o", "lse"))
     given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, None, *differentiable.Options()
-    torch.library.opcheck(torch.ops.flashladder.attention_backward.default, given)
+    for wanted in ((True, True), (True, False), (False, True)):
+        torch.library.opcheck(torch.ops.flashladder.attention_backward.default, (*given, *wanted))
+        made = torch.ops.flashladder.attention_backward(*given, *wanted)
+        assert [bool(gradient.numel()) for gradient in made] == [wanted[0], wanted[1], wanted[1]]
     fake = [tensor.detach().to("meta").requires_grad_() for tensor in inputs]
     flashladder.attention(*fake).sum().backward()
     assert fake[0].grad.is_meta

@@ -168,6 +168,10 @@ def test_options(device):
     assert torch.equal(given, flashladder.attention(q, k, k, causal=True, softmax_scale=0.3))
     o, lse = attend(q, k, k, enable_gqa=True, attention_kwargs={"return_lse": True})
     assert all(map(torch.equal, (o, lse), flashladder.attention(q, k, k, return_lse=True)))
+    torch.manual_seed(0)
+    given = attend(q, k, k, enable_gqa=True, dropout_p=0.3)
+    torch.manual_seed(0)
+    assert torch.equal(given, flashladder.attention(q, k, k, dropout_p=0.3))
     with torch.autocast(device, dtype=torch.bfloat16):
         given = attend(q.float(), k.float(), k.float(), enable_gqa=True)
     assert torch.equal(given, flashladder.attention(q, k, k))
@@ -181,7 +185,7 @@ def test_options(device):
             lambda q: dict.fromkeys(("query", "key", "value"), q.repeat(1, 1, 1, 5)),
             "kernels take head_dim up to 256, not 320",
         ),
-        (lambda q: {"dropout_p": 0.1}, "dropout_p=0.1: kernels drop nothing"),
+        (lambda q: {"dropout_p": 1.0}, "dropout_p=1.0: must be at least 0 and less than 1"),
         (lambda q: {"key": q[:, :9], "value": q[:, :9], "is_causal": True}, "which is to the upper left there"),
         (lambda q: {"attn_mask": torch.ones(20, 20, dtype=torch.bool).tril()}, "a mask that hides more than keys"),
         (lambda q: {"attn_mask": torch.zeros(1, 20, dtype=q.dtype)}, "a mask that hides more than keys"),
@@ -204,8 +208,8 @@ def test_what_is_refused_runs_on_torch_and_is_said_once(change, reason):
 
 def test_what_torch_has_not_either_is_refused():
     q = drawn(1, 20, 2, 64)
-    with pytest.raises(UnsupportedProblemError, match=r'dropout_p=0.1.*; with return_lse, which "native" has'):
-        attend(q, q, q, dropout_p=0.1, attention_kwargs={"return_lse": True})
+    with pytest.raises(UnsupportedProblemError, match=r'dropout_p=1.0.*; with return_lse, which "native" has'):
+        attend(q, q, q, dropout_p=1.0, attention_kwargs={"return_lse": True})
 
 
 def test_compiled_in_one_piece(device):

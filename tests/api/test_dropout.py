@@ -6,6 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import flashladder
+from flashladder.common.api import differentiable, general
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import dropout
 
@@ -80,25 +81,138 @@ def test_p_is_a_number_of_256ths():
 # attention
 
 
-@pytest.mark.parametrize(("causal", "dropout_p"), [(False, 0.3), (True, 0.97)])
-def test_o_and_gradients_are_those_of_the_mask_by_hand(causal, dropout_p, device):
+def by_hand(q, k, v, mask, dropout_p, causal=False, window=None, softcap=0.0, slopes=None):
+    """O and the log-sum-exp in fp64, of the weights that a mask keeps."""
+    k, v = (each.repeat_interleave(2, 2) for each in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / 8
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    ahead = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
+    ahead = ahead.to(q.device)
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * ahead.abs()
+    hidden = (ahead < 0) & causal
+    if window is not None:
+        hidden = hidden | (ahead > window[0])
+    scores = scores.masked_fill(hidden, -torch.inf)
+    kept = scores.softmax(-1) * mask * dropout.rescale(dropout_p)
+    return torch.einsum("bhij,bjhd->bihd", kept, v), scores.logsumexp(-1)
+
+
+def require_alike(ours, theirs):
+    for given, exact in zip(ours, theirs, strict=True):
+        assert (given - exact).abs().max() < 0.012 * exact.abs().max()
+
+
+SLOPES = torch.tensor([0.3, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("dropout_p", "options"),
+    [
+        (0.3, {}),
+        (0.97, {"causal": True}),
+        (0.3, {"causal": True, "window": (9, None)}),
+        (0.3, {"softcap": 0.7, "slopes": SLOPES}),
+        (0.1, {"causal": True, "window": (12, None), "softcap": 1.5, "slopes": SLOPES}),
+    ],
+    ids=str,
+)
+def test_o_and_gradients_are_those_of_the_mask_by_hand(dropout_p, options, device):
     inputs, dout = drawn(device)
-    o, lse = attend(inputs, causal=causal, dropout_p=dropout_p, return_lse=True)
+    options = {name: x.to(device) if name == "slopes" else x for name, x in options.items()}
+    asked = {"alibi_slopes" if name == "slopes" else name: x for name, x in options.items()}
+    o, lse = attend(inputs, dropout_p=dropout_p, return_lse=True, **asked)
     gradients = torch.autograd.grad(o, inputs, dout)
     torch.manual_seed(0)
     mask = flashladder.dropout_mask(*inputs[:2], dropout_p)
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    theirs, exact_lse = by_hand(*exact, mask, dropout_p, **options)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+    require_alike((o, *gradients), (theirs, *torch.autograd.grad(theirs, exact, dout.double())))
+
+
+def test_the_log_sum_exps_gradient_beside_dropout(device):
+    """It is that of all weights."""
+    inputs, dout = drawn(device)
+    o, lse = attend(inputs, softcap=0.7, return_lse=True)
+    dlse = torch.linspace(-1, 1, lse.numel(), device=device).view_as(lse)
+    made = torch.autograd.grad((o, lse), inputs, (dout, dlse))
+    torch.manual_seed(0)
+    mask = flashladder.dropout_mask(*inputs[:2], 0.3)
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    outputs = by_hand(*exact, mask, 0.3, softcap=0.7)
+    require_alike(made, torch.autograd.grad(outputs, exact, (dout.double(), dlse.double())))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": (12, None), "softcap": 1.5, "slopes": SLOPES}], ids=["plain", "all"]
+)
+def test_packed_sequences_are_those_of_the_mask_by_hand(options, device):
+    """Each has its own part of the mask, that of a batch of the longest."""
+    (q, k, v), dout = drawn(device, batch=1, seqlen_q=43, seqlen_k=60)
+    inputs = [x[0].detach().requires_grad_() for x in (q, k, v)]
+    ends_q, ends_k = ([0, 20, 20, 40, 43], [0, 36, 41, 41, 60])
+    starts = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in (ends_q, ends_k)]
+    options = {name: x.to(device) if name == "slopes" else x for name, x in options.items()}
+    asked = {"softcap": options.get("softcap", 0.0), "alibi_slopes": options.get("slopes")}
+    asked["window_size"] = (12, 0) if options else (-1, -1)
+    torch.manual_seed(0)
+    o = flashladder.flash_attn_varlen_func(*inputs, *starts, 20, 36, 0.3, causal=True, **asked)
+    made = torch.autograd.grad(o, inputs, dout[0])
+    torch.manual_seed(0)
+    again = flashladder.packed_attention(
+        *inputs,
+        *starts,
+        20,
+        36,
+        dropout_p=0.3,
+        causal=True,
+        alibi_slopes=asked["alibi_slopes"],
+        softcap=asked["softcap"],
+        window=(12, None) if options else (None, None),
+    )
+    assert torch.equal(o, again)
+    torch.manual_seed(0)
+    mask = flashladder.dropout_mask(q.new_empty(4, 20, 2, 64), q.new_empty(4, 36, 1, 64), 0.3)
     q, k, v = exact = [each.detach().double().requires_grad_() for each in inputs]
-    k, v = (each.repeat_interleave(2, 2) for each in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / 8
-    if causal:
-        scores = scores.masked_fill(torch.ones_like(mask).tril(16).logical_not(), -torch.inf)
-    kept = scores.softmax(-1) * mask * dropout.rescale(dropout_p)
-    by_hand = torch.einsum("bhij,bjhd->bihd", kept, v)
-    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(
-        (o, *gradients), (by_hand, *torch.autograd.grad(by_hand, exact, dout.double())), strict=True
-    ):
-        assert (ours - theirs).abs().max() < 0.012 * theirs.abs().max()
+    parts = []
+    for number in (0, 3):
+        rows, keys = slice(*ends_q[number : number + 2]), slice(*ends_k[number : number + 2])
+        part = mask[number, :, : rows.stop - rows.start, : keys.stop - keys.start]
+        parts.append(by_hand(q[None, rows], k[None, keys], v[None, keys], part, 0.3, causal=True, **options)[0][0])
+    expected = torch.cat((parts[0], torch.zeros_like(q[20:40]), parts[1]))  # the others see no key
+    require_alike((o, *made), (expected, *torch.autograd.grad(expected, exact, dout[0].double())))
+
+
+def test_packed_tensors_and_equal_lengths_are_a_batch(device):
+    """The mask too, so that O is the same to the last bit."""
+    together, _ = drawn(device, seqlen_k=20, heads=3, heads_k=3)
+    qkv = torch.stack([x.detach() for x in together], 2)[..., :2, :].contiguous()
+    starts = torch.tensor([0, 20, 40], dtype=torch.int32, device=device)
+    torch.manual_seed(0)
+    batch = flashladder.flash_attn_qkvpacked_func(qkv, 0.3, causal=True)
+    torch.manual_seed(0)
+    packed = flashladder.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), starts, 20, 0.3, causal=True)
+    assert torch.equal(batch.flatten(0, 1), packed)
+    q, k, v = qkv.unbind(2)
+    torch.manual_seed(0)
+    assert torch.equal(batch, flashladder.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), 0.3, causal=True))
+
+
+def test_sinks_and_an_odd_head_dim_and_out_beside_dropout(device):
+    """What is done around a kernel is done around one that drops weights, too."""
+    q, k, v = (x.detach() for x in drawn(device)[0])
+    o, lse = attend((q, k, v), return_lse=True)
+    sinks = torch.tensor([0.5, -1.0], device=device)
+    share = torch.sigmoid(lse - sinks[:, None]).mT[..., None]
+    torch.testing.assert_close(attend((q, k, v), sinks=sinks), (o * share).to(o.dtype))
+    out = torch.empty_like(q)
+    assert attend((q, k, v), out=out) is out
+    assert torch.equal(out, o)
+    narrow = attend([x[..., :60] for x in (q, k, v)])
+    filled = [torch.nn.functional.pad(x[..., :60], (0, 4)) for x in (q, k, v)]
+    assert torch.equal(narrow, attend(filled, softmax_scale=60**-0.5)[..., :60])
 
 
 def test_without_dropout_the_bits_are_as_without_the_argument(device):
@@ -161,8 +275,8 @@ def test_each_replay_of_a_graph_draws_its_own_mask():
 
 def test_its_operator_is_what_torch_expects(device):
     inputs, _ = drawn(device, seqlen_q=8, seqlen_k=8)
-    given = *(each.detach() for each in inputs), STATE.to(device), False, None, 0.3, "fastest"
-    torch.library.opcheck(torch.ops.flashladder.attention_dropout.default, given)
+    options = differentiable.Options(dropout_p=0.3, rng_state=STATE.to(device))
+    torch.library.opcheck(general.forward, (*(each.detach() for each in inputs), *options, "fastest", True))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +286,7 @@ def test_its_operator_is_what_torch_expects(device):
         ({"dropout_p": -0.1}, "dropout_p=-0.1: must be at least 0 and less than 1"),
         ({"dropout_p": float("nan")}, "dropout_p=nan: must be"),
         ({"dropout_p": "x"}, "dropout_p='x' is of type str; it should be a number"),
-        ({"window": (3, None), "softcap": 2.0}, "dropout_p=0.3 with window, softcap"),
+        ({"dropout_p": None}, "dropout_p=None is of type NoneType; it should be a number"),
         ({"version": "23"}, "23_general has no dropout"),
     ],
 )

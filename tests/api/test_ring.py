@@ -138,6 +138,10 @@ def test_what_is_no_part_is_refused(monkeypatch):
     for call, words in (
         (lambda: ring_attention("x", q, q), "q='x' is of type str; it should be a torch.Tensor"),
         (lambda: ring_attention(q, q, q, causal=1), "causal=1 is of type int; it should be True or False"),
+        (
+            lambda: ring_attention(q, q.clone().requires_grad_(), q),
+            "the inputs want a gradient, and ring_attention computes none: call it in torch.no_grad()",
+        ),
         (lambda: zigzag_split([1, 2], 0, 1), "whole is of type list; it should be a torch.Tensor"),
         (lambda: zigzag_split(q, "0", 1), "rank='0' is of type str; it should be a whole number"),
         (lambda: zigzag_split(q, 0, None), "world_size=None is of type NoneType; it should be a whole number"),

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(switch, "register_flash_attention_impl"), reason="torch has no registry of flash implementations"
 )
 operator = torch.ops.aten._scaled_dot_product_flash_attention
+backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 TORCHS = 7.0  # what the stand-in for torch's kernel says of everything
 
 
@@ -26,6 +27,10 @@ def stand_in(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mas
     states = (torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64))
     lse = query.new_zeros(query.shape[:3], dtype=torch.float32)
     return torch.full_like(query, TORCHS), lse, None, None, query.shape[2], key.shape[2], *states, query.new_empty(0)
+
+
+def backward_stand_in(dout, query, key, value, *_, scale=None):
+    return tuple(torch.full_like(x, TORCHS) for x in (query, key, value))
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +44,11 @@ def _as_it_was(monkeypatch):
 
 @pytest.fixture
 def cpu(monkeypatch):
-    """The operator on the CPU, where torch has none: a stand-in for torch's kernel, overridden as on CUDA."""
+    """The operators on the CPU, where torch has none: stand-ins for torch's kernels, overridden as on CUDA."""
     monkeypatch.setattr(torch_switch, "_device", "CPU")
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_scaled_dot_product_flash_attention", stand_in, "CPU")
+        library.impl("_scaled_dot_product_flash_attention_backward", backward_stand_in, "CPU")
         flashladder.register_with_torch()
         yield
         switch.restore_flash_attention_impl(_raise_warn=False)
@@ -94,7 +100,8 @@ def test_it_gives_what_torch_expects(cpu, packed_by):
     shaped = operator(*(tensor.to("meta") for tensor in arguments[:3]), *arguments[3:], **options)
     for given, meta in zip(outputs, shaped, strict=True):
         if isinstance(given, torch.Tensor):
-            assert (given.shape, given.stride(), given.dtype) == (meta.shape, meta.stride(), meta.dtype)
+            dtype = torch.int64 if meta.shape == (2,) else meta.dtype  # by which backward knows our random state
+            assert (given.shape, given.stride(), given.dtype) == (meta.shape, meta.stride(), dtype)
         else:
             assert given == meta
     scores = 0.3 * q.double() @ k.double().repeat_interleave(2, 1).mT
@@ -107,20 +114,46 @@ def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
     switch.activate_flash_attention_impl("ladder")
     refused = (
         ((q.float(),) * 3, "q is torch.float32; kernels take torch.bfloat16, torch.float16"),
-        ((q, q, q, 0.5), "dropout_p=0.5: kernels drop nothing"),
+        ((q, q, q, 1.0), "dropout_p=1.0: must be at least 0 and less than 1"),
         ((q, q, q, 0.0, False, True), "return_debug_mask: kernels keep no probabilities"),
         ((drawn(1, 1, 16, 264),) * 3, "head_dim"),
-        ((q, q, q.clone().requires_grad_()), "the inputs want a gradient, and kernels compute none"),
+        ((drawn(1, 1, 16, 40).requires_grad_(),) * 3, "the inputs want a gradient, and backward/11"),
     )
     for arguments, reason in refused:
         with pytest.warns(FallbackWarning, match="torch's FlashAttention-2 runs instead of FlashLadder: ") as warned:
             assert is_torchs(operator(*arguments))
         assert reason in str(warned[0].message)
         assert is_torchs(operator(*arguments))
-    assert is_torchs(operator(q, q, q, 0.25)), "the same reason with another number"
+    assert is_torchs(operator(q, q, q, 2.0)), "the same reason with another number"
     assert not recwarn.list
+    operator(*refused[-1][0])[0].sum().backward()
+    assert bool((refused[-1][0][0].grad == 3 * TORCHS).all()), "its gradients are torch's too"
     with torch.no_grad():
         assert not is_torchs(operator(*refused[-1][0]))
+
+
+@pytest.mark.parametrize("packed_by", ["head", "row"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_it_trains(cpu, dropout_p, packed_by):
+    """As `attention` does, with the same mask after the same seed; gradients are strided as torch expects them."""
+    inputs = [x.clone() for x in drawn(3, 2, 2, 24, 64)]
+    if packed_by == "row":
+        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
+    inputs = [x.requires_grad_() for x in inputs]
+    switch.activate_flash_attention_impl("ladder")
+    torch.manual_seed(0)
+    o, lse, *rest = operator(*inputs, dropout_p, True)
+    made = torch.autograd.grad(o, inputs, torch.ones_like(o).cumsum(-1))
+    torch.manual_seed(0)
+    ours = flashladder.attention(*(x.transpose(1, 2) for x in inputs), causal=True, dropout_p=dropout_p)
+    expected = torch.autograd.grad(ours, inputs, torch.ones_like(ours).cumsum(-1))
+    assert torch.equal(o, ours.transpose(1, 2))
+    for given, other, x in zip(made, expected, inputs, strict=True):
+        torch.testing.assert_close(given, other, rtol=2**-7, atol=2**-7)
+        assert given.stride() == x.stride()
+    shaped = [x.to("meta") for x in (o, *inputs, o, lse)]
+    meta = backward(*shaped, *rest[:4], dropout_p, True, *(x.to("meta") for x in rest[4:6]))
+    assert [x.stride() for x in meta] == [x.stride() for x in made]
 
 
 def test_other_implementations_follow_and_go_before(cpu):
@@ -175,9 +208,29 @@ def test_on_a_gpu_models_change_nothing(monkeypatch):
         compiled = torch.compile(model, fullgraph=True)
         torch.testing.assert_close(compiled(q, k, v), expected, rtol=2**-7, atol=0.01)
         assert len(calls) == 2
-        with pytest.warns(FallbackWarning, match="want a gradient"):
-            model(q.requires_grad_(), k, v).sum().backward()
-        assert q.grad.isfinite().all()
         switch.restore_flash_attention_impl()
         torch.testing.assert_close(model(q, k, v), expected, rtol=0, atol=0)
         assert len(calls) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_on_a_gpu_models_train(dropout_p):
+    """Compiled too, where the random state goes from a compiled forward pass to a compiled backward pass."""
+    inputs = [x.requires_grad_() for x in drawn(3, 2, 8, 200, 64).cuda().unbind()]
+
+    def model(q, k, v):
+        return scaled_dot_product_attention(q * 2, k, v, dropout_p, is_causal=True) + 1
+
+    flashladder.register_with_torch()
+    with switch.sdpa_kernel(switch.SDPBackend.FLASH_ATTENTION):
+        switch.activate_flash_attention_impl("ladder")
+        for run in (model, torch.compile(model, fullgraph=True)):
+            torch.manual_seed(0)
+            made = torch.autograd.grad(run(*inputs).sum(), inputs)
+            torch.manual_seed(0)
+            q, k, v = (x.transpose(1, 2) for x in inputs)
+            exact = flashladder.attention(q * 2, k, v, causal=True, dropout_p=dropout_p)
+            for given, expected in zip(made, torch.autograd.grad(exact.sum(), inputs), strict=True):
+                torch.testing.assert_close(given, expected, rtol=2**-6, atol=2**-6)
+        switch.restore_flash_attention_impl()

@@ -18,6 +18,7 @@ from flashladder.common.api import fallback, model_trial
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.common.problem.dropout import quantised
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
@@ -196,8 +197,8 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
     same(llama, "a mask that is more than causal, padding and a window", attention_mask=masked)
     same(made("Llama", head_dim=264), "kernels take head_dim up to 256, not 264")
     same(made("Llama", dtype=torch.float32), "q is torch.float32")
-    with pytest.warns(FallbackWarning, match=r"dropout=0.5: kernels drop nothing"), torch.no_grad():
-        made("Llama", attention_dropout=0.5, attn_implementation="ladder").train()(IDS)
+    with pytest.warns(FallbackWarning, match=r"dropout_p=1.0: must be at least 0 and less than 1"), torch.no_grad():
+        made("Llama", attention_dropout=1.0, attn_implementation="ladder").train()(IDS)
 
 
 @pytest.mark.parametrize("mask", [None, PADDED["left"]], ids=["whole", "padded"])
@@ -213,6 +214,31 @@ def test_a_model_trains(mask, device):
         found.append([parameter.grad.float() for parameter in model.parameters()])
     for theirs, given_back in zip(*found, strict=True):
         assert (given_back - theirs).abs().max() <= 0.03 * theirs.abs().max()
+
+
+def test_a_model_trains_with_dropout(device):
+    """Its gradients are those of the mask applied by hand in each layer; without training nothing is dropped."""
+
+    def by_hand(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
+        kept = flashladder.dropout_mask(query.transpose(1, 2), key.transpose(1, 2), dropout) / (1 - quantised(dropout))
+        group = query.shape[1] // key.shape[1]
+        scores = scaling * query.float() @ key.float().repeat_interleave(group, 1).mT
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1) * kept
+        o = weights.float() @ value.float().repeat_interleave(group, 1)
+        return o.to(query.dtype).transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("by_hand", by_hand)
+    found, ids = [], IDS.to(device)
+    for name in ("by_hand", "ladder"):
+        model = made("Llama", device, attention_dropout=0.4).train()
+        model.set_attn_implementation(name)
+        torch.manual_seed(0)
+        model(ids, labels=ids).loss.backward()
+        found.append([parameter.grad.float() for parameter in model.parameters()])
+    for theirs, given_back in zip(*found, strict=True):
+        assert (given_back - theirs).abs().max() <= 0.03 * theirs.abs().max()
+    assert torch.equal(logits(model.eval(), "ladder", ids), logits(made("Llama", device), "ladder", ids))
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
+from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch
+from flashladder.common.runtime.launch import Launcher
 
 LADDER = "backward"
 RUNGS = catalog.versions(ladder=LADDER)
@@ -131,11 +133,14 @@ def test_each_rung_is_right(rung):
         {"seqlen_q": 70, "seqlen_k": 100, "batch": 2, "num_heads": 2, "causal": True, "dropout_p": 0.5},
         {"head_dim": 256, "seqlen_q": 33, "seqlen_k": 40, "num_heads": 2, "num_heads_k": 1, "dropout_p": 0.1},
         {"head_dim": 96, "seqlen_q": 50, "seqlen_k": 40, "dtype": "fp16", "dropout_p": 0.99},
+        {"seqlens_q": (70, 0, 33, 1, 64), "seqlens_k": (20, 10, 33, 0, 200), "num_heads": 2, "dropout_p": 0.3},
+        {"seqlens_q": (3, 50), "seqlens_k": (70, 9), "num_heads": 2, "window_left": 30, **ALL_ELSE, "dropout_p": 0.5},
     ],
     ids=str,
 )
 def test_the_general_rungs_take_any(sizes):
-    emulated(WITH_DROPOUT if "dropout_p" in sizes else ANY, problem(**sizes))
+    task = problem(**sizes)
+    emulated(WITH_DROPOUT if task.dropout_p and WITH_DROPOUT.takes(task) else ANY, task)
 
 
 def some_lengths(draw):
@@ -154,6 +159,7 @@ def test_random_problems(data):
     group, heads_k, causal = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2])), draw(st.booleans())
     windows = {"window_left": draw(st.integers(0, 90))} | ({} if causal else {"window_right": draw(st.integers(0, 90))})
     more = {"softcap": draw(st.floats(0.1, 50)), "alibi": True, "options": {"dlse": True}, **windows}
+    more["dropout_p"] = draw(st.floats(0.01, 0.99))
     emulated(
         ANY,
         problem(
@@ -212,6 +218,38 @@ def test_keys_that_no_row_sees_have_no_gradient():
     assert not tensors.dv[:, :370].any()
 
 
+PARTS = {"wants_dq": 4 / 5, "wants_dkv": 3 / 5}  # what is left of the products where one is not asked for
+
+
+@pytest.mark.parametrize("left_out", PARTS)
+def test_what_nobody_asks_for_costs_nothing(left_out):
+    """Neither products nor memory nor, of dQ, a kernel; what is asked for has the same bits as with all else."""
+    size = {"seqlen_q": 70, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True}
+    whole, part = problem(**size), problem(**size, options={left_out: False})
+    tensors, partly = make_inputs(whole), make_inputs(part)
+    work = [emulated(ANY, whole, tensors).mma_flops, emulated(ANY, part, partly).mma_flops]
+    assert work[1] / work[0] == pytest.approx(PARTS[left_out])
+    assert partly.outputs.keys() == ({"dk", "dv"} if left_out == "wants_dq" else {"dq"})
+    for name, gradient in partly.outputs.items():
+        torch.testing.assert_close(gradient, getattr(tensors, name), rtol=0, atol=0 if name != "dq" else 2**-8)
+    if left_out == "wants_dq":
+        launcher = Launcher(build_one(ANY, ANY.config_for(part), "sm_80"))
+        launched = [launch.entry for launch in launcher.launches(part, partly, 2)]
+        assert launched == ["backward_prepare", "attention_backward"]
+        assert min(launcher.workspace_bytes(part)) <= 4
+
+
+@pytest.mark.parametrize("left_out", PARTS)
+def test_a_part_of_the_gradients_of_anything(left_out):
+    sizes = {"seqlens_q": (3, 70), "seqlens_k": (140, 9), "num_heads": 2, "window_left": 30, "dropout_p": 0.3}
+    emulated(ANY, problem(**sizes, softcap=5.0, alibi=True, options={"dlse": True, left_out: False}))
+
+
+def test_no_gradient_at_all_is_refused():
+    with pytest.raises(UnsupportedProblemError, match="no gradient is asked for"):
+        problem(options={"wants_dq": False, "wants_dkv": False})
+
+
 def test_a_windows_work_does_not_grow_with_the_length():
     work = [
         emulated(ANY, problem(seqlen_q=64, seqlen_k=keys, window_left=20, causal=True)).mma_flops for keys in (384, 640)
@@ -266,8 +304,12 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
         {"seqlen_q": 1000, "softcap": 20.0},
         {"seqlen_q": 1000, "causal": True, "alibi": True},
         {"seqlen_q": 1000, "options": {"dlse": True}},
+        {"seqlen_q": 1000, "causal": True, "options": {"wants_dq": False}},
+        {"seqlen_q": 1000, "causal": True, "options": {"wants_dkv": False}},
         {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True},
         {"seqlens_q": (700, 64), "window_left": 100, "softcap": 20.0, "alibi": True, "options": {"dlse": True}},
+        {"seqlen_q": 1000, "causal": True, "window_left": 300, "softcap": 20.0, "alibi": True, "dropout_p": 0.2},
+        {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True, "dropout_p": 0.2},
     ],
     ids=str,
 )

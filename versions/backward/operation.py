@@ -46,8 +46,12 @@ class Backward(Forward):
     name = "backward"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
-    features = (*Packed.features, "dropout_p")
-    options = (Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),)
+    features = Packed.features
+    options = (
+        Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
+        Option("wants_dq", bool, "dQ is asked for", default=True),
+        Option("wants_dkv", bool, "dK and dV are asked for", default=True),
+    )
     sizes = Packed.sizes
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
@@ -63,10 +67,14 @@ class Backward(Forward):
         return packed.OPERATION.implied(problem) if is_packed else {}
 
     def check(self, problem: Problem) -> None:
-        """Dropout counts the heads of a batch, which packed sequences are not."""
+        """Something is asked for."""
         super().check(problem)
-        if problem.packed and problem.dropout_p:
-            raise UnsupportedProblemError(f"dropout_p={problem.dropout_p}: packed sequences have no dropout")
+        if not problem.outputs:
+            raise UnsupportedProblemError("wants_dq=false, wants_dkv=false: no gradient is asked for")
+
+    def is_wanted(self, problem: Problem, name: str) -> bool:
+        """dQ may be left out, or dK and dV."""
+        return bool(problem.wants_dq if name == "dq" else problem.wants_dkv)
 
     def argument(self, problem: Problem, name: str) -> Any:
         """Of all sequences together, whether they are packed or not."""
@@ -139,10 +147,13 @@ def _laid_out(layout: str, shape: tuple[int, ...]) -> View:
     return laid_out(layout, (batch, seqlen, heads, columns))
 
 
-def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def gradients(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, number: int = 0
+) -> dict[str, torch.Tensor]:
     """dq, dk and dv with every intermediate in `dtype`; sums over rows are kept in fp32 at least, and rounded once.
 
-    A dlse among the tensors is the gradient of the log-sum-exp.
+    A dlse among the tensors is the gradient of the log-sum-exp. `number` is that of the first sequence, where dropout
+    counts others before it.
     """
     p = problem
     made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"}
@@ -153,7 +164,7 @@ def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torc
             dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
             for rows in row_blocks(p):
                 P = probabilities(masked_scores(p, tensors, batch, q[:, rows], k, rows)).to(dtype)
-                dP = kept(p, tensors, batch, rows, dout[:, rows] @ v.mT)
+                dP = kept(p, tensors, number + batch, rows, dout[:, rows] @ v.mT)
                 dS = torch.ops.aten._softmax_backward_data(dP, P, -1, dtype)
                 if DLSE in tensors:
                     dS = dS + P * tensors[DLSE][batch, :, rows, None].to(dtype)
@@ -161,7 +172,7 @@ def gradients(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torc
                     dS = dS * (1 - torch.tanh((q[:, rows] * p.softmax_scale) @ k.mT / p.softcap) ** 2)
                 made["dq"][batch, rows] = (p.softmax_scale * (dS @ k)).transpose(0, 1)
                 dk += p.softmax_scale * (dS.mT @ q[:, rows])
-                dv += kept(p, tensors, batch, rows, P).mT @ dout[:, rows]
+                dv += kept(p, tensors, number + batch, rows, P).mT @ dout[:, rows]
             for name, sums in (("dk", dk), ("dv", dv)):
                 of_group = sums.unflatten(0, (p.num_heads_k, -1)).sum(1)
                 made[name][batch] = of_group.transpose(0, 1)
@@ -176,11 +187,10 @@ def _of_each_sequence(
     for number, rows, keys, alone in packed.parts(problem):
         places = {"q": rows, "k": keys, "v": keys}
         given = {name: tensors[name][:, place] for name, place in {**places, "dout": rows}.items()}
-        if problem.alibi:
-            given[SLOPES] = tensors[SLOPES][number : number + 1]
+        given |= packed.of_sequence(problem, tensors, number)
         if problem.dlse:
             given[DLSE] = tensors[DLSE][None, :, rows]
-        for name, gradient in gradients(alone, given, dtype).items():
+        for name, gradient in gradients(alone, given, dtype, number).items():
             made[name][:, places[name[1]]] = gradient
     return made
 

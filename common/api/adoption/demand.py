@@ -112,9 +112,11 @@ def refusal(rung: Version, problem: Problem) -> str | None:
 def stand_in(problem: Problem) -> Problem:
     """The plain problem that is nearest: it is what winners are found with, and what torch's kernels compute too.
 
-    Packed sequences become a batch of the longest, of as many tokens; windows, softcaps and ALiBi are left out.
+    Packed sequences become a batch of the longest, of as many tokens; windows, softcaps, ALiBi and dropout
+    are left out.
     """
     plain: dict[str, Any] = {"window_left": None, "window_right": None, "softcap": 0.0, "alibi": False}
+    plain["dropout_p"] = 0.0
     if problem.packed:
         plain |= {
             "operation": "forward",
@@ -169,4 +171,5 @@ def _likeness(problem: Problem) -> object:
     p = problem
     sizes = p.num_heads, p.num_heads_k, None if p.packed else p.batch
     lengths = p.seqlen_q.bit_length(), p.seqlen_k.bit_length()
-    return p.operation, tuned.kind_of(p), p.lse, sizes, lengths, p.window_left, p.window_right, p.softcap > 0, p.alibi
+    features = p.window_left, p.window_right, p.softcap > 0, p.alibi, p.dropout_p > 0
+    return p.operation, tuned.kind_of(p), p.lse, sizes, lengths, *features

@@ -96,8 +96,6 @@ def _of_torch(
         raise UnsupportedProblemError("a gradient is wanted: only forward passes are tuned for a program")
     if attn_mask is not None:
         raise UnsupportedProblemError("attn_mask is a tensor: kernels take causal masks, windows and packed sequences")
-    if dropout_p:
-        raise UnsupportedProblemError("dropout_p: kernels drop nothing")
     if not query.dim() == key.dim() == value.dim() == 4:
         raise UnsupportedProblemError("tensors of other than four dimensions: kernels take (batch, heads, seqlen, d)")
     if key.shape != value.shape or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
@@ -107,7 +105,7 @@ def _of_torch(
     device, dtype = query.device.type, query.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    return _problem(query.transpose(1, 2), key.transpose(1, 2), dtype, causal=is_causal, lse=False)
+    return _problem(query.transpose(1, 2), key.transpose(1, 2), dtype, causal=is_causal, lse=False, dropout_p=dropout_p)
 
 
 def _of_ours(

@@ -180,11 +180,12 @@ OPERATION = _FORWARD[False, False, False]
 
 
 def attention(
-    problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, number: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Textbook attention with every intermediate in `dtype`: o and lse; rows that see no key get 0 and -inf, or the
     sink.
 
+    `number` is that of its first sequence, where dropout counts others before it.
     With ALiBi scores are of fp32 at least, as they are in flash-attn's own tests.
     """
     p = problem
@@ -196,7 +197,8 @@ def attention(
             for block in row_blocks(p):
                 scores = _beside_sinks(p, tensors, masked_scores(p, tensors, batch, q[:, block], k, block))
                 lse[batch, :, block] = scores.logsumexp(-1)
-                weights = kept(p, tensors, batch, block, probabilities(scores)[..., : p.seqlen_k].to(dtype))
+                seen = probabilities(scores)[..., : p.seqlen_k]  # without the sink
+                weights = kept(p, tensors, number + batch, block, seen.to(dtype))
                 o[batch, block] = (weights @ v).transpose(0, 1)
     return o, lse
 

@@ -12,18 +12,20 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View, contiguous
+from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import (
     SINKS,
     SLOPES,
     Forward,
+    WithDropout,
     WithSinks,
     WithSlopes,
     attention,
     variants,
 )
-from flashladder.common.problem.problem import BOUNDS, LENGTHS, Operation, Problem
+from flashladder.common.problem.problem import FEATURES, LENGTHS, Operation, Problem
 
 
 class Packed(Forward):
@@ -37,13 +39,13 @@ class Packed(Forward):
 
     name = "packed"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    features = (*BOUNDS, "sinks", *LENGTHS)
+    features = (*FEATURES, *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
 
     def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes, sinks are logits."""
-        return _PACKED[problem.alibi, problem.sinks]
+        """ALiBi has slopes, sinks are logits, dropout has a random state."""
+        return _PACKED[problem.alibi, problem.sinks, problem.dropout_p > 0]
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, the longest and all rows, from the lengths; rows of K as of Q."""
@@ -92,16 +94,13 @@ class Packed(Forward):
             lse.copy_(tensors[SINKS][:, None])
         for number, rows, keys, alone in parts(p):
             given = {name: tensors[name][:, rows if name == "q" else keys] for name in "qkv"}
-            if p.alibi:
-                given[SLOPES] = tensors[SLOPES][number : number + 1]
-            if p.sinks:
-                given[SINKS] = tensors[SINKS]
-            o[:, rows], (lse[:, rows],) = attention(alone, given, dtype)
+            given |= of_sequence(p, tensors, number)
+            o[:, rows], (lse[:, rows],) = attention(alone, given, dtype, number)
         return {"o": o, "lse": lse}
 
 
-_PACKED = variants(Packed, WithSlopes, WithSinks)
-OPERATION = _PACKED[False, False]
+_PACKED = variants(Packed, WithSlopes, WithSinks, WithDropout)
+OPERATION = _PACKED[False, False, False]
 
 
 def _of_lengths(problem: Problem) -> dict[str, Any]:
@@ -142,6 +141,12 @@ def one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "
         total_k=None,  # type: ignore[arg-type]
         options=(),
     )
+
+
+def of_sequence(problem: Problem, tensors: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+    """What a sequence is given beside its rows: its slopes, and the sinks and the random state of all."""
+    slopes = {SLOPES: tensors[SLOPES][number : number + 1]} if problem.alibi else {}
+    return slopes | {name: tensors[name] for name in (SINKS, RNG_STATE) if name in tensors}
 
 
 def parts(problem: Problem) -> Iterator[Part]:

@@ -1,5 +1,5 @@
-// Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, and a log-sum-exp that has a gradient too. What a
-// configuration lacks of these costs nothing.
+// Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, dropout (rung 12's), and a log-sum-exp that has a
+// gradient too. What a configuration lacks of these costs nothing; nor does dQ, or dK and dV, where nobody asks for it.
 #include "any_score.cuh"
 #include "bounded_key_mask.cuh"
 #include "sequence.cuh"
@@ -11,6 +11,8 @@
 #include "key_mask.cuh"
 #include "pair.cuh"
 #include "row_numbers.cuh"
+#include "signed_letters.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"
 
@@ -59,7 +61,8 @@ constexpr int shared_bytes = sizeof(Shared) + has_mailboxes * STile::size * size
 using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
-using Params = std::conditional_t<dlse, WithLseGradient<BiasedTensors>, BiasedTensors>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using Params = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
 using Work = BackwardSequence<Params, packed>;
 
 FLASHLADDER_KERNEL(backward_prepare, Params, Launch{pass_threads, 0, block_m});
@@ -67,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     backward_prepare(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
     const Work work{p, static_cast<int>(blockIdx.z)};
     if (packed && blockIdx.x * block_m >= work.seqlen_q) return;
-    prepare_tile(work, workspaces);
+    prepare_tile<wants_dq>(work, workspaces);
 }
 
 // The gradients of keys that no row sees.
@@ -107,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const int first_tile = mask.first_row(first_key) / block_m, end_tile = (end_row + block_m - 1) / block_m;
     const int tiles = (end_tile - first_tile) * group;
     if ((window || packed) && tiles <= 0) {
+        if (!wants_dkv) return;
         clear_rows(dk, p.dk_stride.row, end_key);
         clear_rows(dv, p.dv_stride.row, end_key);
         return;
@@ -155,11 +159,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     k_columns.reader.start(shared.k, dq_col);
 
     const Softcap<softcap> score{p};
+    Dropout<dropout> dropping{p, tile.batch, 0};
     Accumulator<warp_keys, head_dim> sum;  // dV or dK
     sum.clear();
 
     // dQ = dS K of tile i, once every key warp has stored its dS
     auto add_dq = [&](int i, const QueryTile &at) {
+        if (!wants_dq) return;
         Accumulator<dq_rows, dq_cols> dq;
         dq.clear();
         ds_columns.reader.start(shared.ds[i % 2], dq_row);
@@ -191,24 +197,35 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 score.apply(s);
                 const int this_key = first_key + warp_key, this_row = at.number * block_m + row;
                 mask.hide(s, this_key, this_row);
-                const auto letter = exponentiate<dtype, softcap, alibi>(s, numbers.lse + row, score.scale, slope,
-                                                                        this_row + mask.shift - this_key);
+                auto letter = exponentiate<dtype, softcap, alibi>(s, numbers.lse + row, score.scale, slope,
+                                                                  this_row + mask.shift - this_key);
+                if constexpr (dropout) {
+                    operand = round_to_operand<dtype>(s);
+                    dropping.of_head(p, tile.batch, at.head);
+                    sign_and_drop(dropping, letter, operand, this_row, this_key);
+                }
                 post(mailbox(letters, pair, row), letter);
-                operand = round_to_operand<dtype>(s);
+                if constexpr (!dropout) operand = round_to_operand<dtype>(s);
                 named_barrier_arrive(posted, 64);  // it is there for the key warp
             } else {
-                // dP^T - delta = V dO^T - delta
-                each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
+                // dP^T - delta = V dO^T - delta; with dropout delta comes later, as it counts where dP does not
+                if constexpr (dropout)
+                    s.clear();
+                else
+                    each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
                 gemm<dtype, head_dim>(s, keys, rows);
                 named_barrier_sync(posted, 64);
                 // dS^T = P^T * (dP^T - delta), where the letter has P^T, or what a softcap makes of it
-                multiply<dtype>(s, mailbox(letters, pair, row));
+                if constexpr (dropout)
+                    multiply_signed<dtype>(s, mailbox(letters, pair, row), numbers.delta + row, dropping.rescale);
+                else
+                    multiply<dtype>(s, mailbox(letters, pair, row));
                 operand = round_to_operand<dtype>(s);
                 __syncwarp();  // every lane has read its letter, and dS may take its place
-                store_operand<STile>(ds, warp_key, row, operand);
+                if constexpr (wants_dq) store_operand<STile>(ds, warp_key, row, operand);
             }
             // dV += P^T dO, dK += dS^T Q
-            gemm<dtype, warp_rows>(sum, operand, columns);
+            if constexpr (wants_dkv) gemm<dtype, warp_rows>(sum, operand, columns);
         }
         before = at;
         at.advance(first_tile, end_tile);
@@ -216,9 +233,11 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     __syncthreads();  // the last dS is there
     add_dq(tiles - 1, before);
+    if (!wants_dkv) return;
 
     __syncthreads();  // every warp has read K
     if (has_values) {
+        if constexpr (dropout) scale(sum, dropping.rescale);
         store_sum(shared.v, warp_key, dv, p.dv_stride.row, end_key, sum);
     } else {
         scale(sum, p.softmax_scale);
@@ -226,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     }
 }
 
-FLASHLADDER_KERNEL(backward_finish, Params, Launch{num_threads, QTile::size * sizeof(dtype), block_m});
+FLASHLADDER_KERNEL(backward_finish, Params,
+                   Launch{num_threads, QTile::size * sizeof(dtype), block_m}.over("cdiv(seqlen_q, block_m) * wants_dq", "num_heads", "batch"));
 extern "C" __global__ void __launch_bounds__(num_threads)
     backward_finish(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
     extern __shared__ __align__(128) char shared[];

@@ -25,7 +25,7 @@ struct WithLseGradient : Params {
 // among whole tiles of all, and one more for each sequence before it.
 FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
 FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
-FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim");
+FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
 
 template <class Params, bool packed>
 struct BackwardSequence {

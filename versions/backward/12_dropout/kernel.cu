@@ -1,6 +1,5 @@
 // Rung 10 with dropout. A warp that has P tells its partner by the signs of P what is dropped.
 #include "23_general/panels.cuh"
-#include "backward/12_dropout/signed_letters.cuh"
 #include "backward_params.cuh"
 #include "dq.cuh"
 #include "dq_fragments.cuh"
@@ -9,6 +8,7 @@
 #include "padded_pass.cuh"
 #include "pair.cuh"
 #include "row_numbers.cuh"
+#include "signed_letters.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"

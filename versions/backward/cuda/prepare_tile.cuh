@@ -16,7 +16,7 @@ constexpr int pass_threads = 256;
 constexpr int row_lanes = config::head_dim <= 8 * chunk ? 8 : config::head_dim <= 16 * chunk ? 16 : 32;
 
 // lse and delta of a tile of rows of a head, and zeros for its dQ. `work` says where the rows of a sequence are.
-template <class Work>
+template <bool has_dq = true, class Work>
 __device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &workspaces) {
     constexpr int rows_per_step = pass_threads / row_lanes;
     const auto &p = work.p;
@@ -28,8 +28,9 @@ __device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &wo
     const float *lse = work.like_lse(p.lse, head), *dlse = work.dlse(head);
 
     float4 *dq = reinterpret_cast<float4 *>(workspaces.dq_sum + padded * config::head_dim);
+    if constexpr (has_dq)
 #pragma unroll
-    for (int i = threadIdx.x; i < config::block_m * config::head_dim / 4; i += pass_threads) dq[i] = {};
+        for (int i = threadIdx.x; i < config::block_m * config::head_dim / 4; i += pass_threads) dq[i] = {};
 
 #pragma unroll
     for (int step = 0; step < config::block_m; step += rows_per_step) {
