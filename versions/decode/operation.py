@@ -34,7 +34,6 @@ LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
 CACHES = ("k_cache", "v_cache")
 NO_PAGE = -1  # in the table, behind the pages of a sequence
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
-TILE_ROWS = 16  # of a CTA
 FEW_KEYS = 128  # less is not worth a CTA
 TARGET_CTAS = 132  # one an SM of an H100 or H200, which has room for two
 MOST_SPLITS = 128
@@ -59,6 +58,7 @@ class Decode(Forward):
     )
     sizes = ("num_splits", "num_parts", "target_parts")
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"), ("v_cache", "o"))
+    tile_rows: ClassVar[int] = 16  # of Q, that a CTA has
     unit = BANDWIDTH
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
     sampled: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 4096}
@@ -263,7 +263,7 @@ def num_parts(problem: Problem) -> int:
 def _tiles(problem: Problem) -> int:
     """Of rows, for each sequence."""
     rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
-    return problem.num_heads_k * -(-rows // TILE_ROWS)
+    return problem.num_heads_k * -(-rows // problem.asked.tile_rows)
 
 
 def _alone(problem: Problem, length: int) -> Problem:

@@ -37,6 +37,7 @@ class _Latent(Decode):
     )
     families: ClassVar[Collection[str]] = (NORMAL,)  # the others design K and V apart
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows
+    tile_rows: ClassVar[int] = 64  # of a warpgroup's product
     usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
     sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
     small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}

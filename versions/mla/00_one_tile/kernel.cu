@@ -71,6 +71,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 2)
         gemm<dtype, block_n>(o, p_operand, v_operand);
         __syncthreads();  // no warp needs the block and P any more
     }
+    softmax.offer_sum();
+    __syncthreads();  // the sums of all warps are there
     softmax.sum_up();
     part.store(partials, softmax, o, warp * warp_cols, head_dim_v);
 }

@@ -73,6 +73,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
         wait_for(o);
         __syncthreads();  // no group needs the block and P any more
     }
+    softmax.offer_sum();
+    __syncthreads();  // the sums of all keys are there
     softmax.sum_up();
     part.store(partials, softmax, o, group * group_cols, head_dim_v);
 }

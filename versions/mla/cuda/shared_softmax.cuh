@@ -41,10 +41,13 @@ struct SharedSoftmax : DecodeSoftmax {
         });
     }
 
-    // Sums l over the lanes and parties of each row.
-    __device__ void sum_up() {
+    // Tells the other parties the sums of this one's keys. A barrier has to follow.
+    __device__ void offer_sum() {
         each_row([&](int h) { offer(h, quad_sum(l[0][h])); });
-        __syncthreads();  // the sums of all parties are there
+    }
+
+    // l of all keys.
+    __device__ void sum_up() {
         each_row([&](int h) { l[0][h] = of_all(h, [](float x, float y) { return x + y; }); });
     }
 
