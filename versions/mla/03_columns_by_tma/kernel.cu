@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     const Part<rows, block_n, causal> part{params};
     if (threadIdx.x == 0) {
-        ring.init(consumers / 32);
+        ring.init();
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         p.start(shared.p, warp_row);
         start_sum<dtype, block_n>(o, p, v_operand.after(at.stage));
         wait_for(o);
-        ring.release(at);
+        ring.release(at, group);
     }
     softmax.offer_sum();
     named_barrier_sync(1, consumers);  // the sums of all keys are there

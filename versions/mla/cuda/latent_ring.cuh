@@ -7,29 +7,32 @@
 // The cache as the host has mapped it, the kernel's last argument. A box is 64 columns wide, a panel of a tile.
 struct CacheMap { TensorMapBytes cache; };
 
-// Each panel of a block has a barrier: what is multiplied with the first columns need not wait for the last ones.
+// Each panel of a block has a barrier: what is multiplied with the first columns need not wait for the last ones. Of two
+// groups of warps, each reads one half of V, 256 columns. It releases that half when P V is done, as all products S = Q K^T
+// of the block are done before. What V does not have goes with the second half.
 template <class Tile, class T, int stages>
 struct alignas(1024) LatentRing {
+    static_assert(Tile::panels == 9, "the halves of V are 4 panels each");
     using State = PipelineState<stages>;
     static constexpr int box_rows = rows_of_box<Tile::rows>(), boxes = Tile::rows / box_rows;
     static_assert(box_rows % 8 == 0 && Tile::rows % box_rows == 0, "a box has whole swizzle patterns");
 
     T block[stages][Tile::size];          // first: the hardware's swizzle wants multiples of 1024 bytes
     Mbarrier full[stages][Tile::panels];  // the panel has come
-    Mbarrier empty[stages];               // every consuming warp is done with the block
+    Mbarrier empty[stages][2];            // every warp of the group is done with its half
 
     static __device__ State producer() { return {1}; }
     static __device__ State consumer() { return {0}; }
 
     // Before the other threads come, and `fence_mbarrier_init` after it.
-    __device__ void init(int consumer_warps) {
+    __device__ void init() {
         for (int i = 0; i < stages; ++i) {
             for (Mbarrier &panel : full[i]) panel.init(1);
-            empty[i].init(consumer_warps);
+            for (Mbarrier &half : empty[i]) half.init(4);
         }
     }
 
-    // Loads all blocks of a part, each as soon as its stage is empty, by a warp whose lanes have a box each. Rows behind
+    // Loads all blocks of a part, each half as soon as it is empty, by a warp whose lanes have a box each. Rows behind
     // the last key hold anything.
     template <class Part>
     __device__ void load_all(const Part &part, const CacheMap &map) {
@@ -45,8 +48,8 @@ struct alignas(1024) LatentRing {
         }
     }
     __device__ void wait(const State &at, int panel) { full[at.stage][panel].wait(at.parity); }
-    __device__ void release(State &at) {  // the warp's lanes are together here
-        empty[at.stage].arrive_as_warp();
+    __device__ void release(State &at, int half) {  // the warp's lanes are together here
+        empty[at.stage][half].arrive_as_warp();
         at.advance();
     }
 
@@ -54,9 +57,9 @@ struct alignas(1024) LatentRing {
     // Bytes may come before they are expected: the phase also waits for that arrival.
     __device__ void load(State &at, const CacheMap &map, int head, KeyPlace place) {
         T *to = block[at.stage] + Tile::step(lane_index() * box_rows, 0);
-        empty[at.stage].wait(at.parity);
 #pragma unroll
         for (int panel = 0; panel < Tile::panels; ++panel) {
+            if (panel % 4 == 0 && panel < 8) empty[at.stage][panel / 4].wait(at.parity);
             Mbarrier &comes = full[at.stage][panel];
             if (lane_index() == 0) comes.arrive_expecting(Tile::rows * 64 * sizeof(T));
             if (lane_index() < boxes)

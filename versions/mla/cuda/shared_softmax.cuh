@@ -60,7 +60,7 @@ struct SharedSoftmax : DecodeSoftmax {
         for (int h = 0; h < 2; ++h) row(h);
     }
 
-  private:
+  protected:
     __device__ void offer(int h, float x) {
         if (lane_index() % 4 == 0) shared.of_party[party][row(h)] = x;
     }
