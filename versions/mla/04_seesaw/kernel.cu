@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     auto &ring = shared.ring;
     const int group = uniform_warp_index() / 4, warp_row = warp_index() % 4 * 16;
 
-    const Part<rows, block_n, causal> part{params};
+    const LatentPart<rows, block_n, causal> part{params};
     if (threadIdx.x == 0) {
         ring.init();
         fence_mbarrier_init();
