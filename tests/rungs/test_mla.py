@@ -18,7 +18,7 @@ from flashladder.versions.references.py_mla.layer import LatentAttention, latent
 NAME = "mla"
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 70, 130)
-BARRIERS = ("the block is there", "the maxima of", "P is there", "no ")
+BARRIERS = ("the block is there", "the maxima of", "P is there", "no ", "the sums of")
 
 
 def problem(lengths=LENGTHS, options=(), **values):
@@ -96,6 +96,17 @@ def test_the_cache_is_one_tensor():
 def test_what_is_moved_is_the_cache_once():
     task = problem((100, 28), num_heads=2, seqlen_q=3)
     assert task.asked.bytes_moved(task) == 2 * (128 * 576 + 2 * 3 * 2 * (576 + 512))
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "splits", "target"),
+    [(1, 16, 122, 132), (1, 128, 63, 66), (8, 128, 8, 66), (64, 128, 1, 64), (128, 16, 1, 128), (128, 128, 1, 66)],
+)
+def test_parts_are_of_64_rows(batch, heads, splits, target):
+    """One CTA for each SM; and one a sequence, where these are nearly as many."""
+    task = problem((4096 if batch > 8 else 32768,) * batch, num_heads=heads)
+    assert task.asked.argument(task, "num_splits") == splits
+    assert task.asked.argument(task, "target_parts") == target
 
 
 def test_v_is_no_wider_than_k():

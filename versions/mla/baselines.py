@@ -49,7 +49,8 @@ def _fa3(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, q_v = tensors.q[..., rotated], tensors.q[..., :latent]
     caches = tensors.k_cache[..., rotated], tensors.v_cache
     table = tensors.block_table if problem.paged else None
-    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal, "num_splits": problem.num_splits}
+    options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    options["num_splits"] = problem.num_splits
     if not (fwd := getattr(module, "fwd", None)):
         options |= {"qv": q_v, "cache_seqlens": tensors.cache_seqlens, "page_table": table}
         return lambda: Output(module.flash_attn_with_kvcache(q, *caches, **options))

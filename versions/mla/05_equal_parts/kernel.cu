@@ -24,7 +24,7 @@ using Softmax = PassedSoftmax<rows>;
 using Share = Registers<groups, 1>;
 using Ring = LatentRing<KVTile, dtype, 2>;
 
-enum Barrier { both_groups = 1, has_passed, has_cleared = has_passed + groups };  // the latter: one a group
+enum Barrier { both_groups = 1, has_passed, has_cleared = has_passed + groups };  // the last two: for each group
 
 struct Shared {
     Ring ring;
