@@ -6,7 +6,7 @@ the same backward pass, which is an operator of its own.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import target
 from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
 from flashladder.common.runtime.tuned import is_long
 
@@ -104,7 +103,7 @@ def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
             "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
         )
     if not torch.compiler.is_compiling() and not q.is_meta:
-        rung_for(options.problem(q, k), _arch(q.device))
+        rung_for(options.problem(q, k), op.arch_of(q.device))
 
 
 @lru_cache(PROBLEMS_KEPT)
@@ -119,15 +118,6 @@ def rung_for(problem: Problem, arch: str) -> Version:
         reason = f"the inputs want a gradient, and {error}: call it in torch.no_grad()"
         raise UnsupportedProblemError(reason) from None
     raise UnsupportedProblemError(f"the inputs want a gradient, and no backward rung takes {problem.name}")
-
-
-@cache
-def _arch(device: torch.device) -> str:
-    """What kernels are compiled for where tensors lie."""
-    if device.type != "cuda":
-        return target.resolve("emulator", None).arch
-    with torch.cuda.device(device):
-        return target.resolve("gpu", None).arch
 
 
 def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -190,7 +180,7 @@ def _backward(
     if packing.is_blind(q, k):
         return found
     problem = options.problem(q, k, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
-    rung = rung_for(problem, _arch(q.device))
+    rung = rung_for(problem, op.arch_of(q.device))
     features = is_packed, problem.window, problem.softcap > 0, problem.alibi, problem.options, problem.dropout_p > 0
     kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], problem.causal, *features, is_long(problem))
     ready = op.ready_for(kind, problem, q, rung.name)

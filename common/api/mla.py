@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 
+from flashladder.common import catalog
 from flashladder.common.api import caches, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime.launch import PROBLEMS_KEPT
 
-RUNG = "mla/00"
+RUNGS = ("mla/00",)  # the first that a GPU has the instructions for, and that takes a problem, computes it
 HEAD_DIM, HEAD_DIM_V = 576, 512
 
 
@@ -86,7 +89,7 @@ def mla_decode(
         "o": o,
         "lse": lse,
     }
-    op.slow_path(op.prepared(problem, q, RUNG), problem, tensors)
+    op.slow_path(op.prepared(problem, q, _rung(problem, op.arch_of(q.device))), problem, tensors)
     return o, lse
 
 
@@ -102,6 +105,13 @@ def _problem_of(
     options = {"paged": True, "page_size": page_size, "num_pages": k_cache.shape[0]}
     sizes: dict[str, Any] = {"operation": "mla", "head_dim_v": HEAD_DIM_V, "seqlen_k": page_size * block_table.shape[1]}
     return op.problem_of(q, k_cache, causal, softmax_scale, True, options=tuple(options.items()), **sizes)
+
+
+@functools.lru_cache(PROBLEMS_KEPT)
+def _rung(problem: Problem, arch: str) -> str:
+    """The last one of RUNGS takes all that is left; it refuses by name what it does not take."""
+    able = (rung for rung in RUNGS if (found := catalog.find(rung)).runs_on(arch) and found.takes(problem))
+    return next(able, RUNGS[-1])
 
 
 def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

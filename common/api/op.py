@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -302,6 +302,15 @@ def _made(rung: Version, config: KernelConfig, place: Target, problem: Problem, 
 def is_gpu(tensor: torch.Tensor) -> bool:
     """Whether kernels are launched on it, not emulated."""
     return tensor.is_cuda
+
+
+@cache
+def arch_of(device: torch.device) -> str:
+    """What kernels are compiled for where tensors lie."""
+    if device.type != "cuda":
+        return target.resolve("emulator", None).arch
+    with torch.cuda.device(device):
+        return target.resolve("gpu", None).arch
 
 
 def problem_of(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashladder import flash_mla_with_kvcache, get_mla_metadata
+from flashladder.common.api import mla
 from flashladder.common.errors import UnsupportedProblemError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -106,6 +107,19 @@ def test_what_does_not_go_together_is_refused(change, message):
     call = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": seqlens, "head_dim_v": COLUMNS_V}
     with pytest.raises(UnsupportedProblemError, match=re.escape(message)):
         flash_mla_with_kvcache(**{**call, **change})
+
+
+def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):
+    """Rungs above 02 load pages by TMA, which not every size fits; GPUs before Hopper have no TMA."""
+    monkeypatch.setattr(mla, "RUNGS", ("mla/05", "mla/00"))
+    q, cache, table, _ = inputs("cpu", (50,))
+    rung = mla._rung.__wrapped__
+    for pages, arch, chosen in (
+        (cache, "sm_90a", "mla/05"),
+        (cache[:, :24], "sm_90a", "mla/00"),
+        (cache, "sm_80", "mla/00"),
+    ):
+        assert rung(mla._problem_of(q, pages, table, None, False), arch) == chosen
 
 
 def test_a_gradient_is_refused():

@@ -245,6 +245,24 @@ def test_new_inputs_have_the_answer_that_is_expected(hold):
         assert all(torch.equal(getattr(instance.tensors, name), tensor) for name, tensor in before.items())
 
 
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("sizes", [{"operation": "decode", "num_heads_k": 1}, {"operation": "mla", "head_dim_v": 32}])
+def test_new_caches_have_the_answer_that_is_expected(sizes, paged):
+    """Also where one tensor is both caches."""
+    sizes = {"num_heads": 2, "seqlen_q": 1, "head_dim": 64, "seqlens_k": (70, 9), "num_heads_k": 1} | sizes
+    problem = Problem(options={"paged": paged, "page_size": 16}, **sizes)
+    instance = contest.ProblemInstance(problem, "cpu")
+    tensors, stage = instance.tensors, instance.stage
+    seen = tensors.k_cache.clone()
+    stage.draw()
+    stage.new()
+    assert not torch.equal(tensors.k_cache.nan_to_num(), seen.nan_to_num())
+    for name, exact in problem.asked.compute(problem, tensors.by_name, torch.float64).items():
+        tensors.by_name[name].copy_(exact)
+    stage.keep()
+    assert stage.fault() is None
+
+
 def test_a_write_outside_in_a_timed_call_is_found():
     instance = contest.ProblemInstance(PROBLEM, "cpu")
     stage = instance.stage

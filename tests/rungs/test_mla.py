@@ -1,11 +1,14 @@
 """The ladder for MLA on the emulator, under the race detector; and why its cache is enough."""
 
+import shutil
+
 import pytest
 import torch
 
-from flashladder.common import catalog
+from flashladder.common import catalog, own
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import BuildError, EmulatorError, UnsupportedProblemError
+from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
@@ -15,7 +18,7 @@ from flashladder.versions.references.py_mla.layer import LatentAttention, latent
 NAME = "mla"
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 70, 130)
-BARRIERS = ("the block is there", "the maxima of", "P is there", "no ")
+BARRIERS = ("the block is there", "the maxima of", "P is there", "no ", "the sums of")
 
 
 def problem(lengths=LENGTHS, options=(), **values):
@@ -50,12 +53,31 @@ def test_any_lengths(version, dtype):
     [
         ({"num_splits": 3}, {"seqlen_q": 2, "causal": True}),
         ({"page_size": 24}, {"num_heads": 17}),
+        ({"page_size": 16, "num_splits": 1}, {"num_heads": 70}),
         ({"page_size": 1, "num_splits": 1}, {}),
         ({"paged": False}, {"layout": "padded", "num_heads": 8, "num_heads_k": 2, "seqlen_q": 3, "causal": True}),
     ],
 )
 def test_pages_parts_and_heads(version, options, sizes):
-    emulated(version, problem((1, 130), options, **sizes))
+    task = problem((1, 130), options, **sizes)
+    if version.takes(task):
+        emulated(version, task)
+    else:
+        with pytest.raises(UnsupportedProblemError, match=r"takes page_size 8, 16, 32, .*, not (1|24)"):
+            version.config_for(task)
+
+
+@pytest.mark.parametrize("rung", ["mla/03", "mla/04", "mla/05"])
+@pytest.mark.parametrize("keys", [64, 128, 320])
+def test_whole_blocks_even_and_odd(rung, keys):
+    """More blocks than the ring has stages, and none with rows to clear."""
+    emulated(catalog.find(rung), problem((keys,), {"num_splits": 1}))
+
+
+def test_one_part_a_sequence_is_stored_without_partial_results():
+    """Beside sequences of more parts, and of no key."""
+    tensors = emulated(catalog.find("mla/05"), problem((0, 40, 500), num_heads=16))
+    assert (tensors.lse[0] == -torch.inf).all()
 
 
 @pytest.mark.parametrize("lagging", [(0,), (1, 3)])
@@ -74,6 +96,17 @@ def test_the_cache_is_one_tensor():
 def test_what_is_moved_is_the_cache_once():
     task = problem((100, 28), num_heads=2, seqlen_q=3)
     assert task.asked.bytes_moved(task) == 2 * (128 * 576 + 2 * 3 * 2 * (576 + 512))
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "splits", "target"),
+    [(1, 16, 122, 132), (1, 128, 63, 66), (8, 128, 8, 66), (64, 128, 1, 64), (128, 16, 1, 128), (128, 128, 1, 66)],
+)
+def test_parts_are_of_64_rows(batch, heads, splits, target):
+    """One CTA for each SM; and one a sequence, where these are nearly as many."""
+    task = problem((4096 if batch > 8 else 32768,) * batch, num_heads=heads)
+    assert task.asked.argument(task, "num_splits") == splits
+    assert task.asked.argument(task, "target_parts") == target
 
 
 def test_v_is_no_wider_than_k():
@@ -102,6 +135,48 @@ def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line
     monkeypatch.setenv("FLASHLADDER_VERSIONS", str(folder.parent))
     with pytest.raises((EmulatorError, BuildError), match=r"shared memory|matrix products"):  # nvcc misses some waits
         emulated(catalog.find("mutants/00"), problem((130,), {"num_splits": 1}))
+
+
+@pytest.mark.parametrize(
+    ("rung", "file", "old", "message"),
+    [
+        ("mla/03", "kernel.cu", "ring.wait(at, panel);", "a copy to it is in flight"),
+        (
+            "mla/03",
+            "kernel.cu",
+            "named_barrier_sync(1, consumers);  // the maxima",
+            "nobody has written|race on shared",
+        ),
+        ("mla/03", "kernel.cu", "named_barrier_sync(1, consumers);  // P is", "race on shared memory"),
+        ("mla/03", "kernel.cu", "fence_proxy_async();  // before wgmma reads zeros", "fence.proxy.async"),
+        ("mla/03", "kernel.cu", "ring.release(at, group);", "deadlock"),
+        ("mla/03", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
+        ("mla/04", "kernel.cu", "ring.wait(at, panel);", "a copy to it is in flight"),
+        ("mla/04", "kernel.cu", "__syncwarp();  // every lane", "no __syncwarp lies between"),
+        (
+            "mla/04",
+            "kernel.cu",
+            "named_barrier_sync(has_passed + (group ^ 1), consumers);",
+            "race on|nobody has written",
+        ),
+        ("mla/04", "kernel.cu", "named_barrier_sync(has_cleared + group, warpgroup_threads);", "race on shared memory"),
+        ("mla/04", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
+        ("mla/05", "kernel.cu", "wait_for_dependency();", "before which combine may begin"),
+    ],
+)
+def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, file, old, message):
+    found, folder = catalog.find(rung), tmp_path / "mutants"
+    shutil.copytree(VERSIONS / NAME / "cuda", folder / "cuda")
+    shutil.copytree(found.directory, folder / "00_mutant")
+    path = folder / ("00_mutant" if file == "kernel.cu" else "cuda") / file
+    code = path.read_text()
+    assert code.count(old) == 1
+    path.write_text(code.replace(old, ";" + old.partition(";")[2]))
+    yaml = folder / "00_mutant" / "version.yaml"
+    yaml.write_text(f"operation: {NAME}\n{yaml.read_text()}")
+    monkeypatch.setenv(own.VARIABLE, str(folder))
+    with pytest.raises(EmulatorError, match=message):
+        emulated(catalog.find("mutants/00"), problem((200,), {"num_splits": 2 if rung == "mla/05" else 1}))
 
 
 def test_absorbed_is_the_same_as_expanded():

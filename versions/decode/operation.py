@@ -34,7 +34,6 @@ LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
 CACHES = ("k_cache", "v_cache")
 NO_PAGE = -1  # in the table, behind the pages of a sequence
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
-TILE_ROWS = 16  # of a CTA
 FEW_KEYS = 128  # less is not worth a CTA
 TARGET_CTAS = 132  # one an SM of an H100 or H200, which has room for two
 MOST_SPLITS = 128
@@ -59,6 +58,7 @@ class Decode(Forward):
     )
     sizes = ("num_splits", "num_parts", "target_parts")
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"), ("v_cache", "o"))
+    tile_rows: ClassVar[int] = 16  # of Q, that a CTA has
     unit = BANDWIDTH
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
     sampled: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 4096}
@@ -243,16 +243,16 @@ def num_splits(problem: Problem) -> int:
     """
     if problem.num_splits:
         return int(problem.num_splits)
-    tiles = problem.batch * _tiles(problem)
-    most = min(MOST_SPLITS, -(-problem.seqlen_k // FEW_KEYS), max(1, MOST_WAVES * TARGET_CTAS // tiles))
-    waves = {splits: tiles * splits / TARGET_CTAS for splits in range(1, most + 1)}
+    of_all = problem.batch * tiles(problem)
+    most = min(MOST_SPLITS, -(-problem.seqlen_k // FEW_KEYS), max(1, MOST_WAVES * TARGET_CTAS // of_all))
+    waves = {splits: of_all * splits / TARGET_CTAS for splits in range(1, most + 1)}
     fullness = {splits: count / math.ceil(count) for splits, count in waves.items()}
     return next(splits for splits in fullness if fullness[splits] >= GOOD_FULLNESS * max(fullness.values()))
 
 
 def target_parts(problem: Problem) -> int:
     """Into how many parts the keys of all sequences are to be cut, where a longer one has more; 0: num_splits each."""
-    return 0 if problem.num_splits else max(1, TARGET_CTAS // _tiles(problem))
+    return 0 if problem.num_splits else max(1, TARGET_CTAS // tiles(problem))
 
 
 def num_parts(problem: Problem) -> int:
@@ -260,10 +260,10 @@ def num_parts(problem: Problem) -> int:
     return problem.batch * int(problem.num_splits) or problem.batch + target_parts(problem)
 
 
-def _tiles(problem: Problem) -> int:
-    """Of rows, for each sequence."""
+def tiles(problem: Problem) -> int:
+    """How many tiles of rows a sequence has, over all heads of K."""
     rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
-    return problem.num_heads_k * -(-rows // TILE_ROWS)
+    return problem.num_heads_k * -(-rows // problem.asked.tile_rows)
 
 
 def _alone(problem: Problem, length: int) -> Problem:

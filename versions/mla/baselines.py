@@ -1,17 +1,32 @@
-"""Other people's kernels for MLA: FlashMLA."""
+"""Other people's kernels for MLA: FlashMLA, FlashAttention-3 with its q_v, FlashInfer.
+
+Each is given the same cache. FlashAttention-3 and FlashInfer take two views of it, the latents and the rotated part.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
+
 from flashladder.common.measure.baselines import Baseline, RunOnce, by_name
+from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
+from flashladder.versions.decode.operation import seqlens
+from flashladder.versions.mla.operation import HEAD_DIM, HEAD_DIM_V
 
 
 def _takes_pages_of_64(problem: Problem) -> str | None:
     return None if problem.paged and problem.page_size == 64 else "reads pages of 64 keys alone"
+
+
+def _takes_one_head_in_pages(problem: Problem) -> str | None:
+    if not problem.paged:
+        return "reads pages alone"
+    return None if problem.num_heads_k == 1 else "takes one head of K"
 
 
 def _flash_mla(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -24,12 +39,68 @@ def _flash_mla(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     def run() -> Output:
         return Output(*module.flash_mla_with_kvcache(*cache, *metadata, **options))
 
+    run()  # newer releases make the schedule in the first call, and keep it in the metadata
     return run
 
 
+def _fa3(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """Its interface for caches; or `fwd(q, k, v, ...)` of packed q, where a module has kernels for lengths alone."""
+    latent, rotated = problem.head_dim_v, slice(problem.head_dim_v, None)
+    q, q_v = tensors.q[..., rotated], tensors.q[..., :latent]
+    caches = tensors.k_cache[..., rotated], tensors.v_cache
+    table = tensors.block_table if problem.paged else None
+    options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    options["num_splits"] = problem.num_splits
+    if not (fwd := getattr(module, "fwd", None)):
+        options |= {"qv": q_v, "cache_seqlens": tensors.cache_seqlens, "page_table": table}
+        return lambda: Output(module.flash_attn_with_kvcache(q, *caches, **options))
+
+    rows = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device) * problem.seqlen_q
+    packed, packed_v = q.flatten(0, 1), q_v.flatten(0, 1)
+    options |= {"q_v": packed_v, "cu_seqlens_q": rows, "seqused_k": tensors.cache_seqlens, "block_table": table}
+    options |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+
+    def run() -> Output:
+        return Output(fwd(packed, *caches, **options)[0].view(tensors.o.shape))
+
+    return run
+
+
+def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """Its plan is made beforehand too. It wants the pages of all sequences one behind the other."""
+    latent, rotated = slice(problem.head_dim_v), slice(problem.head_dim_v, None)
+    q, cache, lengths = tensors.q.flatten(0, 1), tensors.k_cache[:, :, 0], tensors.cache_seqlens
+    counts = torch.tensor([-(-length // problem.page_size) for length in seqlens(problem)], dtype=torch.int32)
+    first_pages = torch.cat((counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32))).to(q.device)
+    has_page = torch.arange(tensors.block_table.shape[1]) < counts[:, None]
+    rows = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device) * problem.seqlen_q
+    workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchMLAPagedAttentionWrapper(workspace)
+    wrapper.plan(
+        rows,
+        first_pages,
+        tensors.block_table[has_page.to(q.device)],
+        lengths,
+        problem.num_heads,
+        problem.head_dim_v,
+        problem.head_dim - problem.head_dim_v,
+        problem.page_size,
+        problem.causal,
+        problem.softmax_scale,
+        q.dtype,
+        cache.dtype,
+    )
+    parts = q[..., latent], q[..., rotated], cache[..., latent], cache[..., rotated]
+
+    def run() -> Output:
+        return Output(wrapper.run(*parts, return_lse=True)[0].view(tensors.o.shape))  # its LSE is in log2
+
+    return run
+
+
+_baseline = partial(Baseline, "mla", max_head_dim=HEAD_DIM, head_dims_apart=((HEAD_DIM, HEAD_DIM_V),))
 BASELINES = by_name(
-    Baseline(
-        operation="mla",
+    _baseline(
         name="flashmla",
         title="FlashMLA",
         module="flash_mla",
@@ -38,7 +109,23 @@ BASELINES = by_name(
         bind=_flash_mla,
         refuses=_takes_pages_of_64,
         arches=(9,),
-        max_head_dim=576,
-        head_dims_apart=((576, 512),),
-    )
+    ),
+    _baseline(
+        name="fa3",
+        title=OF_FORWARD["fa3"].title,
+        module="flash_attn_interface",
+        package="flash_attn_3",
+        install=OF_FORWARD["fa3"].install,
+        bind=_fa3,
+        arches=(9,),
+    ),
+    _baseline(
+        name="flashinfer",
+        title=OF_FORWARD["flashinfer"].title,
+        module="flashinfer.mla",
+        package="flashinfer-python",
+        install=OF_FORWARD["flashinfer"].install,
+        bind=_flashinfer,
+        refuses=_takes_one_head_in_pages,
+    ),
 )

@@ -21,9 +21,10 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.problem import Operation, Option, Problem
-from flashladder.versions.decode.operation import CACHES, Decode, Paged, seqlens
+from flashladder.versions.decode.operation import CACHES, TARGET_CTAS, Decode, Paged, seqlens, tiles
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
+MOST_WORK = 0.9  # of the SMs: to cut sequences for the others costs more than it brings
 _SIZES: dict[str, Any] = {"num_heads_k": 1, "seqlen_q": 1, "head_dim": HEAD_DIM, "head_dim_v": HEAD_DIM_V}
 
 
@@ -36,7 +37,8 @@ class _Latent(Decode):
         replace(option, default=True) if option.name == "paged" else option for option in Decode.options
     )
     families: ClassVar[Collection[str]] = (NORMAL,)  # the others design K and V apart
-    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"),)
+    signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows
+    tile_rows: ClassVar[int] = 64  # of a warpgroup's product
     usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
     sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
     small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}
@@ -44,6 +46,13 @@ class _Latent(Decode):
     def variant(self, problem: Problem) -> Operation:
         """With pages there is a table of them."""
         return _PAGED if problem.paged else self
+
+    def argument(self, problem: Problem, name: str) -> Any:
+        """As for decode; but where a part a sequence is nearly one a CTA, there are no more."""
+        p = problem
+        if name == "target_parts" and not p.num_splits and MOST_WORK * TARGET_CTAS <= p.batch * tiles(p) <= TARGET_CTAS:
+            return p.batch
+        return super().argument(problem, name)
 
     def check(self, problem: Problem) -> None:
         """V is a part of K."""

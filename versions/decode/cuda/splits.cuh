@@ -47,14 +47,15 @@ __device__ inline T warp_sum(T x) {
     return x;
 }
 
-// O of a row from its parts, by a warp. Parts are weighted by their log-sum-exp, which is -inf of one without keys. They
-// are added up in their order, whichever was ready first.
-template <int head_dim_v = config::head_dim>
+// O of a row from its parts, by a warp: `slice` columns of it, from `first_col` on. Parts are weighted by their
+// log-sum-exp, which is -inf of one without keys. They are added up in their order, whichever was ready first.
+template <int head_dim_v = config::head_dim, int slice = head_dim_v>
 __device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
-                                     int row) {
-    constexpr int columns = (head_dim_v + 63) / 64 * 2;  // of a lane, whole pairs
-    const bool has_columns = head_dim_v % 64 == 0 || lane_index() * columns < head_dim_v;
-    const int column = has_columns ? lane_index() * columns : 0;
+                                     int row, int first_col = 0) {
+    constexpr int columns = (slice + 63) / 64 * 2;  // of a lane, whole pairs
+    constexpr int at_once = slice < head_dim_v ? 32 : 8;  // loads that are under way
+    const bool has_columns = slice % 64 == 0 || lane_index() * columns < slice;
+    const int column = has_columns ? first_col + lane_index() * columns : 0;
     const long long at = params.row_index(parts.first, head, row), apart = params.row_index(parts.apart, 0, 0);
     const float *lse = partials.lse + at;
     const float *part = partials.o + at * head_dim_v + column;
@@ -67,7 +68,7 @@ __device__ inline void combine_parts(const DecodeParams &params, Partials partia
         const float weight = mine < parts.count ? exp2_approx((lse[mine * apart] - highest) * log2_e) : 0.0f;
         sum += warp_sum(weight);
         const int count = min(32, parts.count - first);
-#pragma unroll 8
+#pragma unroll at_once
         for (int i = 0; i < count; ++i) {
             const float of_part = __shfl_sync(0xffffffff, weight, i);
 #pragma unroll
@@ -83,6 +84,6 @@ __device__ inline void combine_parts(const DecodeParams &params, Partials partia
 #pragma unroll
     for (int c = 0; has_columns && c < columns; c += 2)
         *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
-    if (params.lse != nullptr && lane_index() == 0)
+    if (params.lse != nullptr && lane_index() == 0 && first_col == 0)
         params.lse[params.row_index(batch, head, row)] = highest + __log2f(sum) * ln_2;
 }

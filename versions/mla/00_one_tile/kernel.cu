@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 2)
     dtype *shared_p = shared_kv + KVTile::size;
     const int warp = warp_index();
 
-    const Part<rows, block_n, causal> part{params};
+    const LatentPart<rows, block_n, causal> part{params};
     Softmax softmax{*reinterpret_cast<Softmax::Shared *>(shared_p + PTile::size), warp, 0,
                     params.softmax_scale * log2_e};
     const int seen[2] = {part.seen(softmax.row(0)), part.seen(softmax.row(1))};
@@ -71,6 +71,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 2)
         gemm<dtype, block_n>(o, p_operand, v_operand);
         __syncthreads();  // no warp needs the block and P any more
     }
+    softmax.offer_sum();
+    __syncthreads();  // the sums of all warps are there
     softmax.sum_up();
     part.store(partials, softmax, o, warp * warp_cols, head_dim_v);
 }

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     const int group = warpgroup_index(), warp_row = warp_index() % 4 * 16;
 
-    const Part<rows, block_n, causal> part{params};
+    const LatentPart<rows, block_n, causal> part{params};
     Softmax softmax{shared.softmax, group, warp_row, params.softmax_scale * log2_e};
     const int seen[2] = {part.seen(softmax.row(0)), part.seen(softmax.row(1))};
     part.tile.copy<QTile>(shared.q, params.q, params.q_stride);
@@ -73,6 +73,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
         wait_for(o);
         __syncthreads();  // no group needs the block and P any more
     }
+    softmax.offer_sum();
+    __syncthreads();  // the sums of all keys are there
     softmax.sum_up();
     part.store(partials, softmax, o, group * group_cols, head_dim_v);
 }

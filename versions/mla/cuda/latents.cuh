@@ -4,23 +4,28 @@
 #include "decode/cuda/pages.cuh"
 #include "shared_softmax.cuh"
 
-// The CTA's rows, blockIdx.x; its head of K and its part of the keys, blockIdx.y; its sequence, blockIdx.z.
+// The CTA's tile of rows is blockIdx.x.
 template <int rows, int block_n, bool causal>
-struct Part {
+struct LatentPart {
     const CacheParams &params;
-    int split;
     PackedRows<rows> tile;
-    int all_keys, begin, end;  // of the sequence; those of the part that any row sees
+    int number, all_keys;  // among all parts; of the sequence
+    int begin, end;        // keys of the part that any row sees
 
-    __device__ explicit Part(const CacheParams &params_)
+    // Part `number_` of all has blocks from `first_block` to before `next_block` of a sequence.
+    __device__ LatentPart(const CacheParams &params_, int sequence, int head_k, int number_, int first_block, int next_block)
         : params(params_),
-          split(blockIdx.y / params.num_heads_k),
-          tile{params, int(blockIdx.x), int(blockIdx.y % params.num_heads_k), int(blockIdx.z)},
-          all_keys(params.keys_of(tile.batch)) {
-        const int blocks = (all_keys + block_n - 1) / block_n;
-        begin = params.first_block(blocks, split) * block_n;
-        end = min(tile.template keys_seen<causal>(all_keys), params.first_block(blocks, split + 1) * block_n);
-    }
+          tile{params, int(blockIdx.x), head_k, sequence},
+          number(number_),
+          all_keys(params.keys_of(sequence)),
+          begin(first_block * block_n),
+          end(min(tile.template keys_seen<causal>(all_keys), next_block * block_n)) {}
+
+    // One of num_splits of each sequence. Head of K and split: blockIdx.y; sequence: blockIdx.z.
+    __device__ explicit LatentPart(const CacheParams &params)
+        : LatentPart(params, blockIdx.z, blockIdx.y % params.num_heads_k, split(params) * params.batch + blockIdx.z,
+                     params.first_block(blocks(params), split(params)),
+                     params.first_block(blocks(params), split(params) + 1)) {}
 
     // Keys that packed row i sees.
     __device__ int seen(int i) const { return tile.template keys_seen<causal>(all_keys, i); }
@@ -44,17 +49,44 @@ struct Part {
     template <class Softmax, int cols>
     __device__ void store(const Partials &partials, const Softmax &softmax, const Accumulator<16, cols> &o, int first_col,
                           int head_dim_v) const {
-        Softmax::each_row([&](int h) {
-            const int i = softmax.row(h);
-            if (!tile.has(i)) return;
-            const float sum = softmax.l[0][h], inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-            const long long at = params.row_index(split * params.batch + tile.batch, tile.head(i), tile.row(i));
+        each_row(softmax, [&](int h, int i, float inverse) {
+            const long long at = params.row_index(number, tile.head(i), tile.row(i));
             float *to = partials.o + at * head_dim_v + first_col + accumulator_col();
 #pragma unroll
             for (int n = 0; n < cols / 8; ++n)
                 *reinterpret_cast<float2 *>(to + n * 8) =
                     make_float2(o.block[0][n][2 * h] * inverse, o.block[0][n][2 * h + 1] * inverse);
             if (softmax.party == 0 && lane_index() % 4 == 0) partials.lse[at] = softmax.lse(h);
+        });
+    }
+
+    // The same where there are no other keys.
+    template <class T, class Softmax, int cols>
+    __device__ void store_whole(const Softmax &softmax, const Accumulator<16, cols> &o, int first_col) const {
+        each_row(softmax, [&](int h, int i, float inverse) {
+            T *to = tile.template element<T>(params.o, params.o_stride, i) + first_col + accumulator_col();
+#pragma unroll
+            for (int n = 0; n < cols / 8; ++n)
+                *reinterpret_cast<uint32_t *>(to + n * 8) =
+                    pack<T>(o.block[0][n][2 * h] * inverse, o.block[0][n][2 * h + 1] * inverse);
+            if (params.lse != nullptr && softmax.party == 0 && lane_index() % 4 == 0)
+                params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] = softmax.lse(h);
+        });
+    }
+
+  private:
+    __device__ static int split(const CacheParams &params) { return blockIdx.y / params.num_heads_k; }
+    __device__ static int blocks(const CacheParams &params) {
+        return (params.keys_of(blockIdx.z) + block_n - 1) / block_n;
+    }
+
+    // The lane's rows that are there, and the reciprocals of their sums.
+    template <class Softmax, class Row>
+    __device__ void each_row(const Softmax &softmax, Row row) const {
+        Softmax::each_row([&](int h) {
+            const int i = softmax.row(h);
+            const float sum = softmax.l[0][h];
+            if (tile.has(i)) row(h, i, sum > 0.0f ? 1.0f / sum : 0.0f);
         });
     }
 };

@@ -41,10 +41,13 @@ struct SharedSoftmax : DecodeSoftmax {
         });
     }
 
-    // Sums l over the lanes and parties of each row.
-    __device__ void sum_up() {
+    // Tells the other parties the sums of this one's keys. A barrier has to follow.
+    __device__ void offer_sum() {
         each_row([&](int h) { offer(h, quad_sum(l[0][h])); });
-        __syncthreads();  // the sums of all parties are there
+    }
+
+    // l of all keys.
+    __device__ void sum_up() {
         each_row([&](int h) { l[0][h] = of_all(h, [](float x, float y) { return x + y; }); });
     }
 
@@ -57,7 +60,7 @@ struct SharedSoftmax : DecodeSoftmax {
         for (int h = 0; h < 2; ++h) row(h);
     }
 
-  private:
+  protected:
     __device__ void offer(int h, float x) {
         if (lane_index() % 4 == 0) shared.of_party[party][row(h)] = x;
     }

@@ -1,0 +1,184 @@
+// Rung 04 for sequences of any lengths: all parts have about as many keys, and there is one for each SM. A sequence that is
+// one part needs no other kernel. The parts of others are combined by a kernel that is launched while this one runs.
+//
+//     group 0    S(0)   softmax(0)    O += P(0) V(0)                 O += P(1) V(1)   S(2) ...
+//     group 1           S(1)          O += P(0) V(0)   softmax(1)    O += P(1) V(1)          S(3) ...
+#include "config.cuh"
+#include "decode/cuda/parts_of_sequence.cuh"
+#include "latent_ring.cuh"
+#include "passed_softmax.cuh"
+#include "pipeline/roles.cuh"
+#include "ptx/griddepcontrol.cuh"
+
+using namespace config;
+
+constexpr int groups = 2;
+constexpr int consumers = groups * warpgroup_threads;  // then comes the producer's group
+constexpr int rows = warpgroup_rows;
+constexpr int group_cols = head_dim_v / groups;  // of O
+
+using QTile = SwizzledPanels<rows, head_dim>;
+using KVTile = SwizzledPanels<block_n, head_dim>;
+using PTile = SwizzledPanels<rows, block_n>;
+using Softmax = PassedSoftmax<rows>;
+using Share = Registers<groups, 1>;
+using Ring = LatentRing<KVTile, dtype, 2>;
+
+enum Barrier { both_groups = 1, has_passed, has_cleared = has_passed + groups };  // the last two: for each group
+
+struct Shared {
+    Ring ring;
+    alignas(1024) dtype q[QTile::size];
+    dtype p[PTile::size];
+    Softmax::Shared softmax;
+};
+
+FLASHLADDER_KERNEL(attention_mla, CacheParams,
+                   Launch{Share::num_threads, sizeof(Shared), rows, block_n}
+                       .over("cdiv(num_heads * seqlen_q, 64 * num_heads_k)", "num_heads_k * num_parts", "1")
+                       .by_tma("k_cache", rows_of_box<block_n>(), 64, 128));
+
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_mla(const __grid_constant__ CacheParams params, const __grid_constant__ Partials partials,
+                  const __grid_constant__ CacheMap map) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+    auto &ring = shared.ring;
+    const int group = uniform_warp_index() / 4, warp_row = warp_index() % 4 * 16;
+    launch_dependents();
+
+    const int head_k = blockIdx.y % params.num_heads_k, number = blockIdx.y / params.num_heads_k;
+    const Part blocks = find_part<block_n>(params, number);
+    if (blocks.sequence < 0) return;  // there are fewer parts
+    const LatentPart<rows, block_n, causal> part{params, blocks.sequence, head_k, number, blocks.first_block(0),
+                                                 blocks.first_block(1)};
+    if (threadIdx.x == 0) {
+        ring.init();
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+    if (group == groups) {
+        release_registers<Share::producer>();
+        if (warp_index() == consumers / 32) ring.load_all(part, map);
+        return;
+    }
+    take_registers<Share::consumer>();
+
+    Softmax softmax{shared.softmax, group, warp_row, params.softmax_scale * log2_e};
+    const int seen[2] = {part.seen(softmax.row(0)), part.seen(softmax.row(1))};
+    part.tile.copy<QTile>(shared.q, params.q, params.q_stride, consumers);
+    cp_async_commit();
+    cp_async_wait<0>();
+    fence_proxy_async();                 // before wgmma reads Q
+    named_barrier_sync(both_groups, consumers);  // Q is there for both groups
+
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_operand;
+    ByColumns<KVTile> v_operand;
+    q_operand.start(shared.q);
+    k_operand.start(ring.block[0]);
+    v_operand.start(ring.block[0] + KVTile::step(0, group * group_cols));
+
+    Accumulator<16, block_n> s;
+    HeldA<16, block_n> p;
+    Accumulator<16, group_cols> o;  // of this warp
+    o.clear();
+    auto at = ring.consumer();
+
+    // S = Q K^T of this group's block
+    auto start_scores = [&](const Ring::State &at) {
+#pragma unroll
+        for (int panel = 0; panel < KVTile::panels; ++panel) {
+            ring.wait(at, panel);
+            start_product<dtype, 64>(s, panel_of(q_operand, panel), panel_of(k_operand.after(at.stage), panel), panel > 0);
+        }
+    };
+    // Its P, for both groups. Returns by what O is yet to be multiplied.
+    auto pass = [&](int first, const Ring::State &at) {
+        if (first + block_n > min(seen[0], seen[1])) softmax.hide(s, first, seen);
+        __syncwarp();  // every lane has read what the other group passed
+        const float2 factor = softmax.take(s);
+        softmax.store_p<PTile>(shared.p, 0, s);
+        if (first + block_n > part.end) {
+            clear_rows_by_warp<KVTile>(ring.block[at.stage], max(part.end - first, warp_row), warp_row + 16);
+            fence_proxy_async();  // before wgmma reads zeros in V
+            named_barrier_sync(has_cleared + group, warpgroup_threads);
+        }
+        named_barrier_arrive(has_passed + group, consumers);  // P and m are there; no product reads K any more
+        return factor;
+    };
+    // O += P V of this group's block, and of the other one's
+    auto start_own_sum = [&](float2 factor) {
+        softmax.scale(o, factor);
+        p = round_to_operand<dtype>(s);
+        start_sum<dtype, block_n>(o, p, v_operand.after(at.stage));
+    };
+    auto start_other_sum = [&] {
+        named_barrier_sync(has_passed + (group ^ 1), consumers);
+        softmax.scale(o, softmax.follow());
+        QOperand<16, block_n, 0, HoistedReader<PTile, dtype>, 1> passed;
+        passed.start(shared.p, warp_row);
+        p = passed;
+        start_sum<dtype, block_n>(o, p, v_operand.after(at.stage));
+    };
+    auto end_sum = [&] {
+        wait_for(o, p);
+        ring.release(at, group);
+    };
+
+    int first = part.begin;
+    for (; first + block_n < part.end; first += 2 * block_n)
+        if (group == 0) {
+            start_scores(at);
+            wait_for(s);
+            start_own_sum(pass(first, at));
+            end_sum();
+            start_other_sum();
+            end_sum();
+        } else {
+            auto next = at;
+            next.advance();
+            start_scores(next);
+            wait_for(s);
+            start_other_sum();
+            const float2 factor = pass(first + block_n, next);
+            end_sum();
+            start_own_sum(factor);
+            end_sum();
+        }
+    if (first < part.end) {  // a block without another one
+        if (group == 0) {
+            start_scores(at);
+            wait_for(s);
+            start_own_sum(pass(first, at));
+        } else {
+            start_other_sum();
+        }
+        end_sum();
+    }
+    softmax.offer_sum();
+    named_barrier_sync(both_groups, consumers);  // the sums of all keys are there
+    softmax.sum_up();
+    if (blocks.count == 1)
+        part.store_whole<dtype>(softmax, o, group * group_cols);
+    else
+        part.store(partials, softmax, o, group * group_cols, head_dim_v);
+}
+
+// A warp combines 64 columns of a row. Where there are many rows, it does so several times.
+constexpr int combine_warps = 4, slice = 64;
+FLASHLADDER_KERNEL(combine, SplitParams,
+                   Launch{combine_warps * 32}
+                       .over("cdiv(seqlen_q * num_heads, 4)", "batch", "min(8, cdiv(num_parts, batch))")
+                       .dependent());
+
+extern "C" __global__ void __launch_bounds__(combine_warps * 32)
+    combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
+    const Parts parts = parts_of_sequence<block_n>(params, blockIdx.y);
+    const int row = blockIdx.x * combine_warps + warp_index();  // among the sequence's, of all heads
+    wait_for_dependency();  // the parts are there
+    if (parts.count == 1 || row >= params.seqlen_q * params.num_heads) return;
+    for (int col = blockIdx.z * slice; col < head_dim_v; col += gridDim.z * slice)
+        combine_parts<head_dim_v, slice>(params, partials, parts, blockIdx.y, row % params.num_heads,
+                                         row / params.num_heads, col);
+}
