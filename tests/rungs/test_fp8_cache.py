@@ -7,10 +7,10 @@ from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.fp8 import FP8, LARGEST, quantised
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.versions.decode.fp8_caches import FP8, LARGEST, quantised
 
 RUNG = catalog.find("decode/11")
 LENGTHS = (0, 1, 40, 300)

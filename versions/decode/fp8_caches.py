@@ -8,19 +8,10 @@ from typing import Any
 import torch
 
 from flashladder.common.problem.buffers import View, contiguous
+from flashladder.common.problem.fp8 import FP8, LARGEST, quantised
 from flashladder.common.problem.problem import Problem
 
-FP8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FP8).max
 DESCALES = {"k_cache": "k_descale", "v_cache": "v_descale"}
-
-
-def quantised(numbers: torch.Tensor, descale: torch.Tensor) -> torch.Tensor:
-    """The nearest e4m3 of numbers / descale, where numbers are (..., heads_k, columns) and descale (heads_k).
-
-    What is beyond 448, the largest one, becomes that; NaN stays.
-    """
-    return (numbers.float() / descale[:, None]).clamp(-LARGEST, LARGEST).to(FP8)
 
 
 class Fp8Caches:
