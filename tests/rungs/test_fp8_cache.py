@@ -54,6 +54,19 @@ def test_eight_rows_of_other_families(family):
     emulated(problem((137,), seqlen_q=8, family=family))
 
 
+def test_rows_of_any_magnitude():
+    """Each has a power of 2 of its own, in which it becomes f16: an infinity harms its own row alone."""
+    task = problem((137,), {"num_splits": 1})
+    tensors = make_inputs(task)
+    tensors.q.mul_(torch.tensor([2.0**-100, 2.0**-20, 1.0, 2.0**60])[:, None])
+    expected = emulated(task, tensors).o.clone()
+    tensors.q[0, 0, 1, 3] = torch.inf
+    on_emulator(build_one(RUNG, RUNG.config_for(task), "sm_90a"), task, tensors)
+    assert not tensors.o[0, 0, 1].isfinite().all()
+    tensors.o[0, 0, 1] = expected[0, 0, 1]
+    assert torch.equal(tensors.o, expected)
+
+
 def test_every_number_of_e4m3():
     """As V of one key, which is O then: none of 16 bits lies between. Its scale is a power of 2."""
     task = problem((1,), seqlen_q=1, head_dim=256, num_heads=2, num_heads_k=2)

@@ -1,5 +1,5 @@
 // Rung 07 for caches in 8-bit floats, e4m3, with a scale for K and one for V of each head: half the bytes are read. Q and P
-// stay in 16 bits, as which every e4m3 is exact. The scale of K goes into the softmax's, that of V into O.
+// are f16 in the products, as which every e4m3 is exact. The scale of K goes into the softmax's, that of V into O.
 #include "config.cuh"
 #include "packed_rows.cuh"
 #include "pages.cuh"
@@ -64,30 +64,33 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     // Where the keys of the warp's step `step` begin. Their tile is that of the step num_stages before.
     auto first_key = [&](int step) { return begin + step * block_n + warp_index() * warp_keys; };
     auto tile_of = [&](int step) { return ring + step % num_stages * stage_size; };
-    auto find = [&](int step) { return KeyPlace::find(params, tile.batch, first_key(step) + lane_index(), keys); };
-    KeyPlace place = find(0);  // of the lane's key in the next copy
+    const uint8_t *k_row, *v_row;  // of the lane's key in the next copy
+    auto find = [&](int step) {
+        const KeyPlace place = KeyPlace::find(params, tile.batch, first_key(step) + lane_index(), keys);
+        k_row = place.row_of(k, at_k), v_row = place.row_of(v, at_v);
+    };
+    find(0);
     auto load = [&](int step) {
         const int left = keys - first_key(step);
         if (left > 0) {
-            copy_rows_by_warp<KVTile>(tile_of(step), left, [&](int r) { return pairs(place.row_of(r, k, at_k)); });
-            copy_rows_by_warp<KVTile>(tile_of(step) + KVTile::size, left,
-                                      [&](int r) { return pairs(place.row_of(r, v, at_v)); });
+            copy_rows_by_warp<KVTile>(tile_of(step), left, [&](int r) { return pairs_of_lane(k_row, r); });
+            copy_rows_by_warp<KVTile>(tile_of(step) + KVTile::size, left, [&](int r) { return pairs_of_lane(v_row, r); });
         }
         cp_async_commit();  // a group a step, also an empty one, so that they can be counted
-        place = find(step + 1);
+        find(step + 1);
     };
     for (int step = 0; step < num_stages - 1; ++step) load(step);
     cp_async_wait<num_stages - 1>();
     __syncthreads();  // Q is there for every warp
 
     Fp8QOperand<head_dim> q_operand;
-    Fp8KOperand<dtype, warp_keys, head_dim, KVTile> k_operand;
-    Fp8VOperand<dtype, head_dim, warp_keys, KVTile> v_operand;
+    Fp8KOperand<warp_keys, head_dim, KVTile> k_operand;
+    Fp8VOperand<head_dim, warp_keys, KVTile> v_operand;
     q_operand.start<QTile>(shared_q);
 
     Accumulator<rows, head_dim> o;
     o.clear();
-    DecodeSoftmax softmax{params.softmax_scale * k_scale * log2_e};
+    Fp8Softmax softmax{params.softmax_scale * k_scale * log2_e};
 
     for (int step = 0; first_key(step) < keys; ++step) {
         const int first = first_key(step);
@@ -99,11 +102,12 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
         Accumulator<rows, warp_keys> s;
         s.clear();
-        gemm<dtype, head_dim>(s, q_operand, k_operand);
+        gemm<__half, head_dim>(s, q_operand, k_operand);
+        each_row([&](int h) { scale_row(s, h, q_operand.unit[h]); });
         if (first + warp_keys > min(seen[0], seen[1])) softmax.hide(s, first, seen);
         softmax.update(s, o);
-        auto p = round_to_operand<dtype>(s);
-        gemm<dtype, warp_keys>(o, p, v_operand);
+        auto p = round_to_operand<__half>(s);
+        gemm<__half, warp_keys>(o, p, v_operand);
         __syncwarp();  // every lane has read them
     }
 
