@@ -46,7 +46,8 @@ def cache_of(
 ) -> Cache:
     """That of the sequences of q, (batch, seqlen_q, heads, head_dim), of the type of q, unless one is given.
 
-    UnsupportedProblemError for what is none. With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
+    With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
+    UnsupportedProblemError for what is none.
     """
     if q.dim() != 4:
         raise op.misshapen("q", q)
@@ -71,10 +72,8 @@ def cache_of(
     return Cache(k_cache, v_cache, block_table)
 
 
-def scaled(
-    cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None
-) -> Cache:
-    """The cache with the scales of its 8-bit floats, 1 where none are given. UnsupportedProblemError for what are none."""
+def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None) -> Cache:
+    """The cache with the scales of its 8-bit floats, 1 where none is given; UnsupportedProblemError for others."""
     descales = {"k_descale": k_descale, "v_descale": v_descale}
     wanted = (len(q), cache.k.shape[2])
     for name, descale in descales.items():
@@ -83,7 +82,8 @@ def scaled(
         given.tensors(**{name: descale})
         if cache.k.dtype != FP8:
             raise UnsupportedProblemError(f"{name} is given, but k_cache is {cache.k.dtype}: scales are those of {FP8}")
-        if descale.shape not in (wanted, (1, wanted[1])) or (descale.dtype, descale.device) != (torch.float32, q.device):
+        kind = descale.dtype, descale.device
+        if descale.shape not in (wanted, (1, wanted[1])) or kind != (torch.float32, q.device):
             raise UnsupportedProblemError(
                 f"{name} is {tuple(descale.shape)} {descale.dtype} on {descale.device}; with q it is {wanted} or "
                 f"(1, {wanted[1]}) torch.float32 on {q.device}"
@@ -206,7 +206,7 @@ def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, at: torch.Tensor) -> None:
-    """Writes new keys to their places, (batch, seqlen_new), in their sequences; as 8-bit floats by the cache's scales."""
+    """Writes new keys to their places, (batch, seqlen_new), in their sequences; by the cache's scales, if any."""
     sequences = torch.arange(len(at), device=k.device)[:, None].expand_as(at)
     where = pages_of(cache, sequences, at)
     for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):

@@ -143,9 +143,9 @@ def _kind_of(
     """What says the problem, where nothing looks at what is called; None for what is out of the ordinary."""
     if fast_path.extension is None or op.watched():
         return None
-    plain = type(q) is type(k_cache) is type(v_cache) is type(lengths) is torch.Tensor
+    plain = type(q) is type(k_cache) is type(v_cache) is type(lengths) is torch.Tensor and q.dtype is k_cache.dtype
     types = tuple(map(type, options))  # True is not 1
-    if not plain or q.dtype is not k_cache.dtype or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
+    if not plain or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
         return None
     table = getattr(block_table, "shape", None)
     return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, options, types

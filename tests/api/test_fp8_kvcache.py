@@ -62,7 +62,7 @@ def test_new_keys_are_rounded_by_the_scales():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"k_descale": torch.ones(2, HEADS_K)}, r"k_descale is \(2, 2\) torch.float32 on cpu; with q it is \(3, 2\) or"),
+        ({"k_descale": torch.ones(2, HEADS_K)}, r"k_descale is \(2, 2\) torch.float32 on cpu; with q it is \(3, 2\)"),
         ({"v_descale": SCALES.double()}, r"v_descale is \(3, 2\) torch.float64 on cpu"),
         ({"v_descale": 0 * SCALES}, "a scale is a positive, finite number"),
         ({"window_size": (9, 0)}, "decode/11_fp8_cache has no sliding window"),

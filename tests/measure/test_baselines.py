@@ -1,6 +1,7 @@
 """Official kernels without a GPU: torch's operators take our arguments, and what is missing or refused is said."""
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -126,7 +127,7 @@ class PlannedDecode:
 
     def plan(self, indptr, indices, last_page_len, *sizes, **options):
         assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
-        self.pages = [indices[begin:end].long() for begin, end in zip(indptr, indptr[1:], strict=False)]
+        self.pages = [indices[begin:end].long() for begin, end in pairwise(indptr)]
         self.last, self.sizes, self.options = last_page_len.tolist(), sizes, options
 
     def run(self, q, caches):

@@ -107,5 +107,5 @@ def test_other_caches_are_refused():
     with pytest.raises(ConfigError, match="fp8_cache=false is not one of true, which decode/11_fp8_cache takes"):
         RUNG.config_for(problem(options={"fp8_cache": False}))
     below = catalog.find("decode/07")
-    with pytest.raises(UnsupportedProblemError, match="takes fp8_cache false, not true; the nearest rung.* is decode/11"):
+    with pytest.raises(UnsupportedProblemError, match=r"takes fp8_cache false, not true; the nearest .* is decode/11"):
         below.config_for(problem())

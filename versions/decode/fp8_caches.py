@@ -33,8 +33,9 @@ class Fp8Caches:
     def _write(
         self: Any, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, keys: torch.Tensor
     ) -> None:
-        """A head's scale is that of its largest number, times 0.75 to 1.5: of some heads the largest numbers saturate."""
-        largest = keys.float().nan_to_num(0.0).abs().amax((0, 2)) if len(keys) else torch.ones(keys.shape[1])
+        """A head's scale is that of its largest number, times 0.75 to 1.5: in some heads the largest ones saturate."""
+        numbers = keys if len(keys) else keys.new_zeros((1, *keys.shape[1:]))
+        largest = numbers.float().nan_to_num(0.0).abs().amax((0, 2))
         heads = torch.arange(len(largest), device=largest.device)
         spread = 0.75 * 2 ** ((heads + sequence) % 8 / 7)
         descale = torch.where(largest > 0, spread * largest / LARGEST, 1.0)
