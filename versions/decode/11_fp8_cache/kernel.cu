@@ -67,7 +67,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const uint8_t *k_row, *v_row;  // of the lane's key in the next copy
     auto find = [&](int step) {
         const KeyPlace place = KeyPlace::find(params, tile.batch, first_key(step) + lane_index(), keys);
-        k_row = place.row_of(k, at_k), v_row = place.row_of(v, at_v);
+        k_row = k + place.page * at_k.batch + place.row * at_k.row;
+        v_row = v + place.page * at_v.batch + place.row * at_v.row;
     };
     find(0);
     auto load = [&](int step) {

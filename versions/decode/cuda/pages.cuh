@@ -27,12 +27,6 @@ struct KeyPlace {
     }
     __device__ static KeyPlace find(const SplitParams &, int sequence, int key, int) { return {sequence, key}; }
 
-    // Where its row of a head begins.
-    template <class T>
-    __device__ const T *row_of(const T *head, TensorStride stride) const {
-        return head + page * stride.batch + row * stride.row;
-    }
-
     // That of another lane's key, whose row of a head begins there.
     template <class T>
     __device__ const T *row_of(int lane, const T *head, TensorStride stride) const {
