@@ -168,6 +168,12 @@ def test_what_flashinfer_does_not_decode(on_hopper, problem, message):
     assert refusal is None if message is None else message in refusal
 
 
+@pytest.mark.parametrize("name", baselines.of("decode"))
+def test_nobody_is_given_a_cache_in_8_bits(on_hopper, name):
+    problem = decode((192, 192), {"fp8_cache": True})
+    assert "is asked for no 8-bit caches here" in baselines.find(name, "decode").refusal(problem)
+
+
 @pytest.mark.parametrize(
     ("missing", "problem", "message"),
     [

@@ -19,7 +19,13 @@ from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
 
+def _takes_16_bits(problem: Problem) -> str | None:
+    return "is asked for no 8-bit caches here" if problem.fp8_cache else None
+
+
 def _takes_full_caches(problem: Problem) -> str | None:
+    if reason := _takes_16_bits(problem):
+        return reason
     if problem.paged:
         return "reads no pages"
     if any(length != problem.seqlen_k for length in problem.seqlens_k):
@@ -77,6 +83,8 @@ def _with_kvcache(table: str, module: Any, problem: Problem, tensors: Tensors) -
 
 
 def _takes_one_row(problem: Problem) -> str | None:
+    if reason := _takes_16_bits(problem):
+        return reason
     if problem.seqlen_q > 1:
         return f"reads one row a sequence, not {problem.seqlen_q}"
     if not problem.paged and problem.seqlen_k % _PAGE:
@@ -144,6 +152,7 @@ BASELINES = by_name(
         package="flash-attn",
         install=OF_FORWARD["flash-attn"].install,
         bind=partial(_with_kvcache, "block_table"),
+        refuses=_takes_16_bits,
     ),
     _baseline(
         name="fa3",
@@ -152,6 +161,7 @@ BASELINES = by_name(
         package="flash_attn_3",
         install=OF_FORWARD["fa3"].install,
         bind=partial(_with_kvcache, "page_table"),
+        refuses=_takes_16_bits,
         arches=(9,),
     ),
     _baseline(
