@@ -6,14 +6,15 @@ What the host can see without waiting for a GPU is refused here. What it cannot 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from flashladder.common.api import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.fp8 import FP8, quantised
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import launch, overlap
 
 _WHOLE = "(batch, seqlen, heads_k, head_dim)"
@@ -26,6 +27,8 @@ class Cache(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     table: torch.Tensor | None
+    k_descale: torch.Tensor | None = None  # (batch, heads_k), fp32, and that of V: of 8-bit floats alone
+    v_descale: torch.Tensor | None = None
 
     @property
     def room(self) -> int:
@@ -39,10 +42,12 @@ def cache_of(
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None,
     cache_batch_idx: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> Cache:
-    """That of the sequences of q, (batch, seqlen_q, heads, head_dim). UnsupportedProblemError for what is none.
+    """That of the sequences of q, (batch, seqlen_q, heads, head_dim), of the type of q, unless one is given.
 
     With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
+    UnsupportedProblemError for what is none.
     """
     if q.dim() != 4:
         raise op.misshapen("q", q)
@@ -50,9 +55,10 @@ def cache_of(
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.dim() != 4 or cache.shape != k_cache.shape or 0 in cache.shape:
             raise UnsupportedProblemError(f"{name} has shape {tuple(cache.shape)}; both caches are {layout}")
-        if (cache.dtype, cache.device) != (q.dtype, q.device):
+        if (cache.dtype, cache.device) != (wanted := (dtype or q.dtype, q.device)):
+            like = "q" if dtype is None else "k_cache"
             raise UnsupportedProblemError(
-                f"{name} is {cache.dtype} on {cache.device}; like q it should be {q.dtype} on {q.device}"
+                f"{name} is {cache.dtype} on {cache.device}; like {like} it should be {wanted[0]} on {wanted[1]}"
             )
     if cache_batch_idx is not None:
         if block_table is not None:
@@ -64,6 +70,33 @@ def cache_of(
     elif len(k_cache) != len(q):
         raise UnsupportedProblemError(f"k_cache is of {len(k_cache)} sequences, q of {len(q)}")
     return Cache(k_cache, v_cache, block_table)
+
+
+def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None) -> Cache:
+    """The cache with the scales of its 8-bit floats, 1 where none is given; UnsupportedProblemError for others."""
+    descales = {"k_descale": k_descale, "v_descale": v_descale}
+    wanted = (len(q), cache.k.shape[2])
+    for name, descale in descales.items():
+        if descale is None:
+            continue
+        given.tensors(**{name: descale})
+        if cache.k.dtype != FP8:
+            raise UnsupportedProblemError(f"{name} is given, but k_cache is {cache.k.dtype}: scales are those of {FP8}")
+        kind = descale.dtype, descale.device
+        if descale.shape not in (wanted, (1, wanted[1])) or kind != (torch.float32, q.device):
+            raise UnsupportedProblemError(
+                f"{name} is {tuple(descale.shape)} {descale.dtype} on {descale.device}; with q it is {wanted} or "
+                f"(1, {wanted[1]}) torch.float32 on {q.device}"
+            )
+        if can_look_at(descale) and not ((descale > 0) & descale.isfinite()).all():
+            raise UnsupportedProblemError(f"{name}={descale.tolist()}: a scale is a positive, finite number")
+    if cache.k.dtype != FP8:
+        return cache
+    of_heads = {
+        name: (q.new_ones((), dtype=torch.float32) if descale is None else descale).expand(wanted).contiguous()
+        for name, descale in descales.items()
+    }
+    return cache._replace(**of_heads)
 
 
 def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
@@ -110,18 +143,18 @@ def lengths_of(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cache:
 
 
 def new_keys(
-    k: torch.Tensor | None, v: torch.Tensor | None, cache: Cache, lengths: torch.Tensor
+    k: torch.Tensor | None, v: torch.Tensor | None, q: torch.Tensor, cache: Cache, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """k and v. UnsupportedProblemError for new keys that do not go with the cache, or have no place there."""
+    """k and v. UnsupportedProblemError for new keys that do not go with q and the cache, or have no place there."""
     given.tensors(k=k, v=v)
     assert k is not None
     assert v is not None
     wanted = (len(lengths), k.shape[1] if k.dim() == 4 else 0, *cache.k.shape[2:])
     for name, new in (("k", k), ("v", v)):
-        if tuple(new.shape) != wanted or new.dtype != cache.k.dtype or new.device != cache.k.device:
+        if tuple(new.shape) != wanted or new.dtype != q.dtype or new.device != cache.k.device:
             raise UnsupportedProblemError(
                 f"{name} is {tuple(new.shape)} {new.dtype} on {new.device}; with the cache it is (batch, seqlen_new, "
-                f"heads_k, head_dim), {wanted[2:]} the last two, {cache.k.dtype} on {cache.k.device}"
+                f"heads_k, head_dim), {wanted[2:]} the last two, {q.dtype} on {cache.k.device}"
             )
     gradients.refuse(k, v)
     if not can_look_at(lengths):
@@ -146,9 +179,12 @@ def check_layouts(
     """UnsupportedProblemError where kernels do not take these strides, or new keys would be written over each other."""
     of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
-    alike: dict[str, Any] = {"dtype": DTYPES[problem.dtype], "device": "meta"}
-    tensors = {name: torch.empty_strided(*layout, **alike) for name, layout in layouts.items()}
-    launch.check(problem, Tensors(tensors, problem.asked))
+    asked = problem.asked
+    tensors = {
+        name: torch.empty_strided(*layout, dtype=asked.dtype(problem, name), device="meta")
+        for name, layout in layouts.items()
+    }
+    launch.check(problem, Tensors(tensors, asked))
     for name, strides in (("k_cache", k_cache), ("v_cache", v_cache)):
         if not overlap.is_apart_in_itself(of_cache, strides):
             raise UnsupportedProblemError(
@@ -170,11 +206,14 @@ def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, at: torch.Tensor) -> None:
-    """Writes new keys to their places, (batch, seqlen_new), in their sequences."""
+    """Writes new keys to their places, (batch, seqlen_new), in their sequences; by the cache's scales, if any."""
     sequences = torch.arange(len(at), device=k.device)[:, None].expand_as(at)
     where = pages_of(cache, sequences, at)
-    for into, new in ((cache.k, k), (cache.v, v)):
-        into.index_put_(where, new)
+    for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):
+        if descale is None:
+            into.index_put_(where, new)
+        else:  # torch has no index_put_ of 8-bit floats everywhere
+            into.view(torch.uint8).index_put_(where, quantised(new, descale[:, None]).view(torch.uint8))
 
 
 def gathered(

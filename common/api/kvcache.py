@@ -15,6 +15,7 @@ from flashladder.common.api import caches, general, given, gradients, op
 from flashladder.common.api.caches import Cache
 from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.calls import Call
@@ -23,6 +24,7 @@ from flashladder.common.runtime.plan import Plan
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
 BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi
+OF_FP8 = "decode/11"
 MOST_SPLITS = 256
 
 
@@ -46,6 +48,9 @@ def flash_attn_with_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of q, (batch, seqlen_q, heads, head_dim), over the first cache_seqlens keys of each sequence.
 
@@ -58,6 +63,11 @@ def flash_attn_with_kvcache(
     and count as cached. With rotary_cos and rotary_sin, (positions, columns / 2), they and q are turned before. New
     keys have the positions from cache_seqlens on. So have rows of q with a causal mask or a window; else all rows have
     the first of these.
+
+    The caches may be 8-bit floats, torch.float8_e4m3fn, where q is of 16 bits. A number in them means itself times its
+    head's scale: k_descale and v_descale, (batch, heads_k) or (1, heads_k), fp32, positive; None: 1. The products are
+    those of 16 bits, as which these floats are exact. New keys are rounded to them; what is beyond 448 scales becomes
+    that. Such caches take neither padding, windows, softcaps nor ALiBi, and on a GPU they need Hopper.
 
     `causal` is aligned to the end: the last row sees all keys. So are windows, which count keys to the left and right
     of a row's own (-1: all), and ALiBi. Keys are cut into `num_splits` parts, which are computed at the same time; 0:
@@ -73,7 +83,7 @@ def flash_attn_with_kvcache(
     given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     kind = None
-    if k is None and v is None and rotary_cos is None and rotary_sin is None and cache_batch_idx is None:
+    if k is v is rotary_cos is rotary_sin is cache_batch_idx is k_descale is v_descale is None:
         tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
         kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits)
         if kind and (found := _launched(kind, tensors)):
@@ -83,7 +93,9 @@ def flash_attn_with_kvcache(
         raise UnsupportedProblemError(f"num_splits={splits}: must be 0, for as many as suit, or up to {MOST_SPLITS}")
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
     gradients.refuse(q, k_cache, v_cache)
-    cache = caches.cache_of(q, k_cache, v_cache, block_table, cache_batch_idx)
+    fp8 = FP8 if k_cache.dtype == FP8 else None
+    cache = caches.cache_of(q, k_cache, v_cache, block_table, cache_batch_idx, fp8)
+    cache = caches.scaled(cache, q, k_descale, v_descale)
     lengths = caches.lengths_of(cache_seqlens, q, cache)
     if cache_leftpad is not None:
         caches.numbers("cache_leftpad", cache_leftpad, q, cache.room, "the cache has room for")
@@ -96,7 +108,7 @@ def flash_attn_with_kvcache(
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
-        k, v = caches.new_keys(k, v, cache, lengths)
+        k, v = caches.new_keys(k, v, q, cache, lengths)
         _check_taken(q, cache, cache_leftpad, slopes, *options)
         places = caches.places(lengths, k.shape[1], cache.room)
         if rotary:
@@ -131,7 +143,7 @@ def _kind_of(
     """What says the problem, where nothing looks at what is called; None for what is out of the ordinary."""
     if fast_path.extension is None or op.watched():
         return None
-    plain = type(q) is type(k_cache) is type(v_cache) is type(lengths) is torch.Tensor
+    plain = type(q) is type(k_cache) is type(v_cache) is type(lengths) is torch.Tensor and q.dtype is k_cache.dtype
     types = tuple(map(type, options))  # True is not 1
     if not plain or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
         return None
@@ -165,6 +177,8 @@ def decode(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None,
+    k_descale: torch.Tensor | None,
+    v_descale: torch.Tensor | None,
     cache_seqlens: torch.Tensor,
     cache_leftpad: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
@@ -176,13 +190,14 @@ def decode(
     num_splits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `flash_attn_with_kvcache` takes them; lengths and padding are (batch), int32,
-    slopes (batch, heads)."""
+    slopes (batch, heads), scales (batch, heads_k), which 8-bit floats have."""
     o, lse = _outputs(q)
-    cache = Cache(k_cache, v_cache, block_table)
+    cache = Cache(k_cache, v_cache, block_table, k_descale, v_descale)
     options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
     problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, *options)
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, "o": o, "lse": lse}
     more = {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
+    more |= {"k_descale": k_descale, "v_descale": v_descale}
     tensors |= {name: tensor.contiguous() for name, tensor in more.items() if tensor is not None}
     op.slow_path(op.prepared(problem, q, _rung(q.device, problem)), problem, tensors)
     return o, lse
@@ -207,6 +222,7 @@ def _problem_of(
 ) -> Problem:
     """What the tensors ask for; UnsupportedProblemError where that is no problem."""
     options: dict[str, Any] = {"num_splits": num_splits, "leftpad": cache_leftpad is not None}
+    options["fp8_cache"] = cache.k_descale is not None
     if cache.table is not None:
         options |= {"paged": True, "page_size": cache.k.shape[1], "num_pages": len(cache.k)}
     bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
@@ -227,6 +243,8 @@ def _check_taken(
 
 def _rung(device: torch.device, problem: Problem) -> str:
     """What runs a problem on a device."""
+    if problem.fp8_cache:
+        return OF_FP8
     if problem.window or problem.softcap or problem.alibi or problem.leftpad:
         return BOUNDED
     return ON_HOPPER if _is_hopper(device) else RUNG

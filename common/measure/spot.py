@@ -76,7 +76,7 @@ class Stage:
             signs = self._draw_signs(self._seen[names[0]])
             for name in names:
                 if name in self._seen:
-                    torch.mul(self._seen[name], signs[: self._seen[name].shape[-1]], out=self._new[name])
+                    _flip(self._seen[name], signs[: self._seen[name].shape[-1]], self._new[name])
                 else:
                     wanted[name] = wanted[name] * signs[: wanted[name].shape[-1]]
         self._wanted = replace(self._expected, exact=wanted)
@@ -109,7 +109,15 @@ class Stage:
     def _draw_signs(self, like: torch.Tensor) -> torch.Tensor:
         """One for each column."""
         signs = 1 - 2 * torch.randint(2, (like.shape[-1],), generator=self._signs)
-        return signs.to(like.device, like.dtype)
+        return signs.to(like.device, torch.int8)
+
+
+def _flip(tensor: torch.Tensor, signs: torch.Tensor, out: torch.Tensor) -> None:
+    """A tensor times the signs of its columns. torch multiplies no 8-bit floats, whose sign is their upper bit."""
+    if tensor.element_size() == 1:
+        torch.bitwise_xor(tensor.view(torch.uint8), (signs < 0).to(torch.uint8) << 7, out=out.view(torch.uint8))
+    else:
+        torch.mul(tensor, signs, out=out)
 
 
 class SpotChecks:

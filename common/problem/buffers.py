@@ -13,12 +13,12 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 
-CANARY = 0x7FDB  # a NaN as bf16 and as fp16, and twice in a row as fp32
+CANARY = 0x7FDB  # a NaN as bf16 and as fp16, twice in a row as fp32, and its upper half as e4m3
 POISON = 0x7FAD  # another one; kernels that compute a NaN write 0x7FFF
 _GUARD_ROWS = 128  # a whole tile of rows: a kernel that forgets the end of a tensor lands in the guard
 _GUARD_MULTIPLE = 128  # elements: keeps the tensors' alignment
 LAYOUTS = ("bshd", "bhsd", "padded")  # of (batch, seqlen, heads, head_dim), all four in this order of dimensions
-_INTEGERS = {2: torch.int16, 4: torch.int32}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def contiguous(*shape: int) -> View:
     return View(shape, tuple(strides))
 
 
-def laid_out(layout: str, shape: tuple[int, int, int, int]) -> View:
-    """(batch, seqlen, heads, head_dim) as one of LAYOUTS has it."""
+def laid_out(layout: str, shape: tuple[int, int, int, int], padding: int = 8) -> View:
+    """(batch, seqlen, heads, head_dim) as one of LAYOUTS has it; `padding` is that of a padded row, in elements."""
     batch, seqlen, heads, head_dim = shape
     if layout == "bhsd":
         by_batch, by_head, by_row, _ = contiguous(batch, heads, seqlen, head_dim).strides
         return View(shape, (by_batch, by_row, by_head, 1))
     if layout == "padded":
-        return View(shape, contiguous(batch, seqlen + 3, heads + 1, head_dim + 8).strides)
+        return View(shape, contiguous(batch, seqlen + 3, heads + 1, head_dim + padding).strides)
     return contiguous(*shape)
 
 
@@ -113,4 +113,4 @@ def unwritten(tensor: torch.Tensor) -> int:
 
 
 def _pattern(word: int, dtype: torch.dtype) -> int:
-    return word if dtype.itemsize == 2 else word << 16 | word
+    return {1: word >> 8, 2: word, 4: word << 16 | word}[dtype.itemsize]

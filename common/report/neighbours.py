@@ -72,6 +72,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
     "decode/06_equal_parts": (70, "That CTAs find their part by themselves takes sums over the lengths, in a warp."),
     "decode/10_seen_keys": (170, "What models ask for comes in one step: padding, a window, a softcap and ALiBi."),
+    "decode/11_fp8_cache": (160, "Operands of bytes come with a Q and a P in the range of f16, and with scales."),
     "backward/01_tensor_cores": (680, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "backward/04_coalesced_atomics": (54, "A tile of dQ in the order of registers must be sorted when it is rounded."),
     "backward/05_fewer_instructions": (66, "The pass before the loop brings lse in log2, and reads 16 bytes a lane."),

@@ -1,8 +1,8 @@
 """What the host hands to the kernels of a rung, and how it launches them: arguments, grids, workspaces.
 
-Tensors are (batch, seqlen, heads, head_dim) of one 16-bit type with any strides, as long as the last dimension is
-contiguous and every row starts at a multiple of 16 bytes; or of any other shape, contiguous (LSE, of fp32; where packed
-sequences begin, of int32).
+Tensors are (batch, seqlen, heads, head_dim) of one 16-bit type, or of an 8-bit one where the operation has it, with any
+strides, as long as the last dimension is contiguous and every row starts at a multiple of 16 bytes; or of any other
+shape, contiguous (LSE, of fp32; where packed sequences begin, of int32).
 
 What a kernel's first argument consists of, the kernel declares: names, places and formats of its fields. The host fills
 each by its name.
@@ -351,13 +351,13 @@ def _is_plain(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) 
     if len(shape) != DIMENSIONS:
         return tensor.is_contiguous()
     of_batch, of_row, of_head, of_column = tensor.stride()
-    steps = (of_batch | of_row | of_head) * ELEMENT_BYTES
+    steps = (of_batch | of_row | of_head) * dtype.itemsize
     return of_column == 1 and steps % ALIGNMENT == 0 and of_row <= MAX_ROW_STRIDE
 
 
 def _check_one(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if len(shape) == DIMENSIONS:
-        _check_layout(name, tensor)
+        _check_layout(name, tensor, dtype)
     elif not tensor.is_contiguous():
         raise UnsupportedProblemError(f"{name} has strides {tensor.stride()}; kernels take it contiguous")
     if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
@@ -366,14 +366,14 @@ def _check_one(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: t
         )
 
 
-def _check_layout(name: str, tensor: torch.Tensor) -> None:
+def _check_layout(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     if tensor.dim() != 4:
         raise UnsupportedProblemError(
             f"{name} has shape {tuple(tensor.shape)}; kernels take (batch, seqlen, heads, head_dim)"
         )
     if tensor.numel() == 0:
         raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; every dimension must be at least 1")
-    if str(tensor.dtype) not in ("torch.bfloat16", "torch.float16"):
+    if tensor.dtype != dtype and str(tensor.dtype) not in ("torch.bfloat16", "torch.float16"):
         raise UnsupportedProblemError(f"{name} is {tensor.dtype}; kernels take torch.bfloat16 or torch.float16")
     if tensor.stride(3) != 1:
         raise UnsupportedProblemError(

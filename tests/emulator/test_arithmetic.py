@@ -3,6 +3,7 @@ open but a GPU has, and registers that are packed into one."""
 
 import numpy as np
 import pytest
+import torch
 from lanes import run_lanes
 
 LANES = 32
@@ -64,6 +65,16 @@ def test_nan_becomes_the_canonical_bf16():
     a = np.full(LANES, np.nan, np.float32)
     outputs, _ = run_lanes("cvt.rn.bf16x2.f32 d, a, a;", {"a": a}, {"d": "u4"})
     assert (outputs["d"] == 0x7FFF7FFF).all()
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
+def test_eight_bits_become_f16(name, dtype):
+    """All 256 values, in pairs; torch knows them too."""
+    for octets in np.arange(256, dtype=np.uint8).reshape(4, 2 * LANES):
+        outputs, _ = run_lanes(f"cvt.rn.f16x2.{name}x2 d, a;", {"a": octets.view("u2")}, {"d": "u4"})
+        found, expected = outputs["d"].view("f2"), torch.from_numpy(octets).view(dtype).to(torch.float16).numpy()
+        assert same(found.astype(np.float32), expected.astype(np.float32))
+        assert (outputs["d"].view("u2")[np.isnan(found)] == 0x7FFF).all()
 
 
 def test_integer_division_by_zero():

@@ -1,6 +1,7 @@
 """Official kernels without a GPU: torch's operators take our arguments, and what is missing or refused is said."""
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
+from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 
@@ -107,6 +109,69 @@ def test_flash_attn_is_told_of_bounds(on_hopper, monkeypatch, name, everything, 
 def test_refusals(on_hopper, name, problem, message):
     refusal = baselines.find(name, "forward").refusal(problem)
     assert refusal is None if message is None else message in refusal
+
+
+def decode(lengths=(3, 130, 64), options=(), **values):
+    usual = {"num_heads": 4, "num_heads_k": 2, "seqlen_q": 1, "head_dim": 64, "seqlens_k": lengths, "seqlen_k": 192}
+    return Problem(operation="decode", options=options, **(usual | values))
+
+
+PAGED = {"paged": True, "page_size": 16}
+
+
+class PlannedDecode:
+    """FlashInfer's wrapper, by the textbook: what its plan says decides which keys are read."""
+
+    def __init__(self, workspace, kv_layout, use_tensor_cores):
+        assert (workspace.dtype, kv_layout, use_tensor_cores) == (torch.uint8, "NHD", True)
+
+    def plan(self, indptr, indices, last_page_len, *sizes, **options):
+        assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
+        self.pages = [indices[begin:end].long() for begin, end in pairwise(indptr)]
+        self.last, self.sizes, self.options = last_page_len.tolist(), sizes, options
+
+    def run(self, q, caches):
+        group, size = self.sizes[0] // self.sizes[1], self.sizes[3]
+        rows = []
+        for row, pages, last in zip(q, self.pages, self.last, strict=True):
+            keys = (len(pages) - 1) * size + last
+            k, v = (cache[pages].flatten(0, 1)[:keys].repeat_interleave(group, 1).double() for cache in caches)
+            weights = torch.einsum("hd,khd->hk", row.double(), k).mul(self.options["sm_scale"]).softmax(-1)
+            rows.append(torch.einsum("hk,khd->hd", weights, v))
+        return torch.stack(rows).to(q.dtype)
+
+
+@pytest.mark.parametrize("options", [{}, PAGED], ids=["in one piece", "pages"])
+def test_flashinfer_is_told_which_pages_to_read(on_hopper, monkeypatch, options):
+    problem = decode(options=options, softmax_scale=0.3)
+    tensors, baseline = make_inputs(problem), baselines.find("flashinfer", "decode")
+    fake = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=PlannedDecode)
+    monkeypatch.setattr(type(baseline), "_import", lambda _: fake)
+    tensors.o.copy_(baseline.prepare(problem, tensors)().o)
+    verify(expect(problem, tensors), {"o": tensors.o}).require("the fake FlashInfer")
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (decode(), None),
+        (decode(seqlen_q=2), "FlashInfer reads one row a sequence, not 2"),
+        (decode(seqlen_k=150), "pages of 64 keys; seqlen_k=150 is no multiple"),
+        (decode(seqlen_k=150, options=PAGED), None),
+        (decode(layout="padded"), "takes contiguous tensors, not the layout padded"),
+        (decode(head_dim=96), "takes head_dim 64, 128, 256, not 96"),
+        (decode((0, 3)), "takes no empty sequence"),
+    ],
+)
+def test_what_flashinfer_does_not_decode(on_hopper, problem, message):
+    refusal = baselines.find("flashinfer", "decode").refusal(problem)
+    assert refusal is None if message is None else message in refusal
+
+
+@pytest.mark.parametrize("name", baselines.of("decode"))
+def test_nobody_is_given_a_cache_in_8_bits(on_hopper, name):
+    problem = decode((192, 192), {"fp8_cache": True})
+    assert "is asked for no 8-bit caches here" in baselines.find(name, "decode").refusal(problem)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.runtime.execute import on_emulator
 
 NAME = "decode"
-RUNGS = catalog.versions(ladder=NAME)
+RUNGS = [rung for rung in catalog.versions(ladder=NAME) if "fp8_cache" not in rung.choices]
 LAST, HOPPERS, FIRST_PAGED, GENERAL = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04", BOUNDED))
 BY_TMA = [rung for rung in RUNGS if "page_size" in rung.choices]
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}

@@ -1,4 +1,5 @@
-"""Other people's kernels for decode: FlashAttention-2 as torch ships it, its own package, FlashAttention-3, cuDNN.
+"""Other people's kernels for decode: FlashAttention-2 as torch ships it, its own package, FlashAttention-3, cuDNN,
+FlashInfer.
 
 What torch ships knows no lengths on the device: it takes problems whose sequences fill the cache.
 """
@@ -13,11 +14,18 @@ import torch
 from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
 from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
 
+def _takes_16_bits(problem: Problem) -> str | None:
+    return "is asked for no 8-bit caches here" if problem.fp8_cache else None
+
+
 def _takes_full_caches(problem: Problem) -> str | None:
+    if reason := _takes_16_bits(problem):
+        return reason
     if problem.paged:
         return "reads no pages"
     if any(length != problem.seqlen_k for length in problem.seqlens_k):
@@ -74,6 +82,56 @@ def _with_kvcache(table: str, module: Any, problem: Problem, tensors: Tensors) -
     return run
 
 
+def _takes_one_row(problem: Problem) -> str | None:
+    if reason := _takes_16_bits(problem):
+        return reason
+    if problem.seqlen_q > 1:
+        return f"reads one row a sequence, not {problem.seqlen_q}"
+    if not problem.paged and problem.seqlen_k % _PAGE:
+        return f"reads a cache in one piece as pages of {_PAGE} keys; seqlen_k={problem.seqlen_k} is no multiple"
+    if problem.layout != "bshd":
+        return f"takes contiguous tensors, not the layout {problem.layout}"
+    if problem.head_dim not in _FLASHINFER_COLUMNS:
+        return f"takes head_dim {listing(_FLASHINFER_COLUMNS)}, not {problem.head_dim}"
+    return "takes no empty sequence" if 0 in problem.seqlens_k else None
+
+
+def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """Its plan, which the host makes of the lengths, is no part of a run."""
+    lengths, k, v = tensors.cache_seqlens, tensors.k_cache, tensors.v_cache
+    if problem.paged:
+        size, table = problem.page_size, tensors.block_table
+    else:
+        size = _PAGE
+        k, v = (cache.view(-1, size, *cache.shape[2:]) for cache in (k, v))
+        table = torch.arange(len(k), dtype=torch.int32, device=k.device).view(problem.batch, -1)
+    pages = (lengths + size - 1) // size
+    ends = torch.nn.functional.pad(pages.cumsum(0, dtype=torch.int32), (1, 0))
+    used = torch.arange(table.shape[1], device=k.device) < pages[:, None]
+    workspace = torch.zeros(128 * 2**20, dtype=torch.uint8, device=k.device)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    wrapper.plan(
+        ends,
+        table[used],
+        lengths - (pages - 1) * size,
+        problem.num_heads,
+        problem.num_heads_k,
+        problem.head_dim,
+        size,
+        q_data_type=tensors.q.dtype,
+        kv_data_type=k.dtype,
+        sm_scale=problem.softmax_scale,
+    )
+    q = tensors.q[:, 0]
+
+    def run() -> Output:
+        return Output(wrapper.run(q, (k, v))[:, None])  # its LSE is in log2
+
+    return run
+
+
+_PAGE = 64
+_FLASHINFER_COLUMNS = (64, 128, 256)
 _baseline = partial(Baseline, "decode")
 _OF_TORCH = ("torch", "torch", OF_FORWARD["fa2"].install)
 BASELINES = by_name(
@@ -94,6 +152,7 @@ BASELINES = by_name(
         package="flash-attn",
         install=OF_FORWARD["flash-attn"].install,
         bind=partial(_with_kvcache, "block_table"),
+        refuses=_takes_16_bits,
     ),
     _baseline(
         name="fa3",
@@ -102,7 +161,17 @@ BASELINES = by_name(
         package="flash_attn_3",
         install=OF_FORWARD["fa3"].install,
         bind=partial(_with_kvcache, "page_table"),
+        refuses=_takes_16_bits,
         arches=(9,),
+    ),
+    _baseline(
+        name="flashinfer",
+        title=OF_FORWARD["flashinfer"].title,
+        module="flashinfer",
+        package="flashinfer-python",
+        install=OF_FORWARD["flashinfer"].install,
+        bind=_flashinfer,
+        refuses=_takes_one_row,
     ),
 )
 ON_CPU = by_name(

@@ -5,6 +5,8 @@
     cache_seqlens  (batch), int32: how many of them a sequence has
     cache_leftpad  (batch), int32, with the option leftpad: how many of these, the first ones, are padding and not seen
     alibi_slopes   (batch, num_heads), fp32, with ALiBi
+    k_descale      (batch, num_heads_k), fp32, and v_descale, with the option fp8_cache: the caches are float8_e4m3fn,
+                   and a number in them means itself times its head's descale
     lse            (batch, num_heads, seqlen_q), fp32
 
 A paged cache is (num_pages, page_size, num_heads_k, head_dim). Keys i * page_size to (i + 1) * page_size of sequence b
@@ -29,9 +31,11 @@ from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes
 from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, Operation, Option, Problem
+from flashladder.versions.decode.fp8_caches import DESCALES, Fp8Caches
 
 LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
 CACHES = ("k_cache", "v_cache")
+ROW_BYTES = 16  # rows begin at multiples of so many
 NO_PAGE = -1  # in the table, behind the pages of a sequence
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
 FEW_KEYS = 128  # less is not worth a CTA
@@ -46,13 +50,14 @@ class Decode(Forward):
 
     name = "decode"
     inputs: ClassVar[tuple[str, ...]] = ("q", *CACHES, LENGTHS)
-    fp32 = (*Forward.fp32, SLOPES)
+    fp32 = (*Forward.fp32, SLOPES, *DESCALES.values())
     features: ClassVar[tuple[str, ...]] = (*BOUNDS, "seqlens_k")
     layouts = buffers.LAYOUTS
     options: ClassVar[tuple[Option, ...]] = (
         Option("paged", bool, "the cache consists of pages, which a block table finds", default=False),
         Option("page_size", int, "keys of a page", default=64),
         Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
+        Option("fp8_cache", bool, "the caches are 8-bit floats; tensors say their scales", default=False),
         Option("leftpad", bool, "a sequence's first keys are padding; a tensor says how many", default=False),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
@@ -65,8 +70,8 @@ class Decode(Forward):
     small: ClassVar = {"batch": 2, "num_heads": 8, "num_heads_k": 2, "seqlen_q": 1, "seqlen_k": 512}
 
     def variant(self, problem: Problem) -> Operation:
-        """Pages have a table, and padding and ALiBi a tensor each."""
-        return _variant(bool(problem.paged), bool(problem.leftpad), problem.alibi)
+        """Pages have a table, padding and ALiBi a tensor each, and 8-bit caches two of scales."""
+        return _variant(bool(problem.paged), bool(problem.leftpad), problem.alibi, bool(problem.fp8_cache))
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, and room for the longest, from their lengths."""
@@ -127,7 +132,8 @@ class Decode(Forward):
             apart[LEFTPAD] = contiguous(p.batch)
         if p.alibi:
             apart[SLOPES] = contiguous(p.batch, p.num_heads)
-        return [{name: view} for name, view in ({n: laid_out(p.layout, s) for n, s in shapes.items()} | apart).items()]
+        laid = {n: laid_out(p.layout, s, ROW_BYTES // self.dtype(p, n).itemsize) for n, s in shapes.items()}
+        return [{name: view} for name, view in (laid | apart).items()]
 
     def dtype(self, problem: Problem, name: str) -> torch.dtype:
         """int32 of lengths and tables."""
@@ -156,8 +162,7 @@ class Decode(Forward):
             tensors["q"][sequence].copy_(q[0])
             for name, keys in zip(CACHES, (k, v), strict=True):
                 keys[:, : padding[sequence]] = math.nan
-                for rows, place in self._places(p, tensors, name, sequence, length):
-                    place.copy_(keys[0, rows])
+                self._write(p, tensors, name, sequence, keys[0, :length])
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
@@ -169,14 +174,24 @@ class Decode(Forward):
         padding = tensors[LEFTPAD].tolist() if p.leftpad else [0] * p.batch
         for sequence, (length, begin) in enumerate(zip(tensors[LENGTHS].tolist(), padding, strict=True)):
             if length > begin:
-                k, v = (
-                    torch.cat([place for _, place in self._places(p, tensors, name, sequence, length)])[None, begin:]
-                    for name in CACHES
-                )
+                k, v = (self._read(p, tensors, name, sequence, length)[None, begin:] for name in CACHES)
                 one = slice(sequence, sequence + 1)
                 parts = {"q": q[one], "k": k, "v": v} | ({SLOPES: tensors[SLOPES][one]} if p.alibi else {})
                 o[one], lse[one] = attention(_alone(p, length - begin), parts, dtype)
         return {"o": o, "lse": lse}
+
+    def _write(
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, keys: torch.Tensor
+    ) -> None:
+        """Keys of a sequence, (length, heads_k, columns), to a cache."""
+        for rows, place in self._places(problem, tensors, name, sequence, len(keys)):
+            place.copy_(keys[rows])
+
+    def _read(
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
+    ) -> torch.Tensor:
+        """What keys of a sequence mean, (length, heads_k, columns)."""
+        return torch.cat([place for _, place in self._places(problem, tensors, name, sequence, length)])
 
     def _places(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
@@ -274,11 +289,12 @@ def _alone(problem: Problem, length: int) -> Problem:
 
 
 @functools.cache
-def _variant(paged: bool, leftpad: bool, alibi: bool) -> Operation:
+def _variant(paged: bool, leftpad: bool, alibi: bool, fp8: bool) -> Operation:
     """The operation with these among its inputs."""
     plain = Paged if paged else Decode
-    inputs = (*plain.inputs, *([LEFTPAD] if leftpad else []), *([SLOPES] if alibi else []))
-    variant: type[Decode] = type(plain.__name__, (plain,), {"inputs": inputs})
+    more = (*([LEFTPAD] if leftpad else []), *([SLOPES] if alibi else []), *(DESCALES.values() if fp8 else []))
+    bases = (Fp8Caches, plain) if fp8 else (plain,)
+    variant: type[Decode] = type(plain.__name__, bases, {"inputs": (*plain.inputs, *more)})
     return variant()
 
 

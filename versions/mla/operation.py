@@ -34,7 +34,9 @@ class _Latent(Decode):
     name = "mla"
     features: ClassVar[tuple[str, ...]] = ("causal", "seqlens_k")
     options: ClassVar[tuple[Option, ...]] = tuple(
-        replace(option, default=True) if option.name == "paged" else option for option in Decode.options
+        replace(option, default=True) if option.name == "paged" else option
+        for option in Decode.options
+        if option.name != "fp8_cache"
     )
     families: ClassVar[Collection[str]] = (NORMAL,)  # the others design K and V apart
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows

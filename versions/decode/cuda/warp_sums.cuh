@@ -8,18 +8,24 @@ struct WarpSums {
     float m[warps][rows], l[warps][rows];
     float o[warps][rows][cols + 8];  // 8 more, so that the rows of a fragment begin in other banks
 
-    // A warp's own.
-    __device__ void put(int warp, const DecodeSoftmax &softmax, const Accumulator<rows, cols> &sum) {
+    // A warp's own. `put_columns(h, row)` writes the lane's columns of its row h.
+    template <class PutColumns>
+    __device__ void put(int warp, const DecodeSoftmax &softmax, PutColumns put_columns) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = h * 8 + accumulator_row();
             const float whole = quad_sum(softmax.l[0][h]);
             if (lane_index() % 4 == 0) m[warp][row] = softmax.m[0][h], l[warp][row] = whole;
+            put_columns(h, o[warp][row]);
+        }
+    }
+    __device__ void put(int warp, const DecodeSoftmax &softmax, const Accumulator<rows, cols> &sum) {
+        put(warp, softmax, [&](int h, float *row) {
 #pragma unroll
             for (int n = 0; n < cols / 8; ++n)
-                *reinterpret_cast<float2 *>(&o[warp][row][n * 8 + accumulator_col()]) =
+                *reinterpret_cast<float2 *>(row + n * 8 + accumulator_col()) =
                     make_float2(sum.block[0][n][2 * h], sum.block[0][n][2 * h + 1]);
-        }
+        });
     }
 
     // O of all keys, and the log-sum-exp, in natural logarithms: store(row, first column, four columns of O, lse). A row

@@ -1,4 +1,4 @@
-"""cvt between integers, floats, halves and packed halves (PTX ISA, "cvt"), and cvta."""
+"""cvt between integers, floats, halves, packed halves and packed 8-bit floats (PTX ISA, "cvt"), and cvta."""
 
 from ...parse.ptx import NUMPY_TYPES, Instruction
 from ..emitter import BlockEmitter
@@ -62,6 +62,11 @@ def f32_to_half(e: BlockEmitter, i: Instruction, m: Match) -> None:
         e.write(i.operands[0], f"join_halves({halves[1]}, {halves[0]})", "b32")
     else:
         e.write(i.operands[0], halves[0], "b16")
+
+
+@op(r"cvt\.rn\.f16x2\.(?P<s>e4m3|e5m2)x2")
+def eights_to_halves(e: BlockEmitter, i: Instruction, m: Match) -> None:
+    e.write(i.operands[0], f"eights_to_halves({e.read(i.operands[1], 'b16')}, {m['s']!r})", "b32")
 
 
 def _read_float(e: BlockEmitter, i: Instruction, m: Match) -> str:

@@ -1,0 +1,86 @@
+"""flash_attn_with_kvcache of caches in 8-bit floats: against its own answer for the same cache in 16 bits."""
+
+import pytest
+import torch
+
+from flashladder import flash_attn_with_kvcache
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.fp8 import FP8, quantised
+
+HEADS, HEADS_K, COLUMNS, ROOM = 4, 2, 64, 96
+LENGTHS = torch.tensor([0, 1, 70], dtype=torch.int32)
+SCALES = torch.tensor([[0.25, 2.0], [1.0, 0.5], [0.125, 4.0]])  # powers of 2: the same cache is exact in 16 bits
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def caches():
+    """K and V as 8-bit floats, NaN behind the lengths."""
+    both = [quantised(normal(3, ROOM, HEADS_K, COLUMNS, seed=seed), SCALES[:, None]) for seed in (1, 2)]
+    for cache in both:
+        for sequence, length in enumerate(LENGTHS.tolist()):
+            cache[sequence, length:] = torch.nan
+    return both
+
+
+def widened(cache, scales):
+    return (cache.float() * scales[:, None, :, None]).bfloat16()
+
+
+def same(found, expected):
+    """O as near as its largest number can be rounded, and the log-sum-exp."""
+    (o, lse), (wide, wide_lse) = found, expected
+    torch.testing.assert_close(o.float(), wide.float(), rtol=0, atol=2**-7 * float(wide.float().abs().max()))
+    torch.testing.assert_close(lse, wide_lse, rtol=0, atol=1e-4)
+
+
+def test_the_scales_of_k_and_of_v():
+    q, (k, v) = normal(3, 2, HEADS, COLUMNS), caches()
+    options = {"cache_seqlens": LENGTHS, "causal": True, "return_softmax_lse": True}
+    found = flash_attn_with_kvcache(q, k, v, k_descale=SCALES, v_descale=SCALES.flip(1), **options)
+    same(found, flash_attn_with_kvcache(q, widened(k, SCALES), widened(v, SCALES.flip(1)), **options))
+
+
+def test_new_keys_are_rounded_by_the_scales():
+    """In pages; one scale a head for all sequences, and none for V. What is beyond the largest number saturates."""
+    q, (k, v) = normal(3, 2, HEADS, COLUMNS), caches()
+    new_k, new_v = normal(3, 2, HEADS_K, COLUMNS, seed=3), normal(3, 2, HEADS_K, COLUMNS, seed=4)
+    new_v[2, 0] = 1000.0
+    pages = [cache.view(-1, 32, HEADS_K, COLUMNS) for cache in (k, v)]
+    table = torch.arange(9, dtype=torch.int32).view(3, 3)
+    options = {"cache_seqlens": LENGTHS, "causal": True, "return_softmax_lse": True}
+    o, lse = flash_attn_with_kvcache(q, *pages, new_k, new_v, block_table=table, k_descale=SCALES[:1], **options)
+    assert (v[2, 70].float() == 448).all()
+    assert torch.equal(k[0, :2].float(), quantised(new_k[0], SCALES[0]).float())
+    wide = widened(k, SCALES[:1].expand(3, -1)), widened(v, torch.ones(3, HEADS_K))
+    expected = flash_attn_with_kvcache(q, *wide, **options | {"cache_seqlens": LENGTHS + 2})
+    same((o, lse), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"k_descale": torch.ones(2, HEADS_K)}, r"k_descale is \(2, 2\) torch.float32 on cpu; with q it is \(3, 2\)"),
+        ({"v_descale": SCALES.double()}, r"v_descale is \(3, 2\) torch.float64 on cpu"),
+        ({"v_descale": 0 * SCALES}, "a scale is a positive, finite number"),
+        ({"window_size": (9, 0)}, "decode/11_fp8_cache has no sliding window"),
+        ({"cache_leftpad": LENGTHS}, "decode/11_fp8_cache takes leftpad false, not true"),
+        ({"v_cache": normal(3, ROOM, HEADS_K, COLUMNS)}, "v_cache is torch.bfloat16 on cpu; like k_cache it should be"),
+        ({"k": normal(3, 1, HEADS_K, COLUMNS).to(FP8)}, "k is .* torch.float8_e4m3fn on cpu; with the cache it is"),
+    ],
+)
+def test_what_is_refused(given, message):
+    k, v = caches()
+    more = {"v": normal(3, 1, HEADS_K, COLUMNS)} if "k" in given else {}
+    with pytest.raises(UnsupportedProblemError, match=message):
+        flash_attn_with_kvcache(
+            normal(3, 1, HEADS, COLUMNS), **{"k_cache": k, "v_cache": v, "cache_seqlens": LENGTHS, **more, **given}
+        )
+
+
+def test_scales_of_a_cache_in_16_bits_are_refused():
+    cache = normal(3, ROOM, HEADS_K, COLUMNS)
+    with pytest.raises(UnsupportedProblemError, match=r"k_descale is given, but k_cache is torch.bfloat16"):
+        flash_attn_with_kvcache(normal(3, 1, HEADS, COLUMNS), cache, cache, k_descale=SCALES)
