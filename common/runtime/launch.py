@@ -77,7 +77,7 @@ class Launcher:
     def launches(
         self, problem: Problem, tensors: Tensors, num_sms: int, addresses: Mapping[str, int] | None = None
     ) -> list[KernelLaunch]:
-        """Those of a run on these tensors, in order.
+        """Those of a run on these tensors, in order. A kernel whose grid is empty is left out.
 
         `addresses` gives the tensors other addresses than their own (the emulator's), by name. One left out is null.
         Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's, and where a grid
@@ -87,7 +87,11 @@ class Launcher:
         _check(problem, tensors, shapes)
         self._check_row_stride(tensors, shapes)
         values = _values(tensors, shapes, addresses)
-        return [kernel.launch(problem, shapes, values, told) for kernel, told in zip(self._kernels, parts, strict=True)]
+        return [
+            kernel.launch(problem, shapes, values, told)
+            for kernel, told in zip(self._kernels, parts, strict=True)
+            if all(told.grid)
+        ]
 
     def workspace_bytes(self, problem: Problem) -> list[int]:
         """How large the workspaces are for a problem."""

@@ -37,7 +37,7 @@ from flashladder.common.runtime.launch import (
 )
 from flashladder.common.runtime.workspaces import Lend, ZeroedMemory
 
-MAX = {"tensors": 12, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
+MAX = {"tensors": 16, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
 MAX_SIZES, MAX_PARAMS, MAX_DIMENSIONS = 8, 512, 4
 ATTRIBUTE_BYTES = 72  # of a CUlaunchAttribute
 SCALE = "softmax_scale"  # which is said at each call
@@ -50,7 +50,8 @@ class TensorPlan(ctypes.Structure):
     """As plan.h has it, like those below."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("dtype_code", "dtype_bits", "ndim", "is_output", "may_be_left_out")),
+        *((name, ctypes.c_int) for name in ("dtype_code", "dtype_bits", "ndim")),
+        *((name, ctypes.c_int) for name in ("is_output", "is_updated", "may_be_left_out")),
         ("shape", ctypes.c_int64 * MAX_DIMENSIONS),
     ]
 
@@ -127,7 +128,8 @@ def _plan(
     rung: Version, kernel: gpu.LoadedKernel, lenders: Sequence[Lend], shapes: _Sizes, device: torch.device
 ) -> Plan:
     config = kernel.artifact.config
-    kernels = [_kernel(kernel, each, shapes, device) for each in kernel.artifact.kernels]
+    all_kernels = [_kernel(kernel, each, shapes, device) for each in kernel.artifact.kernels]
+    kernels = [each for each in all_kernels if all(each[0].grid)]
     workspaces = [_workspace(*each, shapes) for each in zip(kernel.launcher.workspaces, lenders, strict=True)]
     tensors = [_tensor(name, shapes.problem, shape) for name, shape in shapes.shapes.items()]
     if not (launch_kernel := kernel.launch_address()):
@@ -273,7 +275,8 @@ def _tensor(name: str, problem: Problem, shape: tuple[int, ...]) -> TensorPlan:
     if len(shape) > MAX_DIMENSIONS or dtype not in DLPACK_DTYPES:
         raise _CannotSay
     dimensions = (ctypes.c_int64 * MAX_DIMENSIONS)(*shape)
-    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), name in problem.asked.outputs, name == LSE, dimensions)
+    written = name in problem.asked.outputs, name in problem.asked.updated
+    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), *written, name == LSE, dimensions)
 
 
 def _kernel(
