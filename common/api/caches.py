@@ -1,20 +1,17 @@
-"""Caches of keys and values, in one piece or in pages: what they may be, and how new keys are written to them.
+"""Caches of keys and values, in one piece or in pages: what they may be, and which new keys they take.
 
 What the host can see without waiting for a GPU is refused here. What it cannot see leads nothing out of a cache.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from flashladder.common.api import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.problem import DTYPES, Problem
-from flashladder.common.runtime import launch, overlap
+from flashladder.common.runtime import overlap
 
 _WHOLE = "(batch, seqlen, heads_k, head_dim)"
 _PAGES = "(num_pages, page_size, heads_k, head_dim) with a block_table"
@@ -139,20 +136,13 @@ def new_keys(
     return k, v
 
 
-@functools.lru_cache(launch.PROBLEMS_KEPT)
-def check_layouts(
-    problem: Problem, of_cache: tuple[int, ...], q: tuple[int, ...], k_cache: tuple[int, ...], v_cache: tuple[int, ...]
-) -> None:
-    """UnsupportedProblemError where kernels do not take these strides, or new keys would be written over each other."""
-    of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
-    alike: dict[str, Any] = {"dtype": DTYPES[problem.dtype], "device": "meta"}
-    tensors = {name: torch.empty_strided(*layout, **alike) for name, layout in layouts.items()}
-    launch.check(problem, Tensors(tensors, problem.asked))
-    for name, strides in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not overlap.is_apart_in_itself(of_cache, strides):
+def check_apart(cache: Cache) -> None:
+    """UnsupportedProblemError where new keys would be written over each other."""
+    for name, tensor in (("k_cache", cache.k), ("v_cache", cache.v)):
+        if not overlap.is_apart_in_itself(tensor.shape, tensor.stride()):
             raise UnsupportedProblemError(
-                f"{name} has strides {strides}, by which elements lie on each other; new keys take memory for each"
+                f"{name} has strides {tensor.stride()}, by which elements lie on each other; new keys take memory for "
+                "each"
             )
 
 
@@ -167,14 +157,6 @@ def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple
         return sequences, keys
     pages = cache.table[sequences, keys // cache.k.shape[1]]
     return pages.long().remainder_(2**32).clamp_(max=len(cache.k) - 1), keys % cache.k.shape[1]
-
-
-def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, at: torch.Tensor) -> None:
-    """Writes new keys to their places, (batch, seqlen_new), in their sequences."""
-    sequences = torch.arange(len(at), device=k.device)[:, None].expand_as(at)
-    where = pages_of(cache, sequences, at)
-    for into, new in ((cache.k, k), (cache.v, v)):
-        into.index_put_(where, new)
 
 
 def gathered(

@@ -16,6 +16,7 @@ from flashladder.common.api.caches import Cache
 from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
@@ -23,6 +24,7 @@ from flashladder.common.runtime.plan import Plan
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
 BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi
+APPENDING = "decode/12"  # for new keys; all of BOUNDED too
 MOST_SPLITS = 256
 
 
@@ -65,17 +67,19 @@ def flash_attn_with_kvcache(
     O, and with `return_softmax_lse` the log-sum-exp, (batch, heads, seqlen_q), fp32. A row that sees no key has O = 0
     and -inf.
 
-    A length beyond the room counts as the room, and a page that is none as the last one: what comes of either means
-    nothing, but nothing outside is read or written. Forward only. After a first call a CUDA graph may capture it.
+    A length beyond the room counts as the room, and a page that is none is read as the last one, and not written to:
+    what comes of either means nothing, but nothing outside is read or written. Forward only. After a first call a CUDA
+    graph may capture it.
 
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
     given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     kind = None
-    if k is None and v is None and rotary_cos is None and rotary_sin is None and cache_batch_idx is None:
-        tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
-        kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits)
+    if cache_batch_idx is None:
+        new = k, v, rotary_cos, rotary_sin
+        tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes, *new
+        kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits, rotary_interleaved)
         if kind and (found := _launched(kind, tensors)):
             return found if return_softmax_lse else found[0]
     splits = given.whole("num_splits", num_splits)
@@ -93,23 +97,19 @@ def flash_attn_with_kvcache(
     bounds = (*general.window_of(seen["window"]), general.softcap_of(softcap))
     options = (seen["causal"], softmax_scale, *bounds, splits)
     rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
+    given_to = q, *cache, lengths, cache_leftpad, slopes
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
         k, v = caches.new_keys(k, v, cache, lengths)
-        _check_taken(q, cache, cache_leftpad, slopes, *options)
-        places = caches.places(lengths, k.shape[1], cache.room)
-        if rotary:
-            in_order = seen["causal"] or seen["window"] != general.OPEN
-            of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
-            q, k = rotary.turned(q, of_rows.expand(-1, q.shape[1])), rotary.turned(k, places)
-        caches.append(k, v, cache, places)
-        lengths = lengths + k.shape[1]
+        of_rotary = (None, None, False) if rotary is None else rotary
+        o, lse = append_and_decode(*given_to, k, v, *of_rotary, *options)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
-    o, lse = decode(q, *cache, lengths, cache_leftpad, slopes, *options)
+    else:
+        o, lse = decode(*given_to, *options)
     if kind is not None and op.is_gpu(q):
-        _remember(kind, q, _problem_of(q, cache, cache_leftpad, slopes, *options))
+        _remember(kind, q, _problem_of(q, cache, cache_leftpad, slopes, k, rotary, *options))
     return (o, lse) if return_softmax_lse else o
 
 
@@ -126,6 +126,10 @@ def _kind_of(
     block_table: torch.Tensor | None,
     leftpad: torch.Tensor | None,
     slopes: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
     *options: Any,
 ) -> tuple[Any, ...] | None:
     """What says the problem, where nothing looks at what is called; None for what is out of the ordinary."""
@@ -135,8 +139,15 @@ def _kind_of(
     types = tuple(map(type, options))  # True is not 1
     if not plain or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
         return None
+    new = None
+    if k is not None:
+        if type(k) is not torch.Tensor or type(v) is not torch.Tensor or gradients.may_be_wanted(q, k, v, None):
+            return None
+        new = k.shape, getattr(rotary_cos, "shape", None)
+    elif v is not None or rotary_cos is not None or rotary_sin is not None:
+        return None
     table = getattr(block_table, "shape", None)
-    return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, options, types
+    return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, new, options, types
 
 
 def _launched(kind: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -177,20 +188,62 @@ def decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `flash_attn_with_kvcache` takes them; lengths and padding are (batch), int32,
     slopes (batch, heads)."""
-    o, lse = _outputs(q)
     cache = Cache(k_cache, v_cache, block_table)
     options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
-    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, *options)
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, "o": o, "lse": lse}
-    more = {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
-    tensors |= {name: tensor.contiguous() for name, tensor in more.items() if tensor is not None}
-    op.slow_path(op.prepared(problem, q, _rung(q.device, problem)), problem, tensors)
-    return o, lse
+    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, None, None, *options)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
+    return _run(problem, tensors)
+
+
+@torch.library.custom_op("flashladder::append_and_decode", mutates_args=("k_cache", "v_cache"))
+def append_and_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    cache_seqlens: torch.Tensor,
+    cache_leftpad: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    rotary_interleaved: bool,
+    causal: bool,
+    softmax_scale: float | None,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float,
+    num_splits: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of a cache that new keys are written to first, which cache_seqlens does not count."""
+    cache = Cache(k_cache, v_cache, block_table)
+    rotary = None
+    if rotary_cos is not None and rotary_sin is not None:
+        rotary = Rotary(rotary_cos, rotary_sin, rotary_interleaved)
+    options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
+    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, k, rotary, *options)
+    caches.check_apart(cache)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k_new": k, "v_new": v, "cache_seqlens": cache_seqlens}
+    tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
+    return _run(problem, tensors | {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin})
 
 
 @decode.register_fake
+@append_and_decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q)
+
+
+def _run(problem: Problem, given_tensors: dict[str, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp of tensors by their names, of which some are left out."""
+    found = {name: tensor for name, tensor in given_tensors.items() if tensor is not None}
+    tensors = {name: tensor if tensor.dim() == 4 else tensor.contiguous() for name, tensor in found.items()}
+    o, lse = _outputs(q := tensors["q"])
+    tensors |= {"o": o, "lse": lse}
+    op.slow_path(op.prepared(problem, q, _rung(q.device, problem)), problem, tensors)
+    return o, lse
 
 
 def _problem_of(
@@ -198,6 +251,8 @@ def _problem_of(
     cache: Cache,
     cache_leftpad: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
+    k: torch.Tensor | None,
+    rotary: Rotary | None,
     causal: bool,
     softmax_scale: float | None,
     window_left: int | None,
@@ -207,6 +262,12 @@ def _problem_of(
 ) -> Problem:
     """What the tensors ask for; UnsupportedProblemError where that is no problem."""
     options: dict[str, Any] = {"num_splits": num_splits, "leftpad": cache_leftpad is not None}
+    if k is not None:
+        options |= {"new_keys": True, "seqlen_new": k.shape[1]}
+    if rotary is not None:
+        positions, pairs = rotary.cos.shape
+        options |= {"rotary": True, "rotary_dim": 2 * pairs, "rotary_positions": positions}
+        options["rotary_interleaved"] = rotary.interleaved
     if cache.table is not None:
         options |= {"paged": True, "page_size": cache.k.shape[1], "num_pages": len(cache.k)}
     bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
@@ -214,19 +275,10 @@ def _problem_of(
     return op.problem_of(q, cache.k, causal, softmax_scale, True, operation="decode", **others)
 
 
-def _check_taken(
-    q: torch.Tensor, cache: Cache, cache_leftpad: torch.Tensor | None, slopes: torch.Tensor | None, *options: Any
-) -> None:
-    """UnsupportedProblemError for what `decode` would refuse, which is too late where the caches were written to."""
-    if torch.compiler.is_compiling():
-        return
-    problem = _problem_of(q, cache, cache_leftpad, slopes, *options)
-    op.prepared(problem, q, _rung(q.device, problem)).check(problem)
-    caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
-
-
 def _rung(device: torch.device, problem: Problem) -> str:
     """What runs a problem on a device."""
+    if problem.new_keys:
+        return APPENDING
     if problem.window or problem.softcap or problem.alibi or problem.leftpad:
         return BOUNDED
     return ON_HOPPER if _is_hopper(device) else RUNG

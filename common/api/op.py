@@ -223,7 +223,7 @@ def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tens
     for name in problem.asked.inputs:
         copies.by_name[name].copy_(tensors[name])
     on_emulator(artifact, problem, copies, race=False)
-    for name in problem.outputs:
+    for name in (*problem.outputs, *problem.asked.updated):
         tensors[name].copy_(copies.by_name[name])
 
 

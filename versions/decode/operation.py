@@ -66,7 +66,7 @@ class Decode(Forward):
         Option("rotary", bool, "Q and new keys are turned by rotary embeddings", default=False),
         Option("rotary_dim", int, "columns that turn; 0: all", minimum=0, default=0),
         Option("rotary_interleaved", bool, "neighbouring columns turn together", default=False),
-        Option("rotary_positions", int, "for which there are angles; 0: the cache's", minimum=0, default=0),
+        Option("rotary_positions", int, "of angles, where more than the cache has room for", minimum=0, default=0),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
     sizes = ("num_splits", "num_parts", "target_parts", "seqlen_new")
@@ -270,8 +270,8 @@ def rotary_dim(problem: Problem) -> int:
 
 
 def rotary_positions(problem: Problem) -> int:
-    """For which there are angles."""
-    return int(problem.rotary_positions) or problem.seqlen_k
+    """For which there are angles: each place in the cache, and perhaps more."""
+    return max(int(problem.rotary_positions), problem.seqlen_k)
 
 
 def max_pages(problem: Problem) -> int:
@@ -298,10 +298,6 @@ def _check_rotary(problem: Problem) -> None:
     if rotary_dim(problem) > problem.head_dim or rotary_dim(problem) % 2:
         raise UnsupportedProblemError(
             f"rotary_dim={problem.rotary_dim}: pairs of columns turn, of head_dim={problem.head_dim}"
-        )
-    if rotary_positions(problem) < problem.seqlen_k:
-        raise UnsupportedProblemError(
-            f"rotary_positions={problem.rotary_positions}: the cache has room for seqlen_k={problem.seqlen_k} keys"
         )
 
 
