@@ -73,15 +73,16 @@ def flash_attn_with_kvcache(
 
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
-    given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     kind = None
     if cache_batch_idx is None:
         new = k, v, rotary_cos, rotary_sin
         tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes, *new
-        kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits, rotary_interleaved)
+        flags = causal, return_softmax_lse, rotary_interleaved
+        kind = _kind_of(*tensors, softmax_scale, window_size, softcap, num_splits, *flags)
         if kind and (found := _launched(kind, tensors)):
             return found if return_softmax_lse else found[0]
+    given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     splits = given.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
         raise UnsupportedProblemError(f"num_splits={splits}: must be 0, for as many as suit, or up to {MOST_SPLITS}")
@@ -157,7 +158,8 @@ def _launched(kind: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[torch.Te
     except (KeyError, TypeError):  # not yet; or an option cannot be a key
         return None
     made = fast_path.new_o(tensors[0]), fast_path.new_lse(tensors[0])
-    given = [*tensors[:4], *(tensor for tensor in tensors[4:] if tensor is not None), *made]
+    given = [tensor for tensor in tensors if tensor is not None]
+    given += made
     return made if call.launch_by(plan, given, scale) else None
 
 

@@ -117,7 +117,12 @@ def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def watched() -> bool:
     """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
-    return torch.compiler.is_compiling() or any(looks() for looks in _onlookers)
+    if torch.compiler.is_compiling():
+        return True
+    for looks in _onlookers:  # noqa: SIM110 - any() takes twice as long
+        if looks():
+            return True
+    return False
 
 
 def _straight(

@@ -35,7 +35,7 @@ from flashladder.common.runtime.launch import (
     persistent,
     sizes_of,
 )
-from flashladder.common.runtime.workspaces import Lend, ZeroedMemory
+from flashladder.common.runtime.workspaces import Lend, ZeroedMemory, ZeroedOfAnySize
 
 MAX = {"tensors": 16, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
 MAX_SIZES, MAX_PARAMS, MAX_DIMENSIONS = 8, 512, 4
@@ -339,6 +339,8 @@ def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Sizes) -> Workspa
     if isinstance(lend, ZeroedMemory):
         return WorkspacePlan(lend, lend.of_stream)
     num_bytes = shapes.num_bytes(workspace)
+    if isinstance(lend, ZeroedOfAnySize) and isinstance(shapes, _Alone):
+        return _workspace(workspace, lend.of_size(num_bytes(())), shapes)
 
     def lent(stream: int, sizes: tuple[int, ...]) -> torch.Tensor | int:
         return lend(stream, num_bytes(sizes))

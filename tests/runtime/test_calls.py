@@ -278,7 +278,7 @@ def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch,
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert len({first, second, *captured}) == 7
     assert counter() == second
-    monkeypatch.setattr(call._lenders[0], "_unused", [])
+    monkeypatch.setattr(call._lenders[0]._zeros, "_left", 3)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x55)
     assert counter() not in {first, second, *captured}, "more streams than counters"
 
