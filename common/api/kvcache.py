@@ -193,6 +193,7 @@ def decode(
     cache = Cache(k_cache, v_cache, block_table)
     options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
     problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, None, None, *options)
+    tensors: dict[str, torch.Tensor | None]
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
     return _run(problem, tensors)
@@ -227,6 +228,7 @@ def append_and_decode(
     options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
     problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, k, rotary, *options)
     caches.check_apart(cache)
+    tensors: dict[str, torch.Tensor | None]
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k_new": k, "v_new": v, "cache_seqlens": cache_seqlens}
     tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
     return _run(problem, tensors | {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin})
