@@ -312,7 +312,8 @@ def _draw_angles(tensors: Mapping[str, torch.Tensor]) -> None:
 def _turned(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Q and new keys."""
     p, first = problem, tensors[LENGTHS].long()[:, None]
-    rotary = Rotary(*(tensors[name] for name in ROTARY), bool(p.rotary_interleaved))
+    cos, sin = (tensors[name] for name in ROTARY)
+    rotary = Rotary(cos, sin, bool(p.rotary_interleaved))
     rows = p.seqlen_q if p.causal or p.window else 1
     made = []
     for name, count in (("q", rows), (NEW[0], seqlen_new(p))):
