@@ -1,4 +1,4 @@
-"""Caches of keys and values, in one piece or in pages: what they may be, and how new keys are written to them.
+"""Caches of keys and values, in one piece or in pages: what they may be, and which new keys they take.
 
 What the host can see without waiting for a GPU is refused here. What it cannot see leads nothing out of a cache.
 """
@@ -176,7 +176,7 @@ def new_keys(
 def check_layouts(
     problem: Problem, of_cache: tuple[int, ...], q: tuple[int, ...], k_cache: tuple[int, ...], v_cache: tuple[int, ...]
 ) -> None:
-    """UnsupportedProblemError where kernels do not take these strides, or new keys would be written over each other."""
+    """UnsupportedProblemError where kernels do not take these strides."""
     of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
     asked = problem.asked
@@ -185,10 +185,15 @@ def check_layouts(
         for name, layout in layouts.items()
     }
     launch.check(problem, Tensors(tensors, asked))
-    for name, strides in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not overlap.is_apart_in_itself(of_cache, strides):
+
+
+def check_apart(cache: Cache) -> None:
+    """UnsupportedProblemError where new keys would be written over each other."""
+    for name, tensor in (("k_cache", cache.k), ("v_cache", cache.v)):
+        if not overlap.is_apart_in_itself(tensor.shape, tensor.stride()):
             raise UnsupportedProblemError(
-                f"{name} has strides {strides}, by which elements lie on each other; new keys take memory for each"
+                f"{name} has strides {tensor.stride()}, by which elements lie on each other; new keys take memory for "
+                "each"
             )
 
 
@@ -206,14 +211,13 @@ def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, at: torch.Tensor) -> None:
-    """Writes new keys to their places, (batch, seqlen_new), in their sequences; by the cache's scales, if any."""
+    """Writes new keys to their places, (batch, seqlen_new), in sequences of 8-bit floats, by the cache's scales."""
     sequences = torch.arange(len(at), device=k.device)[:, None].expand_as(at)
     where = pages_of(cache, sequences, at)
     for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):
-        if descale is None:
-            into.index_put_(where, new)
-        else:  # torch has no index_put_ of 8-bit floats everywhere
-            into.view(torch.uint8).index_put_(where, quantised(new, descale[:, None]).view(torch.uint8))
+        assert descale is not None
+        # torch has no index_put_ of 8-bit floats everywhere
+        into.view(torch.uint8).index_put_(where, quantised(new, descale[:, None]).view(torch.uint8))
 
 
 def gathered(

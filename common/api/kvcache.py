@@ -17,14 +17,17 @@ from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
 from flashladder.common.runtime.plan import Plan
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
+ONE_SEQUENCE = "decode/13"  # on Hopper, with as many row tiles as clusters of 8 CTAs that fill the GPU
 BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi
 OF_FP8 = "decode/11"
+APPENDING = "decode/12"  # for new keys; all of BOUNDED too
 MOST_SPLITS = 256
 
 
@@ -75,19 +78,22 @@ def flash_attn_with_kvcache(
     O, and with `return_softmax_lse` the log-sum-exp, (batch, heads, seqlen_q), fp32. A row that sees no key has O = 0
     and -inf.
 
-    A length beyond the room counts as the room, and a page that is none as the last one: what comes of either means
-    nothing, but nothing outside is read or written. Forward only. After a first call a CUDA graph may capture it.
+    A length beyond the room counts as the room, and a page that is none is read as the last one, and not written to:
+    what comes of either means nothing, but nothing outside is read or written. Forward only. After a first call a CUDA
+    graph may capture it.
 
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
-    given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     kind = None
-    if k is v is rotary_cos is rotary_sin is cache_batch_idx is k_descale is v_descale is None:
-        tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
-        kind = _kind_of(*tensors, causal, softmax_scale, window_size, softcap, num_splits)
+    if cache_batch_idx is k_descale is v_descale is None:
+        new = k, v, rotary_cos, rotary_sin
+        tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes, *new
+        flags = causal, return_softmax_lse, rotary_interleaved
+        kind = _kind_of(*tensors, softmax_scale, window_size, softcap, num_splits, *flags)
         if kind and (found := _launched(kind, tensors)):
             return found if return_softmax_lse else found[0]
+    given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     splits = given.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
         raise UnsupportedProblemError(f"num_splits={splits}: must be 0, for as many as suit, or up to {MOST_SPLITS}")
@@ -105,23 +111,23 @@ def flash_attn_with_kvcache(
     bounds = (*general.window_of(seen["window"]), general.softcap_of(softcap))
     options = (seen["causal"], softmax_scale, *bounds, splits)
     rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
+    given_to = q, *cache, lengths, cache_leftpad, slopes
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
         k, v = caches.new_keys(k, v, q, cache, lengths)
-        _check_taken(q, cache, cache_leftpad, slopes, *options)
-        places = caches.places(lengths, k.shape[1], cache.room)
-        if rotary:
-            in_order = seen["causal"] or seen["window"] != general.OPEN
-            of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
-            q, k = rotary.turned(q, of_rows.expand(-1, q.shape[1])), rotary.turned(k, places)
-        caches.append(k, v, cache, places)
-        lengths = lengths + k.shape[1]
+        if cache.k_descale is None:
+            of_rotary = (None, None, False) if rotary is None else rotary
+            o, lse = append_and_decode(*given_to, k, v, *of_rotary, *options)
+        else:
+            q, lengths = _append_rounded(q, cache, k, v, lengths, cache_leftpad, slopes, rotary, options)
+            o, lse = decode(q, *cache, lengths, cache_leftpad, slopes, *options)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
-    o, lse = decode(q, *cache, lengths, cache_leftpad, slopes, *options)
+    else:
+        o, lse = decode(*given_to, *options)
     if kind is not None and op.is_gpu(q):
-        _remember(kind, q, _problem_of(q, cache, cache_leftpad, slopes, *options))
+        _remember(kind, q, _problem_of(q, cache, cache_leftpad, slopes, k, rotary, *options))
     return (o, lse) if return_softmax_lse else o
 
 
@@ -138,6 +144,10 @@ def _kind_of(
     block_table: torch.Tensor | None,
     leftpad: torch.Tensor | None,
     slopes: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
     *options: Any,
 ) -> tuple[Any, ...] | None:
     """What says the problem, where nothing looks at what is called; None for what is out of the ordinary."""
@@ -147,8 +157,15 @@ def _kind_of(
     types = tuple(map(type, options))  # True is not 1
     if not plain or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
         return None
+    new = None
+    if k is not None:
+        if type(k) is not torch.Tensor or type(v) is not torch.Tensor or gradients.may_be_wanted(q, k, v, None):
+            return None
+        new = k.shape, getattr(rotary_cos, "shape", None)
+    elif v is not None or rotary_cos is not None or rotary_sin is not None:
+        return None
     table = getattr(block_table, "shape", None)
-    return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, options, types
+    return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, new, options, types
 
 
 def _launched(kind: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -158,7 +175,8 @@ def _launched(kind: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[torch.Te
     except (KeyError, TypeError):  # not yet; or an option cannot be a key
         return None
     made = fast_path.new_o(tensors[0]), fast_path.new_lse(tensors[0])
-    given = [*tensors[:4], *(tensor for tensor in tensors[4:] if tensor is not None), *made]
+    given = [tensor for tensor in tensors if tensor is not None]
+    given += made
     return made if call.launch_by(plan, given, scale) else None
 
 
@@ -191,21 +209,96 @@ def decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `flash_attn_with_kvcache` takes them; lengths and padding are (batch), int32,
     slopes (batch, heads), scales (batch, heads_k), which 8-bit floats have."""
-    o, lse = _outputs(q)
     cache = Cache(k_cache, v_cache, block_table, k_descale, v_descale)
     options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
-    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, *options)
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, "o": o, "lse": lse}
-    more = {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
-    more |= {"k_descale": k_descale, "v_descale": v_descale}
-    tensors |= {name: tensor.contiguous() for name, tensor in more.items() if tensor is not None}
-    op.slow_path(op.prepared(problem, q, _rung(q.device, problem)), problem, tensors)
-    return o, lse
+    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, None, None, *options)
+    tensors: dict[str, torch.Tensor | None]
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
+    return _run(problem, tensors | {"k_descale": k_descale, "v_descale": v_descale})
+
+
+@torch.library.custom_op("flashladder::append_and_decode", mutates_args=("k_cache", "v_cache"))
+def append_and_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    k_descale: torch.Tensor | None,
+    v_descale: torch.Tensor | None,
+    cache_seqlens: torch.Tensor,
+    cache_leftpad: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    rotary_interleaved: bool,
+    causal: bool,
+    softmax_scale: float | None,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float,
+    num_splits: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of a cache that new keys are written to first, which cache_seqlens does not count."""
+    cache = Cache(k_cache, v_cache, block_table, k_descale, v_descale)
+    rotary = None
+    if rotary_cos is not None and rotary_sin is not None:
+        rotary = Rotary(rotary_cos, rotary_sin, rotary_interleaved)
+    options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
+    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, k, rotary, *options)
+    caches.check_apart(cache)
+    tensors: dict[str, torch.Tensor | None]
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k_new": k, "v_new": v, "cache_seqlens": cache_seqlens}
+    tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
+    return _run(problem, tensors | {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin})
+
+
+def _append_rounded(
+    q: torch.Tensor,
+    cache: Cache,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor,
+    leftpad: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    rotary: Rotary | None,
+    options: tuple[Any, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes new keys to a cache of 8-bit floats, by torch's operators; q, turned, and the lengths behind it.
+
+    UnsupportedProblemError for what `decode` would refuse, which is too late where the cache was written to.
+    """
+    if not torch.compiler.is_compiling():
+        problem = _problem_of(q, cache, leftpad, slopes, None, None, *options)
+        op.prepared(problem, q, _rung(q.device, problem)).check(problem)
+        caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
+    caches.check_apart(cache)
+    places = caches.places(lengths, k.shape[1], cache.room)
+    if rotary:
+        causal, _, *window = options[:4]
+        in_order = causal or tuple(window) != general.OPEN
+        of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
+        q, k = rotary.turned(q, of_rows.expand(-1, q.shape[1])), rotary.turned(k, places)
+    caches.append(k, v, cache, places)
+    return q, lengths + k.shape[1]
 
 
 @decode.register_fake
+@append_and_decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q)
+
+
+def _run(problem: Problem, given_tensors: dict[str, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp of tensors by their names, of which some are left out."""
+    found = {name: tensor for name, tensor in given_tensors.items() if tensor is not None}
+    tensors = {name: tensor if tensor.dim() == 4 else tensor.contiguous() for name, tensor in found.items()}
+    o, lse = _outputs(q := tensors["q"])
+    tensors |= {"o": o, "lse": lse}
+    op.slow_path(op.prepared(problem, q, _rung(q.device, problem)), problem, tensors)
+    return o, lse
 
 
 def _problem_of(
@@ -213,6 +306,8 @@ def _problem_of(
     cache: Cache,
     cache_leftpad: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
+    k: torch.Tensor | None,
+    rotary: Rotary | None,
     causal: bool,
     softmax_scale: float | None,
     window_left: int | None,
@@ -223,6 +318,12 @@ def _problem_of(
     """What the tensors ask for; UnsupportedProblemError where that is no problem."""
     options: dict[str, Any] = {"num_splits": num_splits, "leftpad": cache_leftpad is not None}
     options["fp8_cache"] = cache.k_descale is not None
+    if k is not None:
+        options |= {"new_keys": True, "seqlen_new": k.shape[1]}
+    if rotary is not None:
+        positions, pairs = rotary.cos.shape
+        options |= {"rotary": True, "rotary_dim": 2 * pairs, "rotary_positions": positions}
+        options["rotary_interleaved"] = rotary.interleaved
     if cache.table is not None:
         options |= {"paged": True, "page_size": cache.k.shape[1], "num_pages": len(cache.k)}
     bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
@@ -230,24 +331,19 @@ def _problem_of(
     return op.problem_of(q, cache.k, causal, softmax_scale, True, operation="decode", **others)
 
 
-def _check_taken(
-    q: torch.Tensor, cache: Cache, cache_leftpad: torch.Tensor | None, slopes: torch.Tensor | None, *options: Any
-) -> None:
-    """UnsupportedProblemError for what `decode` would refuse, which is too late where the caches were written to."""
-    if torch.compiler.is_compiling():
-        return
-    problem = _problem_of(q, cache, cache_leftpad, slopes, *options)
-    op.prepared(problem, q, _rung(q.device, problem)).check(problem)
-    caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
-
-
 def _rung(device: torch.device, problem: Problem) -> str:
     """What runs a problem on a device."""
     if problem.fp8_cache:
         return OF_FP8
+    if problem.new_keys:
+        return APPENDING
     if problem.window or problem.softcap or problem.alibi or problem.leftpad:
         return BOUNDED
-    return ON_HOPPER if _is_hopper(device) else RUNG
+    if not _is_hopper(device):
+        return RUNG
+    tiles = problem.num_heads_k * -(-problem.num_heads // problem.num_heads_k * problem.seqlen_q // 16)
+    fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16 and problem.head_dim <= 128
+    return ONE_SEQUENCE if fits else ON_HOPPER
 
 
 @functools.cache

@@ -117,7 +117,12 @@ def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def watched() -> bool:
     """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
-    return torch.compiler.is_compiling() or any(looks() for looks in _onlookers)
+    if torch.compiler.is_compiling():
+        return True
+    for looks in _onlookers:  # noqa: SIM110 - any() takes twice as long
+        if looks():
+            return True
+    return False
 
 
 def _straight(
@@ -225,7 +230,7 @@ def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tens
     for name in problem.asked.inputs:
         copies.by_name[name].copy_(tensors[name])
     on_emulator(artifact, problem, copies, race=False)
-    for name in problem.outputs:
+    for name in (*problem.outputs, *problem.asked.updated):
         tensors[name].copy_(copies.by_name[name])
 
 

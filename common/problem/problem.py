@@ -243,6 +243,7 @@ class Operation(ABC):
     name: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
+    updated: ClassVar[tuple[str, ...]] = ()  # inputs that kernels write to in place
     fp32: ClassVar[tuple[str, ...]] = (LSE,)  # the tensors that are not of the problem's dtype
     options: ClassVar[tuple[Option, ...]] = ()
     features: ClassVar[tuple[str, ...]] = ()  # of FEATURES and LENGTHS, what a problem may have

@@ -58,8 +58,9 @@ def on_emulator(
 
     `lagging` and `progress` are those of emulator.run; with the latter, how long a large problem without a mask will
     take is told before. A persistent grid is the one of a GPU with `num_sms`.
-    The kernels see exactly the bytes between a buffer's guards; inputs are read-only, and neither outputs nor
-    workspaces may be read before they are written, but for those that are zeroed. These must be zero again at the end.
+    The kernels see exactly the bytes between a buffer's guards; inputs are read-only, but for those that the operation
+    updates, and neither outputs nor workspaces may be read before they are written, but for those that are zeroed.
+    These must be zero again at the end.
     A kernel that may begin before the one before it has ended waits for that before it touches what this writes.
     """
     from flashladder.common import emulator
@@ -71,8 +72,10 @@ def on_emulator(
     written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
     for buffer in tensors.buffers:
         name = "/".join(buffer.names)
-        is_input = name not in written
-        base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=is_input, initialised=is_input)
+        is_input = not set(problem.asked.outputs).issuperset(buffer.names)
+        base = memory.add(
+            name, buffer.data.view(torch.uint8).numpy(), readonly=name not in written, initialised=is_input
+        )
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
     launcher = Launcher(module)
     lent = [
@@ -164,4 +167,4 @@ def emulation_seconds(module: PtxModule, problem: Problem) -> float:
 
 
 def _is_written(names: tuple[str, ...], problem: Problem) -> bool:
-    return set(problem.asked.outputs).issuperset(names)
+    return {*problem.asked.outputs, *problem.asked.updated}.issuperset(names)

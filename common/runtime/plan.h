@@ -13,7 +13,7 @@
 namespace {
 constexpr int64_t left_to_python = -1;  // else the driver's status
 constexpr int64_t max_grid_yz = 65535, alignment = 16, element_bytes = 2, longest = 1 << 30;
-constexpr int max_tensors = 12, max_sizes = 8, max_kernels = 4, max_fields = 48, max_params = 512, max_maps = 4;
+constexpr int max_tensors = 16, max_sizes = 8, max_kernels = 4, max_fields = 48, max_params = 512, max_maps = 4;
 constexpr int max_workspaces = 4;
 
 // Of the CUDA driver API: CUlaunchConfig and cuLaunchKernelEx.
@@ -29,7 +29,8 @@ using LaunchKernel = int (*)(const LaunchConfig *config, void *function, void **
 using Number = int64_t;
 
 struct TensorPlan {
-    int dtype_code, dtype_bits, ndim, is_output;
+    int dtype_code, dtype_bits, ndim;
+    int is_output, is_updated;  // which is written to in place
     int may_be_left_out;
     Number shape[4];
 };
@@ -154,12 +155,13 @@ struct Call {
         if (number < 0 && !sizes[-1 - number]) sizes[-1 - number] = found;
         return value(number) == found;
     }
-    // Outputs have a place of their own for each element.
+    // Outputs have a place of their own for each element. What is updated may lie between the elements of another.
     bool are_apart() const {
         for (int i = 0; i < plan.num_tensors; ++i) {
-            if (!plan.tensors[i].is_output || !views[i].is_there) continue;
+            const TensorPlan &tensor = plan.tensors[i];
+            if ((!tensor.is_output && !tensor.is_updated) || !views[i].is_there) continue;
             if (!views[i].is_apart_in_itself()) return false;
-            for (int other = 0; other < plan.num_tensors; ++other)
+            for (int other = 0; tensor.is_output && other < plan.num_tensors; ++other)
                 if (other != i && views[other].is_there && !views[i].is_apart_from(views[other])) return false;
         }
         return true;

@@ -35,9 +35,9 @@ from flashladder.common.runtime.launch import (
     persistent,
     sizes_of,
 )
-from flashladder.common.runtime.workspaces import Lend, ZeroedMemory
+from flashladder.common.runtime.workspaces import Lend, ZeroedMemory, ZeroedOfAnySize
 
-MAX = {"tensors": 12, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
+MAX = {"tensors": 16, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
 MAX_SIZES, MAX_PARAMS, MAX_DIMENSIONS = 8, 512, 4
 ATTRIBUTE_BYTES = 72  # of a CUlaunchAttribute
 SCALE = "softmax_scale"  # which is said at each call
@@ -50,7 +50,8 @@ class TensorPlan(ctypes.Structure):
     """As plan.h has it, like those below."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("dtype_code", "dtype_bits", "ndim", "is_output", "may_be_left_out")),
+        *((name, ctypes.c_int) for name in ("dtype_code", "dtype_bits", "ndim")),
+        *((name, ctypes.c_int) for name in ("is_output", "is_updated", "may_be_left_out")),
         ("shape", ctypes.c_int64 * MAX_DIMENSIONS),
     ]
 
@@ -275,8 +276,9 @@ def _tensor(name: str, problem: Problem, shape: tuple[int, ...]) -> TensorPlan:
         raise _CannotSay
     dimensions = (ctypes.c_int64 * MAX_DIMENSIONS)(*shape)
     is_output = name in problem.asked.outputs
+    written = is_output, name in problem.asked.updated
     may_be_left_out = name == LSE or (is_output and name not in problem.outputs)
-    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), is_output, may_be_left_out, dimensions)
+    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), *written, may_be_left_out, dimensions)
 
 
 def _kernel(
@@ -339,6 +341,8 @@ def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Sizes) -> Workspa
     if isinstance(lend, ZeroedMemory):
         return WorkspacePlan(lend, lend.of_stream)
     num_bytes = shapes.num_bytes(workspace)
+    if isinstance(lend, ZeroedOfAnySize) and isinstance(shapes, _Alone):
+        return _workspace(workspace, lend.of_size(num_bytes(())), shapes)
 
     def lent(stream: int, sizes: tuple[int, ...]) -> torch.Tensor | int:
         return lend(stream, num_bytes(sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -10,36 +11,70 @@ from flashladder.common.runtime.gpu import LoadedKernel
 from flashladder.common.runtime.launch import SizedWorkspace
 
 RESERVE = 1024  # counters that are zero from the beginning: for so many streams and captured calls
+RESERVE_BYTES = 2**20  # of them, where their size depends on the problem
 
 Lend = Callable[[int, int], torch.Tensor | int]  # of a stream and of bytes: a tensor, or where memory lies that stays
 
 
 def lender(kernel: LoadedKernel, workspace: SizedWorkspace, device: torch.device) -> Lend:
     """What gives a workspace to a run. The device is current, and waits for what this clears before a run begins."""
-    if workspace.zeroed and not workspace.names:
-        return ZeroedMemory(workspace.num_bytes({}), kernel, device)
-    make = torch.zeros if workspace.zeroed else torch.empty
-    return lambda stream, num_bytes: make(num_bytes, dtype=torch.uint8, device=device)
+    if workspace.zeroed and workspace.names:
+        return ZeroedOfAnySize(Zeros(RESERVE_BYTES, kernel, device))
+    if workspace.zeroed:
+        num_bytes = workspace.num_bytes({})
+        return ZeroedMemory(num_bytes, Zeros(RESERVE * num_bytes, kernel, device))
+    return lambda stream, num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+class Zeros:
+    """Memory that was cleared, to be taken once."""
+
+    def __init__(self, num_bytes: int, kernel: LoadedKernel, device: torch.device) -> None:
+        self._begin, self._left = kernel.zeros(num_bytes), num_bytes
+        self._device, self._taking = device, threading.Lock()
+
+    def take(self, num_bytes: int) -> int | None:
+        """Where so much of it lies; None where there is no more."""
+        with self._taking:
+            if num_bytes > self._left:
+                return None
+            self._left -= num_bytes
+            return self._begin + self._left
+
+    def clear(self, num_bytes: int) -> torch.Tensor:
+        """As much of torch's, cleared by the current stream."""
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
 
 class ZeroedMemory:
-    """Memory that kernels find zero and leave zero, so that the host need not clear it.
+    """Memory of one size that kernels find zero and leave zero, so that the host need not clear it.
 
     Runs of one stream follow each other, and share it. A graph may run beside any stream: what is captured has its own.
     """
 
-    def __init__(self, num_bytes: int, kernel: LoadedKernel, device: torch.device) -> None:
-        begin = kernel.zeros(RESERVE * num_bytes)
-        self._unused = list(range(begin, begin + RESERVE * num_bytes, num_bytes))
+    def __init__(self, num_bytes: int, zeros: Zeros) -> None:
         self.of_stream: dict[int, int] = {}
-        self._num_bytes, self._device = num_bytes, device
+        self._num_bytes, self._zeros = num_bytes, zeros
 
     def __call__(self, stream: int, _: object = None) -> torch.Tensor | int:
         capturing = torch.cuda.is_current_stream_capturing()
         if not capturing and stream in self.of_stream:
             return self.of_stream[stream]
-        try:
-            address = self._unused.pop()
-        except IndexError:
-            return torch.zeros(self._num_bytes, dtype=torch.uint8, device=self._device)
+        address = self._zeros.take(self._num_bytes)
+        if address is None:
+            return self._zeros.clear(self._num_bytes)
         return address if capturing else self.of_stream.setdefault(stream, address)
+
+
+class ZeroedOfAnySize:
+    """The same, for problems of any sizes."""
+
+    def __init__(self, zeros: Zeros) -> None:
+        self._zeros = zeros
+        self._by_size: dict[int, ZeroedMemory] = {}
+
+    def of_size(self, num_bytes: int) -> ZeroedMemory:
+        return self._by_size.setdefault(num_bytes, ZeroedMemory(num_bytes, self._zeros))
+
+    def __call__(self, stream: int, num_bytes: int) -> torch.Tensor | int:
+        return self.of_size(num_bytes)(stream)

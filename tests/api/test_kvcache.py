@@ -216,6 +216,7 @@ def test_rotary_embeddings(device, causal, interleaved, columns):
         ({"cache_seqlens": ROOM + 1}, "cache_seqlens=97: the cache has room for 0 to 96 keys"),
         ({"cache_seqlens": lengths_of((0, 1, 97), "cpu")}, "cache_seqlens=[0, 1, 97]: the cache has room for 0 to 96"),
         ({"cache_seqlens": torch.zeros(3)}, "cache_seqlens is (3,) torch.float32 on cpu; with q it"),
+        ({"k_cache": normal(3, 0, HEADS_K, COLUMNS)}, "k_cache has shape (3, 0, 2, 64); both caches are (batch"),
         ({"v_cache": normal(3, ROOM, 1, COLUMNS)}, "v_cache has shape (3, 96, 1, 64); both caches are (batch, seqlen"),
         ({"k_cache": normal(3, ROOM, HEADS_K, COLUMNS).half()}, "k_cache is torch.float16 on cpu; like q it should be"),
         ({"q": normal(2, 1, HEADS, COLUMNS)}, "k_cache is of 3 sequences, q of 2"),
@@ -235,6 +236,30 @@ def test_no_room_for_new_keys():
     cache, new = normal(3, 4, HEADS_K, COLUMNS), normal(3, 2, HEADS_K, COLUMNS)
     with pytest.raises(UnsupportedProblemError, match=r"cache_seqlens=\[3, 3, 3\] and 2 new keys: the cache has room"):
         flash_attn_with_kvcache(normal(3, 1, HEADS, COLUMNS), cache, cache, new, new, cache_seqlens=3)
+
+
+LAYOUTS = {  # of K and V in one tensor: its shape, and how they are views of it; vLLM and SGLang have such ones
+    "apart": ((2, -1, PAGE, HEADS_K, COLUMNS), lambda both: both.unbind(0)),
+    "a page of K, a page of V": ((-1, 2, PAGE, HEADS_K, COLUMNS), lambda both: both.unbind(1)),
+    "heads before rows": ((2, -1, HEADS_K, PAGE, COLUMNS), lambda both: both.transpose(2, 3).unbind(0)),
+    "a row of K, a row of V": ((-1, PAGE, HEADS_K, 2 * COLUMNS), lambda both: both.split(COLUMNS, -1)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_pages(device, layout):
+    """Are views, in which keys are written and seen to the same bits."""
+    q, k, v = (normal(3, 1, heads, COLUMNS, seed=7, device=device) for heads in (HEADS, HEADS_K, HEADS_K))
+    given, table = in_pages(caches(device), device)
+    shape, views_of = LAYOUTS[layout]
+    views = views_of(torch.zeros(2 * given[0].numel(), device=device).bfloat16().view(shape))
+    for view, cache in zip(views, given, strict=True):
+        view.copy_(cache)
+    options = {"cache_seqlens": lengths_of(LENGTHS, device), "block_table": table}
+    expected = flash_attn_with_kvcache(q, *given, k, v, **options)
+    assert torch.equal(flash_attn_with_kvcache(q, *views, k, v, **options), expected)
+    for view, cache in zip(views, given, strict=True):
+        assert torch.equal(view.nan_to_num(7), cache.nan_to_num(7))
 
 
 @pytest.mark.parametrize(

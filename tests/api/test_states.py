@@ -96,6 +96,34 @@ def test_torch_sees_through_it(device):
     assert all(map(torch.equal, compiled(o, lse), model(o, lse)))
 
 
+@given(seed=st.integers(0, 2**31), parts=st.integers(1, 5), hidden=st.floats(0, 1), wide=st.booleans())
+def test_parts_of_tokens_become_one(seed, parts, hidden, wide):
+    """As one after the other, and as by the textbook."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(3, 2, 1, parts * 2, generator=generator) * 20
+    scores.masked_fill_(torch.rand(scores.shape, generator=generator) < hidden, -math.inf)
+    v = torch.randn(3, parts * 2, 2, 8, generator=generator)
+    split = [exact(*each) for each in zip(scores.split(2, -1), v.split(2, 1), strict=True)]
+    o, lse = (torch.stack(each, 1).float() for each in ([o[:, 0] for o, _ in split], [s[..., 0] for _, s in split]))
+    given = o if wide else o.bfloat16()
+    merged, merged_lse = merge_states(given, lse)
+    whole, whole_lse = exact(scores, v)
+    near = 1e-4 if wide else 2 * torch.finfo(torch.bfloat16).eps * float(v.abs().max())
+    torch.testing.assert_close(merged_lse.double(), whole_lse[..., 0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(merged.double(), whole[:, 0], rtol=0, atol=near)
+    assert merged.dtype == given.dtype
+
+
+@pytest.mark.parametrize("nothing", [-math.inf, math.inf], ids=["ours", "flash-attn's"])
+def test_parts_that_see_nothing_are_not_read(device, nothing):
+    o, lse = torch.full((2, 3, 1, 4), math.nan, device=device), torch.full((2, 3, 1), nothing, device=device)
+    o[0, 1], lse[0, 1] = 3.0, 5.0
+    merged, merged_lse = merge_states(o, lse)
+    assert merged[:, 0, 0].tolist() == [3.0, 0.0]
+    assert merged_lse[:, 0].tolist() == [5.0, -math.inf]
+    torch.library.opcheck(torch.ops.flashladder.merge_parts.default, (o, lse))
+
+
 def test_what_does_not_belong_together_is_refused():
     o, lse = torch.zeros(2, 5, 3, 8), torch.zeros(2, 3, 5)
     for arguments, words in (
@@ -104,6 +132,9 @@ def test_what_does_not_belong_together_is_refused():
         ((o, lse, o, lse.double()), "lse_b is (2, 3, 5) torch.float64; with o_b of (2, 5, 3, 8) it is (2, 3, 5)"),
         ((o[0, 0], lse, o, lse), "o_a is (3, 8) torch.float32; it should be (batch, seqlen_q, heads, head_dim)"),
         ((o, lse, o.to("meta"), lse), "o_b on meta, lse_b on cpu; they should be on one device"),
+        ((o, lse), "lse_a is (2, 3, 5) torch.float32 on cpu; with o_a alone it is (2, 5, 3) torch.float32 on cpu"),
+        ((o[0], lse), "o_a is (5, 3, 8) torch.float32; without o_b it should be (tokens, parts, heads, head_dim)"),
+        ((o, lse, o), "lse_b=None is of type NoneType; it should be a torch.Tensor"),
         ((None, lse, o, lse), "o_a=None is of type NoneType; it should be a torch.Tensor"),
         ((o, lse, o, "x"), "lse_b='x' is of type str; it should be a torch.Tensor"),
         ((o.clone().requires_grad_(), lse, o, lse), "want a gradient, and merge_states computes none"),

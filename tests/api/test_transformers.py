@@ -255,6 +255,15 @@ def test_a_sliding_window(padded, device):
     assert near(torch.cat(given, 1), model, ids, real, attention_mask=mask, position_ids=None)
 
 
+def test_a_sliding_window_in_a_static_cache(device):
+    """Which keeps as many keys as a window has, and drops the oldest. A prompt that is shorter runs on SDPA."""
+    model, ids = made("Mistral", device, sliding_window=5), IDS.to(device)
+    cache, given = transformers.StaticCache(model.config, max_cache_len=20), []
+    for part in ids.split((8, 1, 3), 1):
+        given.append(logits(model, "ladder", part, past_key_values=cache))
+    assert near(torch.cat(given, 1), model, ids)
+
+
 def test_a_window_runs_on_sdpa_where_padding_is_within():
     model = made("Mistral", sliding_window=5)
     expected = logits(model, "sdpa", IDS, attention_mask=PADDED["within"])

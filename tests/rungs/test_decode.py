@@ -307,6 +307,9 @@ def test_few_sequences_are_cut_into_more_parts():
     [
         ({"lengths": (3, -1)}, "no sequence is shorter than 0"),
         ({"seqlen_k": 100}, "the cache has room for seqlen_k=100 keys"),
+        ({"seqlen_k": 131, "options": {"new_keys": True, "seqlen_new": 2}}, "and 2 new keys: the cache has room for"),
+        ({"options": {"rotary": True}}, "rotary=true takes new_keys=true: keys in the cache are turned already"),
+        ({"options": {"new_keys": True, "rotary": True, "rotary_dim": 66}}, "rotary_dim=66: pairs of columns turn, of"),
         ({"options": {"paged": True, "num_pages": 2}}, "the sequences need 5 pages of page_size=64"),
         ({"total_q": 3}, "the operation decode knows no total_q"),
     ],

@@ -43,6 +43,7 @@ KINDS = {
     "plain": ({"attention_forward": PLAIN}, ()),
     "tensor maps and counters": ({"attention_forward": HOPPER}, COUNTERS),
     "tensor maps and a counter": ({"attention_forward": HOPPER}, COUNTERS[:1]),
+    "counters by the batch": ({"attention_forward": PLAIN}, (Workspace("next", 4, "batch", zeroed=True),)),
     "a struct of its own": ({"attention_forward": PLAIN, "combine": OTHER}, COUNTERS[1:]),
     "two kernels": ({"attention_forward": PLAIN, "combine": AFTER}, COUNTERS),
 }
@@ -258,7 +259,7 @@ def test_threads_do_not_share_arguments(driver, tmp_path, way):
 
 
 @WAYS
-@pytest.mark.parametrize("kind", ["tensor maps and a counter", "tensor maps and counters"])
+@pytest.mark.parametrize("kind", ["tensor maps and a counter", "tensor maps and counters", "counters by the batch"])
 def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch, kind, way):
     """They stay zero, so none is cleared: runs that follow each other share one, and a captured one shares none."""
     made = artifact(tmp_path, kind)
@@ -278,7 +279,7 @@ def test_counters_are_of_a_stream_or_of_a_capture(driver, tmp_path, monkeypatch,
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert len({first, second, *captured}) == 7
     assert counter() == second
-    monkeypatch.setattr(call._lenders[0], "_unused", [])
+    monkeypatch.setattr(call._lenders[0]._zeros, "_left", 3)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x55)
     assert counter() not in {first, second, *captured}, "more streams than counters"
 

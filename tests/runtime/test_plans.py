@@ -62,7 +62,7 @@ def launched_in_python(driver, monkeypatch, call):
         return launched(driver, call)
 
 
-def asked(batch, rows, page_size, paged, kind, splits):
+def asked(batch, rows, page_size, paged, kind, splits, new=0, rotary=False):
     """A call with caches, and what it takes."""
     drawn = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16)  # noqa: E731
     numbers = lambda *shape: torch.zeros(shape, dtype=torch.int32)  # noqa: E731
@@ -81,6 +81,9 @@ def asked(batch, rows, page_size, paged, kind, splits):
     }
     if paged:
         options["block_table"] = numbers(batch, 3)
+    if new:
+        options |= {name: drawn(batch, new, HEADS_K, COLUMNS) for name in ("k", "v")}
+        options |= {name: drawn(200, 16) for name in ("rotary_cos", "rotary_sin") if rotary}
     q = drawn(batch, rows, HEADS, COLUMNS)
     return lambda: flash_attn_with_kvcache(q, *caches, **options)
 
@@ -106,6 +109,49 @@ def test_decode(driver, monkeypatch):
         assert noted.answers == [True] * 3
 
     same()
+
+
+def interleaved(batch, room):
+    """K and V in one tensor, as pages of vLLM and SGLang may have them."""
+    return torch.zeros(batch, 2, room, HEADS_K, COLUMNS).bfloat16().unbind(1)
+
+
+def test_new_keys(driver, monkeypatch):
+    """Are written by a kernel of the same plan, which the host leaves out where there are none."""
+
+    @given(
+        st.integers(1, 3),
+        st.sampled_from([1, 40]),
+        st.booleans(),
+        st.sampled_from(["plain", "all"]),
+        st.integers(1, 3),
+        st.booleans(),
+    )
+    def same(batch, page_size, paged, kind, new, rotary):
+        call = asked(batch, 2, max(page_size, 3), paged, kind, 0, new, rotary)
+        expected = launched_in_python(driver, monkeypatch, call)
+        assert [function for function, *_ in expected] == ["append", "attention_decode"]
+        assert expected[0][1][:3] == [new, batch, 1]
+        with monkeypatch.context() as patch:
+            patch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+            for _ in range(3):
+                assert launched(driver, call) == expected
+        assert noted.answers == [True] * 3
+
+    same()
+
+
+def test_new_keys_in_caches_of_one_tensor(driver, monkeypatch):
+    """Where K and V lie between each other, C++ launches too; where elements lie on each other, nothing does."""
+    q, new = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 1, HEADS_K, COLUMNS).bfloat16()
+    lengths, noted = torch.zeros(2, dtype=torch.int32), Answering(fast_path.extension)
+    monkeypatch.setattr(fast_path, "extension", noted)
+    for _ in range(4):
+        flash_attn_with_kvcache(q, *interleaved(2, 9), new, new, cache_seqlens=lengths)
+    assert noted.answers == [True] * 3
+    same = interleaved(1, 9)[0].expand(2, -1, -1, -1)
+    with pytest.raises(UnsupportedProblemError, match=r"k_cache has strides .* elements lie on each other"):
+        flash_attn_with_kvcache(q, same, interleaved(2, 9)[1], new, new, cache_seqlens=lengths)
 
 
 def test_the_backward_pass(driver, monkeypatch):

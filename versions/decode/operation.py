@@ -7,11 +7,14 @@
     alibi_slopes   (batch, num_heads), fp32, with ALiBi
     k_descale      (batch, num_heads_k), fp32, and v_descale, with the option fp8_cache: the caches are float8_e4m3fn,
                    and a number in them means itself times its head's descale
+    k_new, v_new   (batch, seqlen_new, num_heads_k, head_dim), with new_keys: written behind the cached keys, and seen
+    rotary_cos     (rotary_positions, rotary_dim / 2), and rotary_sin, with rotary: by which Q and k_new are turned
     lse            (batch, num_heads, seqlen_q), fp32
 
 A paged cache is (num_pages, page_size, num_heads_k, head_dim). Keys i * page_size to (i + 1) * page_size of sequence b
 are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less;
-windows and distances of ALiBi are aligned to the end alike.
+windows and distances of ALiBi are aligned to the end alike. New keys have the positions from cache_seqlens on. So have
+rows of Q under a causal mask or a window; else all of them have the first of these.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes
 from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, Operation, Option, Problem
+from flashladder.common.problem.rotary import Rotary
 from flashladder.versions.decode.fp8_caches import DESCALES, Fp8Caches
 
 LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
 CACHES = ("k_cache", "v_cache")
+NEW = ("k_new", "v_new")
+ROTARY = ("rotary_cos", "rotary_sin")
 ROW_BYTES = 16  # rows begin at multiples of so many
 NO_PAGE = -1  # in the table, behind the pages of a sequence
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
@@ -59,9 +65,15 @@ class Decode(Forward):
         Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
         Option("fp8_cache", bool, "the caches are 8-bit floats; tensors say their scales", default=False),
         Option("leftpad", bool, "a sequence's first keys are padding; a tensor says how many", default=False),
+        Option("new_keys", bool, "keys are appended to the cache before they are read", default=False),
+        Option("seqlen_new", int, "new keys of each sequence", default=1),
+        Option("rotary", bool, "Q and new keys are turned by rotary embeddings", default=False),
+        Option("rotary_dim", int, "columns that turn; 0: all", minimum=0, default=0),
+        Option("rotary_interleaved", bool, "neighbouring columns turn together", default=False),
+        Option("rotary_positions", int, "of angles, where more than the cache has room for", minimum=0, default=0),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
-    sizes = ("num_splits", "num_parts", "target_parts")
+    sizes = ("num_splits", "num_parts", "target_parts", "seqlen_new")
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"), ("v_cache", "o"))
     tile_rows: ClassVar[int] = 16  # of Q, that a CTA has
     unit = BANDWIDTH
@@ -70,8 +82,10 @@ class Decode(Forward):
     small: ClassVar = {"batch": 2, "num_heads": 8, "num_heads_k": 2, "seqlen_q": 1, "seqlen_k": 512}
 
     def variant(self, problem: Problem) -> Operation:
-        """Pages have a table, padding and ALiBi a tensor each, and 8-bit caches two of scales."""
-        return _variant(bool(problem.paged), bool(problem.leftpad), problem.alibi, bool(problem.fp8_cache))
+        """Pages have a table, padding and ALiBi a tensor each; 8-bit caches, new keys and rotary embeddings two."""
+        p = problem
+        two = bool(p.fp8_cache), bool(p.new_keys), bool(p.rotary)
+        return _variant(bool(p.paged), bool(p.leftpad), p.alibi, *two)
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, and room for the longest, from their lengths."""
@@ -80,15 +94,24 @@ class Decode(Forward):
             return {}
         if min(lengths) < 0:
             raise UnsupportedProblemError(f"seqlens_k={lengths}: no sequence is shorter than 0")
-        room = max(1, *lengths) if problem.seqlen_k is None else problem.seqlen_k
-        if max(lengths) > room:
-            raise UnsupportedProblemError(f"seqlens_k={lengths}: the cache has room for seqlen_k={room} keys")
+        new = seqlen_new(problem)
+        room = max(1, max(lengths) + new) if problem.seqlen_k is None else problem.seqlen_k
+        if max(lengths) + new > room:
+            raise UnsupportedProblemError(
+                f"seqlens_k={lengths} and {new} new keys: the cache has room for seqlen_k={room} keys"
+            )
         return {"batch": len(lengths), "seqlen_k": room}
 
     def check(self, problem: Problem) -> None:
-        """There are pages for the sequences, where the problem says how long they are."""
+        """There are pages for the sequences, where the problem says how long they are, and an angle for each place."""
         if problem.paged and problem.seqlens_k:
             _check_pages(problem)
+        if seqlen_new(problem) > problem.seqlen_k:
+            raise UnsupportedProblemError(
+                f"seqlen_new={problem.seqlen_new}: the cache has room for seqlen_k={problem.seqlen_k} keys"
+            )
+        if problem.rotary:
+            _check_rotary(problem)
 
     def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
         """One row against so many keys."""
@@ -100,6 +123,8 @@ class Decode(Forward):
             "num_splits": num_splits,
             "num_parts": num_parts,
             "target_parts": target_parts,
+            "seqlen_new": seqlen_new,
+            "rotary_dim": rotary_dim,
             "num_pages": num_pages,
             "max_pages": max_pages,
         }
@@ -107,13 +132,13 @@ class Decode(Forward):
 
     def flops(self, problem: Problem) -> float:
         """The sum over the sequences, as if none had padding."""
-        return sum(forward.OPERATION.flops(_alone(problem, length)) for length in seqlens(problem) if length)
+        return sum(forward.OPERATION.flops(_alone(problem, length)) for length in all_keys(problem) if length)
 
     def bytes_moved(self, problem: Problem) -> float:
         """K and V of the keys that some row may see. All else is small beside it."""
         p = problem
         most = p.seqlen_k if p.window_left is None else p.window_left + p.seqlen_q
-        return 2.0 * sum(min(length, most) for length in seqlens(p)) * p.num_heads_k * (p.head_dim + p.head_dim_v)
+        return 2.0 * sum(min(length, most) for length in all_keys(p)) * p.num_heads_k * (p.head_dim + p.head_dim_v)
 
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Each tensor in a buffer of its own."""
@@ -125,6 +150,9 @@ class Decode(Forward):
             "v_cache": (*rows, p.num_heads_k, p.head_dim_v),
             "o": (p.batch, p.seqlen_q, p.num_heads, p.head_dim_v),
         }
+        if p.new_keys:
+            new = p.batch, int(p.seqlen_new), p.num_heads_k
+            shapes |= dict(zip(NEW, ((*new, p.head_dim), (*new, p.head_dim_v)), strict=True))
         apart = {LENGTHS: contiguous(p.batch), "lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
         if p.paged:
             apart[TABLE] = contiguous(p.batch, max_pages(p))
@@ -132,6 +160,8 @@ class Decode(Forward):
             apart[LEFTPAD] = contiguous(p.batch)
         if p.alibi:
             apart[SLOPES] = contiguous(p.batch, p.num_heads)
+        if p.rotary:
+            apart |= dict.fromkeys(ROTARY, contiguous(rotary_positions(p), rotary_dim(p) // 2))
         laid = {n: laid_out(p.layout, s, ROW_BYTES // self.dtype(p, n).itemsize) for n, s in shapes.items()}
         return [{name: view} for name, view in (laid | apart).items()]
 
@@ -154,8 +184,10 @@ class Decode(Forward):
             drawn = torch.rand(p.batch, generator=generator, device=generator.device)
             padding = [int(share * (length + 1)) for share, length in zip(drawn.tolist(), seqlens(p), strict=True)]
             tensors[LEFTPAD].copy_(torch.tensor(padding, dtype=torch.int32))
-        for sequence, length in enumerate(seqlens(p)):
-            shapes = ((1, max(1, length), p.num_heads_k, columns) for columns in (p.head_dim, p.head_dim_v))
+        if p.rotary:
+            _draw_angles(tensors)
+        for sequence, (length, end) in enumerate(zip(seqlens(p), all_keys(p), strict=True)):
+            shapes = ((1, max(1, end), p.num_heads_k, columns) for columns in (p.head_dim, p.head_dim_v))
             k, v = (torch.empty(shape, dtype=DTYPES[p.dtype], device=generator.device) for shape in shapes)
             q = torch.empty((1, *tensors["q"].shape[1:]), dtype=DTYPES[p.dtype], device=generator.device)
             FAMILIES[p.family].draw(q, k, v, p.softmax_scale, generator)
@@ -163,21 +195,30 @@ class Decode(Forward):
             for name, keys in zip(CACHES, (k, v), strict=True):
                 keys[:, : padding[sequence]] = math.nan
                 self._write(p, tensors, name, sequence, keys[0, :length])
+            if p.new_keys:
+                for name, keys in zip(NEW, (k, v), strict=True):
+                    tensors[name][sequence].copy_(keys[0, length:end])
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """Each sequence as `attention` computes it, of the keys that there are behind its padding."""
         p, q = problem, tensors["q"]
+        new = [tensors[name] for name in NEW if p.new_keys]
+        if p.rotary:
+            q, new[0] = _turned(p, tensors)
         o = torch.zeros((p.batch, p.seqlen_q, p.num_heads, p.head_dim_v), dtype=dtype, device=q.device)
         lse = torch.full((p.batch, p.num_heads, p.seqlen_q), -math.inf, dtype=dtype, device=q.device)
         padding = tensors[LEFTPAD].tolist() if p.leftpad else [0] * p.batch
         for sequence, (length, begin) in enumerate(zip(tensors[LENGTHS].tolist(), padding, strict=True)):
-            if length > begin:
-                k, v = (self._read(p, tensors, name, sequence, length)[None, begin:] for name in CACHES)
+            if (end := length + seqlen_new(p)) > begin:
+                lying = [[self._read(p, tensors, name, sequence, length)] if length else [] for name in CACHES]
+                for places, keys in zip(lying, new, strict=False):
+                    places.append(keys[sequence])
+                k, v = (torch.cat(places)[None, begin:] for places in lying)
                 one = slice(sequence, sequence + 1)
                 parts = {"q": q[one], "k": k, "v": v} | ({SLOPES: tensors[SLOPES][one]} if p.alibi else {})
-                o[one], lse[one] = attention(_alone(p, length - begin), parts, dtype)
+                o[one], lse[one] = attention(_alone(p, end - begin), parts, dtype)
         return {"o": o, "lse": lse}
 
     def _write(
@@ -221,15 +262,35 @@ class Paged(Decode):
         pages = torch.randperm(num_pages(problem), generator=generator, device=generator.device).int().to(table.device)
         table.fill_(NO_PAGE)
         taken = 0
-        for sequence, length in enumerate(seqlens(problem)):
+        for sequence, length in enumerate(all_keys(problem)):
             count = -(-length // problem.page_size)
             table[sequence, :count] = pages[taken : taken + count]
             taken += count
 
 
 def seqlens(problem: Problem) -> tuple[int, ...]:
-    """How many keys the sequences have: as many as there is room for, where a problem does not say."""
-    return problem.seqlens_k or (problem.seqlen_k,) * problem.batch
+    """How many keys are in the cache: as many as there is room for, where a problem does not say."""
+    return problem.seqlens_k or (problem.seqlen_k - seqlen_new(problem),) * problem.batch
+
+
+def seqlen_new(problem: Problem) -> int:
+    """How many keys each sequence is to be given."""
+    return int(problem.seqlen_new) if problem.new_keys else 0
+
+
+def all_keys(problem: Problem) -> tuple[int, ...]:
+    """How many keys the sequences have then."""
+    return tuple(length + seqlen_new(problem) for length in seqlens(problem))
+
+
+def rotary_dim(problem: Problem) -> int:
+    """The columns that turn."""
+    return int(problem.rotary_dim) or problem.head_dim
+
+
+def rotary_positions(problem: Problem) -> int:
+    """For which there are angles: each place in the cache, and perhaps more."""
+    return max(int(problem.rotary_positions), problem.seqlen_k)
 
 
 def max_pages(problem: Problem) -> int:
@@ -243,11 +304,41 @@ def num_pages(problem: Problem) -> int:
 
 
 def _check_pages(problem: Problem) -> None:
-    needed = sum(-(-length // int(problem.page_size)) for length in seqlens(problem))
+    needed = sum(-(-length // int(problem.page_size)) for length in all_keys(problem))
     if needed > num_pages(problem):
         raise UnsupportedProblemError(
             f"num_pages={problem.num_pages}: the sequences need {needed} pages of page_size={problem.page_size}"
         )
+
+
+def _check_rotary(problem: Problem) -> None:
+    if not problem.new_keys:
+        raise UnsupportedProblemError("rotary=true takes new_keys=true: keys in the cache are turned already")
+    if rotary_dim(problem) > problem.head_dim or rotary_dim(problem) % 2:
+        raise UnsupportedProblemError(
+            f"rotary_dim={problem.rotary_dim}: pairs of columns turn, of head_dim={problem.head_dim}"
+        )
+
+
+def _draw_angles(tensors: Mapping[str, torch.Tensor]) -> None:
+    """As models have them: a position's pairs turn at speeds from 1 down to nearly 1 / 10000."""
+    positions, pairs = tensors[ROTARY[0]].shape
+    angles = torch.outer(torch.arange(positions), 10000.0 ** -(torch.arange(pairs) / pairs))
+    for name, values in zip(ROTARY, (angles.cos(), angles.sin()), strict=True):
+        tensors[name].copy_(values)
+
+
+def _turned(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Q and new keys."""
+    p, first = problem, tensors[LENGTHS].long()[:, None]
+    cos, sin = (tensors[name] for name in ROTARY)
+    rotary = Rotary(cos, sin, bool(p.rotary_interleaved))
+    rows = p.seqlen_q if p.causal or p.window else 1
+    made = []
+    for name, count in (("q", rows), (NEW[0], seqlen_new(p))):
+        positions = (first + torch.arange(count, device=first.device)).clamp(0, p.seqlen_k - 1)
+        made.append(rotary.turned(tensors[name], positions.expand(-1, tensors[name].shape[1])))
+    return made
 
 
 def num_splits(problem: Problem) -> int:
@@ -289,12 +380,14 @@ def _alone(problem: Problem, length: int) -> Problem:
 
 
 @functools.cache
-def _variant(paged: bool, leftpad: bool, alibi: bool, fp8: bool) -> Operation:
+def _variant(paged: bool, leftpad: bool, alibi: bool, fp8: bool, new_keys: bool, rotary: bool) -> Operation:
     """The operation with these among its inputs."""
     plain = Paged if paged else Decode
-    more = (*([LEFTPAD] if leftpad else []), *([SLOPES] if alibi else []), *(DESCALES.values() if fp8 else []))
-    bases = (Fp8Caches, plain) if fp8 else (plain,)
-    variant: type[Decode] = type(plain.__name__, bases, {"inputs": (*plain.inputs, *more)})
+    scales = tuple(DESCALES.values())
+    more = ((leftpad, (LEFTPAD,)), (alibi, (SLOPES,)), (fp8, scales), (new_keys, NEW), (rotary, ROTARY))
+    inputs = (*plain.inputs, *(name for is_there, names in more if is_there for name in names))
+    named = {"inputs": inputs, "updated": CACHES if new_keys else ()}
+    variant: type[Decode] = type(plain.__name__, (Fp8Caches, plain) if fp8 else (plain,), named)
     return variant()
 
 
