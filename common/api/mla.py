@@ -14,7 +14,8 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
 
-RUNGS = ("mla/00",)  # the first that a GPU has the instructions for, and that takes a problem, computes it
+# The first that a GPU has the instructions for, and that takes a problem, computes it.
+RUNGS = ("mla/05", "mla/02", "mla/00")
 HEAD_DIM, HEAD_DIM_V = 576, 512
 
 
