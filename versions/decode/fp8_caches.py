@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,27 +11,32 @@ from flashladder.common.problem.buffers import View, contiguous
 from flashladder.common.problem.fp8 import FP8, LARGEST, quantised
 from flashladder.common.problem.problem import Problem
 
+if TYPE_CHECKING:  # which imports this file
+    from flashladder.versions.decode.operation import Decode
+else:
+    Decode = object
+
 DESCALES = {"k_cache": "k_descale", "v_cache": "v_descale"}
 
 
-class Fp8Caches:
+class Fp8Caches(Decode):
     """Two more inputs: k_descale and v_descale (batch, num_heads_k), fp32. To be derived from before the operation."""
 
-    def dtype(self: Any, problem: Problem, name: str) -> torch.dtype:
+    def dtype(self, problem: Problem, name: str) -> torch.dtype:
         """Of the caches e4m3."""
         return FP8 if name in DESCALES else super().dtype(problem, name)
 
-    def bytes_moved(self: Any, problem: Problem) -> float:
+    def bytes_moved(self, problem: Problem) -> float:
         """A byte a number."""
         return super().bytes_moved(problem) / 2
 
-    def views(self: Any, problem: Problem) -> list[dict[str, View]]:
+    def views(self, problem: Problem) -> list[dict[str, View]]:
         """With the scales."""
         of_heads = contiguous(problem.batch, problem.num_heads_k)
         return [*super().views(problem), *({name: of_heads} for name in DESCALES.values())]
 
     def _write(
-        self: Any, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, keys: torch.Tensor
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, keys: torch.Tensor
     ) -> None:
         """A head's scale is that of its largest number, times 0.75 to 1.5: in some heads the largest ones saturate."""
         numbers = keys if len(keys) else keys.new_zeros((1, *keys.shape[1:]))
@@ -43,7 +48,7 @@ class Fp8Caches:
         super()._write(problem, tensors, name, sequence, quantised(keys, descale))
 
     def _read(
-        self: Any, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
     ) -> torch.Tensor:
         """Each number times its scale, exact in fp64."""
         numbers = super()._read(problem, tensors, name, sequence, length).double()
