@@ -75,8 +75,9 @@ def attention(
     given.flags(causal=causal, return_lse=return_lse)
     given.text(version=version)
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
-    if q.dim() != 4:
-        raise op.misshapen("q", q)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise op.misshapen(name, tensor)
     gradients.refuse_forward_mode(q, k, v)
     if out is not None:
         given.tensors(out=out)
@@ -85,8 +86,6 @@ def attention(
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
     dropout_p = dropout.checked(dropout_p)
-    if v.dim() != 4:
-        raise op.misshapen("v", v)
     if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
         beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p}

@@ -67,7 +67,7 @@ def packed_attention(
                 f"{name} has shape {tuple(tensor.shape)}; packed, it is (total, heads, head_dim)"
             )
     if k.shape[:2] != v.shape[:2]:
-        raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {(*k.shape[:2], 'head_dim_v')}")
+        raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {(*k.shape[:2], v.shape[2])}")
     for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         sequences.check(name, cu_seqlens, q.device)
     if len(cu_seqlens_q) != len(cu_seqlens_k):

@@ -37,10 +37,6 @@ _ENCODER: dict[str, Any] = {"lacks": ("packed", "generate"), "head": "{}Model"}
 _LOCAL = {"compile": "a mask under torch.compile"}
 
 
-def _all(words: str) -> dict[str, str]:
-    return dict.fromkeys(CASES, words)
-
-
 ARCHITECTURES = {
     "Llama": Architecture(),
     "Mistral": Architecture({"sliding_window": 8}),
@@ -89,7 +85,6 @@ ARCHITECTURES = {
     "OPT": Architecture({"ffn_dim": 64, "word_embed_proj_dim": 128}),
     "GptOss": Architecture({"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2}, {}, ("compile",)),
     "DeepseekV3": Architecture(
-        {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS},
-        _all("kernels take them alike"),
+        {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS}
     ),
 }
