@@ -23,13 +23,23 @@ __device__ inline float *sums_of_warp(float *dq_sum, long long padded_row) {
     return dq_sum + padded_row * head_dim + warp_index() * warp_sums;
 }
 
+// K and V as operands of S^T and dP^T: in shared memory, or a warp's 16 keys in registers.
+using KeyOperand = std::conditional_t<held_keys, HeldA<16, head_dim>, ByRows<KTile>>;
+__device__ inline void start_operand(ByRows<KTile> &a, const dtype *tile, int warp_key) { a.start(tile, warp_key); }
+__device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, int warp_key) {
+    HoistedReader<KTile, dtype> reader;
+    reader.start(tile, warp_key);
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
+}
+
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
     dtype k[KTile::size], v[KTile::size];
     dtype ds[2][STile::size];
     RowPipeline<QTile, dtype, 3> q;  // of this tile, of the next one, and one that comes
     RowPipeline<QTile, dtype, 2> dout;
-    float dq[num_groups * 4][warp_sums];  // of each warp, on its way
+    float dq[num_groups * 4][bulk ? warp_sums : 1];  // of each warp, on its way
     Mbarrier keys_full;  // K and V have come
 };
 
@@ -89,13 +99,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     const int warp = uniform_warp_index(), warp_key = warp * 16;
     const DqPart part{warp / 4};
-    ByRows<KTile> keys, values;
+    KeyOperand keys, values;
     ByRows<QTile> q_rows, dout_rows;
     ByColumns<QTile> q_columns, dout_columns;
     ByColumns<STile> ds_columns;
     ByColumns<KTile> k_columns;
-    keys.start(shared.k, warp_key);
-    values.start(shared.v, warp_key);
     q_rows.start(shared.q.tiles[0]);
     dout_rows.start(shared.dout.tiles[0]);
     q_columns.start(shared.q.tiles[0]);
@@ -154,10 +162,16 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     auto add_dq = [&](const QueryTiles &of) {
         const long long row = padded_row(p, batch, of.head, of.number);
-        start_adding(sums_of_warp(workspaces.dq_sum, row), shared.dq[warp], dq);
+        float *sums = sums_of_warp(workspaces.dq_sum, row);
+        if constexpr (bulk)
+            start_adding(sums, shared.dq[warp], dq);
+        else
+            add_sums(sums, dq);
     };
 
     shared.keys_full.wait(0);
+    start_operand(keys, shared.k, warp_key);
+    start_operand(values, shared.v, warp_key);
     start_scores(0);
     wait_for(s);
     start_dv(0);
@@ -176,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         start_dq();
         tiles.advance();
         dout_at.advance();
-        wait_for<1>(s);
+        wait_for<(head_dim > 64 ? 1 : 2)>(s);  // with 128 columns, registers allow no dK beside P
         start_dv(0);
         wait_for<1>(dq);
         shared.q.release(q_ended);
