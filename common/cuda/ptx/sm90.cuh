@@ -12,6 +12,9 @@ struct alignas(64) TensorMapBytes {
 // Shared memory written by ordinary code is seen by what runs beside it (TMA, wgmma) only after this.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same of global memory, which bulk copies and TMA read and write.
+__device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // Barriers that were just made are seen by TMA only after this.
 __device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
