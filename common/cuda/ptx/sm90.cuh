@@ -78,12 +78,6 @@ __device__ inline void bulk_add(float *global, const float *shared, int bytes) {
                  "r"(shared_address(shared)), "r"(bytes)
                  : "memory");
 }
-// Adds to four floats in global memory, each atomically.
-__device__ inline void add_global_16(float4 *global, float4 x) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x.x), "f"(x.y), "f"(x.z),
-                 "f"(x.w)
-                 : "memory");
-}
 // Closes the group of stores that this thread has started.
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all of this thread's stores have read their shared memory.

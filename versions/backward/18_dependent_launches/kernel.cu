@@ -39,7 +39,7 @@ struct Shared {
     dtype ds[2][STile::size];
     RowPipeline<QTile, dtype, 3> q;  // of this tile, of the next one, and one that comes
     RowPipeline<QTile, dtype, 2> dout;
-    float dq[num_groups * 4][bulk ? warp_sums : 1];  // of each warp, on its way
+    float dq[num_groups * 4][warp_sums];  // of each warp, on its way
     Mbarrier keys_full;  // K and V have come
 };
 
@@ -166,11 +166,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     auto add_dq = [&](const QueryTiles &of) {
         const long long row = padded_row(p, batch, of.head, of.number);
-        float *sums = sums_of_warp(workspaces.dq_sum, row);
-        if constexpr (bulk)
-            start_adding(sums, shared.dq[warp], dq);
-        else
-            add_sums(sums, dq);
+        start_adding(sums_of_warp(workspaces.dq_sum, row), shared.dq[warp], dq);
     };
 
     shared.keys_full.wait(0);

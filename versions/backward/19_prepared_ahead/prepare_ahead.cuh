@@ -11,7 +11,7 @@ struct AheadWorkspaces : PaddedWorkspaces {
 FLASHLADDER_COUNTERS(ready, "batch * num_heads_k");
 
 constexpr int idle_warps = 3;  // of the producer's warpgroup, whose first warp loads tiles
-constexpr int slice_rows = config::bulk ? 8 : 16;  // as shared memory allows
+constexpr int slice_rows = 1024 / config::head_dim;  // so that O and dO take 4 KB
 
 // Of a warp.
 struct alignas(16) Slice {

@@ -25,12 +25,6 @@ __device__ inline void start_adding(float *sums, float *staged, Accumulator<16, 
     __syncwarp();
 }
 
-// Adds a warp's part of dQ to `sums` straight from registers.
-template <int cols>
-__device__ inline void add_sums(float *sums, Accumulator<16, cols> &dq) {
-    each_block(dq, sums, [](float4 *place, const float(&x)[4]) { add_global_16(place, {x[0], x[1], x[2], x[3]}); });
-}
-
 template <int cols>
 __device__ inline Accumulator<16, cols> load_sums(float *sums) {
     Accumulator<16, cols> dq;
