@@ -34,6 +34,11 @@ __device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, 
     for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
 }
 
+struct AheadWorkspaces : PaddedWorkspaces {
+    unsigned *ready;  // how many warps are done with their shares of the rows of a head of K
+};
+FLASHLADDER_COUNTERS(ready, "batch * num_heads_k");
+
 using Keys = KeyTile<head_dim, causal, section_kb>;
 
 struct Maps { TensorMapBytes q, dout, k, v; };
@@ -95,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
             const int later = any_head + section;
             if (later >= heads) return;
             wait_for_dependency();
-            prepare_ahead(p, workspaces, shared.ahead[idle], idle, later / p.num_heads_k,
+            uint32_t parity = 0;
+            prepare_ahead(p, workspaces, shared.ahead[idle], parity, idle, later / p.num_heads_k,
                           later % p.num_heads_k * group_heads, tile.number, gridDim.x);
             fence_proxy_async_global();  // bulk copies read and add to what was written
             __syncwarp();
@@ -238,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     extern __shared__ __align__(128) char shared[];
     float *sums = sums_of_warp(workspaces.dq_sum, padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x));
     wait_for_dependency();  // the sums are complete
-    if (blockIdx.x == 0 && threadIdx.x == 0)  // zero again for the next run
-        workspaces.ready[blockIdx.z * p.num_heads_k + blockIdx.y / (p.num_heads / p.num_heads_k)] = 0;
+    const int group_heads = p.num_heads / p.num_heads_k;
+    if (blockIdx.x == 0 && blockIdx.y % group_heads == 0 && threadIdx.x == 0)  // zero again for the next run
+        workspaces.ready[blockIdx.z * p.num_heads_k + blockIdx.y / group_heads] = 0;
     finish_tile(p, load_sums<dq_cols>(sums), reinterpret_cast<dtype *>(shared));
 }
