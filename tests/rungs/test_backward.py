@@ -183,19 +183,6 @@ def test_hopper_rungs_take_any_lengths(rung, sizes):
     emulated(rung, problem(**sizes))
 
 
-@pytest.mark.parametrize("rung", [rung for rung in HOPPER if "section_kb" in rung.config], ids=lambda rung: rung.name)
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"head_dim": 128, "seqlen_q": 70, "seqlen_k": 33, "num_heads": 3, "dtype": "fp16"},
-        {"seqlen_q": 100, "seqlen_k": 200, "num_heads": 4, "num_heads_k": 2, "batch": 2, "causal": True},
-    ],
-)
-def test_sections_of_heads_are_prepared_and_finished_by_others(rung, sizes):
-    """A section of each head: CTAs wait for each other through counters, and leave these at zero."""
-    emulated(rung, problem(**sizes), section_kb=1)
-
-
 @pytest.mark.parametrize("rung", [ANY, *HOPPER], ids=lambda rung: rung.name)
 def test_rows_without_keys_have_no_gradient(rung):
     task = problem(seqlen_q=90, seqlen_k=20, causal=True)

@@ -12,9 +12,6 @@ struct alignas(64) TensorMapBytes {
 // Shared memory written by ordinary code is seen by what runs beside it (TMA, wgmma) only after this.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same of global memory, which bulk copies and TMA read and write.
-__device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 // Barriers that were just made are seen by TMA only after this.
 __device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -82,8 +79,6 @@ __device__ inline void bulk_add(float *global, const float *shared, int bytes) {
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all of this thread's stores have read their shared memory.
 __device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Waits until all of this thread's stores are done: others see what they wrote, if this thread tells them.
-__device__ inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Releases registers of this warpgroup, or takes some that were released, and waits for them. Each thread then has
 // `count`, a multiple of 8.

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     launch_dependents();
-    const KeyTile<head_dim, causal, 32 << 10> tile{p};
+    const KeyTile<head_dim, causal, 32> tile{p};
     const KeyMask<causal> mask{p};
     const int batch = tile.batch, head_k = tile.head, group_heads = p.num_heads / p.num_heads_k;
     const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);

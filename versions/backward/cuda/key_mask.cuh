@@ -40,9 +40,9 @@ struct KeyMask {
 // Which tile of keys of which head of K a CTA has. With a causal mask the first keys are seen by most rows and take
 // longest: CTAs begin with those. Heads are taken in sections whose rows fit into some MB of L2: those of Q and dO, and dQ in
 // fp32.
-template <int head_dim, bool causal, unsigned l2_kb = 24 << 10>
+template <int head_dim, bool causal, unsigned l2_megabytes = 24>
 struct KeyTile {
-    static constexpr unsigned l2_rows = (l2_kb << 10) / (8 * head_dim);
+    static constexpr unsigned l2_rows = (l2_megabytes << 20) / (8 * head_dim);
 
     int number, head, batch;
 
