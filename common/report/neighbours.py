@@ -90,6 +90,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         190,
         "A generator, the places of its bytes among scores, and letters with signs, come together.",
     ),
+    "backward/17_scores_under_gradients": (
+        80,
+        "The loop begins at another product, so its parts are named before it; K and V are operands of two kinds.",
+    ),
     "48_column_of_ones": (200, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 
