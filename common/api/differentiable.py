@@ -22,7 +22,7 @@ from flashladder.common.runtime.tuned import is_long
 
 LADDER = "backward"  # the name of the ladder, and of what it computes
 # The first that runs on the GPU and takes a problem computes its gradients.
-RUNGS = ("backward/16", "backward/10", "backward/12", "backward/11")
+RUNGS = ("backward/18", "backward/10", "backward/12", "backward/11")
 
 _TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "rng_state")  # of the options
 _Gradients = tuple[torch.Tensor | None, ...]

@@ -88,6 +88,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "It brings what several rungs of the forward ladder bring, and rung 12's dropout, and counts rows anew where "
         "they are packed.",
     ),
+    "backward/17_scores_under_gradients": (
+        80,
+        "The loop begins at another product, so its parts are named before it; K and V are operands of two kinds.",
+    ),
     "48_column_of_ones": (202, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 

@@ -224,7 +224,7 @@ def test_views_of_one_packed_tensor(device):
     ("more", "arch", "rung"),
     [
         ({}, "sm_80", "backward/10"),
-        ({}, "sm_90a", "backward/16"),
+        ({}, "sm_90a", "backward/18"),
         ({"head_dim": 96}, "sm_90a", "backward/10"),
         ({"softcap": 5.0}, "sm_80", "backward/11"),
         ({"softcap": 5.0}, "sm_90a", "backward/11"),

@@ -119,6 +119,17 @@ def test_float_reduction_into_global_memory():
     assert outputs["d"][5] == a.sum()
 
 
+def test_float_reduction_of_four_elements_a_lane():
+    a = np.arange(LANES, dtype=np.float32)
+    code = """
+        mov.f32 zero, 0f00000000; mov.f32 one, 0f3f800000; ld.param.u64 at, [pointer_d];
+        st.global.v4.f32 [at], {zero, one, zero, zero}; red.relaxed.gpu.global.add.v4.f32 [at], {a, one, zero, a};
+        ld.global.v4.f32 {d, e, f, g}, [at];
+    """
+    outputs, _ = run_memory(code, {"a": a}, dict.fromkeys("defg", "f4"), registers=".reg .f32 zero, one;")
+    assert [outputs[name][5] for name in "defg"] == [a.sum(), 1 + LANES, 0, a.sum()]
+
+
 # -- what is wrong is named: tensor, offset, CTA, warp, lane, instruction
 
 IN_THE_SECOND_CTA = "mov.u32 x, %ctaid.x; setp.eq.u32 p, x, 1; @p mov.u32 i, 200; "

@@ -1,6 +1,7 @@
 """What one warp does to memory: loads, stores, atomics, matrix loads, asynchronous copies. Generated code calls it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -212,9 +213,20 @@ class WarpAccess:
         return view[cells], view, cells
 
     def atomic(
-        self, index: int, space: str, name: str, address: Array, values: tuple[Array, ...], code: str, mask: Mask
+        self,
+        index: int,
+        space: str,
+        name: str,
+        address: Array,
+        values: tuple[Array, ...],
+        code: str,
+        mask: Mask,
+        elements: int = 1,
     ) -> Array:
-        """atom and red, one lane after the other in CTA and lane order; the old values."""
+        """atom and red, one lane after the other in CTA and lane order; the old values.
+
+        More elements than one lie one behind the other, in global memory, and each has one of the values.
+        """
         if space == "generic":
             space, address = resolve(self.warp, index, address, mask)
         if (space, name, code) == ("global", "add", "f4"):
@@ -230,8 +242,9 @@ class WarpAccess:
                     watcher.atomic(Access(self.warp, index, pattern, rows, "updates"))
         address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
         old, changes = np.zeros(shape, code), False
-        for row, lane in np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist():
-            where = address[row : row + 1, lane : lane + 1]
+        lanes = np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist()
+        for (row, lane), n in product(lanes, range(elements)):
+            where = address[row : row + 1, lane : lane + 1] + n * size
             try:
                 if space == "global":
                     view, element = self.machine.memory.cell(where, code)
@@ -241,15 +254,16 @@ class WarpAccess:
             except AccessFault as fault:
                 raise self._error(index, AccessFault(32 * row + lane, str(fault))) from None
             old[row, lane] = view[element]
-            view[element] = exchange.atomic_function(name, view[element], [operand[row, lane] for operand in operands])
+            given = [operand[row, lane] for operand in (operands if elements == 1 else operands[n : n + 1])]
+            view[element] = exchange.atomic_function(name, view[element], given)
             changes |= space == "global" and view[element] != old[row, lane]
         if space == "global":
             self.machine.global_writes += bool(changes)
             if mask is None or mask.any():
                 active = _only_active(address, mask)
-                self.chunk.count_global(index, active, size, mask)
+                self.chunk.count_global(index, active, size * elements, mask)
                 if self.chunk.watcher:
-                    self.chunk.watcher.global_access(self.warp, index, active, size, mask, "updates it")
+                    self.chunk.watcher.global_access(self.warp, index, active, size * elements, mask, "updates it")
             self.polls.note(self.warp, index, address, old, mask)
         return old
 

@@ -38,21 +38,25 @@ struct KeyMask {
 };
 
 // Which tile of keys of which head of K a CTA has. With a causal mask the first keys are seen by most rows and take
-// longest: CTAs begin with those. Heads are taken in sections whose rows fit into 24 MB of L2: those of Q and dO, and dQ in
+// longest: CTAs begin with those. Heads are taken in sections whose rows fit into some MB of L2: those of Q and dO, and dQ in
 // fp32.
-template <int head_dim, bool causal>
+template <int head_dim, bool causal, unsigned l2_megabytes = 24>
 struct KeyTile {
-    static constexpr unsigned l2_rows = (24u << 20) / (8 * head_dim);
+    static constexpr unsigned l2_rows = (l2_megabytes << 20) / (8 * head_dim);
 
     int number, head, batch;
 
+    // How many of the heads of K, of all sequences, are in a section.
+    __device__ static unsigned section(const BackwardParams &p, unsigned heads) {
+        return min(max(l2_rows / (p.seqlen_q * (p.num_heads / p.num_heads_k)), 1u), heads);
+    }
+
     __device__ explicit KeyTile(const BackwardParams &p) : number(blockIdx.x), head(blockIdx.y), batch(blockIdx.z) {
         if (!causal) return;
-        const unsigned heads = gridDim.y * gridDim.z, rows = p.seqlen_q * (p.num_heads / p.num_heads_k);
-        const unsigned section = min(max(l2_rows / rows, 1u), heads);
+        const unsigned heads = gridDim.y * gridDim.z;
         unsigned any_head;
         int from_the_end;
-        longest_first(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x, heads, section,
+        longest_first(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x, heads, section(p, heads),
                       from_the_end, any_head);
         number = gridDim.x - 1 - from_the_end;
         head = any_head % gridDim.y;

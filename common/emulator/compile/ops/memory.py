@@ -63,6 +63,15 @@ def reduction(e: BlockEmitter, i: Instruction, m: Match) -> None:
     e.line(_atomic(e, i, m, i.operands[0], i.operands[1:]))
 
 
+@op(rf"red{_SCOPE}\.(?P<f>add){_HINT}\.(?P<vec>v2|v4)\.(?P<t>f32)", outputs=0)
+def vector_reduction(e: BlockEmitter, i: Instruction, m: Match) -> None:
+    """Element by element, each atomic by itself."""
+    values = _items(i.operands[1])
+    operands = "".join(f"{e.read(value, m['t'])}, " for value in values)
+    what = f"{m['f']!r}, {e.address(i.operands[0])}, ({operands}), {NUMPY_TYPES[m['t']]!r}"
+    e.line(f"w.access.atomic({i.index}, {_space(m)}, {what}, {e.mask()}, {len(values)})")
+
+
 # PTX has the shape first, ptxas also takes the number first.
 _MATRIX = (
     r"\.sync\.aligned(?=[.\w]*\.m8n8)(?:\.m8n8)?\.x(?P<count>[124])(?:\.m8n8)?(?P<trans>\.trans)?"
