@@ -32,7 +32,7 @@ from flashladder.common.problem.operations.forward import (
     row_blocks,
 )
 from flashladder.common.problem.operations.packed import Packed
-from flashladder.common.problem.problem import LSE, Operation, Option, Problem
+from flashladder.common.problem.problem import DETERMINISTIC, LSE, Operation, Option, Problem
 
 OF_FORWARD = 2.5  # five matrix products where the forward pass has two
 DLSE = "dlse"
@@ -47,7 +47,10 @@ class Backward(Forward):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
     outputs = ("dq", "dk", "dv")
     features = (*Packed.features, "dropout_p")
-    options = (Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),)
+    options = (
+        Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
+        Option(DETERMINISTIC, bool, "each run gives the same bits", default=False),
+    )
     sizes = Packed.sizes
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
