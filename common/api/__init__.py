@@ -25,6 +25,7 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    deterministic: bool = False,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,8 @@ def attention(
 
     Where q, k or v want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward computes dQ,
     dK and dV. It takes neither sinks nor `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
-    no key adds nothing to them.
+    no key adds nothing to them. With `deterministic`, and under torch.use_deterministic_algorithms(True), each run gives
+    them the same bits, which O always has; beside dropout that is refused.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
@@ -72,7 +74,7 @@ def attention(
         if done is not None:
             return done
     given.tensors(q=q, k=k, v=v)
-    given.flags(causal=causal, return_lse=return_lse)
+    given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
     given.text(version=version)
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
     if q.dim() != 4:
@@ -87,11 +89,13 @@ def attention(
     if dropout_p := given.number("dropout_p", dropout_p):
         asked = {"window": window != general.OPEN, "softcap": bool(softcap), "alibi_slopes": alibi_slopes is not None}
         asked |= {"sinks": sinks is not None, "out": out is not None}
+        asked["deterministic"] = deterministic and gradients.wanted(q, k, v)
         found = dropout.attend(q, k, v, causal, softmax_scale, dropout_p, version, **asked)
         return found if return_lse else found[0]
     if around_kernels.are_needed(q, sinks):
         beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
-        alone = functools.partial(attention, **beside, alibi_slopes=alibi_slopes, return_lse=True)
+        beside |= {"alibi_slopes": alibi_slopes, "deterministic": deterministic}
+        alone = functools.partial(attention, **beside, return_lse=True)
         o, sums = around_kernels.attend(alone, q, k, v, sinks, softmax_scale)
         if out is not None:
             o = op.written(out, o, q, k, v)
@@ -99,11 +103,11 @@ def attention(
     if gradients.wanted(q, k, v):
         differentiable.refuse(out=out is not None)
         slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
-        options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes)
+        options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes, deterministic)
         found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:
-        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]))
+        bounds = (*window, softcap, general.slopes_of(alibi_slopes, q, q.shape[0]), deterministic)
         o, lse = general.forward(q, k, v, None, None, 0, 0, causal, softmax_scale, *bounds, version, return_lse)
         if out is not None:
             o = op.written(out, o, q, k, v)

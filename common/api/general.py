@@ -135,13 +135,14 @@ def forward(
     window_right: int | None,
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
 
     With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
-    (batch, heads), contiguous.
+    (batch, heads), contiguous. `deterministic` is of the backward pass: this one always is.
     """
     o, sums = _outputs(q, cu_seqlens_q is not None, lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

@@ -24,24 +24,30 @@ struct CountedWorkspaces : PaddedWorkspaces {
 FLASHLADDER_WORKSPACE(added, unsigned, "batch * num_heads * cdiv(seqlen_q, block_m) * (block_n // 16)");
 
 // The first part of a tile among those of all heads.
-__device__ inline long long first_part(long long padded_row) { return padded_row / (block_m / num_parts); }
+__device__ inline int first_part(long long padded_row) { return padded_row / (block_m / num_parts); }
+__device__ inline float *sums_of(const CountedWorkspaces &workspaces, int part) {
+    return workspaces.dq_sum + static_cast<long long>(part) * warp_sums;
+}
 
 // The additions of a warp to its parts of dQ, one after the other.
 struct Additions {
-    unsigned *under_way = nullptr;  // who counts the one that was started last
+    const CountedWorkspaces &workspaces;
+    int &last;  // to which part the last one was started, -1: none; in shared memory, as registers are scarce
 
-    // It is done, and whoever waits for it may add.
+    // The last one is done, and whoever waits for it may add.
     __device__ void end() {
-        if (lane_index() != 0 || under_way == nullptr) return;
+        if (lane_index() != 0 || last < 0) return;
         tma_store_wait();
-        add_release(under_way, 1);
+        add_release(workspaces.added + last, 1);
     }
     // Starts the next one, when so many tiles of keys have been added.
-    __device__ void start(const CountedWorkspaces &workspaces, long long part, int tiles, float *staged, DqSums &dq) {
+    __device__ void start(int part, int tiles, float *staged, DqSums &dq) {
         end();
-        under_way = workspaces.added + part;
-        if (lane_index() == 0) wait_until_added(under_way, tiles);
-        start_adding(workspaces.dq_sum + part * warp_sums, staged, dq);
+        if (lane_index() == 0) {
+            last = part;
+            wait_until_added(workspaces.added + part, tiles);
+        }
+        start_adding(sums_of(workspaces, part), staged, dq);
     }
 };
 
@@ -51,6 +57,7 @@ struct Shared {
     dtype ds[2][STile::size];
     RowPipeline<QTile, dtype, 2> q, dout;
     float dq[num_parts][warp_sums];  // of each warp, on its way
+    int last_added[num_parts];  // of each warp
     Mbarrier keys_full;  // K and V have come
 };
 
@@ -58,7 +65,7 @@ FLASHLADDER_KERNEL(backward_prepare, BackwardParams, Launch{pass_threads, 0, blo
 extern "C" __global__ void __launch_bounds__(pass_threads)
     backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ CountedWorkspaces workspaces) {
     prepare_tile(p, workspaces);
-    const long long part = first_part(padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x));
+    const int part = first_part(padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x));
     if (threadIdx.x < num_parts) workspaces.added[part + threadIdx.x] = 0;
 }
 
@@ -80,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const int group_heads = p.num_heads / p.num_heads_k;
     const int first_key = key_tile * block_n, end_key = min(block_n, p.seqlen_k - first_key);
 
+    if (threadIdx.x < num_parts) shared.last_added[threadIdx.x] = -1;
     if (threadIdx.x == 0) {
         shared.q.init(num_groups * 4);
         shared.dout.init(num_groups * 4);
@@ -145,10 +153,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     auto at = shared.q.consumer();  // dO is at the same place, and dS
     QueryTiles before = tiles;
 
-    Additions additions;
+    Additions additions{workspaces, shared.last_added[warp]};
     auto add_dq = [&](DqSums &dq) {
-        const long long part = first_part(padded_row(p, batch, before.head, before.number)) + warp;
-        additions.start(workspaces, part, tiles_before(mask, key_tile, before.number), shared.dq[warp], dq);
+        const int part = first_part(padded_row(p, batch, before.head, before.number)) + warp;
+        additions.start(part, tiles_before(mask, key_tile, before.number), shared.dq[warp], dq);
     };
 
     // A step. dK of the step before is under way when it begins; if that one ended a tile, its dQ is due.
@@ -221,6 +229,6 @@ FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{finish_threads, QTile
 extern "C" __global__ void __launch_bounds__(finish_threads)
     backward_finish(const __grid_constant__ BackwardParams p, const __grid_constant__ CountedWorkspaces workspaces) {
     extern __shared__ __align__(128) char shared[];
-    const long long part = first_part(padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x)) + warp_index();
-    finish_tile(p, load_sums<dq_cols>(workspaces.dq_sum + part * warp_sums), reinterpret_cast<dtype *>(shared));
+    const int part = first_part(padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x)) + warp_index();
+    finish_tile(p, load_sums<dq_cols>(sums_of(workspaces, part)), reinterpret_cast<dtype *>(shared));
 }
