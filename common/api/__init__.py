@@ -61,8 +61,8 @@ def attention(
 
     Where q, k or v want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward computes dQ,
     dK and dV. It takes neither sinks nor `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
-    no key adds nothing to them. With `deterministic`, and under torch.use_deterministic_algorithms(True), each run gives
-    them the same bits, which O always has; beside dropout that is refused.
+    no key adds nothing to them. With `deterministic`, and under torch.use_deterministic_algorithms(True), each run
+    gives them the same bits, which O always has; beside dropout that is refused.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
@@ -103,7 +103,9 @@ def attention(
     if gradients.wanted(q, k, v):
         differentiable.refuse(out=out is not None)
         slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
-        options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes, deterministic)
+        options = differentiable.Options(
+            None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes, deterministic
+        )
         found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
     if window != general.OPEN or softcap or alibi_slopes is not None:

@@ -112,8 +112,10 @@ def _torch_wants_the_same_bits() -> bool:
 
 @lru_cache(PROBLEMS_KEPT)
 def rung_for(problem: Problem, arch: str) -> Version:
-    """The first of RUNGS, or of those IN_ONE_ORDER, that takes a problem; UnsupportedProblemError says what the last one
-    lacks."""
+    """The first of RUNGS that takes a problem, or of those IN_ONE_ORDER where it is deterministic.
+
+    UnsupportedProblemError says what the last one lacks.
+    """
     asked = IN_ONE_ORDER if problem.deterministic else RUNGS
     rungs = [rung for rung in map(catalog.find, asked) if rung.runs_on(arch)]
     if able := [rung for rung in rungs if rung.takes(problem)]:

@@ -141,7 +141,9 @@ def same_bits():
 def asked_for(monkeypatch):
     """Problems for which a rung was looked for."""
     found, rung_for = [], differentiable.rung_for
-    monkeypatch.setattr(differentiable, "rung_for", lambda problem, arch: found.append(problem) or rung_for(problem, arch))
+    monkeypatch.setattr(
+        differentiable, "rung_for", lambda problem, arch: found.append(problem) or rung_for(problem, arch)
+    )
     return found
 
 

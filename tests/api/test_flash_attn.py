@@ -312,7 +312,7 @@ def test_what_kernels_do_not_do_is_refused_by_name(option, words):
 
 def test_other_refusals():
     q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
-    wanting, sequences = q.clone().requires_grad_(), (int32(0, 16), int32(0, 16), 16, 16)
+    sequences = int32(0, 16), int32(0, 16), 16, 16
     packing = torch.zeros(1, 16, 2, 2, 64, dtype=torch.bfloat16)
     for call, words in (
         (
