@@ -89,9 +89,7 @@ def test_the_loss_of_any_synchronisation_is_reported(number):
 def test_the_loss_of_any_part_of_an_order_of_additions_is_reported():
     """What rung 17 has beside rung 16: how a CTA is told that its turn to add has come."""
     of_16 = counted("16")
-    in_order = BackwardRung(
-        catalog.find(f"{LADDER}/17"), MAIN, num_heads=1, num_heads_k=1, options={"deterministic": True}
-    )
+    in_order = BackwardRung(catalog.find(f"{LADDER}/17"), MAIN, options={"deterministic": True})
     every = dict(in_order.mutations())
     asked = {name: each for name, each in every.items() if (*name[:2], name[3]) not in of_16}
     assert Counter((*name[:2], name[3]) for name in every.keys() - asked.keys()) <= of_16

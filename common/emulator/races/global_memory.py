@@ -169,6 +169,11 @@ class GlobalRaces:
             of_rows = np.broadcast_to(np.nonzero(rows)[0][:, None], shape)[chosen]
             self._enter(here, warp, index, of_rows, np.full(of_rows.shape, lane), addresses[chosen], size, does)
 
+    def may_add(self, here: ChunkOrder, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region) -> None:
+        """A reduction was issued: it adds between now and the wait for it. That matters where sums are ordered."""
+        if self._strengths[index] is WEAK_WRITE:
+            self.bulk(here, warp, index, lane, rows, region, "begins to add to it")
+
     def _is_watched(self, address: int) -> bool:
         """Whether CTAs may meet at an address: not in what is only read."""
         if self._machine.num_ctas == 1 and not self.prior:
