@@ -25,6 +25,7 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    deterministic: bool = False,
     version: str = DEFAULT,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,8 @@ def attention(
 
     Where q, k or v want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward computes dQ,
     dK and dV. It takes neither sinks nor `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
-    no key adds nothing to them.
+    no key adds nothing to them. With `deterministic`, and under torch.use_deterministic_algorithms(True), each run
+    gives them the same bits, which O always has; beside dropout that is refused.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
@@ -72,7 +74,7 @@ def attention(
         if done is not None:
             return done
     given.tensors(q=q, k=k, v=v)
-    given.flags(causal=causal, return_lse=return_lse)
+    given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
     given.text(version=version)
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -88,19 +90,20 @@ def attention(
     dropout_p = dropout.checked(dropout_p)
     if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
         beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
-        beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p}
+        beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
         o, sums = around_kernels.attend(functools.partial(attention, **beside, return_lse=True), q, k, v, softmax_scale)
         if out is not None:
             o = op.written(out, o, q, k, v)
         return (o, sums) if return_lse else o
     slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
     dropping = dropout.drawn(dropout_p, q.device)
-    options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *window, softcap, slopes, *dropping)
+    bounds = (*window, softcap, slopes, deterministic)
+    options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *bounds, *dropping)
     if gradients.wanted(q, k, v):
         differentiable.refuse(out=out is not None, sinks=sinks is not None)
         found = differentiable.forward(q, k, v, options, version)
         return found if return_lse else found[0]
-    if not options.is_plain or sinks is not None:
+    if options.has_more or sinks is not None:
         o, lse = general.forward(q, k, v, *options, general.sinks_of(sinks, q), version, return_lse)
         if out is not None:
             o = op.written(out, o, q, k, v)

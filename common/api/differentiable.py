@@ -16,13 +16,14 @@ from flashladder.common.api import general, op
 from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import DETERMINISTIC, Problem
 from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
 from flashladder.common.runtime.tuned import is_long
 
 LADDER = "backward"  # the name of the ladder, and of what it computes
 # The first that runs on the GPU and takes a problem computes its gradients.
 RUNGS = ("backward/18", "backward/10", "backward/12", "backward/11")
+IN_ONE_ORDER = ("backward/19", "backward/11")  # where each run is to give the same bits
 
 _TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "rng_state")  # of the options
 _Gradients = tuple[torch.Tensor | None, ...]
@@ -31,7 +32,8 @@ op.LIBRARY.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal, "
     "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, Tensor? alibi_slopes, "
-    "float dropout_p, Tensor? rng_state, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor)"
+    "bool deterministic, float dropout_p, Tensor? rng_state, bool wants_dq, bool wants_dkv) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -48,6 +50,7 @@ class Options(NamedTuple):
     window_right: int | None = None
     softcap: float = 0.0
     alibi_slopes: torch.Tensor | None = None
+    deterministic: bool = False  # of the backward pass
     dropout_p: float = 0.0
     rng_state: torch.Tensor | None = None
 
@@ -57,19 +60,28 @@ class Options(NamedTuple):
         return general.Packing(*self[:4])
 
     @property
+    def has_more(self) -> bool:
+        """Whether the forward pass of it is none of the plain operator's."""
+        more = self.softcap or self.dropout_p or self.alibi_slopes is not None or self.cu_seqlens_q is not None
+        return bool(more) or (self.window_left, self.window_right) != general.OPEN
+
+    @property
     def is_plain(self) -> bool:
-        """Whether the plain operator takes it."""
-        has_more = self.softcap or self.dropout_p or self.alibi_slopes is not None or self.cu_seqlens_q is not None
-        return not has_more and (self.window_left, self.window_right) == general.OPEN
+        """Whether the plain operator takes it, with its gradients."""
+        return not self.has_more and not self.deterministic
 
     def problem(self, q: torch.Tensor, k: torch.Tensor, **asked: bool) -> Problem:
-        """That of the backward pass, whose options are those that are `asked` for."""
+        """That of the backward pass, whose options are those that are `asked` for.
+
+        Also torch's switch may ask for the same bits each time.
+        """
         bounds = {"window_left": self.window_left, "window_right": self.window_right, "softcap": self.softcap}
         more: dict[str, Any] = {
             "alibi": self.alibi_slopes is not None,
             "dropout_p": self.dropout_p,
             **self.packing.sizes(q, k),
         }
+        asked[DETERMINISTIC] = self.deterministic or _torch_wants_the_same_bits()
         more["options"] = tuple(asked.items())
         return op.problem_of(q, k, self.causal, self.softmax_scale, True, operation=LADDER, **bounds, **more)
 
@@ -97,26 +109,32 @@ def forward(
 
 def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
     """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of."""
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise UnsupportedProblemError(
-            "the inputs want a gradient, and backward rungs sum dQ in any order, which "
-            "torch.use_deterministic_algorithms forbids: with warn_only=True it works"
-        )
     if not torch.compiler.is_compiling() and not q.is_meta:
         rung_for(options.problem(q, k), op.arch_of(q.device))
 
 
+def _torch_wants_the_same_bits() -> bool:
+    """Whether torch.use_deterministic_algorithms asks for them; with warn_only it does not."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 @lru_cache(PROBLEMS_KEPT)
 def rung_for(problem: Problem, arch: str) -> Version:
-    """The first of RUNGS that takes a problem; UnsupportedProblemError says what the last one lacks."""
-    rungs = [rung for rung in map(catalog.find, RUNGS) if rung.runs_on(arch)]
+    """The first of RUNGS that takes a problem, or of those IN_ONE_ORDER where it is deterministic.
+
+    UnsupportedProblemError says what the last one lacks.
+    """
+    asked = IN_ONE_ORDER if problem.deterministic else RUNGS
+    rungs = [rung for rung in map(catalog.find, asked) if rung.runs_on(arch)]
     if able := [rung for rung in rungs if rung.takes(problem)]:
         return able[0]
     try:
         rungs[-1].config_for(problem)
     except UnsupportedProblemError as error:
-        reason = f"the inputs want a gradient, and {error}: call it in torch.no_grad()"
-        raise UnsupportedProblemError(reason) from None
+        instead = "call it in torch.no_grad()"
+        if problem.deterministic:
+            instead += ", or without deterministic and with torch.use_deterministic_algorithms(True, warn_only=True)"
+        raise UnsupportedProblemError(f"the inputs want a gradient, and {error}: {instead}") from None
     raise UnsupportedProblemError(f"the inputs want a gradient, and no backward rung takes {problem.name}")
 
 

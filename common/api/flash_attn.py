@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.api import attention, caches, differentiable, general, given, gradients
+from flashladder.common.api import attention, caches, general, given, gradients
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -31,8 +31,8 @@ def flash_attn_func(
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
     `window_size`, also as a tensor of two, counts keys to the left and right of a query's own, -1 all. `deterministic`
-    changes nothing in the forward pass, which always is; the backward pass is not, so that it is refused where an input
-    wants a gradient.
+    changes nothing in the forward pass, which always is; with it gradients have the same bits each time. It is refused
+    with dropout where an input wants a gradient.
     With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
     without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
     flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
@@ -45,7 +45,6 @@ def flash_attn_func(
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
-    _refuse_deterministic(deterministic, q, k, v)
     result = attention(
         q,
         k,
@@ -54,6 +53,7 @@ def flash_attn_func(
         softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
         dropout_p=dropout_p,
+        deterministic=deterministic,
         return_lse=return_attn_probs,
         **general.seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
     )
@@ -124,7 +124,6 @@ def flash_attn_varlen_func(
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
-    _refuse_deterministic(deterministic, q, k, v)
     if block_table is not None:
         gradients.refuse(k, v)
         k, v = caches.gathered(k, v, block_table, cu_seqlens_k, max_seqlen_k)
@@ -140,6 +139,7 @@ def flash_attn_varlen_func(
         softcap=general.softcap_of(softcap),
         alibi_slopes=alibi_slopes,
         dropout_p=dropout_p,
+        deterministic=deterministic,
         **general.seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
         return_lse=return_attn_probs,
     )
@@ -232,12 +232,6 @@ def _refuse_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
             f"return_attn_probs with dropout_p={dropout_p}: kernels keep no probabilities; flashladder.dropout_mask "
             "gives the mask of a call"
         )
-
-
-def _refuse_deterministic(deterministic: bool, *inputs: torch.Tensor) -> None:
-    """Of the backward pass: dQ is summed in any order."""
-    if deterministic and gradients.wanted(*inputs):
-        differentiable.refuse(deterministic=True)
 
 
 def _returned(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> _Result:

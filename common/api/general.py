@@ -162,6 +162,7 @@ def forward(
     window_right: int | None,
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
     dropout_p: float,
     rng_state: torch.Tensor | None,
     sinks: torch.Tensor | None,
@@ -171,7 +172,8 @@ def forward(
     """O and the log-sum-exp of tensors as `attention` takes them; the latter has no elements unless it is asked for.
 
     With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and (heads, total_q). Slopes are
-    (batch, heads), sinks (heads,) and fp32; both contiguous. With a dropout_p there is an rng_state.
+    (batch, heads), sinks (heads,) and fp32; both contiguous. With a dropout_p there is an rng_state. `deterministic` is
+    of the backward pass: this one always is.
     """
     o, sums = _outputs(q, v, cu_seqlens_q is not None, lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

@@ -40,6 +40,7 @@ def packed_attention(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
+    deterministic: bool = False,
     version: str = DEFAULT,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`attention` within each of many sequences, in one launch. Differentiable.
@@ -49,15 +50,15 @@ def packed_attention(
     (sequences + 1), int32, on q's device. A sequence may have no rows; none has more than max_seqlen_q and
     max_seqlen_k. Returns O, (total_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exps,
     (num_heads, total_q), fp32. Rows of q behind the last sequence, and those that see no key, have O = 0 and a log-
-    sum-exp of -inf, or, with sinks, the sink. The options are those of `attention`; alibi_slopes are (num_heads,)
-    or (sequences, num_heads).
+    sum-exp of -inf, or, with sinks, the sink. The options are those of `attention`, `deterministic` among them;
+    alibi_slopes are (num_heads,) or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
     given.tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    given.flags(causal=causal, return_lse=return_lse)
+    given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
     given.text(version=version)
     longest = given.rows("max_seqlen_q", max_seqlen_q), given.rows("max_seqlen_k", max_seqlen_k)
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
@@ -79,13 +80,13 @@ def packed_attention(
         options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
-        options |= {"sinks": sinks, "dropout_p": dropout_p}
+        options |= {"sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
         alone: Any = functools.partial(packed_attention, return_lse=True, **options)
         o, lse = around_kernels.attend(alone, q, k, v, softmax_scale)
         return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
-    bounds = (*general.window_of(window), given.number("softcap", softcap), slopes)
+    bounds = (*general.window_of(window), given.number("softcap", softcap), slopes, deterministic)
     dropping = dropout.drawn(dropout_p, q.device)
     asked = differentiable.Options(*packing, causal, softmax_scale, *bounds, *dropping)
     if gradients.wanted(q, k, v):

@@ -41,6 +41,7 @@ def run(
     chunk: int = 64,
     max_instructions: int = 50_000_000,
     prior: Mapping[str, str] | None = None,
+    ordered_sums: bool = False,
     cluster: GridShape = ALONE,
     progress: Callable[..., None] | None = None,
     entering: Callable[[int], None] | None = None,
@@ -62,6 +63,8 @@ def run(
         chunk: CTAs that are executed together.
         prior: tensors that an earlier grid writes, which may still run (programmatic dependent launch), each with the
             name of its kernel: with `race`, a thread that accesses one has to know of a griddepcontrol.wait.
+        ordered_sums: with `race`, atomic additions of floats by several CTAs must come in one order: otherwise not each
+            run gives the same bits.
         cluster: CTAs of a cluster, where the kernel's code does not say it.
         max_instructions: of one warp and chunk, against endless loops.
         progress: called with (CTAs done, CTAs in total) first and after each chunk; within one now and then, with where
@@ -76,7 +79,7 @@ def run(
     machine = Machine(program, params, grid, num_threads, shared_bytes, memory, cluster)
     machine.max_instructions, machine.lazy_copies, machine.lagging = max_instructions, lazy_copies, lagging
     machine.entering = entering
-    watcher_of = partial(detector, GlobalRaces(machine, prior or {})) if race else None
+    watcher_of = partial(detector, GlobalRaces(machine, prior or {}, ordered_sums)) if race else None
     total, order = grid[0] * grid[1] * grid[2], ordered_ctas(grid, machine.cluster)
     size = math.prod(machine.cluster)
     chunk = max(chunk // size, 1) * size

@@ -90,6 +90,8 @@ def _changes(i: Instruction) -> Iterator[Mutation]:
         yield _changed(i, 1, "sub", 16, "16 bytes less")
     elif ".wait_group" in i.opcode:
         yield _changed(i, 0, "add", 1, "one group less")
+        if i.opcode == "cp.async.bulk.wait_group":
+            yield Mutation(i, "of reads alone", (replace(i, opcode=f"{i.opcode}.read"),))
     elif root in ("bar.sync", "bar.arrive", "barrier.sync", "barrier.arrive") and len(i.operands) > 1:
         yield _changed(i, 1, "add", 32, "one warp more")
         yield _changed(i, 1, "sub", 32, "one warp less")

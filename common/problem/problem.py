@@ -28,6 +28,7 @@ from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LSE = "lse"
+DETERMINISTIC = "deterministic"  # an option of operations: each run gives the same bits
 MAX_SOFTCAP = 1000.0  # kernels' scores are good to 2^-22 of it
 SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
 _TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly

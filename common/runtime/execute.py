@@ -15,7 +15,7 @@ from flashladder.common.console import duration, warn
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import Tensors, make_inputs
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import DETERMINISTIC, Problem
 from flashladder.common.runtime.launch import KernelLaunch, Launcher
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def on_emulator(
     updates, and neither outputs nor workspaces may be read before they are written, but for those that are zeroed.
     These must be zero again at the end.
     A kernel that may begin before the one before it has ended waits for that before it touches what this writes.
+    Where a problem is `deterministic`, CTAs add floats to each other's in one order.
     """
     from flashladder.common import emulator
 
@@ -102,6 +103,7 @@ def on_emulator(
             chunk=CHUNK,
             max_instructions=_budget(len(program.kernel.instructions), problem, module, math.prod(launch.grid)),
             prior=earlier,
+            ordered_sums=getattr(problem, DETERMINISTIC, False),
             cluster=launch.cluster,
             progress=progress,
         )

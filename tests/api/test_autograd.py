@@ -136,19 +136,59 @@ def test_what_no_rung_computes_is_refused_before_anything_is_computed(sizes, opt
         flashladder.attention(*inputs, **options)
 
 
-def test_where_torch_wants_the_same_bits_each_time_it_is_refused():
-    _, _, inputs = drawn("cpu")
-    with pytest.raises(UnsupportedProblemError, match="backward rungs take no deterministic"):
-        flashladder.flash_attn_func(*inputs, deterministic=True)
-    starts = torch.tensor([0, 20], dtype=torch.int32)
-    with pytest.raises(UnsupportedProblemError, match="backward rungs take no deterministic"):
-        flashladder.flash_attn_varlen_func(*(x[0] for x in inputs), starts, starts, 20, 20, deterministic=True)
+@pytest.fixture
+def same_bits():
+    """torch's switch, on."""
     torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(UnsupportedProblemError, match="sum dQ in any order"):
-            flashladder.attention(*inputs)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def asked_for(monkeypatch):
+    """Problems for which a rung was looked for."""
+    found, rung_for = [], differentiable.rung_for
+    monkeypatch.setattr(
+        differentiable, "rung_for", lambda problem, arch: found.append(problem) or rung_for(problem, arch)
+    )
+    return found
+
+
+def test_where_flash_attns_argument_asks_for_the_same_bits(device, asked_for):
+    problem, tensors, (q, k, v) = drawn(device, causal=True)
+    o = flashladder.flash_attn_func(q, k, v, causal=True, deterministic=True)
+    o.backward(tensors.dout)
+    require_right(problem, tensors, dq=q.grad, dk=k.grad, dv=v.grad)
+    assert torch.equal(o, flashladder.flash_attn_func(*(x.detach() for x in (q, k, v)), causal=True))
+    starts = (torch.tensor([0, end], dtype=torch.int32, device=device) for end in (20, 36))
+    packed = flashladder.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 20, 36, causal=True, deterministic=True)
+    again = torch.autograd.grad(packed, (q, k, v), tensors.dout[0])
+    require_right(problem, tensors, **dict(zip(("dq", "dk", "dv"), again, strict=True)))
+    assert len(asked_for) == 4
+    assert all(each.deterministic for each in asked_for)
+
+
+@pytest.mark.usefixtures("same_bits")
+def test_where_torchs_switch_asks_for_the_same_bits(device, asked_for):
+    problem, tensors, (q, k, v) = drawn(device)
+    flashladder.attention(q, k, v).backward(tensors.dout)
+    require_right(problem, tensors, dq=q.grad, dk=k.grad, dv=v.grad)
+    assert [each.deterministic for each in asked_for] == [True, True]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert not differentiable.Options().problem(q, k, dlse=False).deterministic
+
+
+def test_dropout_has_no_deterministic_gradients():
+    _, _, inputs = drawn("cpu")
+    with pytest.raises(UnsupportedProblemError, match=r"dropout_p=0.1 with deterministic: attention takes one"):
+        flashladder.flash_attn_func(*inputs, 0.1, deterministic=True)
+
+
+@pytest.mark.usefixtures("same_bits")
+def test_nor_under_torchs_switch():
+    _, _, inputs = drawn("cpu")
+    with pytest.raises(UnsupportedProblemError, match=r"has no dropout.* torch.no_grad\(\), or .*warn_only=True"):
+        flashladder.attention(*inputs, dropout_p=0.1)
 
 
 def test_gradients_of_gradients_are_refused(device):
@@ -232,4 +272,18 @@ def test_views_of_one_packed_tensor(device):
 )
 def test_the_first_rung_that_takes_the_problem(more, arch, rung):
     problem = Problem(**{**SIZES, **more}, operation=differentiable.LADDER)
+    assert differentiable.rung_for(problem, arch) == catalog.find(rung)
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "rung"),
+    [
+        ("sm_80", {}, "backward/11"),
+        ("sm_90a", {}, "backward/19"),
+        ("sm_90a", {"softcap": 5.0}, "backward/11"),
+        ("sm_90a", {"head_dim": 96}, "backward/11"),
+    ],
+)
+def test_the_first_rung_that_gives_the_same_bits(arch, more, rung):
+    problem = Problem(**(SIZES | more), options={"deterministic": True}, operation=differentiable.LADDER)
     assert differentiable.rung_for(problem, arch) == catalog.find(rung)

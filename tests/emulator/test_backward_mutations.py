@@ -84,3 +84,15 @@ def test_the_loss_of_any_synchronisation_is_reported(number):
     listed = next(entry["instructions"] for entry in LISTED if entry["rung"] == f"{LADDER}/{number}")
     redundant = [(*name[:3], name[3] if len(name) > 3 else "removed") for name in listed]
     assert rung(number).all_missed(redundant) == sorted(redundant)
+
+
+def test_the_loss_of_any_part_of_an_order_of_additions_is_reported():
+    """What rung 19 has beside rung 16: how a CTA is told that its turn to add has come."""
+    of_16 = counted("16")
+    in_order = BackwardRung(catalog.find(f"{LADDER}/19"), MAIN, options={"deterministic": True})
+    every = dict(in_order.mutations())
+    asked = {name: each for name, each in every.items() if (*name[:2], name[3]) not in of_16}
+    assert Counter((*name[:2], name[3]) for name in every.keys() - asked.keys()) <= of_16
+    assert {name[0].split(".")[0] for name in asked} == {"ld", "red", "cp"}
+    _, outputs = in_order.run(in_order.program)
+    assert in_order.missed(asked, (), outputs) == []

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
+from flashladder.common.emulator import launch as emulation
+from flashladder.common.emulator.errors import RaceError
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import execute
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch
 from flashladder.common.runtime.launch import Launcher
@@ -21,6 +24,8 @@ RUNGS = catalog.versions(ladder=LADDER)
 ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
+IN_ORDER = catalog.find(f"{LADDER}/17")
+SAME_BITS = {"options": {"deterministic": True}}
 
 
 def problem(**sizes):
@@ -265,7 +270,70 @@ def test_a_mask_leaves_tiles_out():
     assert causal / full == pytest.approx(6 / 8)
 
 
+# The same bits each time
+
+
+@pytest.mark.parametrize(
+    ("rung", "sizes"),
+    [
+        (IN_ORDER, {"seqlen_q": 70, "seqlen_k": 300, "dtype": "fp16", "head_dim": 128}),
+        (IN_ORDER, {"seqlen_q": 140, "seqlen_k": 300, "causal": True, "num_heads": 2, "num_heads_k": 1}),
+        (ANY, {"seqlen_q": 100, "seqlen_k": 300, "dtype": "fp16", "num_heads": 2, "num_heads_k": 1}),
+        (ANY, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
+        (ANY, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True}),
+    ],
+    ids=str,
+)
+def test_the_bits_are_the_same_in_whatever_order_ctas_run(rung, sizes, monkeypatch):
+    """All at once, begun in the order of the launch, and from the last one on; and one after the other: nobody waits
+    for a CTA that is launched later. The race detector finds additions in no order."""
+    task = problem(**sizes, **SAME_BITS)
+    found = []
+    in_order = emulation.ordered_ctas
+    for backwards, together in ((False, 64), (True, 64), (False, 1)):
+        monkeypatch.setattr(
+            emulation, "ordered_ctas", lambda *grid, step=-1 if backwards else 1: in_order(*grid)[::step].copy()
+        )
+        monkeypatch.setattr(execute, "CHUNK", together)
+        tensors = make_inputs(task)
+        emulated(rung, task, tensors)
+        found.append([tensors.by_name[name].clone() for name in ("dq", "dk", "dv")])
+    assert all(map(torch.equal, found[0], found[1]))
+    assert all(map(torch.equal, found[0], found[2]))
+
+
+@pytest.mark.parametrize("rung", [HOPPER[-2], ANY], ids=lambda rung: rung.name)
+def test_additions_in_any_order_are_found(rung):
+    """By two tiles of keys, in a kernel in which none waits for its turn."""
+    task = problem(seqlen_q=64, seqlen_k=256)
+    artifact = build_one(rung, rung.config_for(task), "sm_90a" if rung in HOPPER else "sm_80")
+    on_emulator(artifact, task, make_inputs(task))
+    task = problem(seqlen_q=64, seqlen_k=256, **SAME_BITS)
+    with pytest.raises(RaceError, match="race on global memory: tensor workspace dq_sum"):
+        on_emulator(artifact, task, make_inputs(task))
+
+
 # On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", [IN_ORDER, ANY], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_hundred_runs_give_the_same_bits(rung, causal, head_dim):
+    if not rung.runs_on(device_arch()):
+        pytest.skip(f"{rung.name} needs another GPU")
+    sizes = {"batch": 4, "num_heads": 16, "num_heads_k": 8, "seqlen_q": 2000, "head_dim": head_dim, "causal": causal}
+    task = problem(**sizes, **SAME_BITS)
+    tensors = make_inputs(task, "cuda")
+    launch = on_gpu(build_one(rung, rung.config_for(task), device_arch()), task, tensors)
+    found = []
+    for _ in range(100):
+        tensors.poison()
+        launch()
+        found.append([tensors.by_name[name].clone() for name in ("dq", "dk", "dv")])
+    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
+    assert all(torch.equal(a, b) for each in found[1:] for a, b in zip(each, found[0], strict=True))
 
 
 @pytest.mark.gpu

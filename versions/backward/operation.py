@@ -32,7 +32,7 @@ from flashladder.common.problem.operations.forward import (
     row_blocks,
 )
 from flashladder.common.problem.operations.packed import Packed
-from flashladder.common.problem.problem import LSE, Operation, Option, Problem
+from flashladder.common.problem.problem import DETERMINISTIC, LSE, Operation, Option, Problem
 
 OF_FORWARD = 2.5  # five matrix products where the forward pass has two
 DLSE = "dlse"
@@ -51,6 +51,7 @@ class Backward(Forward):
         Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
         Option("wants_dq", bool, "dQ is asked for", default=True),
         Option("wants_dkv", bool, "dK and dV are asked for", default=True),
+        Option(DETERMINISTIC, bool, "each run gives the same bits", default=False),
     )
     sizes = Packed.sizes
     # Seconds on the emulator for a rung without tensor cores, too.

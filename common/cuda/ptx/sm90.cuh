@@ -77,6 +77,8 @@ __device__ inline void bulk_add(float *global, const float *shared, int bytes) {
 }
 // Closes the group of stores that this thread has started.
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all of this thread's stores are done: others see what they wrote, if this thread tells them.
+__device__ inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Waits until all of this thread's stores have read their shared memory.
 __device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 

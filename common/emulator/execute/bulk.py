@@ -214,6 +214,8 @@ class BulkQueue:
                     self._check_stored(index, lane, chosen, region.of(chosen))
                 if self._chunk.watcher:
                     self._chunk.watcher.bulk_reads(self._access(index, lane, units, chosen, "copies from it"))
+                    if function:
+                        self._chunk.watcher.global_sum_begins(self._warp, index, lane, chosen, region.of(chosen))
                 kind = type or (region.map.dtype if isinstance(region, Tile) else "")
                 reduction = Reduction(function, _REDUCED_TYPES.get(kind, kind)) if function else None
                 copy = Outgoing(index, lane, chosen, group, units, region, reduction)

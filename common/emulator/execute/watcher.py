@@ -150,6 +150,9 @@ class Watcher(Protocol):
     def global_bulk(self, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region, does: str) -> None:
         """A copy that a lane has issued accesses a region of global memory in these CTAs (bool)."""
 
+    def global_sum_begins(self, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region) -> None:
+        """A reduction that a lane has issued may add to a region of global memory from now on in these CTAs (bool)."""
+
     # -- mbarriers
 
     def mbarrier_made(self, address: int, access: Access) -> None:

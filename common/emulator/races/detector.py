@@ -36,6 +36,10 @@ class CtaRaces(AgentRaces):
         """See Watcher."""
         self._global.bulk(self._here, warp, index, lane, rows, region, does)
 
+    def global_sum_begins(self, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region) -> None:
+        """See Watcher."""
+        self._global.may_add(self._here, warp, index, lane, rows, region)
+
 
 def detector(in_global_memory: GlobalRaces, chunk: Chunk) -> Watcher:
     """The watcher of a chunk, of which all share the races in global memory."""

@@ -9,6 +9,9 @@ that hold both CTAs. CTAs come into order when one writes a word strongly and an
 each with the scope of the GPU. An atomic operation hands on what those before it published (8.9.2). A fence counts
 wherever it lies on the way inside of a CTA, also before a barrier: so are CUDA's "memory fence functions" used.
 
+Sums of floats depend on the order of their additions. Where a kernel is to give the same bits each time, additions are
+writes as stores are: two of them race too, unless they are in causality order (`ordered_sums`).
+
 Within a CTA order.py tells who is ordered after what. What a CTA's threads have learnt of others is a list of messages,
 each with the thread that learnt it and its epoch then: who is ordered after that has it as well. A message is, by CTA,
 a vector of the last epochs of its threads.
@@ -33,7 +36,7 @@ from ..execute.tiles import Region
 from ..execute.watcher import Actor
 from . import earlier_grid
 from .order import NEVER, ORDERED, PUBLISHED, Order
-from .strength import Strength, smallest_global_access, strengths
+from .strength import WEAK_WRITE, Strength, smallest_global_access, strengths
 
 Message = dict[int, np.ndarray]  # by CTA: the last epochs of its threads, (threads)
 
@@ -133,14 +136,13 @@ class ChunkOrder(NamedTuple):
 class GlobalRaces:
     """The race detector of a launch's global memory."""
 
-    def __init__(self, machine: Machine, prior: Mapping[str, str]) -> None:
-        """`prior`: see launch.run."""
+    def __init__(self, machine: Machine, prior: Mapping[str, str], ordered_sums: bool = False) -> None:
+        """`prior` and `ordered_sums`: see launch.run."""
         self._machine, self.prior = machine, prior
         self._granule = smallest_global_access(machine.program.kernel.instructions)
-        self._strengths = strengths(machine.program.blocks)
+        self._strengths = strengths(machine.program.blocks, ordered_sums)
         self._tables: dict[int, Table] = {}
-        writes = Strength(False, False, False, False, reads=False, writes=True)
-        prior_grid = Execution(-1, 0, np.array([_PRIOR]), np.zeros(1, np.int64), writes, "may still write it")
+        prior_grid = Execution(-1, 0, np.array([_PRIOR]), np.zeros(1, np.int64), WEAK_WRITE, "may still write it")
         self._records: list[Execution] = [prior_grid]
         self._seen: dict[int, list[Learnt]] = {}  # by CTA: what strong reads found
         self._learnt: dict[int, list[Learnt]] = {}  # and what of it has been acquired
@@ -166,6 +168,11 @@ class GlobalRaces:
             chosen = np.broadcast_to(chosen, shape)
             of_rows = np.broadcast_to(np.nonzero(rows)[0][:, None], shape)[chosen]
             self._enter(here, warp, index, of_rows, np.full(of_rows.shape, lane), addresses[chosen], size, does)
+
+    def may_add(self, here: ChunkOrder, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region) -> None:
+        """A reduction was issued: it adds between now and the wait for it. That matters where sums are ordered."""
+        if self._strengths[index] is WEAK_WRITE:
+            self.bulk(here, warp, index, lane, rows, region, "begins to add to it")
 
     def _is_watched(self, address: int) -> bool:
         """Whether CTAs may meet at an address: not in what is only read."""

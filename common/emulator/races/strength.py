@@ -10,6 +10,7 @@ from ..parse.ptx import Instruction
 
 _ACCESS = re.compile(r"(ld|st|atom|red|cp)\.")
 _WIDE = {"gpu", "sys"}
+_FLOAT_SUM = re.compile(r"(atom|red|cp\.reduce)\..*\.add\..*\b(f|bf)(16|32|64)")
 _WORDS = re.compile(r"(?<![:\w])(volatile|relaxed|acquire|release|acq_rel|cta|cluster|gpu|sys|gl)\b")
 
 
@@ -22,6 +23,9 @@ class Strength(NamedTuple):
     acquires: bool
     reads: bool
     writes: bool
+
+
+WEAK_WRITE = Strength(False, False, False, False, reads=False, writes=True)
 
 
 @lru_cache(maxsize=4096)
@@ -47,10 +51,11 @@ def is_wide_fence(instruction: Instruction) -> bool:
     return root in ("fence", "membar") and "proxy" not in words and bool({"gpu", "sys", "gl"} & set(words))
 
 
-def strengths(blocks: Sequence[PtxBlock]) -> dict[int, Strength]:
-    """By instruction, of what accesses memory."""
-    instructions = (i for block in blocks for i in block.instructions)
-    return {i.index: strength(i.opcode) for i in instructions if _ACCESS.match(i.opcode)}
+def strengths(blocks: Sequence[PtxBlock], ordered_sums: bool = False) -> dict[int, Strength]:
+    """By instruction, of what accesses memory. With `ordered_sums` an addition of floats is a write like any other."""
+    found = {i.index: i.opcode for block in blocks for i in block.instructions if _ACCESS.match(i.opcode)}
+    is_sum = {index: ordered_sums and _FLOAT_SUM.match(opcode) is not None for index, opcode in found.items()}
+    return {index: WEAK_WRITE if is_sum[index] else strength(opcode) for index, opcode in found.items()}
 
 
 def smallest_global_access(instructions: list[Instruction]) -> int:

@@ -26,6 +26,10 @@ struct BoundedKeyMask {
         if (window) return max(key - shift - right, 0);
         return causal ? max(key - shift, 0) : 0;
     }
+    // The key behind the last one that a row sees.
+    __device__ int end_key(int row) const {
+        return window || causal ? min(row + shift + (window ? right : 0) + 1, seqlen_k) : seqlen_k;
+    }
     // The row behind the last one that sees it, or would if there were as many.
     __device__ int end_row(int key) const { return window ? key - shift + left + 1 : nobody; }
 

@@ -1,5 +1,6 @@
 // Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, dropout (rung 12's), and a log-sum-exp that has a
-// gradient too. What a configuration lacks of these costs nothing; nor does dQ, or dK and dV, where nobody asks for it.
+// gradient too; and, if it is `deterministic`, with the same bits each time. What a configuration lacks of these costs
+// nothing; nor does dQ, or dK and dV, where nobody asks for it.
 #include "any_score.cuh"
 #include "bounded_key_mask.cuh"
 #include "sequence.cuh"
@@ -15,6 +16,7 @@
 #include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"
+#include "turns.cuh"
 
 #include <type_traits>
 
@@ -67,10 +69,11 @@ using Work = BackwardSequence<Params, packed>;
 
 FLASHLADDER_KERNEL(backward_prepare, Params, Launch{pass_threads, 0, block_m});
 extern "C" __global__ void __launch_bounds__(pass_threads)
-    backward_prepare(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    backward_prepare(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
     const Work work{p, static_cast<int>(blockIdx.z)};
     if (packed && blockIdx.x * block_m >= work.seqlen_q) return;
     prepare_tile<wants_dq>(work, workspaces);
+    if (deterministic && threadIdx.x == 0) workspaces.added[work.padded_row(blockIdx.y, blockIdx.x) / block_m] = 0;
 }
 
 // The gradients of keys that no row sees.
@@ -90,12 +93,13 @@ __device__ void store_sum(dtype *shared, int warp_key, dtype *global, long long 
 FLASHLADDER_KERNEL(attention_backward, Params,
                    Launch{num_threads, shared_bytes, block_m, block_n}.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch"));
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
-    attention_backward(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
     extern __shared__ __align__(128) char shared_memory[];
     Shared &shared = *reinterpret_cast<Shared *>(shared_memory);
 
     // Within a window all keys are seen by about as many rows, so none need start first.
-    const KeyTile<head_dim, causal && !window> tile{p};
+    KeyTile<head_dim, causal && !window && !deterministic> tile{p};
+    if (deterministic) tile.number = tile_from_the_end();
     const Work work{p, tile.batch};
     BoundedKeyMask<causal, window> mask{p};
     if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
@@ -170,14 +174,27 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         dq.clear();
         ds_columns.reader.start(shared.ds[i % 2], dq_row);
         gemm<dtype, block_n>(dq, ds_columns, k_columns);
-        add_fragments(workspaces.dq_sum + work.padded_row(at.head, at.number) * head_dim, dq);
+        const long long row = work.padded_row(at.head, at.number);
+        if (deterministic) {
+            if (lane_index() == 0)
+                wait_until_added(workspaces.added + row / block_m, tiles_before(mask, tile.number, at.number));
+            __syncwarp();  // it is this tile's turn
+        }
+        add_fragments(workspaces.dq_sum + row * head_dim, dq);
     };
 
-    QueryTile at{head_k * group, first_tile}, before = at;
+    // All warps have added to this tile of dQ: it is the next CTA's turn.
+    auto end_turn = [&](const QueryTile &of) {
+        if (deterministic && threadIdx.x == 0)
+            add_release(workspaces.added + work.padded_row(of.head, of.number) / block_m, 1);
+    };
+
+    QueryTile at{head_k * group, first_tile}, before = at, added = at;
     for (int i = 0; i < tiles; ++i) {
         cp_async_wait<0>();
         __syncthreads();  // Q, dO and the previous dS are there for every warp, and every warp has read the other stages
         if (i + 1 < tiles) copy(i + 1);
+        if (i > 1) end_turn(added);
         if (i > 0) add_dq(i - 1, before);
 
         const Stage &stage = shared.stage[i % 2];
@@ -227,15 +244,18 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             // dV += P^T dO, dK += dS^T Q
             if constexpr (wants_dkv) gemm<dtype, warp_rows>(sum, operand, columns);
         }
+        added = before;
         before = at;
         at.advance(first_tile, end_tile);
     }
 
     __syncthreads();  // the last dS is there
+    if (tiles > 1) end_turn(added);
     add_dq(tiles - 1, before);
     if (!wants_dkv) return;
 
     __syncthreads();  // every warp has read K
+    end_turn(before);
     if (has_values) {
         if constexpr (dropout) scale(sum, dropping.rescale);
         store_sum(shared.v, warp_key, dv, p.dv_stride.row, end_key, sum);
@@ -248,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 FLASHLADDER_KERNEL(backward_finish, Params,
                    Launch{num_threads, QTile::size * sizeof(dtype), block_m}.over("cdiv(seqlen_q, block_m) * wants_dq", "num_heads", "batch"));
 extern "C" __global__ void __launch_bounds__(num_threads)
-    backward_finish(const __grid_constant__ Params p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    backward_finish(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
     extern __shared__ __align__(128) char shared[];
     dtype *shared_dq = reinterpret_cast<dtype *>(shared);
     const Work work{p, static_cast<int>(blockIdx.z)};

@@ -26,6 +26,11 @@ struct WithLseGradient : Params {
 FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
 FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch)");
+
+struct CountedWorkspaces : PaddedWorkspaces {
+    unsigned *added;  // to each tile of dQ: tiles of keys
+};
 
 template <class Params, bool packed>
 struct BackwardSequence {

@@ -17,6 +17,8 @@ struct KeyMask {
         if (key >= seqlen_k) return nobody;
         return causal ? max(key - shift, 0) : 0;
     }
+    // The key behind the last one that a row sees.
+    __device__ int end_key(int row) const { return causal ? min(row + shift + 1, seqlen_k) : seqlen_k; }
 
     // S^T holds the scores of the keys from `first_key` on and the rows from `first_row_` on. Sets to minus infinity those
     // of rows that do not see a key.
