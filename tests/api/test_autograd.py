@@ -178,10 +178,15 @@ def test_where_torchs_switch_asks_for_the_same_bits(device, asked_for):
     assert not differentiable.Options().problem(q, k, dlse=False).deterministic
 
 
-def test_dropout_has_no_deterministic_gradients():
-    _, _, inputs = drawn("cpu")
-    with pytest.raises(UnsupportedProblemError, match=r"dropout_p=0.1 with deterministic: attention takes one"):
-        flashladder.flash_attn_func(*inputs, 0.1, deterministic=True)
+def test_dropout_has_deterministic_gradients(device):
+    """The same bits in two runs of one mask."""
+    _, tensors, inputs = drawn(device)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        o = flashladder.flash_attn_func(*inputs, 0.1, deterministic=True)
+        found.append(torch.autograd.grad(o, inputs, tensors.dout))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 @pytest.mark.usefixtures("same_bits")
