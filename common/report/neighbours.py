@@ -83,8 +83,9 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (205, "Any lengths, any strides, grouped heads and padded passes come in one step."),
     "backward/11_any_attention": (
-        320,
-        "It brings what several rungs of the forward ladder bring, and counts rows anew where they are packed.",
+        365,
+        "It brings what several rungs of the forward ladder bring, counts rows anew where they are packed, and can "
+        "add in one order.",
     ),
     "backward/12_dropout": (
         190,
