@@ -156,6 +156,9 @@ class ClusterRaces:
             own = slice(rank, None, self._size)
             self._earlier.access(self._warp(warp, rank), index, addresses[own], active[own], does)
 
+    def global_sum_begins(self, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region) -> None:
+        """Additions of clusters are in any order."""
+
     def global_bulk(self, warp: Actor, index: int, lane: int, rows: np.ndarray, region: Region, does: str) -> None:
         """As global_access, of the lane that has issued a copy."""
         elements, some, size = region.elements
