@@ -68,8 +68,8 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         190,
         "Tiles stand apart from their barriers, as O takes Q's, load and attend are functions. V has its own width.",
     ),
-    "decode/01_packed_heads": (620, "It goes from ordinary cores to tensor cores, as rung 01 does."),
-    "decode/02_split_keys": (90, "Parts of the keys need a place for what they come to, and one more kernel."),
+    "decode/01_packed_heads": (630, "It goes from ordinary cores to tensor cores, as rung 01 does."),
+    "decode/02_split_keys": (95, "Parts of the keys need a place for what they come to, and one more kernel."),
     "decode/06_equal_parts": (70, "That CTAs find their part by themselves takes sums over the lengths, in a warp."),
     "decode/10_seen_keys": (170, "What models ask for comes in one step: padding, a window, a softcap and ALiBi."),
     "decode/11_fp8_cache": (160, "Operands of bytes come with a Q and a P in the range of f16, and with scales."),
@@ -84,14 +84,21 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (205, "Any lengths, any strides, grouped heads and padded passes come in one step."),
     "backward/11_any_attention": (
-        470,
-        "It brings what several rungs of the forward ladder bring, and rung 12's dropout, and counts rows anew where "
-        "they are packed.",
+        520,
+        "It brings what several rungs of the forward ladder bring, and rung 12's dropout, counts rows anew where they "
+        "are packed, and can add in one order.",
     ),
+    "backward/14_producer_warp": (
+        170,
+        "Two roles, TMA and a ring of tiles come together, as in the forward ladder's 27.",
+    ),
+    "backward/15_bulk_reduction": (75, "dQ's sums lie in another order, which all three kernels know."),
+    "backward/16_scores_ahead": (50, "The loop's order is another one, and its first step has no step before it."),
     "backward/17_scores_under_gradients": (
         80,
         "The loop begins at another product, so its parts are named before it; K and V are operands of two kinds.",
     ),
+    "backward/19_fixed_order": (60, "An order of tiles, and counters that wait, tell and are cleared."),
     "48_column_of_ones": (202, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 
