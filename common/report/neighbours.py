@@ -92,7 +92,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         170,
         "Two roles, TMA and a ring of tiles come together, as in the forward ladder's 27.",
     ),
-    "backward/15_bulk_reduction": (75, "dQ's sums lie in another order, which all three kernels know."),
+    "backward/15_bulk_reduction": (75, "Sums of dQ lie in another order, which all three kernels know."),
     "backward/16_scores_ahead": (50, "The loop's order is another one, and its first step has no step before it."),
     "backward/17_scores_under_gradients": (
         80,
