@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import StrictStr
+from pydantic import Field, StrictStr
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
@@ -35,7 +35,7 @@ class ExerciseDeclaration(Declared):
     task: StrictStr  # Markdown
     goal: Annotated[StrictStr, one_of(*MEASURES)]
     hints: tuple[StrictStr, ...]
-    problem: dict[str, Any] = {}  # where the operation's small one does not show enough
+    problem: dict[str, Any] = Field(default_factory=dict)  # where the operation's small one does not show enough
     families: tuple[StrictStr, ...] = HARD  # of inputs that it has to be right for, beside normal ones
 
 
