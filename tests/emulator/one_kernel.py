@@ -1,4 +1,4 @@
-"""One kernel of a rung that has several, for mutations of ladders beyond the forward one; the others run as they are."""
+"""One kernel of a rung that has several, for mutations of other ladders than the forward one."""
 
 from collections import Counter
 from unittest.mock import patch
