@@ -49,6 +49,7 @@ class Backward(Forward):
     features = (*Packed.features, "dropout_p")
     options = (Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),)
     sizes = Packed.sizes
+    gone_through = "seqlen_q"
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
     counted: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 2, "seqlen_q": 128}
