@@ -6,7 +6,7 @@ PY := .venv/bin/python
 QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/test_commands.py tools/test_run_version.py) \
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
-LONG := $(addprefix tests/emulator/test_,backward_mutations.py mutations.py) \
+LONG := $(addprefix tests/emulator/test_,backward_mutations.py decode_mutations.py mutations.py) \
 	tests/catalog/test_own_ladders.py tests/studies/test_ladder.py tests/compiler/test_sass_rungs.py \
 	$(addprefix tests/predict/test_,ampere_model.py explain.py hopper_model.py operand_cache.py) \
 	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \

@@ -9,7 +9,7 @@ from .compile.program import Program
 from .parse.ptx import Imm, Instruction, Operand, Reg
 
 _GROUPS = re.compile(r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)|wgmma\.(fence|commit_group|wait_group)")
-_OTHERS = re.compile(r"(bar|barrier|mbarrier|setmaxnreg)\.|fence\.|membar\.")
+_OTHERS = re.compile(r"(bar|barrier|mbarrier|setmaxnreg)\.|fence\.|membar\.|griddepcontrol\.wait")
 _STRONG = re.compile(r"(ld|st)\.(acquire|release|relaxed)\.(gpu|sys)\.|(atom|red)\.(?!.*(shared|\.cta))")
 
 
@@ -23,8 +23,8 @@ class Mutation:
 
 
 def synchronisations(program: Program) -> Iterator[Instruction]:
-    """Every barrier (also of a warp), fence, commit and wait, operation on an mbarrier and move of registers, in
-    program order; and strong accesses to global memory."""
+    """Every barrier (also of a warp), fence, commit and wait (also for the kernel before), operation on an mbarrier and
+    move of registers, in program order; and strong accesses to global memory."""
     for instruction in program.kernel.instructions:
         if any(kind.match(instruction.opcode) for kind in (_GROUPS, _OTHERS, _STRONG)):
             yield instruction

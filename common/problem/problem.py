@@ -254,11 +254,13 @@ class Operation(ABC):
     # Groups whose columns may change their signs, those of one group alike, where nothing else changes. The first of a
     # group is an input and has most columns.
     signed_together: ClassVar[tuple[tuple[str, ...], ...]]
+    gone_through: ClassVar[str] = "seqlen_k"  # the length that a CTA goes through, block by block
     unit: ClassVar[str] = COMPUTE  # what tables tell of its speed
     # The sizes of a problem where nobody gives any.
     usual: ClassVar[Mapping[str, Any]] = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}  # a published benchmark's
     sampled: ClassVar[Mapping[str, Any]] = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 2, "seqlen_q": 256}  # a second on the emulator
+    counted: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 16, "seqlen_q": 256}  # for evidence
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:

@@ -19,7 +19,7 @@ _TIMES = {True: "{:,.1f} us", False: "{:,.0f} cycles"}
 
 def report(found: Diagnosis) -> list[str]:
     """What is said, a paragraph each: the time, the limiter and its lines, the idea against it."""
-    return [_time(found), *_limiter(found), _idea(found), _source(found)]
+    return [_time(found), *_memory(found), *_limiter(found), _idea(found), _source(found)]
 
 
 def _time(found: Diagnosis) -> str:
@@ -33,6 +33,15 @@ def _time(found: Diagnosis) -> str:
     if not found.tensor:
         return f"{what} The tensor cores have no part in it."
     return f"{what} The tensor cores need {_spelled(found, found.tensor)} of that, {found.tensor / found.time:.0%}."
+
+
+def _memory(found: Diagnosis) -> list[str]:
+    if not found.memory:
+        return []
+    said = f"On a full GPU, an SM's share of the memory takes {_spelled(found, found.memory)} for these keys."
+    if found.memory < found.time:
+        return [said]
+    return [f"{said} That is longer: then memory is the limit, and what follows counts where few CTAs run."]
 
 
 def _limiter(found: Diagnosis) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flashladder.common.measure.statistics import Estimate, Verdict
     from flashladder.common.records.records import Row
 
-EMULATED_BLOCKS = 4  # of K and V: enough to go round every loop
+EMULATED_BLOCKS = 4  # enough to go round every loop
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,16 @@ class Idea:
         return self._request(self.parent, problem, {name: v for name, v in self.values.items() if name in names})
 
     def small(self) -> Problem:
-        """The problem as small as the emulator has a quick answer to: one CTA, a few blocks of K and V."""
+        """The problem as small as the emulator has a quick answer to: one head of K, the heads of Q that share it,
+        one tile, and a few blocks of what a CTA goes through."""
         config = self.version.config_for(self.problem, self.place.gpu, **self.values)
-        block_m, block_n = (int(config.as_dict().get(name, 64)) for name in ("block_m", "block_n"))
-        one_head = replace(self.problem, batch=1, num_heads=1, num_heads_k=1, layout="bshd")
-        return replace(one_head, seqlen_q=block_m, seqlen_k=max(EMULATED_BLOCKS * block_n, block_m))
+        tile = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
+        rows = {length: int(config.as_dict().get(block, 64)) for length, block in tile.items()}
+        rows[self.problem.asked.gone_through] *= EMULATED_BLOCKS
+        seqlen_q = min(rows["seqlen_q"], self.problem.seqlen_q)
+        group = self.problem.num_heads // self.problem.num_heads_k
+        one_head = replace(self.problem, batch=1, num_heads=group, num_heads_k=1, layout="bshd")
+        return replace(one_head, seqlen_q=seqlen_q, seqlen_k=max(rows["seqlen_k"], seqlen_q))
 
     def _request(self, version: Version, problem: Problem, values: Mapping[str, Value]) -> BuildRequest:
         config = version.config_for(problem, self.place.gpu, **values)

@@ -165,7 +165,7 @@ class Rung:
         """The names of the mutations that no schedule finds. What is `redundant` the first one alone is asked."""
         report, outputs = self.run(self.program)
         found = dict(self.mutations())
-        assert len(found) == len(list(mutations(self.program))) >= 2
+        assert len(found) == len(list(mutations(self.program))) >= 1
         assert not [name for name, mutation in found.items() if mutation.instruction.index not in report.reached]
         assert found.keys() >= set(redundant)
         removals = [(name, found[name]) for name in redundant if name[3] == "removed"]

@@ -14,6 +14,7 @@ from flashladder.common.console import run as run_tool
 from flashladder.common.errors import ConfigError, DeviceError, ToolchainError
 from flashladder.common.paths import ROOT
 from flashladder.common.predict.limits import predict, sample
+from flashladder.common.predict.limits.diagnosis import CYCLES, Diagnosis
 from flashladder.common.predict.limits.kinds import limit_of
 from flashladder.common.predict.limits.predicted import without
 from flashladder.common.predict.ncu import Counted, Profile, find_ncu
@@ -212,3 +213,11 @@ def test_on_a_gpu_rung_01_is_seen_to_fight_bank_conflicts(capsys):
         pytest.skip(shown.err)
     assert "Nsight Compute sampled" in said, shown.err
     assert "What costs most is bank conflicts" in said
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"), [(0.0, ""), (50.0, "takes 50 cycles"), (200.0, "then memory is the limit")]
+)
+def test_where_speed_is_told_in_bytes_memory_is_said(memory, said):
+    found = Diagnosis(None, None, "", 100.0, CYCLES, 0.0, (), memory)
+    assert said in "".join(diagnosis._memory(found))

@@ -1,6 +1,7 @@
 """Families of inputs, and what they say of the rungs: on the emulator beside a plain FlashAttention-2."""
 
 import math
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -288,6 +289,7 @@ def test_a_study_is_shown_and_logged(run):
     code, out, err = run(*QUICK)
     assert code == 0, err
     assert "2 of 2" in out
+    assert re.search(r"about \d+ s on the emulator", err), "how long it takes is said before"
     frame, damaged = records.accuracy().read()
     assert damaged == []
     assert list(frame["version"]) == ["plain"] * 2 + ["16_static_stride"] * 2

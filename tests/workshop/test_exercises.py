@@ -1,6 +1,7 @@
 """Exercises: the start of each is not solved, its rung's own code solves it, and nothing that is wrong passes."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -25,8 +26,11 @@ def changed(exercise, folder, *replacements):
     return folder / "kernel.cu"
 
 
-def test_there_are_ten_and_one_for_hopper():
-    assert len(ALL) >= 10
+def test_each_ladder_has_some_and_one_is_for_hopper():
+    of_ladder = Counter(exercise.version.operation for exercise in ALL)
+    assert of_ladder["forward"] >= 10
+    assert of_ladder["backward"] == of_ladder["decode"] == 2
+    assert of_ladder["mla"] == 1
     assert "hopper" in {exercise.version.instruction_set for exercise in ALL}
 
 
@@ -168,6 +172,8 @@ def test_an_unknown_exercise_names_those_there_are(name):
     [
         ("task: t\nhints: [a]", "the key goal is missing"),
         ("task: t\nhints: [a]\ngoal: speed", "goal=speed is not one of bank_conflicts"),
+        ("task: t\nhints: [a]\ngoal: fp32\nproblem: {rows: 3}", "problem: rows is no field of a problem"),
+        ("task: t\nhints: [a]\ngoal: fp32\nfamilies: [odd]", "odd"),
         ("task: [", "while parsing"),
     ],
 )

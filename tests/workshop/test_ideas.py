@@ -17,7 +17,7 @@ from flashladder.common.errors import ConfigError, DeviceError, EmulatorError, V
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.report import sections
 from flashladder.common.report.pages import documents
@@ -150,6 +150,23 @@ def test_values_hold_for_both_as_far_as_both_have_them(rung):
     ideas.save(rung, "unchanged")
     built = make(idea_of(find("my_idea")), print)
     assert (built.ours.config.block_n, built.parent.config.block_n) == (128, 64), "each has its own defaults"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("24", (1, 128, 256)),
+        ("backward/16", (1, 4 * 64, 4 * 64)),
+        ("decode/07", (4, 1, 4 * 64)),
+        ("mla/01", (128, 1, 4 * 64)),
+    ],
+)
+def test_the_small_problem_goes_round_the_loops_of_every_ladder(name, sizes):
+    version = find(name)
+    usual = Problem(**operation_named(version.operation).usual, operation=version.operation)
+    small = compare(version, version.its_ladder()[0], usual, PLACE, {}).small()
+    assert (small.num_heads, small.seqlen_q, small.seqlen_k) == sizes
+    assert small.batch == small.num_heads_k == 1
 
 
 def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):

@@ -80,6 +80,7 @@ class Decode(Forward):
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
     sampled: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 4096}
     small: ClassVar = {"batch": 2, "num_heads": 8, "num_heads_k": 2, "seqlen_q": 1, "seqlen_k": 512}
+    counted = small
 
     def variant(self, problem: Problem) -> Operation:
         """Pages have a table, padding and ALiBi a tensor each; 8-bit caches, new keys and rotary embeddings two."""

@@ -44,6 +44,7 @@ class _Latent(Decode):
     usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
     sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
     small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}
+    counted = small
 
     def variant(self, problem: Problem) -> Operation:
         """With pages there is a table of them."""

@@ -41,6 +41,7 @@ class Diagnosis:
     unit: str
     tensor: float  # what the tensor cores need of the time for the products
     limits: tuple[Limit, ...]
+    memory: float = 0.0  # what a full GPU's memory takes for the keys of it; 0 where speed is not told in bytes
 
     @property
     def is_measured(self) -> bool:

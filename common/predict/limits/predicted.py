@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from flashladder.common.catalog import LIMITERS, Version
 from flashladder.common.compiler.artifact import Artifact
-from flashladder.common.compiler.sass import SassInstruction, occupancy, read, throughput
+from flashladder.common.compiler.sass import Code, SassInstruction, occupancy, read, throughput
 from flashladder.common.compiler.sass.instruction import Position
 from flashladder.common.compiler.sources import own_line
 from flashladder.common.emulator import Report
@@ -23,7 +23,7 @@ from flashladder.common.predict.limits.kinds import TENSOR, limit_of
 from flashladder.common.predict.subcore import BESIDE_MMA, Step, cycles, on_a_sub_core
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.inputs import make_inputs
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import BANDWIDTH, Problem, operation_named
 from flashladder.common.runtime.execute import on_emulator
 
 PASSES = 12  # of the simulation: with subcore.PASSES, how the warps begin still shows
@@ -57,7 +57,19 @@ def predict(version: Version, artifact: Artifact, gpu: GpuDescription) -> Diagno
         limits.append(Limit("bank_conflicts", free, _conflict_lines(report)))
     bounds = {bound.pipe: bound.cycles for bound in code.loop_bounds(gpu, usual=True)}
     tensor = max(bounds.get("tensor", 0.0), bounds.get("wgmma", 0.0))
-    return Diagnosis(version, code, gpu.title, total, CYCLES, tensor, ranked(limits))
+    return Diagnosis(version, code, gpu.title, total, CYCLES, tensor, ranked(limits), _memory(artifact, code, gpu))
+
+
+def _memory(artifact: Artifact, code: Code, gpu: GpuDescription) -> float:
+    """Cycles in which the keys of a pass come through an SM's share of the bandwidth; 0 of operations told in FLOPs."""
+    if operation_named(artifact.operation).unit != BANDWIDTH:
+        return 0.0
+    keys = round(artifact.launch.block_n * code.loop_blocks)
+    few, more = (
+        Problem.of_config(artifact.operation, artifact.config, seqlen_q=1, seqlen_k=passes * keys) for passes in (1, 2)
+    )
+    num_bytes = more.asked.bytes_moved(more) - few.asked.bytes_moved(few)
+    return num_bytes * gpu.num_sms * gpu.boost_mhz / (1e3 * gpu.bandwidth_gb_s)
 
 
 def _parts(loop: Sequence[SassInstruction]) -> dict[str, list[SassInstruction]]:

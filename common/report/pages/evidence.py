@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
@@ -21,8 +22,10 @@ from flashladder.common.report.pages import documents, steps
 from flashladder.common.report.sections import Section, compiler
 from flashladder.common.report.tables import markdown, numbers
 
+if TYPE_CHECKING:
+    from flashladder.common.problem.problem import Problem
+
 ARCHES = {"ampere": ("sm_80", "sm_90a"), "hopper": ("sm_90a",)}  # of the tables, by instruction set
-HEADS, ROWS = 16, 256  # of the problem that the emulator runs
 LEAST_CHANGE = 4  # an opcode's count that changes by less is the compiler's mood
 MOST_KINDS = {"loop": 12, "rest": 6}  # opcodes that a table lists, by where they are
 PREDICTED = ("a100", "rtx3090", "rtx4090")  # for these, rungs with defaults of their own for small SMs are compared...
@@ -60,9 +63,9 @@ def text(version: Version) -> str:
             _subject(artifacts),
             _table("machine code", list(by_arch), [*_figures(columns), *_opcode_changes(columns)]),
             _table("counted by the emulator", [artifacts[-1].arch], _counters(artifacts)),
-            *steps.measured(version),
+            *(steps.measured(version) or [steps.NOT_TIMED]),
             *_predicted(version),
-            f"Made by `flashladder evidence` with ptxas {compiler()}; the emulator ran {HEADS} heads of {ROWS} rows.",
+            f"Made by `flashladder evidence` with ptxas {compiler()}; the emulator ran {_ran(artifacts[-1])}.",
         ]
     )
 
@@ -121,13 +124,27 @@ def _counters(artifacts: Sequence[Artifact]) -> list[TableRow]:
     return [_row(name, name, [counted]) for name in names]
 
 
+def _counted(artifact: Artifact) -> Problem:
+    """The problem that the emulator runs."""
+    from flashladder.common.problem.problem import Problem, operation_named
+
+    return Problem.of_config(artifact.operation, artifact.config, **operation_named(artifact.operation).counted)
+
+
+def _ran(artifact: Artifact) -> str:
+    """Its sizes, in words."""
+    problem = _counted(artifact)
+    sequences = f", {problem.batch} sequences" if problem.batch > 1 else ""
+    keys = f" and {problem.seqlen_k} keys" if problem.seqlen_k != problem.seqlen_q else ""
+    return f"{problem.num_heads} heads of {problem.seqlen_q} row{'s' * (problem.seqlen_q > 1)}{keys}{sequences}"
+
+
 def _count(artifact: Artifact) -> dict[str, int]:
     from flashladder.common.emulator import TMA, WGMMA
     from flashladder.common.problem.inputs import make_inputs
-    from flashladder.common.problem.problem import Problem
     from flashladder.common.runtime.execute import on_emulator
 
-    problem = Problem.of_config(artifact.operation, artifact.config, num_heads=HEADS, seqlen_q=ROWS)
+    problem = _counted(artifact)
     report = on_emulator(artifact, problem, make_inputs(problem), race=False)
     movers = {"of them for wgmma's operands": WGMMA, "of them by TMA": TMA}
     return {
@@ -136,7 +153,7 @@ def _count(artifact: Artifact) -> dict[str, int]:
         "of them bank conflicts": report.shared_wavefronts - report.shared_wavefronts_ideal,
         "requests to global memory": report.global_requests,
         "sectors of global memory": report.global_sectors,
-        "of them wasted": report.global_sectors - sum(line.ideal for line in report.global_memory),
+        "of them wasted": sum(max(0, line.units - line.ideal) for line in report.global_memory),
     }
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flashladder.common.console import progress, warn
+from flashladder.common.console import duration, progress, warn
 from flashladder.common.measure.baselines import Baseline, official
 from flashladder.common.measure.entrants import Entrant, assemble
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.inputs import Tensors, allocate, draw
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.records import records
-from flashladder.common.runtime.execute import on_emulator, on_gpu
+from flashladder.common.runtime.execute import emulation_seconds, on_emulator, on_gpu
 from flashladder.common.runtime.gpu import faults_named
 from flashladder.common.runtime.target import Target
 from flashladder.common.studies.accuracy import yardstick
@@ -105,6 +105,8 @@ def rows(study: Study) -> Iterator[list[Row]]:
     for reason in dict.fromkeys(left_out):
         warn(reason)
     absent: dict[str, str] = {}
+    if not study.place.on_gpu:
+        _announce(stacks, lineup)
     with progress("batches") as update:
         for done, stack in enumerate(stacks):
             update(done, len(stacks), f"{stack.problem.dtype}, {stack.problem.seqlen_k} keys")
@@ -113,6 +115,15 @@ def rows(study: Study) -> Iterator[list[Row]]:
                 yield [place | row for row in found]
     for name, reason in absent.items():
         warn(f"without {name}: {reason}")
+
+
+def _announce(stacks: Sequence[Stack], lineup: Mapping[Problem, Mapping[str, Artifact]]) -> None:
+    """Tells how long the emulator will take for the errors: one kernel of each batch is tried on a few blocks."""
+    seconds = 0.0
+    for stack in stacks:
+        if kernels := [*lineup.get(stack.problem, {}).values()]:
+            seconds += len(kernels) * emulation_seconds(kernels[0], stack.problem)
+    warn(f"about {duration(seconds)} on the emulator for errors; fewer rungs, --families or --dtypes take less")
 
 
 def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: dict[str, str]) -> Iterator[list[Row]]:

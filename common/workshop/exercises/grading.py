@@ -18,7 +18,7 @@ from flashladder.common.compiler.sass import read
 from flashladder.common.emulator import Report
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.check import expect, verify
-from flashladder.common.problem.config import KernelConfig, load_gpu
+from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
@@ -27,8 +27,6 @@ from flashladder.common.workshop.exercises.exercise import Exercise
 from flashladder.common.workshop.exercises.measures import MEASURES
 
 GPU = "h100"  # compiled for, wherever it is graded
-HARD = ("falling_steeply", "large_values")  # inputs: a maximum that grows with every block, and one key far above all
-TILES, BLOCKS = 2, 4  # of Q, and of K and V
 
 Figures = dict[str, int]  # by the name of the measure
 
@@ -61,32 +59,20 @@ class Grade:
 
 def grade(exercise: Exercise, kernel: Path) -> Grade:
     """The grade of a kernel. Raises BuildError where it does not compile, or spills where the rung does not."""
-    problem, config = _setting(exercise)
+    problem, gpu = exercise.problem, load_gpu(GPU)
+    config = exercise.version.config_for(problem, gpu)
     kernels = (exercise.below.kernel, exercise.version.kernel, kernel.resolve())
-    arch = load_gpu(GPU).arch
     versions = [dataclasses.replace(exercise.version, kernel=each) for each in kernels]
-    start, rung, own = build([BuildRequest(version, config, arch) for version in versions])
+    start, rung, own = build([BuildRequest(version, config, gpu.arch) for version in versions])
     faults: list[str] = []
     figures: Figures = {}
     try:
         figures = _figures(_run(own, problem, faults), own)
-        for family in HARD:
+        for family in exercise.families:
             _run(own, dataclasses.replace(problem, family=family), faults)
     except EmulatorError as error:
         faults.append(str(error))
     return Grade(exercise, _known(start, problem), _known(rung, problem), figures, tuple(faults))
-
-
-def _setting(exercise: Exercise) -> tuple[Problem, KernelConfig]:
-    """A small problem that the rung takes, and the configuration for it."""
-    tile = exercise.version.config()
-    problem = Problem(
-        seqlen_q=TILES * tile.block_m,
-        seqlen_k=BLOCKS * tile.block_n,
-        head_dim=tile.head_dim,
-        operation=exercise.version.operation,
-    )
-    return problem, exercise.version.config_for(problem, load_gpu(GPU))
 
 
 def _run(artifact: Artifact, problem: Problem, faults: list[str]) -> Report:

@@ -65,6 +65,8 @@ MEASURES = {
         lambda report, _: report.shared_wavefronts - report.shared_wavefronts_ideal,
         is_exact=True,
     ),
+    "shared_memory": Measure("wavefronts of shared memory", lambda report, _: report.shared_wavefronts),
+    "global_memory": Measure("32-byte sectors of global memory", lambda report, _: report.global_sectors),
     "integer": Measure("integer instructions, executed", _executed(_INTEGER)),
     "fp32": Measure("FP32 additions and multiplications, executed", _executed(_FP32)),
     "divisions": Measure("divisions and reciprocals, executed", _executed(_DIVISIONS), is_exact=True),

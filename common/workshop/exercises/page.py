@@ -12,7 +12,7 @@ from flashladder.common.errors import ResultsError
 from flashladder.common.report.tables import facts, folding, numbers, table
 from flashladder.common.report.templating import render
 from flashladder.common.workshop.exercises.exercise import Exercise
-from flashladder.common.workshop.exercises.grading import BLOCKS, GPU, TILES, Grade, grade
+from flashladder.common.workshop.exercises.grading import GPU, Grade, grade
 from flashladder.common.workshop.exercises.measures import MEASURES
 
 KERNEL, TASK = "kernel.cu", "TASK.md"
@@ -35,7 +35,7 @@ def begin(exercise: Exercise, folder: Path) -> Grade:
 
 def _task(start: Grade) -> str:
     values = {"exercise": start.exercise, "goal": goal(start), "kernel": KERNEL}
-    return render("exercise.md.j2", **values, gpu=GPU, tiles=TILES, blocks=BLOCKS) + "\n"
+    return render("exercise.md.j2", **values, gpu=GPU) + "\n"
 
 
 def goal(found: Grade) -> str:

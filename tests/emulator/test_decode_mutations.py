@@ -1,0 +1,40 @@
+"""The same as test_mutations.py for decode and mla: the kernel that has the keys, and the one that combines their parts
+where the CTA that comes last does not."""
+
+import pytest
+from one_kernel import OneKernel
+
+from flashladder.common.problem.problem import Problem
+
+BY_TMA = ("decode/08", "decode/09")
+ASKED = ("decode/06", "decode/07", *BY_TMA, "decode/10", "mla/00", "mla/01", "mla/02")
+DEPENDENT = ("decode/07", *BY_TMA)
+SIZES = {
+    "decode": {"seqlen_q": 1, "num_heads": 2, "num_heads_k": 1, "head_dim": 64},
+    "mla": {"seqlen_q": 1, "num_heads": 16, "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512},
+}
+
+
+def kernel(name, entry, *lengths, parts=2):
+    """Of a rung, with sequences of these lengths that are cut into so many parts."""
+    ladder = name.partition("/")[0]
+    problem = Problem(**SIZES[ladder], seqlens_k=lengths, options={"num_splits": parts}, operation=ladder)
+    return OneKernel(name, entry, problem)
+
+
+def main(name):
+    """The one that has the keys. Rings of three stages come round in 5 blocks of 64 keys, and where nvcc unrolls the
+    producer's loop four times in 11; mla has one place or two."""
+    if name in BY_TMA:
+        return kernel(name, "attention_decode", 690, parts=1)
+    return kernel(name, "attention_decode", 590, 100) if "decode" in name else kernel(name, "attention_mla", 300)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_loss_of_any_synchronisation_is_reported(name):
+    main(name).is_exact(name)
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_parts_that_are_read_before_the_other_kernel_has_ended_are_reported(name):
+    kernel(name, "combine", 590, 100).is_exact(f"{name}, combine")
