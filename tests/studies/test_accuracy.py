@@ -74,6 +74,13 @@ def test_every_family_suits_every_shape(family, dtype):
         assert exact.o.abs().max() < torch.finfo(DTYPES[dtype]).max
 
 
+def test_a_narrower_v_is_drawn():
+    problem = Problem(seqlen_q=70, head_dim=64, head_dim_v=32, family="falling_steeply")
+    tensors = make_inputs(problem)
+    assert tensors.v.shape[-1] == 32
+    assert tensors.v.isfinite().all()
+
+
 def test_a_family_that_is_none_is_refused():
     with pytest.raises(UnsupportedProblemError, match="family=plateau: must be one of normal, normal_3"):
         Problem(family="plateau")

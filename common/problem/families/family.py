@@ -28,7 +28,10 @@ class Family:
     def draw(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float, random: torch.Generator
     ) -> None:
-        """Fills the tensors, (batch, seqlen, heads, head_dim), with numbers made on the generator's device."""
+        """Fills the tensors, (batch, seqlen, heads, head_dim), with numbers made on the generator's device.
+
+        Of a design, a narrower v has the first columns.
+        """
         if self.design is None:
             for tensor in (q, k, v):
                 tensor.copy_(torch.randn(tensor.shape, generator=random, device=random.device))
@@ -38,7 +41,7 @@ class Family:
             sketch = Sketch(inputs[0], inputs[1], softmax_scale, random)
             self.design(sketch)
             for tensor, drawn in zip(inputs, (sketch.q, sketch.k, sketch.v), strict=True):
-                heads_first(tensor).copy_(drawn)
+                heads_first(tensor).copy_(drawn[..., : tensor.shape[-1]])
 
 
 FAMILIES = {NORMAL: Family(NORMAL, "Standard normal q, k and v: what most tests use.")}
