@@ -24,7 +24,7 @@ RUNGS = catalog.versions(ladder=LADDER)
 ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
-IN_ORDER = catalog.find(f"{LADDER}/17")
+IN_ORDER = catalog.find(f"{LADDER}/19")
 SAME_BITS = {"options": {"deterministic": True}}
 
 
