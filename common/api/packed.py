@@ -86,9 +86,12 @@ def packed_attention(
         return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
-    bounds = (*general.window_of(window), given.number("softcap", softcap), slopes, deterministic)
+    left, right = general.window_of(window)
     dropping = dropout.drawn(dropout_p, q.device)
-    asked = differentiable.Options(*packing, causal, softmax_scale, *bounds, *dropping)
+    softcap = given.number("softcap", softcap)
+    asked = differentiable.Options(
+        *packing, causal, softmax_scale, left, right, softcap, slopes, deterministic, *dropping
+    )
     if gradients.wanted(q, k, v):
         differentiable.refuse(sinks=sinks is not None)
         o, lse = differentiable.forward(q[None], k[None], v[None], asked, version)

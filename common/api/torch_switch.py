@@ -114,9 +114,11 @@ def _ours(
     output = torch.empty_like(query)  # strided as torch.compile expects it
     out = output.transpose(1, 2)
     if dropout_p:
-        words = pad(dropout.drawn(dropout_p, q.device).rng_state, (0, 1))
+        state = dropout.drawn(dropout_p, q.device).rng_state
+        assert state is not None
+        words = pad(state, (0, 1))
         asked = options._replace(rng_state=words[:STATE_WORDS])
-        o, lse = general.forward(q, k, v, *asked, DEFAULT, True)
+        o, lse = general.forward(q, k, v, *asked, None, DEFAULT, True)  # no sinks
         out.copy_(o)
     else:
         words = query.new_empty(STATE_WORDS + 1, dtype=torch.int32)

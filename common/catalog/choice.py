@@ -79,7 +79,8 @@ class Configurable:
 
     def _with_head_dim_v(self, values: dict[str, Value]) -> dict[str, Value]:
         """The values, and the head_dim_v that goes with them."""
-        of_v = self.apart.get(values["head_dim"])  # type: ignore[call-overload]
+        head_dim = values["head_dim"]
+        of_v = self.apart.get(head_dim) if isinstance(head_dim, int) else None
         leading = {name: values.pop(name) for name in ("dtype", "head_dim")}
         return {**leading, **({HEAD_DIM_V: of_v} if of_v else {}), **values}
 

@@ -369,6 +369,7 @@ def num_parts(problem: Problem) -> int:
 
 def tiles(problem: Problem) -> int:
     """How many tiles of rows a sequence has, over all heads of K."""
+    assert isinstance(problem.asked, Decode)
     rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
     return problem.num_heads_k * -(-rows // problem.asked.tile_rows)
 

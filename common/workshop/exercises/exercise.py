@@ -107,4 +107,4 @@ def _problem(version: Version, declared: Mapping[str, Any]) -> Problem:
     unknown = set(declared) - {field.name for field in fields(Problem)}
     if unknown:
         raise ConfigError(f"problem: {listing(sorted(unknown))} is no field of a problem")
-    return Problem(**sizes | declared, operation=version.operation)
+    return Problem(**{**sizes, **declared}, operation=version.operation)
