@@ -189,13 +189,6 @@ def test_dropout_has_deterministic_gradients(device):
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-@pytest.mark.usefixtures("same_bits")
-def test_nor_under_torchs_switch():
-    _, _, inputs = drawn("cpu")
-    with pytest.raises(UnsupportedProblemError, match=r"has no dropout.* torch.no_grad\(\), or .*warn_only=True"):
-        flashladder.attention(*inputs, dropout_p=0.1)
-
-
 def test_gradients_of_gradients_are_refused(device):
     _, tensors, (q, k, v) = drawn(device)
     (dq,) = torch.autograd.grad(flashladder.attention(q, k, v), (q,), tensors.dout, create_graph=True)
