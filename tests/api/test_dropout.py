@@ -276,7 +276,7 @@ def test_each_replay_of_a_graph_draws_its_own_mask():
 def test_its_operator_is_what_torch_expects(device):
     inputs, _ = drawn(device, seqlen_q=8, seqlen_k=8)
     options = differentiable.Options(dropout_p=0.3, rng_state=STATE.to(device))
-    torch.library.opcheck(general.forward, (*(each.detach() for each in inputs), *options, "fastest", True))
+    torch.library.opcheck(general.forward, (*(each.detach() for each in inputs), *options, None, "fastest", True))
 
 
 @pytest.mark.parametrize(

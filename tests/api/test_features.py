@@ -96,7 +96,7 @@ def test_a_rung_without_it_is_refused():
 def test_torch_sees_an_operator(device):
     q, slopes = Q.to(device), torch.ones(4, device=device)
     arguments = (q, q, q, None, None, 0, 0, True, 0.125, None, None, 0.0, slopes.expand(2, 4).contiguous())
-    arguments += 0.0, None, "24", True
+    arguments += False, 0.0, None, None, "24", True
     torch.library.opcheck(general.forward, arguments, test_utils=("test_schema", "test_faketensor"))
     compiled = torch.compile(lambda q: attention(q, q, q, alibi_slopes=slopes) * 2, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q), attention(q, q, q, alibi_slopes=slopes) * 2)

@@ -199,7 +199,9 @@ def test_torch_sees_through_sequences(device):
     tensors = (q[None], k[None], v[None], cu_seqlens, cu_seqlens, 16, 16)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(
-        general.forward, (*tensors, True, 0.125, None, None, 0.0, None, 0.0, None, "24", True), test_utils=checks
+        general.forward,
+        (*tensors, True, 0.125, None, None, 0.0, None, False, 0.0, None, None, "24", True),
+        test_utils=checks,
     )
 
     def model(*arguments):
