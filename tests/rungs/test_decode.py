@@ -130,7 +130,7 @@ def test_boxes_of_pages(version, page_size):
 def test_pages_that_are_no_boxes_are_left_to_another_rung():
     task = problem(options={"paged": True, "page_size": 24})
     for version in BY_TMA:
-        with pytest.raises(UnsupportedProblemError, match="not 24; the nearest rung .* is decode/13"):
+        with pytest.raises(UnsupportedProblemError, match=r"not 24; the nearest rung .* is decode/13"):
             version.check(task, version.config_for(problem()))
 
 
