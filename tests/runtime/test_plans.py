@@ -155,7 +155,7 @@ def test_new_keys_in_caches_of_one_tensor(driver, monkeypatch):
 
 
 def test_the_backward_pass(driver, monkeypatch):
-    a, lse = torch.zeros(2, 100, 2, 64).bfloat16(), torch.zeros(2, 2, 100)
+    a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)  # the stand-in knows no dependent kernels
     call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *Options(causal=True), True, True)  # noqa: E731
     expected = launched_in_python(driver, monkeypatch, call)
     assert len(expected) > 1
