@@ -109,6 +109,7 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=Fal
     heads_k = rng.choice((1, 1, 2, 3))
     lengths = _packed_lengths(rng, longest) if packed else _lengths(rng, longest)
     rows, keys = (sum(lengths[name]) for name in lengths) if packed else lengths.values()
+    same_width = kind.get("head_dim_v") in (None, kind.get("head_dim"))
     return Problem(
         **lengths,
         **{"operation": "packed"} if packed else {"batch": rng.choice((1, 1, 2))},
@@ -119,7 +120,7 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=Fal
         softcap=rng.choice((1.0, 20.0, 50.0)) if softcap else 0.0,
         dropout_p=rng.choice((0.1, 0.5)) if dropout else 0.0,
         softmax_scale=rng.choice((None, math.exp(rng.uniform(-6, 0)))),
-        layout=rng.choice([name for name in LAYOUTS if name != PACKED_INPUTS or rows == keys]),
+        layout=rng.choice([name for name in LAYOUTS if name != PACKED_INPUTS or (rows == keys and same_width)]),
         seed=rng.randrange(2**31),
     )
 
