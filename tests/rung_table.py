@@ -112,10 +112,10 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=Fal
     same_width = kind.get("head_dim_v") in (None, kind.get("head_dim"))
     return Problem(
         **lengths,
-        **{"operation": "packed"} if packed else {"batch": rng.choice((1, 1, 2))},
+        **{} if packed else {"batch": rng.choice((1, 1, 2))},
         num_heads=heads_k * rng.choice((1, 1, 2, 4)),
         num_heads_k=heads_k,
-        **{"lse": rng.random() < 0.8} | kind,
+        **{"operation": "packed" if packed else "forward", "lse": rng.random() < 0.8} | kind,
         **_window(rng, kind["causal"]) if window else {},
         softcap=rng.choice((1.0, 20.0, 50.0)) if softcap else 0.0,
         dropout_p=rng.choice((0.1, 0.5)) if dropout else 0.0,

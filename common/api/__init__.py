@@ -34,10 +34,11 @@ def attention(
     q is (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_k, head_dim) and v (batch, seqlen_k,
     num_heads_k, head_dim_v), of bf16 or fp16, with any strides whose last is 1; num_heads_k divides num_heads.
     head_dim is up to 256, and head_dim_v too. The tensors are copied, with zeros behind their columns, where one of
-    both is no multiple of 8, and where head_dim_v is larger, or is smaller and a gradient or dropout is wanted. A
-    causal mask is aligned to the bottom right. softmax_scale defaults to 1 / sqrt(head_dim). Returns O, (batch,
-    seqlen_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exp of each row of scores, (batch,
-    num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0 and a log-sum-exp of -inf.
+    both is no multiple of 8, and where head_dim_v is larger, or is smaller and a gradient or dropout is wanted; for a
+    gradient up to 64, 96, 128 or 256 columns. A causal mask is aligned to the bottom right. softmax_scale defaults to
+    1 / sqrt(head_dim). Returns O, (batch, seqlen_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exp
+    of each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0
+    and a log-sum-exp of -inf.
 
     A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
     it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
@@ -59,8 +60,8 @@ def attention(
     on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
     through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
 
-    Where q, k or v want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward computes dQ,
-    dK and dV. It takes neither sinks nor `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
+    Where q, k, v or sinks want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward
+    computes dQ, dK and dV. It takes no `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
     no key adds nothing to them. With `deterministic`, and under torch.use_deterministic_algorithms(True), each run
     gives them the same bits, which O always has; beside dropout that is refused.
 
@@ -73,7 +74,8 @@ def attention(
         done = op.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
-    given.tensors(q=q, k=k, v=v)
+    inputs = {"q": q, "k": k, "v": v} | ({} if sinks is None else {"sinks": sinks})
+    given.tensors(**inputs)
     given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
     given.text(version=version)
     softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
@@ -88,10 +90,12 @@ def attention(
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
     dropout_p = dropout.checked(dropout_p)
-    if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
+    trains = gradients.wanted(*inputs.values())
+    if around_kernels.are_needed(q, v, dropout_p > 0, trains):
         beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
-        o, sums = around_kernels.attend(functools.partial(attention, **beside, return_lse=True), q, k, v, softmax_scale)
+        alone = functools.partial(attention, **beside, return_lse=True)
+        o, sums = around_kernels.attend(alone, q, k, v, softmax_scale, trains)
         if out is not None:
             o = op.written(out, o, q, k, v)
         return (o, sums) if return_lse else o
@@ -99,12 +103,13 @@ def attention(
     dropping = dropout.drawn(dropout_p, q.device)
     bounds = (*window, softcap, slopes, deterministic)
     options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *bounds, *dropping)
-    if gradients.wanted(q, k, v):
-        differentiable.refuse(out=out is not None, sinks=sinks is not None)
-        found = differentiable.forward(q, k, v, options, version)
+    sinks = general.sinks_of(sinks, q)
+    if trains:
+        differentiable.refuse(out=out is not None)
+        found = differentiable.forward(q, k, v, options, sinks, version)
         return found if return_lse else found[0]
     if options.has_more or sinks is not None:
-        o, lse = general.forward(q, k, v, *options, general.sinks_of(sinks, q), version, return_lse)
+        o, lse = general.forward(q, k, v, *options, sinks, version, return_lse)
         if out is not None:
             o = op.written(out, o, q, k, v)
         return (o, lse) if return_lse else o

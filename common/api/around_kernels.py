@@ -2,6 +2,7 @@
 
 Of a head_dim that is no multiple of 8 no copy of 16 bytes could follow the rows: flash-attn's functions fill it up too.
 No kernel has a head_dim_v that is larger than the head_dim; none of the backward pass or with dropout has another one.
+Gradients have kernels of few head_dims.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import torch
 from torch.nn.functional import pad
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.head_dims import HEAD_DIM_STEP
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP, TRAINED_HEAD_DIMS
 
 
-def are_needed(q: torch.Tensor, v: torch.Tensor, alike: bool) -> bool:
+def are_needed(q: torch.Tensor, v: torch.Tensor, dropout: bool, trains: bool) -> bool:
     """Whether a call on q and v, whose last dimensions are head_dim and head_dim_v, needs columns of zeros.
 
-    `alike` says whether both have to be one.
+    `dropout` and `trains` say whether weights are dropped, and whether a gradient is wanted.
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+    if trains and _columns(head_dim, head_dim_v, trains) != head_dim:
+        return True
     is_odd = head_dim % HEAD_DIM_STEP or head_dim_v % HEAD_DIM_STEP
-    return bool(is_odd or head_dim_v > head_dim or (alike and head_dim_v != head_dim))
+    return bool(is_odd or head_dim_v > head_dim or ((dropout or trains) and head_dim_v != head_dim))
 
 
 def attend(
@@ -32,17 +35,25 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     softmax_scale: float | None,
+    trains: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O, (..., seqlen_q, num_heads, head_dim_v), and the log-sum-exp, (..., num_heads, seqlen_q).
 
-    `call(q, k, v, softmax_scale=...)` gives both for tensors of one head_dim that is a multiple of 8.
+    `call(q, k, v, softmax_scale=...)` gives both for tensors of one head_dim that is a multiple of 8, and has
+    gradients if it `trains`.
     UnsupportedProblemError for a k that is not as wide as q.
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     if k.shape[-1] != head_dim:
         shapes = ", ".join(f"{name} is {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
         raise UnsupportedProblemError(f"{shapes}; kernels take one head_dim, the last dimension, of q and k")
-    columns = -(-max(head_dim, head_dim_v) // HEAD_DIM_STEP) * HEAD_DIM_STEP
+    columns = _columns(head_dim, head_dim_v, trains)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     o, lse = call(*(pad(x, (0, columns - x.shape[-1])) for x in (q, k, v)), softmax_scale=scale)
     return o[..., :head_dim_v], lse
+
+
+def _columns(head_dim: int, head_dim_v: int, trains: bool) -> int:
+    """Of the copies; more than kernels have where no kernel has so many, which is refused later."""
+    least = -(-max(head_dim, head_dim_v) // HEAD_DIM_STEP) * HEAD_DIM_STEP
+    return next((columns for columns in TRAINED_HEAD_DIMS if trains and least <= columns), least)

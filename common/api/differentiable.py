@@ -6,6 +6,7 @@ the same backward pass, which is an operator of its own.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ LADDER = "backward"  # the name of the ladder, and of what it computes
 RUNGS = ("backward/18", "backward/10", "backward/12", "backward/11")
 IN_ONE_ORDER = ("backward/19", "backward/11")  # where each run is to give the same bits
 
+_SINKS = -3  # their place among the general operator's inputs
 _TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "rng_state")  # of the options
 _Gradients = tuple[torch.Tensor | None, ...]
 
@@ -96,14 +98,14 @@ def refuse(**asked: Any) -> None:
 
 
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, version: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, sinks: torch.Tensor | None, version: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp, which both have gradients. UnsupportedProblemError for what no backward rung takes."""
     require_rung(q, k, options)
-    if options.is_plain:
+    if options.is_plain and sinks is None:
         o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
     else:
-        o, lse = general.forward(q, k, v, *options, None, version, True)  # no sinks
+        o, lse = general.forward(q, k, v, *options, sinks, version, True)
     return o, lse
 
 
@@ -140,33 +142,53 @@ def rung_for(problem: Problem, arch: str) -> Version:
 
 def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     q, k, v, causal, softmax_scale, *_ = inputs
-    keep(ctx, (q, k, v), Options(causal=causal, softmax_scale=softmax_scale), output)
+    keep(ctx, (q, k, v), Options(causal=causal, softmax_scale=softmax_scale), None, output)
 
 
 def _keep_general(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, *options, _, _, _ = inputs  # no gradient goes with sinks
-    keep(ctx, (q, k, v), Options(*options), output)
+    q, k, v, *options, sinks, _, _ = inputs
+    keep(ctx, (q, k, v), Options(*options), sinks, output)
 
 
-def keep(ctx: Any, inputs: tuple[torch.Tensor, ...], options: Options, output: tuple[torch.Tensor, ...]) -> None:
+def keep(
+    ctx: Any,
+    inputs: tuple[torch.Tensor, ...],
+    options: Options,
+    sinks: torch.Tensor | None,
+    output: tuple[torch.Tensor, ...],
+) -> None:
     """Q, K, V, O, the log-sum-exp, and what was asked for, for `differentiate`."""
-    ctx.save_for_backward(*inputs, *output, *(getattr(options, name) for name in _TENSORS))
+    ctx.save_for_backward(*inputs, *output, sinks, *(getattr(options, name) for name in _TENSORS))
     nothing: dict[str, Any] = dict.fromkeys(_TENSORS)
     ctx.options = options._replace(**nothing)
     ctx.set_materialize_grads(False)
 
 
 def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
-    """The gradients of all inputs of an operator that begin with Q, K and V."""
-    nothing = (None,) * (len(ctx.needs_input_grad) - 3)  # of the options
+    """The gradients of all inputs of an operator that begin with Q, K and V, and may have sinks."""
+    found: list[torch.Tensor | None] = [None] * len(ctx.needs_input_grad)
     if dout is None and dlse is None:
-        return None, None, None, *nothing
-    q, k, v, o, lse, *tensors = ctx.saved_tensors
+        return tuple(found)
+    q, k, v, o, lse, sinks, *tensors = ctx.saved_tensors
     dout = torch.zeros_like(o) if dout is None else dout
     options = ctx.options._replace(**dict(zip(_TENSORS, tensors, strict=True)))
     of_q, of_k, of_v = asked = ctx.needs_input_grad[:3]
-    made = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, dlse, *options, of_q, of_k or of_v)
-    return *(gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)), *nothing
+    if any(asked):
+        made = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, dlse, *options, of_q, of_k or of_v)
+        found[:3] = [gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)]
+    if sinks is not None and ctx.needs_input_grad[_SINKS]:
+        found[_SINKS] = _of_sinks(sinks, o, lse, dout, dlse)
+    return tuple(found)
+
+
+def _of_sinks(
+    sinks: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
+) -> torch.Tensor:
+    """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
+    lse, dlse = (None if x is None else x.view(-1, *lse.shape[-2:]) for x in (lse, dlse))  # packed, it has no batch
+    share = (sinks[:, None] - lse).exp().masked_fill(lse == -math.inf, 0)  # no key, and no sink
+    pull = -(dout * o).sum(-1, dtype=torch.float32).transpose(1, 2)
+    return (share * (pull if dlse is None else pull + dlse)).sum((0, 2))
 
 
 torch.library.register_autograd("flashladder::attention", differentiate, setup_context=_keep_plain, lib=op.LIBRARY)

@@ -61,7 +61,7 @@ def sinks_of(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None
         )
     if sinks.device != q.device:
         raise UnsupportedProblemError(f"sinks on {sinks.device}, q on {q.device}; kernels take one device")
-    gradients.refuse(sinks, what="sinks")
+    gradients.refuse_forward_mode(sinks, what="sinks")
     return sinks.float().contiguous()
 
 

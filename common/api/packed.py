@@ -57,7 +57,8 @@ def packed_attention(
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
-    given.tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    inputs = {"q": q, "k": k, "v": v} | ({} if sinks is None else {"sinks": sinks})
+    given.tensors(**inputs, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
     given.text(version=version)
     longest = given.rows("max_seqlen_q", max_seqlen_q), given.rows("max_seqlen_k", max_seqlen_k)
@@ -76,13 +77,14 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     gradients.refuse_forward_mode(q, k, v)
-    if around_kernels.are_needed(q, v, alike=bool(dropout_p) or gradients.wanted(q, k, v)):
+    trains = gradients.wanted(*inputs.values())
+    if around_kernels.are_needed(q, v, bool(dropout_p), trains):
         options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
         options |= {"sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
         alone: Any = functools.partial(packed_attention, return_lse=True, **options)
-        o, lse = around_kernels.attend(alone, q, k, v, softmax_scale)
+        o, lse = around_kernels.attend(alone, q, k, v, softmax_scale, trains)
         return (o, lse) if return_lse else o
     packing = (cu_seqlens_q, cu_seqlens_k, *longest)
     slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
@@ -92,11 +94,11 @@ def packed_attention(
     asked = differentiable.Options(
         *packing, causal, softmax_scale, left, right, softcap, slopes, deterministic, *dropping
     )
-    if gradients.wanted(q, k, v):
-        differentiable.refuse(sinks=sinks is not None)
-        o, lse = differentiable.forward(q[None], k[None], v[None], asked, version)
+    sinks = general.sinks_of(sinks, q)
+    if trains:
+        o, lse = differentiable.forward(q[None], k[None], v[None], asked, sinks, version)
     else:
-        o, lse = general.forward(q[None], k[None], v[None], *asked, general.sinks_of(sinks, q), version, return_lse)
+        o, lse = general.forward(q[None], k[None], v[None], *asked, sinks, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
 
 

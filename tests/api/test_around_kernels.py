@@ -8,7 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flashladder import attention, flash_attn_func, packed_attention
+from flashladder.common import catalog
+from flashladder.common.api import differentiable
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.head_dims import TRAINED_HEAD_DIMS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SINKS = torch.tensor([1.0, -2.0, 5.0, -math.inf])
@@ -104,7 +107,7 @@ def test_packed_sequences_have_them_too(device):
             near((o[rows], lse[:, rows]), [x[0] for x in alone])
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(59, 59), (64, 40), (40, 64)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(59, 59), (64, 40), (40, 64), (72, 72)])
 def test_gradients_of_head_dims_that_are_filled_up(head_dim, head_dim_v):
     widths = (head_dim, head_dim, head_dim_v)
     inputs = [drawn(1, 16, 2, columns, seed=seed).requires_grad_() for seed, columns in enumerate(widths)]
@@ -113,6 +116,45 @@ def test_gradients_of_head_dims_that_are_filled_up(head_dim, head_dim_v):
     exact(*twins)[0].sum().backward()
     for ours, theirs in zip(inputs, twins, strict=True):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=0.03)
+
+
+def test_every_head_dim_with_gradients_is_a_rungs():
+    assert set(TRAINED_HEAD_DIMS) == set(catalog.find(differentiable.RUNGS[-1]).supports.head_dim)
+
+
+@pytest.mark.parametrize(
+    ("packed", "head_dim", "wants"),
+    [
+        (False, 64, (True, True)),
+        (False, 64, (False, True)),
+        (False, 64, (True, False)),
+        (True, 64, (True, True)),
+        (False, 40, (True, True)),
+    ],
+)
+def test_gradients_beside_sinks(packed, head_dim, wants, device):
+    """Of the inputs and of the sinks, of O and of the log-sum-exp; some rows see no key."""
+    inputs = [
+        drawn(1, rows, heads, head_dim, seed=i, device=device)
+        for i, (rows, heads) in enumerate(((20, 4), (16, 2), (16, 2)))
+    ]
+    inputs, sinks = [x.requires_grad_(wants[0]) for x in inputs], SINKS.clone().to(device).requires_grad_(wants[1])
+    if packed:
+        ends = [torch.tensor([0, rows], dtype=torch.int32, device=device) for rows in (20, 16)]
+        o, lse = packed_attention(*(x[0] for x in inputs), *ends, 20, 16, causal=True, sinks=sinks, return_lse=True)
+        o, lse = o[None], lse[None]
+    else:
+        o, lse = attention(*inputs, causal=True, sinks=sinks, return_lse=True)
+    dout, dlse = drawn(*o.shape, seed=7, device=device), drawn(*lse.shape, seed=8, device=device).float()
+    dlse[:, 3, :4] = 0  # of rows without a key and a sink
+    torch.autograd.backward([o, lse], [dout, dlse])
+    twins = [x.detach().double().requires_grad_() for x in (*inputs, sinks)]
+    of_o, of_lse = exact(*twins[:3], sinks=twins[3], causal=True)
+    torch.autograd.backward([of_o, of_lse.nan_to_num(neginf=0)], [dout.double(), dlse.double()])
+    for ours, theirs, is_wanted in zip((*inputs, sinks), twins, [wants[0]] * 3 + [wants[1]], strict=True):
+        assert (ours.grad is not None) == is_wanted
+        if is_wanted:
+            torch.testing.assert_close(ours.grad.double(), theirs.grad.nan_to_num(), rtol=0.01, atol=0.03)
 
 
 @pytest.mark.parametrize("options", [{}, {"sinks": SINKS}])
@@ -137,8 +179,6 @@ Q = drawn(1, 9, 4, 20)
         ((Q, Q, Q), {"sinks": SINKS[:3]}, r"sinks is \(3,\) torch.float32; with q it is \(4,\) torch.float32"),
         ((Q, Q, Q), {"sinks": SINKS.to(torch.int32)}, r"sinks is \(4,\) torch.int32"),
         ((Q, Q, Q), {"sinks": SINKS.to("meta")}, "sinks on meta, q on cpu"),
-        ((Q, Q, Q), {"sinks": SINKS.clone().requires_grad_()}, "sinks want a gradient"),
-        ((Q.clone().requires_grad_(), Q, Q), {"sinks": SINKS}, "backward rungs take no sinks"),
         ((Q, Q, Q), {"out": torch.empty(1, 9, 4, 24, dtype=Q.dtype)}, "out is .* O is"),
     ],
 )

@@ -15,8 +15,7 @@ from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import execute
-from flashladder.common.runtime.execute import on_emulator, on_gpu
-from flashladder.common.runtime.gpu import device_arch
+from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import Launcher
 
 LADDER = "backward"
@@ -311,87 +310,3 @@ def test_additions_in_any_order_are_found(rung):
     task = problem(seqlen_q=64, seqlen_k=256, **SAME_BITS)
     with pytest.raises(RaceError, match="race on global memory: tensor workspace dq_sum"):
         on_emulator(artifact, task, make_inputs(task))
-
-
-# On a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rung", [IN_ORDER, ANY], ids=lambda rung: rung.name)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_hundred_runs_give_the_same_bits(rung, causal, head_dim):
-    if not rung.runs_on(device_arch()):
-        pytest.skip(f"{rung.name} needs another GPU")
-    sizes = {"batch": 4, "num_heads": 16, "num_heads_k": 8, "seqlen_q": 2000, "head_dim": head_dim, "causal": causal}
-    task = problem(**sizes, **SAME_BITS)
-    tensors = make_inputs(task, "cuda")
-    launch = on_gpu(build_one(rung, rung.config_for(task), device_arch()), task, tensors)
-    found = []
-    for _ in range(100):
-        tensors.poison()
-        launch()
-        found.append([tensors.by_name[name].clone() for name in ("dq", "dk", "dv")])
-    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
-    assert all(torch.equal(a, b) for each in found[1:] for a, b in zip(each, found[0], strict=True))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_each_rung_is_right_on_a_gpu(rung, head_dim):
-    require_right_on_a_gpu(rung, problem(batch=2, num_heads=4, seqlen_q=1024, head_dim=head_dim))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
-def test_the_last_rung_is_right_on_a_gpu(head_dim, causal, seqlen_q, seqlen_k):
-    sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "causal": causal, "layout": "padded"}
-    require_right_on_a_gpu(ANY, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rung", HOPPER, ids=lambda rung: rung.name)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
-def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqlen_k):
-    sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "causal": causal, "layout": "padded"}
-    require_right_on_a_gpu(rung, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"seqlen_q": 2000, "window_left": 300, "window_right": 100},
-        {"seqlen_q": 1000, "seqlen_k": 1500, "causal": True, "window_left": 300},
-        {"seqlen_q": 1000, "softcap": 20.0},
-        {"seqlen_q": 1000, "causal": True, "alibi": True},
-        {"seqlen_q": 1000, "options": {"dlse": True}},
-        {"seqlen_q": 1000, "causal": True, "options": {"wants_dq": False}},
-        {"seqlen_q": 1000, "causal": True, "options": {"wants_dkv": False}},
-        {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True},
-        {"seqlens_q": (700, 64), "window_left": 100, "softcap": 20.0, "alibi": True, "options": {"dlse": True}},
-        {"seqlen_q": 1000, "causal": True, "window_left": 300, "softcap": 20.0, "alibi": True, "dropout_p": 0.2},
-        {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True, "dropout_p": 0.2},
-    ],
-    ids=str,
-)
-def test_any_attention_on_a_gpu(head_dim, more):
-    require_right_on_a_gpu(ANY, problem(**{"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, **more}))
-
-
-def require_right_on_a_gpu(rung, task):
-    if not rung.runs_on(device_arch()):
-        pytest.skip(f"{rung.name} needs another GPU")
-    tensors = make_inputs(task, "cuda")
-    launch = on_gpu(build_one(rung, rung.config_for(task), device_arch()), task, tensors)
-    for _ in range(3):
-        tensors.poison()
-        launch()
-        torch.cuda.synchronize()
-        verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
