@@ -119,7 +119,7 @@ def test_many_random_problems(rung, kind):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("rung", [LAST, ANY], ids=lambda rung: rung.name)
 def test_every_family_of_inputs(rung, head_dim, family):
-    """By FlashAttention's rule, or at most twice as far from exact gradients as FlashAttention-2's own roundings are."""
+    """By FlashAttention's rule, or at most twice as far from exact gradients as its own roundings are."""
     sizes = {"num_heads": 2, "seqlen_q": 1000, "head_dim": head_dim, "causal": head_dim == 64}
     for dtype in ("bf16", "fp16"):
         task = problem(**sizes, dtype=dtype, family=family)
