@@ -135,7 +135,8 @@ class Job:
         total = len(ranking.order)
         trials = self.settings.trials or usual_trials(total)
         search = max(LEAST_SECONDS, seconds - BUDGET_S[self.settings.mode] * len(self.space.problems))
-        return Budget(total if self.settings.exhaustive else min(trials, total), min(search, self.settings.seconds))
+        trials = total if self.settings.exhaustive else min(trials, total)
+        return Budget(trials, min(search, self.settings.seconds), may_grow=self.settings.trials is None)
 
     def strategy(self, ranking: Ranking, budget: Budget) -> Strategy:
         """What chooses among the kernels."""

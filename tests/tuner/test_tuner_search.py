@@ -1,6 +1,7 @@
 """A search from end to end on the simulated bench: what is measured, chosen, logged, resumed and refused."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -69,6 +70,21 @@ def test_every_kernel_of_a_small_space_is_measured_and_the_best_wins(tmp_path):
     winner = next(kernel for kernel in setup.stock.kernels if kernel.code == final["winner"])
     assert time_us(winner.config) <= 1.01 * time_us(fastest.config)
     assert {trial.state for trial in ledger.trials()} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(("ranks", "trials", "measured"), [(True, None, 20), (False, None, 36), (False, 25, 25)])
+def test_every_kernel_is_measured_where_the_cost_model_cannot_rank_them(tmp_path, capsys, ranks, trials, measured):
+    """Unless somebody says how many."""
+    setup = Setup(tmp_path, every=4, trials=trials)
+    if not ranks:
+        shuffled = random.Random(0).sample(list(setup.ranking.predicted_us.values()), len(setup.stock.kernels))
+        predicted_us = dict(zip(setup.ranking.predicted_us, shuffled, strict=True))
+        order = tuple(sorted(setup.ranking.order, key=lambda kernel: predicted_us[kernel.code]))
+        setup.ranking = replace(setup.ranking, order=order, predicted_us=predicted_us)
+    setup.tune()
+    assert len(setup.stock.kernels) == 36
+    assert len(setup.measured) == measured
+    assert ("cannot rank these kernels" in capsys.readouterr().err) == (measured == 36)
 
 
 def test_log_and_storage_agree(tmp_path):
