@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from backward_rounding import bounded_by_flash_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ RUNGS = catalog.versions(ladder=LADDER)
 ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
-IN_ORDER = catalog.find(f"{LADDER}/19")
+LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("18", "19"))
 SAME_BITS = {"options": {"deterministic": True}}
 
 
@@ -32,13 +33,13 @@ def problem(**sizes):
     return Problem(**{**length, "head_dim": 64, **sizes}, operation=LADDER)
 
 
-def emulated(rung, task, tensors=None, **overrides):
+def emulated(rung, task, tensors=None, expected=None, **overrides):
     """Runs a rung under the race detector and requires right gradients."""
     tensors = tensors or make_inputs(task)
     tensors.poison()
     arch = "sm_90a" if rung in HOPPER else "sm_80"
     report = on_emulator(build_one(rung, rung.config_for(task, **overrides), arch), task, tensors)
-    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
+    verify(expected or expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
     return report
 
 
@@ -191,6 +192,15 @@ def test_random_problems(data):
 )
 def test_hopper_rungs_take_any_lengths(rung, sizes):
     emulated(rung, problem(**sizes))
+
+
+@pytest.mark.parametrize("rung", [ANY, LAST], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("family", ["normal_10", "rising_gently", "plateau_sparse", "huge_scores", "jump_key"])
+def test_families_of_inputs(rung, family):
+    """All of them are in test_backward_gpu.py."""
+    task = problem(seqlen_q=130, causal=True, family=family)
+    tensors = make_inputs(task)
+    emulated(rung, task, tensors, bounded_by_flash_attention(task, tensors))
 
 
 @pytest.mark.parametrize("rung", [ANY, *HOPPER], ids=lambda rung: rung.name)
