@@ -31,8 +31,7 @@ def flash_attn_func(
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
     `window_size`, also as a tensor of two, counts keys to the left and right of a query's own, -1 all. `deterministic`
-    changes nothing in the forward pass, which always is; with it gradients have the same bits each time. It is refused
-    with dropout where an input wants a gradient.
+    changes nothing in the forward pass, which always is; with it gradients have the same bits each time.
     With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
     without dropout in flash-attn, no probabilities (0 elements). Of a row that sees no key softmax_lse is -inf;
     flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
