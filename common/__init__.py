@@ -1,7 +1,7 @@
 """What every rung and tool shares: one way from a version and a config to a verified, measured result.
 
 The rooms, in the order of their imports: each knows only those above it. What every room uses lies beside them: paths,
-errors, the console, the host, and ladders of one's own.
+errors, YAML files, the console, the host, and ladders of one's own.
 
 problem     operations, problems and their inputs, configurations and the rules for them
 catalog     the ladders, rungs and references in versions/, and what each declares

@@ -1,4 +1,4 @@
-"""Batches of which each sequence has scores of its own design, and the bars that each misses after a kernel's run."""
+"""Inputs of a family; batches whose sequences each have scores of their own design, and the bars that each misses."""
 
 import torch
 
@@ -6,6 +6,14 @@ from flashladder.common.problem.families import Family
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.studies.accuracy import deviation, yardstick
+
+SMALL = {"seqlen_q": 128, "seqlen_k": 512}
+
+
+def drawn(family, **options):
+    """A small problem of a family, and its inputs."""
+    problem = Problem(**(SMALL | options), family=family)
+    return problem, make_inputs(problem)
 
 
 def drawn_by(designs, **options):

@@ -125,6 +125,14 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=Fal
     )
 
 
+def masked(**options):
+    return Problem(**{"head_dim": 64, "causal": True} | options)
+
+
+def packed(seqlens_q, seqlens_k, **options):
+    return masked(operation="packed", seqlens_q=seqlens_q, seqlens_k=seqlens_k, **options)
+
+
 def _lengths(rng, longest):
     lengths = {name: rng.randint(1, rng.choice((4, 40, longest))) for name in ("seqlen_q", "seqlen_k")}
     return dict.fromkeys(lengths, lengths["seqlen_q"]) if rng.random() < 0.25 else lengths

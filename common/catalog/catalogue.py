@@ -7,29 +7,46 @@ versions/references/.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashladder.common import own
-from flashladder.common.catalog import schema
-from flashladder.common.catalog.choice import HEAD_DIM_V, Configurable, choices_of
+from flashladder.common.catalog import loading, schema
+from flashladder.common.catalog.choice import HEAD_DIM_V, Configurable
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.naming import address_of, among, in_short, qualified
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.paths import REFERENCES, VERSIONS
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, listing, spell
-from flashladder.common.problem.rules import Rule
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem  # it needs torch, which takes seconds
 
 FIRST = ""  # the ladder that versions/ itself holds
 PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
+
+_LACKS = {  # by a name in `supports`: what a problem that asks for it is told, to be read after a rung's name
+    "causal": "has no causal mask",
+    "window": "has no sliding window",
+    "softcap": "has no softcap",
+    "alibi": "has no ALiBi",
+    "sinks": "has no sinks",
+    "packed": "takes no packed sequences",
+    "dropout": "has no dropout",
+    "lse": "gives no log-sum-exp",
+    "gqa": "needs as many K/V heads as Q heads, not {0.num_heads} and {0.num_heads_k}",
+}
+
+
+def _asked(problem: "Problem") -> dict[str, bool]:
+    """Which of _LACKS a problem asks for, in their order."""
+    same = {name: bool(getattr(problem, name)) for name in ("causal", "window", "softcap", "alibi", "sinks", "packed")}
+    of_heads = problem.num_heads != problem.num_heads_k
+    return same | {"dropout": problem.dropout_p > 0, "lse": "lse" in problem.outputs, "gqa": of_heads}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,25 +114,9 @@ class Implementation(Configurable):
         for name, value in problem.options:
             if refusal := supports.refusal(name, value, problem.asked.option(name).default):
                 return refusal
-        if problem.causal and not supports.causal:
-            return "has no causal mask"
-        if problem.window and not supports.window:
-            return "has no sliding window"
-        if problem.softcap and not supports.softcap:
-            return "has no softcap"
-        if problem.alibi and not supports.alibi:
-            return "has no ALiBi"
-        if problem.sinks and not supports.sinks:
-            return "has no sinks"
-        if problem.packed and not supports.packed:
-            return "takes no packed sequences"
-        if problem.dropout_p and not supports.dropout:
-            return "has no dropout"
-        if "lse" in problem.outputs and not supports.lse:
-            return "gives no log-sum-exp"
-        if problem.num_heads != problem.num_heads_k and not supports.gqa:
-            return f"needs as many K/V heads as Q heads, not {problem.num_heads} and {problem.num_heads_k}"
-        return None
+        lacking = (name for name, asked in _asked(problem).items() if asked and not getattr(supports, name))
+        name = next(lacking, None)
+        return None if name is None else _LACKS[name].format(problem)
 
     def _decided(self, problem: "Problem") -> dict[str, Value]:
         decided = decided_by(problem, self.supports.columns(problem.head_dim))
@@ -350,18 +351,8 @@ def _reference_names(root: Path) -> list[str]:
 @cache
 def _load(directory: Path, ladder: str, root: Path) -> Version:
     """Reads a rung's version.yaml; ConfigError names the file and what is wrong with it."""
-    with _named_in_errors(directory / schema.FILE) as path:
-        declared = schema.read(path, schema.RungDeclaration)
-        version = Version(
-            **_shared(directory, qualified(ladder, directory.name), declared, "kernel.cu"),
-            root=root,
-            ladder=ladder,
-            instruction_set=declared.instruction_set,
-            local_memory=declared.local_memory,
-            addresses=declared.addresses,
-            parent=declared.parent,
-            draft=declared.draft,
-        )
+    with loading.named_in_errors(directory / schema.FILE) as path:
+        version = Version(**loading.of_rung(path, qualified(ladder, directory.name)), ladder=ladder, root=root)
         _check(version)
     return version
 
@@ -369,48 +360,10 @@ def _load(directory: Path, ladder: str, root: Path) -> Version:
 @cache
 def _load_reference(directory: Path, root: Path) -> Reference:
     """Reads a reference's version.yaml; ConfigError names the file and what is wrong with it."""
-    with _named_in_errors(directory / schema.FILE) as path:
-        declared = schema.read(path, schema.ReferenceDeclaration)
-        reference = Reference(
-            **_shared(directory, directory.name, declared, "kernel.py"),
-            root=root,
-            devices=declared.devices,
-            requires=declared.requires,
-        )
+    with loading.named_in_errors(directory / schema.FILE) as path:
+        reference = Reference(**loading.of_reference(path), root=root)
         _check(reference)
     return reference
-
-
-@contextmanager
-def _named_in_errors(path: Path) -> Iterator[Path]:
-    """Every ConfigError begins with the file that it comes from."""
-    try:
-        yield path
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _usual_operation(rung: Path) -> str:
-    """What a rung computes that does not say: its ladder's own operation, where it has one."""
-    return rung.parent.name if (rung.parent / own.OPERATION_FILE).is_file() else own.FIRST_OPERATION
-
-
-def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: str) -> dict[str, Any]:
-    """What every implementation has."""
-    return {
-        "name": name,
-        "title": declared.title,
-        "idea": declared.idea,
-        "directory": directory,
-        "kernel": (directory / (declared.kernel or kernel)).resolve(),
-        "supports": declared.supports,
-        "operation": declared.operation or _usual_operation(directory),
-        "choices": choices_of(declared),
-        "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
-        "defaults": declared.defaults,
-        "small_sm": declared.small_sm,
-        "apart": declared.supports.apart,
-    }
 
 
 def _check(implementation: Implementation) -> None:

@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from flashladder.common import yaml_files
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.errors import ConfigError
@@ -167,7 +168,7 @@ Kind = TypeVar("Kind", bound=Declared)
 def read(path: Path, kind: type[Kind]) -> Kind:
     """What a YAML file declares; ConfigError says what is wrong with it, all at once."""
     try:
-        return kind.model_validate(yaml.safe_load(path.read_bytes()))
+        return kind.model_validate(yaml_files.parsed(path.read_bytes()))
     except yaml.YAMLError as error:
         raise ConfigError(str(error)) from None
     except ValidationError as invalid:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from flashladder.common import own
+from flashladder.common import own, yaml_files
 from flashladder.common.errors import ConfigError, instead, unknown
 from flashladder.common.paths import CONFIGS
 from flashladder.common.problem.rules import Rule
@@ -210,7 +210,7 @@ def _of_ladders(name: str) -> Field | None:
     return None
 
 
-_parsed = lru_cache(maxsize=8)(yaml.safe_load)  # every value of every configuration asks
+_parsed = lru_cache(maxsize=8)(yaml_files.parsed)  # every value of every configuration asks
 
 
 def parse_values(text: str) -> dict[str, Value]:
@@ -268,7 +268,7 @@ def load_gpu(name: str) -> GpuDescription:
     path = CONFIGS / "gpus" / f"{name.lower()}.yaml"
     if name.lower() not in gpu_names():
         raise unknown("description of the GPU", name, gpu_names())
-    values = yaml.safe_load(path.read_text())
+    values = yaml_files.parsed(path.read_text())
     expected = {field.name for field in dataclasses.fields(GpuDescription)} - {"name"}
     wrong = {*(expected - {"unconfirmed"} - values.keys()), *(values.keys() - expected)}
     if wrong:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flashladder.common import own
+from flashladder.common import own, yaml_files
 from flashladder.common.catalog import find
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
@@ -255,7 +255,7 @@ def _is_by_name(content: Any) -> bool:
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Any:
     """Every kernel of a field asks for its winner, and the file is long."""
-    return yaml.safe_load(text) or {}
+    return yaml_files.parsed(text) or {}
 
 
 def _winner(path: Path, version: str, kind: str, entry: Any) -> Winner:

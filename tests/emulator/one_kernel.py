@@ -1,10 +1,9 @@
 """One kernel of a rung that has several, for mutations of other ladders than the forward one."""
 
-from collections import Counter
 from unittest.mock import patch
 
 import torch
-from test_mutations import LISTED, Rung
+from test_mutations import LISTED, Rung, redundant_in
 
 from flashladder.common import catalog, emulator
 from flashladder.common.compiler import build_one
@@ -49,12 +48,7 @@ class OneKernel(Rung):
         outputs = self.tensors.outputs.values()
         return watched[0], [view.contiguous().view(torch.uint8).numpy().tobytes() for view in outputs]
 
-    def counted(self):
-        """How often each line of source is one of these opcodes, changed in this way."""
-        return Counter((opcode, line, change) for (opcode, line, _, change), _ in self.mutations())
-
     def is_exact(self, listed):
         """Requires that what redundant.yaml lists under this name, if anything, is all that may be missing."""
-        found = [entry["instructions"] for entry in LISTED if entry["rung"] == listed]
-        redundant = [(*name[:3], name[3] if len(name) > 3 else "removed") for names in found for name in names]
+        redundant = [name for entry in LISTED if entry["rung"] == listed for name in redundant_in(entry)]
         assert self.all_missed(redundant) == sorted(redundant)

@@ -1,6 +1,7 @@
 """Each synchronisation of every rung is taken out in turn, and each of its counts and parities changed: the emulator
 reports it, an output changes, or redundant.yaml says why nothing is lost. What it does not find with warps that run
-until they must wait, it is asked again with some that lag."""
+until they must wait, it is asked again with some that lag. Of rungs that synchronise alike one is asked for everything,
+the others for what they have beside it, and for what is redundant."""
 
 import itertools
 from collections import Counter
@@ -36,6 +37,13 @@ WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", *HALVING), 64)
 MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448)
 # These have no synchronisation that a higher rung has not, instruction by instruction, and are not asked again.
 AS_IN = {"31": "33", "32": "33", "35": "37", "39": "40", "41": "45", "42": "45", "44": "45"}
+# These are asked for what they have beside another, which is asked for everything.
+BESIDE = dict.fromkeys(("29", "30", "33", "34", "36", "37", "38"), "38") | {
+    "40": "43",
+    "45": "43",
+    "46": "48",
+    "47": "48",
+}
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
@@ -45,8 +53,19 @@ def is_hint(name):
     return name[0].startswith("setmaxnreg") and (".inc" in name[0] or name[3] != "removed")
 
 
+def kind_of(name):
+    """Of a mutation: the same in every rung that has the instruction."""
+    return *name[:2], name[3]
+
+
+def redundant_in(entry):
+    """The names of the mutations of an entry of redundant.yaml."""
+    return [(*name[:3], name[3] if len(name) > 3 else "removed") for name in entry["instructions"]]
+
+
 def cases():
-    """Every finished rung that can hold Q in registers, where nothing is redundant, and what redundant.yaml names."""
+    """Every finished rung that can hold Q in registers, where nothing is redundant, and what redundant.yaml names; and
+    the entry beside which it is asked."""
     for version in catalog.finished():
         if version.number in AS_IN:
             continue
@@ -56,11 +75,12 @@ def cases():
         config = {"block_m": min(version.choices["block_m"].values), **held}
         if version.instruction_set == "hopper":
             config["block_n"] = min(version.choices["block_n"].values)
-        yield pytest.param(version, config, [], id=version.name)
+        yield pytest.param(version, config, [], None, id=version.name)
     for entry in REDUNDANT:
         version = catalog.find(entry["rung"])
-        expected = [(*name[:3], name[3] if len(name) > 3 else "removed") for name in entry["instructions"]]
-        yield pytest.param(version, entry["config"], expected, id=f"{version.name}-redundant")
+        other = next((other for other in REDUNDANT if other["rung"] == BESIDE.get(version.number)), entry)
+        beside = None if other is entry else other
+        yield pytest.param(version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-redundant")
 
 
 class Rung:
@@ -161,8 +181,9 @@ class Rung:
         middle = len(removals) // 2
         return [each for half in (removals[:middle], removals[middle:]) for each in self.missed_removals(half, outputs)]
 
-    def all_missed(self, redundant):
-        """The names of the mutations that no schedule finds. What is `redundant` the first one alone is asked."""
+    def all_missed(self, redundant, reported=None):
+        """The names of the mutations that no schedule finds. What is `redundant` the first one alone is asked; of the
+        others those are not asked that have been `reported`, by kind, as often as there are any."""
         report, outputs = self.run(self.program)
         found = dict(self.mutations())
         assert len(found) == len(list(mutations(self.program))) >= 1
@@ -171,13 +192,19 @@ class Rung:
         removals = [(name, found[name]) for name in redundant if name[3] == "removed"]
         missed = self.missed_removals(removals, outputs)
         weaker = {(*name[:3], change) for name, _ in removals for change in WEAKER}  # found or not
-        answered = weaker.union(name for name, _ in removals)
+        own, reported = self.counted(), reported or Counter()
+        known = {name for name in found.keys() - set(redundant) if own[kind_of(name)] <= reported[kind_of(name)]}
+        answered = known | weaker.union(name for name, _ in removals)
         asked = {name: each for name, each in found.items() if not is_hint(name) and name not in answered}
         for lagging in self.schedules():
             left = self.missed(asked, lagging, outputs)
             missed += [name for name in left if name in redundant]
             asked = {name: asked[name] for name in left if name not in redundant}
         return sorted([*missed, *asked])
+
+    def counted(self):
+        """How often each line of source is one of these opcodes, changed in this way."""
+        return Counter(kind_of(name) for name, _ in self.mutations())
 
     def mutations(self):
         """(name, mutation) of all that can be done; the name: opcode, line of source, which of its kind, the change."""
@@ -196,12 +223,7 @@ class Rung:
 @pytest.mark.parametrize(("lower", "higher"), AS_IN.items())
 def test_what_is_not_asked_has_no_synchronisation_of_its_own(lower, higher):
     config = next(entry["config"] for entry in REDUNDANT if entry["rung"] == higher)
-    first, second = (
-        Counter(
-            (opcode, line, change) for (opcode, line, _, change), _ in Rung(catalog.find(number), config).mutations()
-        )
-        for number in (lower, higher)
-    )
+    first, second = (Rung(catalog.find(number), config).counted() for number in (lower, higher))
     assert first <= second
     assert (second - first).total() <= 1
 
@@ -209,7 +231,7 @@ def test_what_is_not_asked_has_no_synchronisation_of_its_own(lower, higher):
 @pytest.mark.parametrize("number", ["04", "27"])
 def test_a_fork_answers_as_a_run_with_the_mutation_does(number):
     cases_of = (param.values for param in cases() if param.values[0].number == number)
-    version, overrides, _ = next(case for case in cases_of if case[2])  # some are missed
+    version, overrides, *_ = next(case for case in cases_of if case[2])  # some are missed
     rung = Rung(version, overrides)
     _, outputs = rung.run(rung.program)
     found = dict(rung.mutations())
@@ -218,6 +240,10 @@ def test_a_fork_answers_as_a_run_with_the_mutation_does(number):
     assert 0 < len(alone) < len(found)
 
 
-@pytest.mark.parametrize(("version", "overrides", "redundant"), list(cases()))
-def test_the_loss_of_any_synchronisation_is_reported(version, overrides, redundant):
-    assert Rung(version, overrides).all_missed(redundant) == sorted(redundant)
+@pytest.mark.parametrize(("version", "overrides", "redundant", "beside"), list(cases()))
+def test_the_loss_of_any_synchronisation_is_reported(version, overrides, redundant, beside):
+    reported = Counter()
+    if beside:
+        other = Rung(catalog.find(beside["rung"]), beside["config"]).counted()
+        reported = other - Counter(map(kind_of, redundant_in(beside)))
+    assert Rung(version, overrides).all_missed(redundant, reported) == sorted(redundant)

@@ -49,7 +49,7 @@ def winners():
     return list(found.values())
 
 
-@cases(OTHERS)
+@cases(OTHERS, once=True)
 def test_features(check, rung):
     check(rung)
 

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from rung_features import packed
+from rung_table import packed
 from tiny_ladder import make_rung
 
 from flashladder.common.compiler import build_one

@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
-from rung_features import cases, masked
-from rung_table import GENERAL, LAUNCHED, RUNGS, built, default_kind, emulated
+from rung_features import cases
+from rung_table import GENERAL, LAUNCHED, RUNGS, built, default_kind, emulated, masked
 
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError

@@ -11,8 +11,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-import yaml
-
+from flashladder.common import yaml_files
 from flashladder.common.compiler.sass.instruction import SassInstruction
 from flashladder.common.compiler.sass.opcodes import (
     access_width,
@@ -142,5 +141,5 @@ def source_text(mark: str) -> str:
 
 @cache
 def _table() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(THROUGHPUT.read_text())
+    found: dict[str, Any] = yaml_files.parsed(THROUGHPUT.read_text())
     return found

@@ -90,6 +90,15 @@ class Program:
     functions: list[BlockFunction] = field(default_factory=list)
 
     @cached_property
+    def zeros(self) -> list[np.ndarray]:
+        """What each slot holds at the start; one array for all of a type, as registers are replaced, never changed."""
+        kinds = {reg.storage for reg in self.slots}
+        zero = {kind: np.zeros((1, 1), kind) for kind in kinds}
+        for each in zero.values():
+            each.setflags(write=False)
+        return [zero[reg.storage] for reg in self.slots]
+
+    @cached_property
     def polls(self) -> frozenset[int]:
         """The blocks that may look at what other CTAs write."""
         return frozenset(block.index for block in self.blocks if any(is_poll(i) for i in block.instructions))

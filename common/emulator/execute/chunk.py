@@ -92,7 +92,7 @@ class Warp:
 
     def __init__(self, chunk: "Chunk", index: int) -> None:
         self.chunk, self.index = chunk, index
-        self.registers = [np.zeros((1, 1), reg.storage) for reg in chunk.program.slots]
+        self.registers = list(chunk.program.zeros)
         lanes = min(32, chunk.machine.num_threads - 32 * index)
         self.live: Mask = None if lanes == 32 else first_lanes(lanes)
         self.ready: dict[int, Mask] = {0: self.live}

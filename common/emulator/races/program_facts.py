@@ -1,7 +1,6 @@
 """What a kernel's text tells the race detector before it runs."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,19 +64,25 @@ def loads_of_products(kernel: PtxKernel) -> dict[int, frozenset[int]]:
     for instruction in kernel.instructions:
         for reg in writes(instruction):
             writers.setdefault(reg, []).append(instruction)
-    return {each.index: frozenset(_loads_behind(each, writers)) for each in products}
+    behind = {reg: _behind(by) for reg, by in writers.items()}
+    return {each.index: frozenset(_loads_behind(each, behind)) for each in products}
 
 
-def _loads_behind(product: Instruction, writers: dict[Reg, list[Instruction]]) -> Iterator[int]:
-    todo, seen = [*accumulators(product), *fragments(product)], set[Reg]()
+def _behind(writers: list[Instruction]) -> tuple[set[int], set[Reg]]:
+    """Of those that write a register: the loads from shared memory, and what registers the others use."""
+    loads = {each.index for each in writers if _is_shared_load(each)}
+    others = [each for each in writers if each.index not in loads and not is_product(each)]
+    return loads, {reg for each in others for reg in sources(each)}
+
+
+def _loads_behind(product: Instruction, behind: dict[Reg, tuple[set[int], set[Reg]]]) -> set[int]:
+    todo, seen, found = {*accumulators(product), *fragments(product)}, set[Reg](), set[int]()
     while todo:
-        reg = todo.pop()
-        for writer in () if reg in seen else writers.get(reg, ()):
-            if _is_shared_load(writer):
-                yield writer.index
-            elif not is_product(writer):
-                todo.extend(sources(writer))
-        seen.add(reg)
+        seen |= todo
+        known = [behind[reg] for reg in todo if reg in behind]
+        found = found.union(*(loads for loads, _ in known))
+        todo = set[Reg]().union(*(regs for _, regs in known)) - seen
+    return found
 
 
 def _is_shared_load(instruction: Instruction) -> bool:
