@@ -17,7 +17,29 @@ from flashladder.common.runtime import fast_path, gpu, target
 DEVICE = torch.device("cpu")
 STREAM = 0x77
 PARAMS_BYTES = 160
+ATTRIBUTE_BYTES = 72
 SWIZZLES = ("NONE", "32B", "64B", "128B")
+
+
+class _Cluster(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint) for name in "xyz"]
+
+
+class _AttributeValue(ctypes.Union):
+    _fields_ = [
+        ("clusterDim", _Cluster),
+        ("programmaticStreamSerializationAllowed", ctypes.c_int),
+        ("_all", ctypes.c_char * 64),
+    ]
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("_", ctypes.c_int), ("value", _AttributeValue)]
+
+    def getPtr(self):
+        return ctypes.addressof(self)
 
 
 class Driver:
@@ -29,7 +51,11 @@ class Driver:
     CUtensorMapInterleave = SimpleNamespace(CU_TENSOR_MAP_INTERLEAVE_NONE=0)
     CUtensorMapL2promotion = SimpleNamespace(CU_TENSOR_MAP_L2_PROMOTION_L2_128B=2)
     CUtensorMapFloatOOBfill = SimpleNamespace(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE=0)
-    cuuint32_t = cuuint64_t = int
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6
+    )
+    CUlaunchAttribute, CUlaunchConfig = LaunchAttribute, SimpleNamespace
+    cuuint32_t = cuuint64_t = CUstream = int
 
     def __init__(self):
         self.loads, self.launches = 0, []
@@ -90,6 +116,11 @@ class Driver:
         self.launches.append(launch)
         return (0,)
 
+    def cuLaunchKernelEx(self, config, function, where, extra):
+        shape = [getattr(config, f"{of}Dim{axis}") for of in ("grid", "block") for axis in "XYZ"]
+        attributes = b"".join(map(bytes, config.attrs))
+        return self.cuLaunchKernel(function, *shape, config.sharedMemBytes, config.hStream, where, extra, attributes)
+
     def cuGetErrorName(self, status):
         return 0, b"CUDA_ERROR_MADE_UP"
 
@@ -108,7 +139,7 @@ def launch_function(driver):
 
     def launched(config, function, where, extra):
         given = config.contents
-        attributes = ctypes.string_at(given.attributes, 72 * given.num_attributes)
+        attributes = ctypes.string_at(given.attributes, ATTRIBUTE_BYTES * given.num_attributes)
         return driver.cuLaunchKernel(function, *given.shape, given.stream or 0, where, extra, attributes)[0]
 
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchConfig), pointer, pointer, pointer)(launched)

@@ -8,18 +8,6 @@ from torch.autograd import forward_ad
 from flashladder.common.errors import UnsupportedProblemError
 
 
-def may_be_wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Whether `wanted` and `refuse` should look at them; the same in few steps, for calls that come often."""
-    if forward_ad._current_level >= 0:
-        return True
-    try:
-        return torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad or (out is not None and out.requires_grad)
-        )
-    except AttributeError:  # of what is no tensor
-        return True
-
-
 def wanted(*tensors: torch.Tensor) -> bool:
     """Whether torch is to differentiate what is computed of the tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

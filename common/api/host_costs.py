@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,9 +12,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashladder.common import catalog
 from flashladder.common.api import attention
+from flashladder.common.api.kvcache import flash_attn_with_kvcache
 from flashladder.common.console import warn
-from flashladder.common.errors import DeviceError
+from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.measure import baselines
+from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path
@@ -49,6 +52,42 @@ def by_torch(problem: Problem, tensors: Tensors) -> Callable[[], object]:
     q, k, v = (tensor.transpose(1, 2) for tensor in (tensors.q, tensors.k, tensors.v))
     grouped = problem.num_heads != problem.num_heads_k
     return partial(scaled_dot_product_attention, q, k, v, is_causal=problem.causal, enable_gqa=grouped)
+
+
+def of_caches(problem: Problem, tensors: Tensors) -> Calls:
+    """Decode: one row of each sequence against K and V as a cache, by torch, by attention, and in the ways of
+    flash_attn_with_kvcache that the GPU runs."""
+    q, k, v = tensors.q[:, :1].contiguous(), tensors.k, tensors.v
+    one_row = Tensors({"q": q, "k": k, "v": v}, problem.asked)
+    batch, room = k.shape[:2]
+    page_size = math.gcd(room, 64)
+    k_pages, v_pages = (cache.unflatten(1, (-1, page_size)).flatten(0, 1) for cache in (k, v))
+    lengths = torch.full((batch,), room - 1, dtype=torch.int32, device=q.device)
+    table = torch.arange(len(k_pages), dtype=torch.int32, device=q.device).view(batch, -1)
+    call = partial(flash_attn_with_kvcache, q, cache_seqlens=lengths)
+    in_one_piece, paged = {"k_cache": k, "v_cache": v}, {"k_cache": k_pages, "v_cache": v_pages, "block_table": table}
+    new = {"k": k[:, :1].contiguous(), "v": v[:, :1].contiguous()}
+    scales = torch.ones((batch, k.shape[2]), device=q.device)
+    in_8_bits = {name: cache.to(FP8) for name, cache in in_one_piece.items()}
+    ways = {
+        "": in_one_piece,
+        ", return_softmax_lse=True": {**in_one_piece, "return_softmax_lse": True},
+        ", num_splits=4": {**in_one_piece, "num_splits": 4},
+        ", paged": paged,
+        ", new keys": {**in_one_piece, **new},
+        ", paged, new keys": {**paged, **new},
+        ", 8-bit floats": {**in_8_bits, "k_descale": scales, "v_descale": scales},
+        ", a length of the host": {**in_one_piece, "cache_seqlens": room - 1},
+    }
+    calls: Calls = {TORCH: by_torch(problem, one_row), "attention": partial(attention, q, k, v)}
+    for name, given in ways.items():
+        try:
+            partial(call, **given)()
+        except UnsupportedProblemError as error:
+            warn(str(error))
+            continue
+        calls[f"flash_attn_with_kvcache{name}"] = partial(call, **given)
+    return calls
 
 
 def _others(problem: Problem, tensors: Tensors) -> Calls:

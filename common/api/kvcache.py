@@ -84,14 +84,12 @@ def flash_attn_with_kvcache(
 
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
-    kind = None
-    if cache_batch_idx is k_descale is v_descale is None:
-        new = k, v, rotary_cos, rotary_sin
-        tensors = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes, *new
-        flags = causal, return_softmax_lse, rotary_interleaved
-        kind = _kind_of(*tensors, softmax_scale, window_size, softcap, num_splits, *flags)
-        if kind and (found := _launched(kind, tensors)):
-            return found if return_softmax_lse else found[0]
+    asked = causal, softmax_scale, window_size, softcap, rotary_interleaved, num_splits
+    if cache_batch_idx is None:
+        tensors: tuple[Any, ...] = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
+        tensors += k_descale, v_descale, k, v, rotary_cos, rotary_sin
+        if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
+            return found
     given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     splits = given.whole("num_splits", num_splits)
@@ -111,82 +109,45 @@ def flash_attn_with_kvcache(
     bounds = (*general.window_of(seen["window"]), general.softcap_of(softcap))
     options = (seen["causal"], softmax_scale, *bounds, splits)
     rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
-    given_to = q, *cache, lengths, cache_leftpad, slopes
+    new: tuple[Any, ...] = (None,) * 4
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
         k, v = caches.new_keys(k, v, q, cache, lengths)
         if cache.k_descale is None:
-            of_rotary = (None, None, False) if rotary is None else rotary
-            o, lse = append_and_decode(*given_to, k, v, *of_rotary, *options)
+            new = k, v, *(rotary or (None, None, False))[:2]
         else:
             q, lengths = _append_rounded(q, cache, k, v, lengths, cache_leftpad, slopes, rotary, options)
-            o, lse = decode(q, *cache, lengths, cache_leftpad, slopes, *options)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
-    else:
+    tensors = q, cache.k, cache.v, lengths, cache.table, cache_leftpad, slopes, cache.k_descale, cache.v_descale, *new
+    if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
+        return found  # of tensors as kernels take them
+    given_to = q, *cache, lengths, cache_leftpad, slopes
+    if new[0] is None:
+        rotary = None
         o, lse = decode(*given_to, *options)
-    if kind is not None and op.is_gpu(q):
-        _remember(kind, q, _problem_of(q, cache, cache_leftpad, slopes, k, rotary, *options))
+    else:
+        o, lse = append_and_decode(*given_to, *new, rotary is not None and rotary.interleaved, *options)
+    if op.is_gpu(q) and not op.watched():
+        _remember(tensors, asked, _problem_of(q, cache, cache_leftpad, slopes, new[0], rotary, *options))
     return (o, lse) if return_softmax_lse else o
 
 
-_SIMPLE = frozenset((bool, int, float, tuple, type(None)))  # types of options that say what they are
-# The plans of problems, by what says them, with what launches each: calls that come often are of few.
-_planned: dict[tuple[Any, ...], tuple[Call, Plan, float]] = {}
+# The plans of problems that came often, by what tensors and options say: a plan's address, the scale, what the
+# log-sum-exp is like; and what these need.
+_planned: dict[bytes, tuple[int, float, torch.Tensor, Plan, Call]] = {}
 
 
-def _kind_of(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    lengths: object,
-    block_table: torch.Tensor | None,
-    leftpad: torch.Tensor | None,
-    slopes: torch.Tensor | None,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    *options: Any,
-) -> tuple[Any, ...] | None:
-    """What says the problem, where nothing looks at what is called; None for what is out of the ordinary."""
-    if fast_path.extension is None or op.watched():
-        return None
-    plain = type(q) is type(k_cache) is type(v_cache) is type(lengths) is torch.Tensor and q.dtype is k_cache.dtype
-    types = tuple(map(type, options))  # True is not 1
-    if not plain or not _SIMPLE.issuperset(types) or gradients.may_be_wanted(q, k_cache, v_cache, None):
-        return None
-    new = None
-    if k is not None:
-        if type(k) is not torch.Tensor or type(v) is not torch.Tensor or gradients.may_be_wanted(q, k, v, None):
-            return None
-        new = k.shape, getattr(rotary_cos, "shape", None)
-    elif v is not None or rotary_cos is not None or rotary_sin is not None:
-        return None
-    table = getattr(block_table, "shape", None)
-    return q.dtype, q.device, q.shape, k_cache.shape, table, leftpad is None, slopes is None, new, options, types
-
-
-def _launched(kind: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """O and the log-sum-exp, where C++ launched on the tensors of a kind; it looks at each of them."""
-    try:
-        call, plan, scale = _planned[kind]
-    except (KeyError, TypeError):  # not yet; or an option cannot be a key
-        return None
-    made = fast_path.new_o(tensors[0]), fast_path.new_lse(tensors[0])
-    given = [tensor for tensor in tensors if tensor is not None]
-    given += made
-    return made if call.launch_by(plan, given, scale) else None
-
-
-def _remember(kind: tuple[Any, ...], q: torch.Tensor, problem: Problem) -> None:
-    """That tensors and options of a kind are this problem, once there is a plan for it."""
+def _remember(tensors: tuple[Any, ...], options: tuple[Any, ...], problem: Problem) -> None:
+    """That tensors and options like these are this problem, once there is a plan for it."""
+    q, extension = tensors[0], fast_path.extension
     call = op.prepared(problem, q, _rung(q.device, problem)).call
-    if call and (plan := call.planned(problem, now=False)):
+    plan = call and call.planned(problem, now=False)
+    if extension and call and plan and (said := extension.said(tensors, options)):
         while len(_planned) >= PROBLEMS_KEPT:
             _planned.pop(next(iter(_planned)), None)
-        _planned[kind] = call, plan, problem.softmax_scale
+        _planned[said] = plan.address, problem.softmax_scale, fast_path.new_lse(q), plan, call
 
 
 @torch.library.custom_op("flashladder::decode", mutates_args=())

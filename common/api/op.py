@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import gradients
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import build_one, cached, prebuilt
 from flashladder.common.compiler.artifact import Artifact
@@ -85,9 +84,22 @@ def on_fast_path(
 ) -> Any:
     """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
     extension = fast_path.extension
-    if not extension or watch or torch.compiler.is_compiling() or gradients.may_be_wanted(q, k, v, out):
+    if not extension or watch or torch.compiler.is_compiling():
         return None
     return extension.straight(_onlookers, _ready, q, k, v, out, causal, softmax_scale, version, lse)
+
+
+def on_remembered_path(
+    plans: Mapping[bytes, tuple[Any, ...]], tensors: tuple[Any, ...], options: tuple[Any, ...], lse: bool
+) -> Any:
+    """The same of a problem that `plans` has under what tensors and options say.
+
+    The tensors are in the operation's order, Q the first; those left out are None.
+    """
+    extension = fast_path.extension
+    if not extension or torch.compiler.is_compiling():
+        return None
+    return extension.remembered(_onlookers, plans, tensors, options, lse)
 
 
 def forward(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +31,7 @@ class Call:
             self._lenders = [lender(self._kernel, each, device) for each in self._kernel.launcher.workspaces]
             torch.cuda.synchronize()  # counters are zero, for any stream
             self._plan = plan.plan(rung, self._kernel, self._lenders, problem, device)
-        self.plan_at = ctypes.addressof(self._plan) if self._plan else 0  # for fast_path.cpp
+        self.plan_at = self._plan.address if self._plan else 0  # for fast_path.cpp
         self._rung = rung
         self._plans: dict[Problem, plan.Plan | None] = {}
         fast_path.prepare()
@@ -47,11 +46,10 @@ class Call:
         """The same by a plan of its own for these tensors, as `planned` gives it."""
         if fast_path.extension is None:
             return False
-        at = ctypes.addressof(planned)
         if torch.cuda.current_device() == self._index:
-            return bool(fast_path.extension.launch(at, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(planned.address, tuple(tensors), softmax_scale))
         with torch.cuda.device(self._device):
-            return bool(fast_path.extension.launch(at, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(planned.address, tuple(tensors), softmax_scale))
 
     def planned(self, problem: Problem, now: bool = True) -> plan.Plan | None:
         """A plan for one problem that the rung takes; None where there is none.

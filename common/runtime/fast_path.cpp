@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace {
@@ -16,9 +17,11 @@ using Owned = std::unique_ptr<PyObject, Released>;
 // Of torch, and of fast_path.py: set once.
 const DLPackExchangeAPI *exchange;
 PyTypeObject *tensor_type;
-PyObject *torch_c, *new_o, *new_lse;  // torch_c: what torch._C holds, by name
+PyObject *torch_c, *forward_ad;  // what torch._C and torch.autograd.forward_ad hold, by name
+PyObject *new_o, *new_lse, *empty_like;
 long long long_from;                  // keys: as tuned.py has it
 PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
+PyObject *level_name, *enabled_name, *wanted_name;  // of derivatives
 
 bool is_viewed(PyObject *tensor, View &view) {
     return view.is_there = PyObject_TypeCheck(tensor, tensor_type) &&
@@ -47,10 +50,9 @@ PyObject *left(PyObject *answer) {
 }
 
 // A workspace. What is captured, or new to the stream, is lent by Python.
-PyObject *lent(const Call &call, const WorkspacePlan &workspace, PyObject *stream) {
-    if (workspace.of_stream != Py_None) {
-        const Owned capturing(asked(capturing_name));
-        PyObject *kept = capturing.get() == Py_False ? PyDict_GetItemWithError(workspace.of_stream, stream) : nullptr;
+PyObject *lent(const Call &call, const WorkspacePlan &workspace, PyObject *stream, bool is_captured) {
+    if (workspace.of_stream != Py_None && !is_captured) {
+        PyObject *kept = PyDict_GetItemWithError(workspace.of_stream, stream);
         if (kept) return Py_NewRef(kept);
         if (PyErr_Occurred()) return nullptr;
     }
@@ -69,8 +71,10 @@ bool is_launched(Call &call) {
     if (!stream) return false;
     Owned memory[max_workspaces];  // the allocator waits until the stream is done
     void *workspaces[max_workspaces];
+    const Owned capturing(plan.num_workspaces ? asked(capturing_name) : Py_NewRef(Py_False));
+    if (!capturing) return false;
     for (int i = 0; i < plan.num_workspaces; ++i) {
-        memory[i].reset(lent(call, plan.workspaces[i], stream.get()));
+        memory[i].reset(lent(call, plan.workspaces[i], stream.get(), capturing.get() != Py_False));
         if (!memory[i]) return false;
         workspaces[i] = address(memory[i].get());
     }
@@ -144,40 +148,61 @@ bool is_current(const Plan &plan) {
     return current && PyLong_AsLong(current.get()) == plan.device_index;
 }
 
-// Whether one of the functions says so; or with an error.
+// Whether one of the functions says so, or torch computes derivatives with what is computed; or with an error.
 bool is_anyone(PyObject *onlookers) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(onlookers); ++i) {
         const Owned answer(PyObject_CallNoArgs(PyTuple_GET_ITEM(onlookers, i)));
         if (!answer || PyObject_IsTrue(answer.get())) return true;
     }
-    return false;
+    PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
+    return !level || PyLong_AsLong(level) >= 0;
 }
 
-// O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. O is None, or is to be written.
-// The tensors of its plans are q, k, v, O and the log-sum-exp.
+// Tensors that need no second look: exactly torch's, as subclasses may want to see an operator, and nobody wants gradients.
+struct Plain {
+    const bool has_gradients;
+
+    Plain() : has_gradients(Owned(asked(enabled_name)).get() != Py_False) {}
+
+    bool operator()(PyObject *tensor, View &view) const {
+        if (Py_TYPE(tensor) != tensor_type || !is_viewed(tensor, view)) return false;
+        return !has_gradients || Owned(PyObject_GetAttr(tensor, wanted_name)).get() == Py_False;
+    }
+};
+
+// O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. They come last in a plan: O is like
+// Q unless it is given, and the log-sum-exp is None where nobody asks for it.
+PyObject *outputs(Call &call, int num_inputs, PyObject *q, Owned o, Owned lse) {
+    if (call.plan.num_tensors != num_inputs + 2) return nullptr;
+    if (!o) o.reset(PyObject_CallOneArg(call.views[0].is_like_new() ? empty_like : new_o, q));
+    const bool is_alone = lse.get() == Py_None;
+    if (!o || !lse || !is_viewed(o.get(), call.views[num_inputs]) ||
+        (!is_alone && !is_viewed(lse.get(), call.views[num_inputs + 1])))
+        return nullptr;
+    if (!is_launched(call)) return nullptr;
+    return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
+}
+
+// The tensors of attention's plans are q, k, v, O and the log-sum-exp. `out` is None, or is to be written.
 PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors[4], PyObject *causal, PyObject *softmax_scale,
                    PyObject *version, PyObject *with_lse) {
     if (is_anyone(onlookers)) return nullptr;
-    View views[5];
-    const int num_given = tensors[3] == Py_None ? 3 : 4;
-    for (int i = 0; i < num_given; ++i)  // exactly torch's: subclasses may want to see an operator
-        if (Py_TYPE(tensors[i]) != tensor_type || !is_viewed(tensors[i], views[i])) return nullptr;
+    PyObject *q = tensors[0], *out = tensors[3];
+    View views[4];
+    const Plain is_plain;
+    for (int i = 0; i < (out == Py_None ? 3 : 4); ++i)
+        if (!is_plain(tensors[i], views[i])) return nullptr;
     const bool is_scale = softmax_scale == Py_None || PyFloat_Check(softmax_scale) || PyLong_Check(softmax_scale);
     if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !is_scale) return nullptr;
-    PyObject *q = tensors[0];
     const Plan *plan = find(ready, q, views[0], views[1], causal, version, with_lse);
     if (!plan || !is_current(*plan)) return nullptr;
 
     const double scale = softmax_scale == Py_None ? std::pow(views[0].shape[3], -0.5) : PyFloat_AsDouble(softmax_scale);
     if (PyErr_Occurred()) return nullptr;
-    Owned o(num_given == 4 ? Py_NewRef(tensors[3]) : PyObject_CallOneArg(new_o, q));
-    const bool is_alone = with_lse == Py_False;
-    const Owned lse(is_alone ? Py_NewRef(Py_None) : PyObject_CallOneArg(new_lse, q));
-    if (!o || !lse || !is_viewed(o.get(), views[3]) || (!is_alone && !is_viewed(lse.get(), views[4]))) return nullptr;
     Call call{*plan, scale};
-    std::copy_n(views, 5, call.views);
-    if (plan->num_tensors != 5 || !is_launched(call)) return nullptr;
-    return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
+    std::copy_n(views, 3, call.views);
+    return outputs(call, 3, q, Owned(out == Py_None ? nullptr : Py_NewRef(out)),
+                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(new_lse, q)));
 }
 
 // straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not
@@ -189,11 +214,101 @@ PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return done ? done : left(Py_None);
 }
 
-// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, new_o, new_lse, long_from): what it needs of torch and of
-// fast_path.py
+// What says the problem of a call, whose tensors are as an operation has them: which there are, of what types and shapes,
+// and its options.
+struct Said {
+    View views[max_tensors];
+    int count = 0;  // of tensors that there are
+    std::string key;
+
+    // False, perhaps with an error, for what is out of the ordinary.
+    bool read(PyObject *tensors, PyObject *options) {
+        if (!PyTuple_Check(tensors) || PyTuple_GET_SIZE(tensors) > max_tensors) return false;
+        key.reserve(512);
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i)
+            if (!add_tensor(PyTuple_GET_ITEM(tensors, i))) return false;
+        return add_option(options);
+    }
+    PyObject *bytes() const { return PyBytes_FromStringAndSize(key.data(), key.size()); }
+
+   private:
+    const Plain is_plain;
+
+    template <class T>
+    void add(const T *values, int count = 1) {
+        key.append(reinterpret_cast<const char *>(values), count * sizeof(T));
+    }
+    bool add_tensor(PyObject *tensor) {
+        key += tensor == Py_None ? '-' : 't';
+        if (tensor == Py_None) return true;
+        View &view = views[count++];
+        if (!is_plain(tensor, view)) return false;
+        add(&view.dtype), add(&view.device), add(&view.ndim), add(view.shape, view.ndim);
+        return true;
+    }
+    // None, a truth value, a number, or a tuple of these. True is not 1, nor is 1.0.
+    bool add_option(PyObject *option) {
+        if (option == Py_None || PyBool_Check(option)) {
+            key += option == Py_None ? 'N' : option == Py_True ? 'T' : 'F';
+        } else if (PyFloat_CheckExact(option)) {
+            const double number = PyFloat_AS_DOUBLE(option);
+            key += 'f', add(&number);
+        } else if (PyLong_CheckExact(option)) {
+            const long long number = PyLong_AsLongLong(option);
+            key += 'i', add(&number);
+            return !PyErr_Occurred();
+        } else if (PyTuple_CheckExact(option)) {
+            const Py_ssize_t size = PyTuple_GET_SIZE(option);
+            key += '(', add(&size);
+            for (Py_ssize_t i = 0; i < size; ++i)
+                if (!add_option(PyTuple_GET_ITEM(option, i))) return false;
+        } else {
+            return false;
+        }
+        return true;
+    }
+};
+
+// A problem's entry is (address of its plan, scale, what the log-sum-exp is like, ...), which keeps all that it needs.
+PyObject *remembered(PyObject *onlookers, PyObject *plans, PyObject *tensors, PyObject *options, PyObject *with_lse) {
+    Said said;
+    if (is_anyone(onlookers) || !PyBool_Check(with_lse) || !said.read(tensors, options)) return nullptr;
+    const Owned key(said.bytes());
+    PyObject *found = key ? PyDict_GetItemWithError(plans, key.get()) : nullptr;
+    if (!found) return nullptr;
+    const Owned entry(Py_NewRef(found));  // another thread may forget it
+    const auto *plan = static_cast<const Plan *>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 0)));
+    if (!is_current(*plan)) return nullptr;
+    Call call{*plan, PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(found, 1))};
+    std::copy_n(said.views, said.count, call.views);
+    PyObject *lse_like = PyTuple_GET_ITEM(found, 2);
+    return outputs(call, said.count, PyTuple_GET_ITEM(tensors, 0), nullptr,
+                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(empty_like, lse_like)));
+}
+
+// remembered(onlookers, plans, tensors, options, lse) -> as straight; plans by what `said` gives for tensors, None for those
+// left out, and options. Q is the first of the tensors.
+PyObject *py_remembered(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "remembered takes 5 arguments, not %zd", count);
+    if (!PyTuple_Check(given[0]) || !PyDict_Check(given[1]))
+        return PyErr_Format(PyExc_TypeError, "onlookers are a tuple, and plans a dict");
+    PyObject *done = remembered(given[0], given[1], given[2], given[3], given[4]);
+    return done ? done : left(Py_None);
+}
+
+// said(tensors, options) -> bytes; None for what is out of the ordinary
+PyObject *py_said(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "said takes 2 arguments, not %zd", count);
+    Said said;
+    return said.read(given[0], given[1]) ? said.bytes() : left(Py_None);
+}
+
+// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, what forward_ad holds, torch.empty_like, new_o, new_lse, long_from):
+// what it needs of torch and of fast_path.py
 PyObject *set_up(PyObject *, PyObject *given) {
     PyObject *capsule;
-    if (!PyArg_ParseTuple(given, "OOOOOL", &capsule, &tensor_type, &torch_c, &new_o, &new_lse, &long_from))
+    if (!PyArg_ParseTuple(given, "OOOO!OOOL", &capsule, &tensor_type, &torch_c, &PyDict_Type, &forward_ad, &empty_like,
+                          &new_o, &new_lse, &long_from))
         return nullptr;
     Py_INCREF(given);  // which keeps all of them
     torch_c = PyModule_GetDict(torch_c);
@@ -203,6 +318,9 @@ PyObject *set_up(PyObject *, PyObject *given) {
     stream_name = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
     current_device_name = PyUnicode_InternFromString("_cuda_getDevice");
     capturing_name = PyUnicode_InternFromString("_cuda_isCurrentStreamCapturing");
+    level_name = PyUnicode_InternFromString("_current_level");
+    enabled_name = PyUnicode_InternFromString("is_grad_enabled");
+    wanted_name = PyUnicode_InternFromString("requires_grad");
     exchange = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
     if (!exchange) return nullptr;
     if (exchange->header.version.major != DLPACK_MAJOR_VERSION || !exchange->dltensor_from_py_object_no_sync)
@@ -213,6 +331,8 @@ PyObject *set_up(PyObject *, PyObject *given) {
 
 PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), METH_FASTCALL, nullptr},
                          {"straight", reinterpret_cast<PyCFunction>(py_straight), METH_FASTCALL, nullptr},
+                         {"remembered", reinterpret_cast<PyCFunction>(py_remembered), METH_FASTCALL, nullptr},
+                         {"said", reinterpret_cast<PyCFunction>(py_said), METH_FASTCALL, nullptr},
                          {"set_up", set_up, METH_VARARGS, nullptr},
                          {}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "fast_path", nullptr, -1, methods};

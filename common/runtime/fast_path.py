@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch.autograd import forward_ad
 
 from flashladder.common.compiler import library
 from flashladder.common.errors import FlashLadderError, ToolchainError
@@ -69,5 +70,6 @@ def made() -> ModuleType:
     loader = ExtensionFileLoader("fast_path", str(library.build_extension(SOURCE)))
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
-    module.set_up(getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, new_o, new_lse, LONG_FROM)
+    of_torch = getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, vars(forward_ad), torch.empty_like
+    module.set_up(*of_torch, new_o, new_lse, LONG_FROM)
     return module

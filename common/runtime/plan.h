@@ -9,10 +9,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 
 namespace {
 constexpr int64_t left_to_python = -1;  // else the driver's status
-constexpr int64_t max_grid_yz = 65535, alignment = 16, element_bytes = 2, longest = 1 << 30;
+constexpr int64_t max_grid_yz = 65535, alignment = 16, longest = 1 << 30;
 constexpr int max_tensors = 16, max_sizes = 8, max_kernels = 4, max_fields = 48, max_params = 512, max_maps = 4;
 constexpr int max_workspaces = 4;
 
@@ -85,20 +86,18 @@ struct alignas(64) TensorMap {
 struct View : DLTensor {
     bool is_there = false;
 
+    int element_bytes() const { return dtype.bits / 8; }
     void *begin() const { return is_there ? static_cast<char *>(data) + byte_offset : nullptr; }
     // Rows are contiguous, and begin where copies of 16 bytes may.
     bool has_rows(const Plan &plan) const {
         const int64_t steps = strides[0] | strides[1] | strides[2];
-        return strides[3] == 1 && steps * element_bytes % alignment == 0 &&
+        return strides[3] == 1 && steps * element_bytes() % alignment == 0 &&
                reinterpret_cast<uintptr_t>(begin()) % alignment == 0 && strides[1] <= plan.max_row_stride &&
                (plan.row_stride == 0 || strides[1] == plan.row_stride);
     }
-    bool is_contiguous() const {
-        int64_t step = 1;
-        for (int i = ndim - 1; i >= 0; step *= shape[i--])
-            if (shape[i] > 1 && strides[i] != step) return false;
-        return true;
-    }
+    bool is_contiguous() const { return has_steps_of_new(2); }
+    // Strides of dimensions of 1 mean nothing, but what is made like it has the same.
+    bool is_like_new() const { return has_steps_of_new(1); }
     // As common/runtime/overlap.py: a stride is always longer than what the shorter ones span.
     bool is_apart_in_itself() const {
         int order[] = {0, 1, 2, 3};
@@ -114,10 +113,17 @@ struct View : DLTensor {
     bool is_apart_from(const View &other) const { return end() <= other.begin() || other.end() <= begin(); }
 
    private:
+    // Whether dimensions of that size on have the strides of a new tensor.
+    bool has_steps_of_new(int64_t size) const {
+        int64_t step = 1;
+        for (int i = ndim - 1; i >= 0; step *= shape[i--])
+            if (shape[i] >= size && strides[i] != step) return false;
+        return true;
+    }
     const void *end() const {
         int64_t span = 1;
         for (int i = 0; i < ndim; ++i) span += (shape[i] - 1) * strides[i];
-        return static_cast<char *>(begin()) + dtype.bits / 8 * span;
+        return static_cast<char *>(begin()) + element_bytes() * span;
     }
 };
 
@@ -223,7 +229,7 @@ struct Launch {
         store(plan.address_at, reinterpret_cast<uint64_t>(view.begin()));
         for (int number = 0; number < 3; ++number) {
             const int i = dimensions[number];
-            const int64_t size = view.shape[i], bytes = size > 1 ? element_bytes * view.strides[i] : alignment;
+            const int64_t size = view.shape[i], bytes = size > 1 ? view.element_bytes() * view.strides[i] : alignment;
             if (bytes / alignment > UINT32_MAX) return false;
             store(plan.strides_at + 4 * number, uint32_t(bytes / alignment));
             store(plan.dims_at + 4 * (number + 1), uint32_t(size - 1));
@@ -232,6 +238,19 @@ struct Launch {
     }
 };
 
+// Kernels of one call, with no other call's between them: those find in kept workspaces what the ones before wrote.
+int launch_all(const Plan &plan, Launch *launches, void *stream) {
+    static std::mutex launching;
+    std::unique_lock<std::mutex> alone(launching, std::defer_lock);
+    if (plan.num_kernels > 1) alone.lock();
+    int status = 0;
+    for (int i = 0; i < plan.num_kernels && !status; ++i) {
+        launches[i].config.stream = stream;
+        status = plan.launch_kernel(&launches[i].config, plan.kernels[i].function, launches[i].arguments, nullptr);
+    }
+    return status;
+}
+
 int64_t launch(const Call &call, void **workspaces, void *stream) {
     const Plan &plan = call.plan;
     Launch launches[max_kernels];
@@ -239,10 +258,7 @@ int64_t launch(const Call &call, void **workspaces, void *stream) {
         if (!launches[i].prepare(call, plan.kernels[i], workspaces)) return left_to_python;
     int status = 0;
     Py_BEGIN_ALLOW_THREADS;  // it waits where the GPU's queue is full
-    for (int i = 0; i < plan.num_kernels && !status; ++i) {
-        launches[i].config.stream = stream;
-        status = plan.launch_kernel(&launches[i].config, plan.kernels[i].function, launches[i].arguments, nullptr);
-    }
+    status = launch_all(plan, launches, stream);
     Py_END_ALLOW_THREADS;
     return status;
 }

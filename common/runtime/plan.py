@@ -35,7 +35,7 @@ from flashladder.common.runtime.launch import (
     persistent,
     sizes_of,
 )
-from flashladder.common.runtime.workspaces import Lend, ZeroedMemory, ZeroedOfAnySize
+from flashladder.common.runtime.workspaces import Lend, OfOneSize, Scratch, ZeroedOfAnySize
 
 MAX = {"tensors": 16, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
 MAX_SIZES, MAX_PARAMS, MAX_DIMENSIONS = 8, 512, 4
@@ -43,6 +43,7 @@ ATTRIBUTE_BYTES = 72  # of a CUlaunchAttribute
 SCALE = "softmax_scale"  # which is said at each call
 DLPACK_DEVICES = {"cpu": 1, "cuda": 2}
 DLPACK_DTYPES = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32)}
+DLPACK_DTYPES |= {torch.float8_e4m3fn: (10, 8)}
 _PROBES = ((11, 221, 13, 1009, 2003), (7, 323, 19, 1511, 2503))  # SIZES, of which none is another, nor usual
 
 
@@ -95,6 +96,11 @@ class Plan(ctypes.Structure):
         ("kernels", KernelPlan * MAX["kernels"]),
         ("workspaces", WorkspacePlan * MAX["workspaces"]),
     ]
+
+    @property
+    def address(self) -> int:
+        """What fast_path.cpp knows it by."""
+        return ctypes.addressof(self)
 
 
 class _CannotSay(Exception):
@@ -338,10 +344,10 @@ def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Sizes, devi
 
 
 def _workspace(workspace: SizedWorkspace, lend: Lend, shapes: _Sizes) -> WorkspacePlan:
-    if isinstance(lend, ZeroedMemory):
+    if isinstance(lend, OfOneSize):
         return WorkspacePlan(lend, lend.of_stream)
     num_bytes = shapes.num_bytes(workspace)
-    if isinstance(lend, ZeroedOfAnySize) and isinstance(shapes, _Alone):
+    if isinstance(lend, (Scratch, ZeroedOfAnySize)) and isinstance(shapes, _Alone):
         return _workspace(workspace, lend.of_size(num_bytes(())), shapes)
 
     def lent(stream: int, sizes: tuple[int, ...]) -> torch.Tensor | int:

@@ -12,6 +12,7 @@ from flashladder.common.runtime.launch import SizedWorkspace
 
 RESERVE = 1024  # counters that are zero from the beginning: for so many streams and captured calls
 RESERVE_BYTES = 2**20  # of them, where their size depends on the problem
+MOST_KEPT = 2**24  # bytes of scratch memory; who needs more asks torch for it each time
 
 Lend = Callable[[int, int], torch.Tensor | int]  # of a stream and of bytes: a tensor, or where memory lies that stays
 
@@ -23,7 +24,59 @@ def lender(kernel: LoadedKernel, workspace: SizedWorkspace, device: torch.device
     if workspace.zeroed:
         num_bytes = workspace.num_bytes({})
         return ZeroedMemory(num_bytes, Zeros(RESERVE * num_bytes, kernel, device))
-    return lambda stream, num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    return Scratch(device)
+
+
+class OfOneSize:
+    """Lends memory of one size, which streams keep: runs of one stream follow each other, and share it.
+
+    A graph may run beside any stream: what is captured has its own.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.of_stream: dict[int, torch.Tensor | int] = {}
+        self._num_bytes = num_bytes
+
+    def __call__(self, stream: int, _: object = None) -> torch.Tensor | int:
+        raise NotImplementedError
+
+
+class Scratch:
+    """Memory that a run's kernels write to before they read it.
+
+    It lends torch's own. What `of_size` gives is for runs whose kernels follow each other in their stream, with those
+    of no other run between them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[int, torch.Tensor] = {}  # by stream: the largest
+        self._by_size: dict[int, KeptScratch] = {}
+
+    def of_size(self, num_bytes: int) -> KeptScratch:
+        return self._by_size.setdefault(num_bytes, KeptScratch(num_bytes, self))
+
+    def kept(self, stream: int, num_bytes: int) -> torch.Tensor:
+        """A stream's own, for runs of any size. It grows in powers of 2: all that were kept are not twice as much."""
+        if (found := self._kept.get(stream)) is None or found.numel() < num_bytes:
+            found = self._kept[stream] = self(stream, 1 << (num_bytes - 1).bit_length())
+        return found
+
+    def __call__(self, stream: int, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+class KeptScratch(OfOneSize):
+    """The same of one size, from memory that is kept."""
+
+    def __init__(self, num_bytes: int, scratch: Scratch) -> None:
+        super().__init__(num_bytes)
+        self._scratch = scratch
+
+    def __call__(self, stream: int, _: object = None) -> torch.Tensor | int:
+        if self._num_bytes > MOST_KEPT or torch.cuda.is_current_stream_capturing():
+            return self._scratch(stream, self._num_bytes)
+        return self.of_stream.setdefault(stream, self._scratch.kept(stream, self._num_bytes))
 
 
 class Zeros:
@@ -46,15 +99,12 @@ class Zeros:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
 
-class ZeroedMemory:
-    """Memory of one size that kernels find zero and leave zero, so that the host need not clear it.
-
-    Runs of one stream follow each other, and share it. A graph may run beside any stream: what is captured has its own.
-    """
+class ZeroedMemory(OfOneSize):
+    """Memory that kernels find zero and leave zero, so that the host need not clear it."""
 
     def __init__(self, num_bytes: int, zeros: Zeros) -> None:
-        self.of_stream: dict[int, int] = {}
-        self._num_bytes, self._zeros = num_bytes, zeros
+        super().__init__(num_bytes)
+        self._zeros = zeros
 
     def __call__(self, stream: int, _: object = None) -> torch.Tensor | int:
         capturing = torch.cuda.is_current_stream_capturing()

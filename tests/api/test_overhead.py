@@ -47,7 +47,19 @@ def test_each_way_to_call_beside_torch(run):
         ("24, as torch.compile calls it", "10.0", "5.00"),
     ]
     assert [row[0] for row in rows[5:7]] == ["24, in Python", "24, a new length"]
-    assert rows[-4:] == [
+    assert [row[0].removeprefix("flash_attn_with_kvcache") for row in rows[-10:]] == [
+        "scaled_dot_product_attention",
+        "attention",
+        "",
+        ", return_softmax_lse=True",
+        ", num_splits=4",
+        ", paged",
+        ", new keys",
+        ", paged, new keys",
+        ", 8-bit floats",
+        ", a length of the host",
+    ]
+    assert rows[-14:-10] == [
         ("scaled_dot_product_attention", "2.0", "1.00"),
         ("24", "4.0", "2.00"),
         ("scaled_dot_product_attention, inputs want gradients", "6.0", "3.00"),

@@ -1,5 +1,8 @@
 """Plans of one problem: operations whose sizes follow a rule launch in C++ what they launch in Python."""
 
+import functools
+import sys
+
 import fake_cuda
 import pytest
 import torch
@@ -7,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder import flash_attn_with_kvcache
-from flashladder.common.api import op
+from flashladder.common.api import kvcache, op
 from flashladder.common.api.differentiable import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path
@@ -24,12 +27,25 @@ def driver(monkeypatch):
 
 
 class Answering:
-    """C++ that leaves all to Python; or does not, and notes what it answers."""
+    """C++ that leaves all to Python; or does not, and notes by which of its ways it launched."""
 
     def __init__(self, extension=None):
-        self.answers = []
-        launch = extension.launch if extension else lambda *given: False
-        self.launch = lambda *given: self.answers.append(made := launch(*given)) or made
+        self.ways = []
+        self.said = getattr(extension, "said", lambda *given: None)
+        self._extension = extension
+
+    def launch(self, *given):
+        made = bool(self._extension) and self._extension.launch(*given)
+        self.ways += ["plan"] if made else []
+        return made
+
+    def remembered(self, *given):
+        made = self._extension and self._extension.remembered(*given)
+        self.ways += [] if made is None else ["look-up"]
+        return made
+
+
+ONCE_KNOWN = ["plan", "look-up", "look-up"]
 
 
 def launched(driver, call):
@@ -106,9 +122,37 @@ def test_decode(driver, monkeypatch):
             patch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
             for _ in range(3):
                 assert launched(driver, call) == expected
-        assert noted.answers == [True] * 3
+        assert noted.ways == ONCE_KNOWN
 
     same()
+
+
+SCALES = dict.fromkeys(("k_descale", "v_descale"), torch.ones(2, HEADS_K))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [
+        (torch.bfloat16, {}),
+        (torch.float8_e4m3fn, SCALES),
+        (torch.float8_e4m3fn, {}),
+        (torch.float8_e4m3fn, {"k_descale": torch.ones(1, HEADS_K)}),
+    ],
+)
+def test_caches_in_8_bits(driver, monkeypatch, dtype, scales):
+    """By a plan too, as on Hopper, where the combining kernel begins before the other one is done."""
+    monkeypatch.setattr(kvcache, "_is_hopper", lambda device: True)
+    q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).to(dtype)
+    options = {"cache_seqlens": torch.tensor([3, 5]).int(), "return_softmax_lse": True, "num_splits": 2, **scales}
+    call = functools.partial(flash_attn_with_kvcache, q, cache, cache, **options)
+    are_made = dtype == torch.float8_e4m3fn and scales is not SCALES  # tensors, at each call anew
+    shown = lambda launch: launch[:3] if are_made else launch  # noqa: E731
+    expected = [*map(shown, launched_in_python(driver, monkeypatch, call))]
+    assert [function for function, *_ in expected] == ["attention_decode", "combine"]
+    monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+    for _ in range(3):
+        assert [*map(shown, launched(driver, call))] == expected
+    assert noted.ways == ONCE_KNOWN
 
 
 def interleaved(batch, room):
@@ -136,7 +180,7 @@ def test_new_keys(driver, monkeypatch):
             patch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
             for _ in range(3):
                 assert launched(driver, call) == expected
-        assert noted.answers == [True] * 3
+        assert noted.ways == ONCE_KNOWN
 
     same()
 
@@ -148,20 +192,54 @@ def test_new_keys_in_caches_of_one_tensor(driver, monkeypatch):
     monkeypatch.setattr(fast_path, "extension", noted)
     for _ in range(4):
         flash_attn_with_kvcache(q, *interleaved(2, 9), new, new, cache_seqlens=lengths)
-    assert noted.answers == [True] * 3
+    assert noted.ways == ONCE_KNOWN
     same = interleaved(1, 9)[0].expand(2, -1, -1, -1)
     with pytest.raises(UnsupportedProblemError, match=r"k_cache has strides .* elements lie on each other"):
         flash_attn_with_kvcache(q, same, interleaved(2, 9)[1], new, new, cache_seqlens=lengths)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cache_seqlens": 5},
+        {},
+        {"cache_seqlens": torch.tensor([3, 4]).int(), "alibi_slopes": torch.ones(HEADS)},
+        {"cache_seqlens": torch.tensor([3, 4]).int(), "cache_batch_idx": torch.tensor([2, 0]).int()},
+    ],
+    ids=["a length of the host", "no length", "slopes of heads", "sequences of a larger cache"],
+)
+def test_what_is_brought_into_shape_first(driver, monkeypatch, given):
+    """By Python, at each call; then it is looked up as well."""
+    q = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16()
+    cache = torch.zeros(3 if "cache_batch_idx" in given else 2, 9, HEADS_K, COLUMNS).bfloat16()
+    monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+    for _ in range(4):
+        flash_attn_with_kvcache(q, cache, cache, **given)
+    assert noted.ways == ONCE_KNOWN
+
+
+def test_a_known_call_runs_two_functions_here(driver, monkeypatch):
+    """All else is C++'s, also where the log-sum-exp is asked for, and where new keys are given."""
+    q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
+    lengths, ran = torch.zeros(2, dtype=torch.int32), []
+    for more in ({}, {"return_softmax_lse": True}, {"k": cache[:, :1], "v": cache[:, :1].clone()}):
+        for _ in range(4):
+            ran.clear()
+            sys.setprofile(lambda frame, event, _: ran.append(frame) if event == "call" else None)
+            flash_attn_with_kvcache(q, cache, cache.clone(), cache_seqlens=lengths, **more)
+            sys.setprofile(None)
+        here = [frame.f_code.co_name for frame in ran if frame.f_globals["__name__"].startswith("flashladder.")]
+        assert here == ["flash_attn_with_kvcache", "on_remembered_path"]
+
+
 def test_the_backward_pass(driver, monkeypatch):
-    a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)  # the stand-in knows no dependent kernels
+    a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)  # of a rung without dependent kernels
     call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *Options(causal=True), True, True)  # noqa: E731
     expected = launched_in_python(driver, monkeypatch, call)
     assert len(expected) > 1
     monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
     assert launched(driver, call) == launched(driver, call) == expected
-    assert noted.answers == [True] * 2
+    assert noted.ways == ["plan", "plan"]
 
 
 def test_what_changes_is_looked_at_again(driver, monkeypatch):

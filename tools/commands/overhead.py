@@ -9,7 +9,8 @@ process does once. Rungs from 26 on fill in tensor maps at each call, and those 
 what they cost more than rung 24.
 
 The first table is under torch.no_grad(). The second is without it: what it costs to see that no input wants a gradient,
-and what a call takes where they do, whose backward pass is another call.
+and what a call takes where they do, whose backward pass is another call. The third is of decode: one row of each
+sequence against a cache.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def main(arguments: argparse.Namespace) -> int:
     with torch.no_grad():
         calls, first = host_costs.calls_of(problem, tensors, rungs)
         console.print(_shown(f"host, microseconds a call: {problem.name}", gpu.host_costs_us(calls)))
+        of_caches = gpu.host_costs_us(host_costs.of_caches(problem, tensors))
     plain = {name: calls[name] for name in (host_costs.TORCH, *first)}
     differentiable = {
         f"{host_costs.TORCH}, inputs want gradients": host_costs.by_torch(problem, wanting),
         "attention(), inputs want gradients": host_costs.differentiable(problem, wanting),
     }
     console.print(_shown("the same where gradients are enabled", gpu.host_costs_us({**plain, **differentiable})))
+    console.print(_shown("one row of each sequence against a cache", of_caches))
     console.print(f"calls go through {'C++' if fast_path.extension else f'Python: {fast_path.missing}'}")
     for name, seconds in first.items():
         console.print(f"first call of {name}: {seconds:.2f} s")

@@ -2,7 +2,7 @@
 // combines the parts of a row.
 #include "config.cuh"
 #include "packed_rows.cuh"
-#include "splits.cuh"
+#include "partials.cuh"
 #include "tile/gemm.cuh"
 #include "warp_copy.cuh"
 #include "warp_sums.cuh"

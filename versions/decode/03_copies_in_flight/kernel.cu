@@ -1,7 +1,7 @@
 // Rung 02 with copies ahead: a warp has a ring of tiles, and starts a copy num_stages - 1 steps before it needs the keys.
 #include "config.cuh"
 #include "packed_rows.cuh"
-#include "splits.cuh"
+#include "partials.cuh"
 #include "tile/gemm.cuh"
 #include "warp_copy.cuh"
 #include "warp_sums.cuh"

@@ -3,6 +3,7 @@
 #include "config.cuh"
 #include "packed_rows.cuh"
 #include "pages.cuh"
+#include "partials.cuh"
 #include "tile/gemm.cuh"
 #include "warp_copy.cuh"
 #include "warp_sums.cuh"

@@ -33,7 +33,7 @@ FLASHLADDER_KERNEL(attention_decode, CacheParams,
                        .clusters(1, cluster_size));
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
-    attention_decode(const __grid_constant__ CacheParams params, const __grid_constant__ Partials) {
+    attention_decode(const __grid_constant__ CacheParams params) {
     extern __shared__ __align__(128) char shared[];
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *ring = shared_q + QTile::size + warp_index() * num_stages * stage_size;  // the warp's own

@@ -1,6 +1,6 @@
 // The CTAs that have parts of the same rows, and which of them is the last one to be done.
 #pragma once
-#include "splits.cuh"
+#include "partials.cuh"
 
 struct Work {
     Partials partials;

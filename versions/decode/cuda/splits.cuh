@@ -1,4 +1,4 @@
-// Keys of a sequence that are cut into parts: what each part comes to, and how these are combined.
+// Keys of a sequence that are cut into parts.
 #pragma once
 #include "config.cuh"
 #include "decode_params.cuh"
@@ -26,14 +26,6 @@ struct SplitParams : DecodeParams {
     }
 };
 
-// O of each part, as if there were no other keys, and its log-sum-exp: fp32, part by part.
-struct Partials {
-    float *o;
-    float *lse;
-};
-FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q * head_dim_v");
-FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q");
-
 // Sums and maxima over a warp, for all its lanes.
 __device__ inline float warp_max(float x) {
 #pragma unroll
@@ -45,45 +37,4 @@ __device__ inline T warp_sum(T x) {
 #pragma unroll
     for (int lane = 1; lane < 32; lane *= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
     return x;
-}
-
-// O of a row from its parts, by a warp: `slice` columns of it, from `first_col` on. Parts are weighted by their
-// log-sum-exp, which is -inf of one without keys. They are added up in their order, whichever was ready first.
-template <int head_dim_v = config::head_dim, int slice = head_dim_v>
-__device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
-                                     int row, int first_col = 0) {
-    constexpr int columns = (slice + 63) / 64 * 2;  // of a lane, whole pairs
-    constexpr int at_once = slice < head_dim_v ? 32 : 8;  // loads that are under way
-    const bool has_columns = slice % 64 == 0 || lane_index() * columns < slice;
-    const int column = has_columns ? first_col + lane_index() * columns : 0;
-    const long long at = params.row_index(parts.first, head, row), apart = params.row_index(parts.apart, 0, 0);
-    const float *lse = partials.lse + at;
-    const float *part = partials.o + at * head_dim_v + column;
-
-    float highest = -3.0e38f, sum = 0.0f, o[columns] = {};
-    for (int split = lane_index(); split < parts.count; split += 32) highest = fmaxf(highest, lse[split * apart]);
-    highest = warp_max(highest);
-    for (int first = 0; first < parts.count; first += 32) {
-        const int mine = first + lane_index();
-        const float weight = mine < parts.count ? exp2_approx((lse[mine * apart] - highest) * log2_e) : 0.0f;
-        sum += warp_sum(weight);
-        const int count = min(32, parts.count - first);
-#pragma unroll at_once
-        for (int i = 0; i < count; ++i) {
-            const float of_part = __shfl_sync(0xffffffff, weight, i);
-#pragma unroll
-            for (int c = 0; c < columns; c += 2) {
-                const float2 two = *reinterpret_cast<const float2 *>(part + (first + i) * apart * head_dim_v + c);
-                o[c] += of_part * two.x, o[c + 1] += of_part * two.y;
-            }
-        }
-    }
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-    config::dtype *to = static_cast<config::dtype *>(params.o) + batch * params.o_stride.batch +
-                        row * params.o_stride.row + head * params.o_stride.head + column;
-#pragma unroll
-    for (int c = 0; has_columns && c < columns; c += 2)
-        *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
-    if (params.lse != nullptr && lane_index() == 0 && first_col == 0)
-        params.lse[params.row_index(batch, head, row)] = highest + __log2f(sum) * ln_2;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "decode/cuda/packed_rows.cuh"
 #include "decode/cuda/pages.cuh"
+#include "decode/cuda/partials.cuh"
 #include "shared_softmax.cuh"
 
 // The CTA's tile of rows is blockIdx.x.

@@ -1,0 +1,107 @@
+"""Memory that kernels are lent: who shares it, and that nobody comes between the kernels of a call that has it."""
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import fake_cuda
+import pytest
+import torch
+
+from flashladder import flash_attn_with_kvcache
+from flashladder.common.api import kvcache, op
+from flashladder.common.runtime import fast_path, workspaces
+
+HEADS, HEADS_K, COLUMNS = 4, 2, 64
+POINTERS = 2 * 8  # bytes: of partial results, and of their log-sum-exps
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """CPU tensors are taken for ones on a GPU; two kernels of a call share partial results."""
+    made, extension = fake_cuda.for_attention(monkeypatch), fast_path.made()
+    monkeypatch.setattr(fast_path, "extension", extension)
+    monkeypatch.setattr(kvcache, "_is_hopper", lambda device: True)
+    ready_for = op.ready_for
+
+    def noting(*given):
+        ready = ready_for(*given)
+        made.parts |= {each.entry: (each.launch.params_bytes, POINTERS) for each in ready.artifact.kernels}
+        return ready
+
+    monkeypatch.setattr(op, "ready_for", noting)
+    return made
+
+
+def call_of(batch=2, splits=2):
+    q, cache = torch.zeros(batch, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(batch, 9, HEADS_K, COLUMNS).bfloat16()
+    lengths = torch.zeros(batch, dtype=torch.int32)
+    return functools.partial(flash_attn_with_kvcache, q, cache, cache, cache_seqlens=lengths, num_splits=splits)
+
+
+def known(call):
+    """A call that C++ knows."""
+    for _ in range(2):
+        call()
+    return call
+
+
+def lent(driver, call):
+    """What both kernels of a call were lent."""
+    driver.launches.clear()
+    call()
+    first, second = (launch.arguments[1] for launch in driver.launches)
+    assert first == second
+    return first
+
+
+def test_scratch_is_of_a_stream_or_of_a_capture(driver, monkeypatch):
+    """So that torch need not be asked for it at each call."""
+    call = known(call_of())
+    first = lent(driver, call)
+    kept = [torch.empty(n) for n in range(1, 5000, 500)]  # which would take memory that is free
+    assert lent(driver, call) == first
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0x99)
+    second = lent(driver, call)
+    assert second != first
+    assert lent(driver, call) == second
+    made, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *given, **options: made.append(empty(*given, **options)) or made[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captured = {lent(driver, call) for _ in range(3)}
+    assert len({first, second, *captured}) == 5
+    assert len(made) == 6
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert lent(driver, call) == second
+    del kept
+
+
+def test_scratch_of_a_stream_grows(driver):
+    """Calls of other sizes share it, once it is large enough for them; it is never taken from a call that has it."""
+    small, large = known(call_of()), known(call_of(batch=40, splits=8))
+    begun = lent(driver, small)
+    grown = lent(driver, large)
+    assert grown != begun
+    assert lent(driver, known(call_of(batch=39, splits=8))) == grown
+    assert lent(driver, small) == begun
+
+
+def test_much_scratch_is_not_kept(driver, monkeypatch):
+    monkeypatch.setattr(workspaces, "MOST_KEPT", 100)
+    made, empty = [], torch.empty
+    call = known(call_of())
+    monkeypatch.setattr(torch, "empty", lambda *given, **options: made.append(empty(*given, **options)) or made[-1])
+    for _ in range(3):
+        call()
+    assert [memory.dtype for memory in made] == [torch.uint8] * 3, "and as much as 100 bytes are"
+
+
+def test_nobody_comes_between_the_kernels_of_a_call(driver):
+    """Threads that launch on one stream share its scratch."""
+    call, threads = known(call_of()), 4
+    driver.launches.clear()
+    first = threading.Event()
+    driver.on_launch = lambda: first.wait(0.001)  # for others to come
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: call(), range(3 * threads)))
+    assert [launch.function for launch in driver.launches] == ["attention_decode", "combine"] * 3 * threads
