@@ -61,7 +61,20 @@ struct LatentPart {
         });
     }
 
-    // The same where there are no other keys. The lanes that have a row's columns store 64 bytes together.
+    // The same to shared memory, where other CTAs read it.
+    template <class CtaPart, class Softmax, int cols>
+    __device__ void put(CtaPart &to, const Softmax &softmax, const Accumulator<16, cols> &o, int first_col) const {
+        each_row(softmax, [&](int h, int, float inverse) {
+            float *row = &to.o[softmax.row(h)][first_col + accumulator_col()];
+#pragma unroll
+            for (int n = 0; n < cols / 8; ++n)
+                *reinterpret_cast<float2 *>(row + n * 8) =
+                    make_float2(o.block[0][n][2 * h] * inverse, o.block[0][n][2 * h + 1] * inverse);
+            if (softmax.party == 0 && lane_index() % 4 == 0) to.lse[softmax.row(h)] = softmax.lse(h);
+        });
+    }
+
+    // O and the log-sum-exp where there are no other keys. The lanes that have a row's columns store 64 bytes together.
     template <class T, class Softmax, int cols>
     __device__ void store_whole(const Softmax &softmax, const Accumulator<16, cols> &o, int first_col) const {
         each_row(softmax, [&](int h, int i, float inverse) {
