@@ -76,7 +76,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "decode/13_cluster_combine": (85, "A cluster's shared memory takes the place of a workspace and a counter."),
     "mla/03_columns_by_tma": (190, "Two roles, TMA and a barrier for each 64 columns come together."),
     "mla/04_seesaw": (130, "Two groups take blocks in turn, and pass P on: the loop is another one."),
-    "mla/05_equal_parts": (90, "Parts are found on the GPU, and a sliced kernel combines them."),
+    "mla/05_equal_parts": (105, "Parts are found on the GPU, and a sliced kernel combines those of all sequences."),
     "decode/11_fp8_cache": (160, "Operands of bytes come with a Q and a P in the range of f16, and with scales."),
     "backward/01_tensor_cores": (680, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "backward/04_coalesced_atomics": (54, "A tile of dQ in the order of registers must be sorted when it is rounded."),

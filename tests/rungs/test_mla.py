@@ -13,6 +13,7 @@ from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.versions.decode import operation as decode
 from flashladder.versions.references.py_mla.layer import LatentAttention, latent_attention
 
 NAME = "mla"
@@ -63,11 +64,11 @@ def test_pages_parts_and_heads(version, options, sizes):
     if version.takes(task):
         emulated(version, task)
     else:
-        with pytest.raises(UnsupportedProblemError, match=r"takes page_size 8, 16, 32, .*, not (1|24)"):
+        with pytest.raises(UnsupportedProblemError, match=r"takes (page_size 8, 16, .*, not (1|24)|num_splits 0)"):
             version.config_for(task)
 
 
-@pytest.mark.parametrize("rung", ["mla/03", "mla/04", "mla/05"])
+@pytest.mark.parametrize("rung", ["mla/03", "mla/04", "mla/05", "mla/06"])
 @pytest.mark.parametrize("keys", [64, 128, 320])
 def test_whole_blocks_even_and_odd(rung, keys):
     """More blocks than the ring has stages, and none with rows to clear."""
@@ -80,9 +81,20 @@ def test_one_part_a_sequence_is_stored_without_partial_results():
     assert (tensors.lse[0] == -torch.inf).all()
 
 
+@pytest.mark.parametrize(
+    ("ctas", "lengths", "sizes"),
+    [(1, (70, 0, 130), {}), (2, (130, 10), {"seqlen_q": 2, "causal": True})],
+)
+def test_a_cta_takes_part_after_part(monkeypatch, ctas, lengths, sizes):
+    """Whole sequences, one of them without keys, and one that is cut."""
+    monkeypatch.setattr(decode, "TARGET_CTAS", ctas)
+    emulated(catalog.find("mla/06"), problem(lengths, **sizes))
+
+
 @pytest.mark.parametrize("lagging", [(0,), (1, 3)])
 def test_bits_do_not_depend_on_who_is_late(version, lagging):
-    task = problem((130,), {"num_splits": 2})
+    asked = problem((130,), {"num_splits": 2})
+    task = asked if version.takes(asked) else problem((130,))  # the parts of a cluster
     assert torch.equal(emulated(version, task).o, emulated(version, task, lagging=lagging).o)
 
 
@@ -161,10 +173,17 @@ def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line
         ),
         ("mla/04", "kernel.cu", "named_barrier_sync(has_cleared + group, warpgroup_threads);", "race on shared memory"),
         ("mla/04", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
-        ("mla/05", "kernel.cu", "wait_for_dependency();", "before which combine may begin"),
+        ("mla/05", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
+        ("mla/06", "kernel.cu", "named_barrier_sync(q_is_free, with_loaders);", "has arrived there before"),
+        ("mla/06", "kernel.cu", "named_barrier_sync(q_is_there, with_loaders);", "race on|nobody has written"),
+        ("mla/07", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
     ],
 )
 def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, file, old, message):
+    task = problem((200,), {"num_splits": 2 if rung == "mla/05" else 1})
+    if rung in ("mla/06", "mla/07"):  # a CTA has two parts; a cluster has eight
+        monkeypatch.setattr(decode, "TARGET_CTAS", 1)
+        task = problem((10, 10))
     found, folder = catalog.find(rung), tmp_path / "mutants"
     shutil.copytree(VERSIONS / NAME / "cuda", folder / "cuda")
     shutil.copytree(found.directory, folder / "00_mutant")
@@ -176,7 +195,7 @@ def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, fi
     yaml.write_text(f"operation: {NAME}\n{yaml.read_text()}")
     monkeypatch.setenv(own.VARIABLE, str(folder))
     with pytest.raises(EmulatorError, match=message):
-        emulated(catalog.find("mutants/00"), problem((200,), {"num_splits": 2 if rung == "mla/05" else 1}))
+        emulated(catalog.find("mutants/00"), task)
 
 
 def test_absorbed_is_the_same_as_expanded():

@@ -5,20 +5,21 @@
 #include "ptx/cluster.cuh"
 #include "warp_sums.cuh"
 
-// O of a CTA's part, as if there were no other keys, and its log-sum-exp.
-template <int rows, int cols>
+// O of a CTA's part, as if there were no other keys, and its log-sum-exp. With 8 columns more, the rows of a fragment begin
+// in other banks.
+template <int rows, int cols, int more_cols = 0>
 struct PartOfRows {
-    float o[rows][cols];
+    float o[rows][cols + more_cols];
     float lse[rows];
 };
 
 // Adds up the parts of a tile's rows, in the order of the ranks, and stores O and the log-sum-exp. The cluster has met; the
-// warps of all its CTAs share the work, 4 columns a lane.
-template <int ctas, int rows, int cols>
+// warps of all its CTAs share the work, 4 columns a lane: those of its first threads.
+template <int ctas, int rows, int cols, int more_cols>
 __device__ inline void combine_cluster(const DecodeParams &params, const PackedRows<rows> &tile,
-                                       const PartOfRows<rows, cols> &part) {
+                                       const PartOfRows<rows, cols, more_cols> &part, int threads = blockDim.x) {
     const int first = (warp_index() * ctas + cluster_rank()) * 32 + lane_index();
-    for (int i = first * 4; i < (tile.last() + 1) * cols; i += blockDim.x * ctas * 4) {
+    for (int i = first * 4; i < (tile.last() + 1) * cols; i += threads * ctas * 4) {
         const int row = i / cols, col = i % cols;
         float lse[ctas], highest = -3.0e38f, sum = 0.0f;
 #pragma unroll

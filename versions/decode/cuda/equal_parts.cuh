@@ -17,8 +17,8 @@ struct Part {
 
 // A part, by a warp, whose lanes look at the lengths of 32 sequences at a time. All keys are to make target_parts parts; a
 // sequence has as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
-// `lane_of(first, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. `end` is the
-// number of the lane's parts and all before them. A sequence has the keys that params.keys_of says.
+// `lane_of(first, count, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. The
+// lane's sequence has `count` parts, and `end` are these and all before them. params.keys_of says how many keys it has.
 template <int block_n, class Params, class LaneOf>
 __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
     auto blocks_of = [&](int sequence) {
@@ -27,8 +27,9 @@ __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
     int a_part = 0;
     if (params.target_parts > 0) {
         int all = 0;
-        for (int first = 0; first < params.batch; first += 32) all += warp_sum(blocks_of(first + lane_index()));
-        a_part = max(1, (all + params.target_parts - 1) / params.target_parts);
+#pragma unroll 4  // lengths of 128 sequences are on their way at once
+        for (int first = 0; first < params.batch; first += 32) all += blocks_of(first + lane_index());
+        a_part = max(1, (warp_sum(all) + params.target_parts - 1) / params.target_parts);
     }
     int parts_before = 0;
     for (int first = 0; first < params.batch; first += 32) {
@@ -42,7 +43,7 @@ __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
             if (lane_index() >= step) end += other;
         }
         end += parts_before;
-        const int lane = lane_of(first, end);
+        const int lane = lane_of(first, count, end);
         if (lane < 32) {
             count = __shfl_sync(0xffffffff, count, lane);
             return {first + lane, __shfl_sync(0xffffffff, blocks, lane), 0, count,
@@ -56,7 +57,7 @@ __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
 // Part `number` of all.
 template <int block_n, class Params>
 __device__ inline Part find_part(const Params &params, int number) {
-    Part part = scan_parts<block_n>(params, [&](int, int end) {
+    Part part = scan_parts<block_n>(params, [&](int, int, int end) {
         return __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before the part
     });
     part.split = number - part.first;

@@ -165,20 +165,25 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         part.store(partials, softmax, o, group * group_cols, head_dim_v);
 }
 
-// A warp combines 64 columns of a row. Where there are many rows, it does so several times.
-constexpr int combine_warps = 4, slice = 64;
+// A warp combines 64 columns of a row. The warps of all CTAs share out what there is of sequences that are cut, as many
+// CTAs as run at once: where no sequence is cut, they are gone soon.
+constexpr int combine_warps = 4, combine_ctas = 8;  // of an SM
+constexpr int slice = 64, slices = head_dim_v / slice;
 FLASHLADDER_KERNEL(combine, SplitParams,
-                   Launch{combine_warps * 32}
-                       .over("cdiv(seqlen_q * num_heads, 4)", "batch", "min(8, cdiv(num_parts, batch))")
-                       .dependent());
+                   Launch{combine_warps * 32}.over("min(2 * batch * seqlen_q * num_heads, 8 * 132)", "1", "1").dependent());
 
-extern "C" __global__ void __launch_bounds__(combine_warps * 32)
+extern "C" __global__ void __launch_bounds__(combine_warps * 32, combine_ctas)
     combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
-    const Parts parts = parts_of_sequence<block_n>(params, blockIdx.y);
-    const int row = blockIdx.x * combine_warps + warp_index();  // among the sequence's, of all heads
-    wait_for_dependency();  // the parts are there
-    if (parts.count == 1 || row >= params.seqlen_q * params.num_heads) return;
-    for (int col = blockIdx.z * slice; col < head_dim_v; col += gridDim.z * slice)
-        combine_parts<head_dim_v, slice>(params, partials, parts, blockIdx.y, row % params.num_heads,
-                                         row / params.num_heads, col);
+    const int rows_of_one = params.seqlen_q * params.num_heads;
+    int item = blockIdx.x * combine_warps + uniform_warp_index();  // of a sequence's; behind its last one come the next one's
+    each_cut_sequence<block_n>(params, [&](int sequence, Parts parts) {
+        wait_for_dependency();  // the parts are there
+        for (; item < rows_of_one * slices; item += gridDim.x * combine_warps) {
+            const int row = item / slices;
+            combine_parts<head_dim_v, slice>(params, partials, parts, sequence, row % params.num_heads,
+                                             row / params.num_heads, item % slices * slice);
+        }
+        item -= rows_of_one * slices;
+    });
+    wait_for_dependency();  // when this kernel has ended, so has the other one
 }

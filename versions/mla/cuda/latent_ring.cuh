@@ -36,10 +36,15 @@ struct alignas(1024) LatentRing {
     // the last key hold anything.
     template <class Part>
     __device__ void load_all(const Part &part, const CacheMap &map) {
+        State at = producer();
+        load_all(at, part, map);
+    }
+    // The same where other parts come before it, and after it.
+    template <class Part>
+    __device__ void load_all(State &at, const Part &part, const CacheMap &map) {
         auto find = [&](int first) {
             return KeyPlace::find(part.params, part.tile.batch, first + lane_index() * box_rows, part.end);
         };
-        State at = producer();
         KeyPlace place = find(part.begin);  // of the lane's box of the next block
         for (int first = part.begin; first < part.end; first += Tile::rows) {
             const KeyPlace next = find(first + Tile::rows);

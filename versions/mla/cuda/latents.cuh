@@ -51,6 +51,7 @@ struct LatentPart {
     __device__ void store(const Partials &partials, const Softmax &softmax, const Accumulator<16, cols> &o, int first_col,
                           int head_dim_v) const {
         each_row(softmax, [&](int h, int i, float inverse) {
+            if (!tile.has(i)) return;
             const long long at = params.row_index(number, tile.head(i), tile.row(i));
             float *to = partials.o + at * head_dim_v + first_col + accumulator_col();
 #pragma unroll
@@ -61,16 +62,34 @@ struct LatentPart {
         });
     }
 
-    // The same where there are no other keys.
+    // The same to shared memory, where other CTAs read it.
+    template <class CtaPart, class Softmax, int cols>
+    __device__ void put(CtaPart &to, const Softmax &softmax, const Accumulator<16, cols> &o, int first_col) const {
+        each_row(softmax, [&](int h, int, float inverse) {
+            float *row = &to.o[softmax.row(h)][first_col + accumulator_col()];
+#pragma unroll
+            for (int n = 0; n < cols / 8; ++n)
+                *reinterpret_cast<float2 *>(row + n * 8) =
+                    make_float2(o.block[0][n][2 * h] * inverse, o.block[0][n][2 * h + 1] * inverse);
+            if (softmax.party == 0 && lane_index() % 4 == 0) to.lse[softmax.row(h)] = softmax.lse(h);
+        });
+    }
+
+    // O and the log-sum-exp where there are no other keys. The lanes that have a row's columns store 64 bytes together.
     template <class T, class Softmax, int cols>
     __device__ void store_whole(const Softmax &softmax, const Accumulator<16, cols> &o, int first_col) const {
         each_row(softmax, [&](int h, int i, float inverse) {
-            T *to = tile.template element<T>(params.o, params.o_stride, i) + first_col + accumulator_col();
+            T *to = tile.template element<T>(params.o, params.o_stride, i) + first_col + lane_index() % 4 * 8;
 #pragma unroll
-            for (int n = 0; n < cols / 8; ++n)
-                *reinterpret_cast<uint32_t *>(to + n * 8) =
-                    pack<T>(o.block[0][n][2 * h] * inverse, o.block[0][n][2 * h + 1] * inverse);
-            if (params.lse != nullptr && softmax.party == 0 && lane_index() % 4 == 0)
+            for (int n = 0; n < cols / 8; n += 4) {
+                uint32_t two[4];  // columns of each block
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    two[k] = pack<T>(o.block[0][n + k][2 * h] * inverse, o.block[0][n + k][2 * h + 1] * inverse);
+                const uint4 eight = row_of_block(two);
+                if (tile.has(i)) *reinterpret_cast<uint4 *>(to + n * 8) = eight;
+            }
+            if (tile.has(i) && params.lse != nullptr && softmax.party == 0 && lane_index() % 4 == 0)
                 params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] = softmax.lse(h);
         });
     }
@@ -81,13 +100,29 @@ struct LatentPart {
         return (params.keys_of(blockIdx.z) + block_n - 1) / block_n;
     }
 
-    // The lane's rows that are there, and the reciprocals of their sums.
+    // Lane q of four has columns 2q and 2q + 1 of four blocks of 8. Afterwards it has all columns of block q.
+    __device__ static uint4 row_of_block(const uint32_t (&two)[4]) {
+        const bool odd = lane_index() & 1, high = lane_index() & 2;
+        auto swap = [](uint32_t sent, int lanes) { return __shfl_xor_sync(0xffffffff, sent, lanes); };
+        uint32_t left[2], right[2];  // of the two lanes that differ in `odd`
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const uint32_t other = swap(odd ? two[2 * k] : two[2 * k + 1], 1);
+            left[k] = odd ? other : two[2 * k];
+            right[k] = odd ? two[2 * k + 1] : other;
+        }
+        const uint32_t other_left = swap(high ? left[0] : left[1], 2), other_right = swap(high ? right[0] : right[1], 2);
+        return high ? make_uint4(other_left, other_right, left[1], right[1])
+                    : make_uint4(left[0], right[0], other_left, other_right);
+    }
+
+    // The lane's rows, which may not be there, and the reciprocals of their sums.
     template <class Softmax, class Row>
     __device__ void each_row(const Softmax &softmax, Row row) const {
         Softmax::each_row([&](int h) {
             const int i = softmax.row(h);
             const float sum = softmax.l[0][h];
-            if (tile.has(i)) row(h, i, sum > 0.0f ? 1.0f / sum : 0.0f);
+            row(h, i, sum > 0.0f ? 1.0f / sum : 0.0f);
         });
     }
 };

@@ -1,0 +1,252 @@
+// Rung 05 whose CTAs stay, one for each SM: each takes part after part. While two groups store O of one part, a warp loads
+// keys of the next one, and three warps its Q.
+//
+//     group 0    S(0)   softmax(0)    O += P(0) V(0)                 O += P(1) V(1)   S(2) ...
+//     group 1           S(1)          O += P(0) V(0)   softmax(1)    O += P(1) V(1)          S(3) ...
+#include "config.cuh"
+#include "decode/cuda/parts_of_sequence.cuh"
+#include "latent_ring.cuh"
+#include "passed_softmax.cuh"
+#include "pipeline/roles.cuh"
+#include "ptx/griddepcontrol.cuh"
+
+using namespace config;
+
+constexpr int groups = 2;
+constexpr int consumers = groups * warpgroup_threads;  // then comes the producer's group
+constexpr int rows = warpgroup_rows;
+constexpr int group_cols = head_dim_v / groups;  // of O
+
+using QTile = SwizzledPanels<rows, head_dim>;
+using KVTile = SwizzledPanels<block_n, head_dim>;
+using PTile = SwizzledPanels<rows, block_n>;
+using Softmax = PassedSoftmax<rows>;
+using Share = Registers<groups, 1, 24>;
+using Ring = LatentRing<KVTile, dtype, 2>;
+using Latents = LatentPart<rows, block_n, causal>;
+
+struct Work {
+    Part blocks;
+    int number;  // of the part, among all
+};
+
+constexpr int q_loaders = 3 * 32, with_loaders = consumers + q_loaders;
+
+// The last two: for each group.
+enum Barrier { both_groups = 1, q_is_there, q_is_free, has_passed, has_cleared = has_passed + groups };
+
+struct Shared {
+    Ring ring;
+    alignas(1024) dtype q[QTile::size];
+    dtype p[PTile::size];
+    Softmax::Shared softmax;
+    Work work;
+};
+
+// The CTA's parts, of all: the first one, and how many lie between two of them.
+__device__ inline int first_part(const CacheParams &params) { return blockIdx.y / params.num_heads_k; }
+__device__ inline int parts_apart(const CacheParams &params) { return gridDim.y / params.num_heads_k; }
+
+// Behind the last part, `sequence` is -1.
+__device__ inline Work find_work(const CacheParams &params, int number) {
+    return {find_part<block_n>(params, number), number};
+}
+__device__ inline Latents latents_of(const CacheParams &params, const Work &work) {
+    const Part &blocks = work.blocks;
+    const int head_k = blockIdx.y % params.num_heads_k;
+    return {params, blocks.sequence, head_k, work.number, blocks.first_block(0), blocks.first_block(1)};
+}
+
+// By a warp: all blocks of the CTA's parts.
+__device__ inline void load_blocks(Shared &shared, const CacheParams &params, const CacheMap &map) {
+    auto at = shared.ring.producer();
+    for (int number = first_part(params);; number += parts_apart(params)) {
+        const Work work = find_work(params, number);
+        if (work.blocks.sequence < 0) return;
+        shared.ring.load_all(at, latents_of(params, work), map);
+    }
+}
+
+// By three warps: Q of each part, as soon as no product reads the one before, and what the part is.
+__device__ inline void load_q(Shared &shared, const CacheParams &params) {
+    const int thread = threadIdx.x - consumers - 32;
+    bool is_one = true;  // not behind the last part
+    for (int number = first_part(params); is_one; number += parts_apart(params)) {
+        const Work work = find_work(params, number);
+        if (number != first_part(params)) named_barrier_sync(q_is_free, with_loaders);
+        if (thread == 0) shared.work = work;
+        is_one = work.blocks.sequence >= 0;
+        const Latents part = latents_of(params, work);
+#pragma unroll 1
+        for (int i = thread / 32; is_one && i < rows; i += q_loaders / 32) {
+            const dtype *row = part.tile.element<dtype>(params.q, params.q_stride, i);
+#pragma unroll 1
+            for (int col = lane_index() * 8; col < head_dim; col += 32 * 8)
+                cp_async_16_or_zeros(shared_address(shared.q + QTile::offset(i, col)), row + col, part.tile.has(i));
+        }
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_proxy_async();  // before wgmma reads Q
+        named_barrier_arrive(q_is_there, with_loaders);
+    }
+}
+
+// By two groups: O of the part that Q is there for. `at` is where its blocks are in the ring. Returns whether there was one.
+__device__ inline bool attend(Shared &shared, const CacheParams &params, const Partials &partials, Ring::State &at) {
+    named_barrier_sync(q_is_there, with_loaders);
+    if (shared.work.blocks.sequence < 0) return false;
+    auto &ring = shared.ring;
+    const int group = uniform_warp_index() / 4, warp_row = warp_index() % 4 * 16;
+    const Latents part = latents_of(params, shared.work);
+    Softmax softmax{shared.softmax, group, warp_row, params.softmax_scale * log2_e};
+    const int seen[2] = {part.seen(softmax.row(0)), part.seen(softmax.row(1))};
+
+    ByRows<QTile> q_operand;
+    ByRows<KVTile> k_operand;
+    ByColumns<KVTile> v_operand;
+    q_operand.start(shared.q);
+    k_operand.start(ring.block[0]);
+    v_operand.start(ring.block[0] + KVTile::step(0, group * group_cols));
+
+    Accumulator<16, block_n> s;
+    HeldA<16, block_n> p;
+    Accumulator<16, group_cols> o;  // of this warp
+    o.clear();
+
+    // S = Q K^T of this group's block
+    auto start_scores = [&](const Ring::State &at) {
+#pragma unroll
+        for (int panel = 0; panel < KVTile::panels; ++panel) {
+            ring.wait(at, panel);
+            start_product<dtype, 64>(s, panel_of(q_operand, panel), panel_of(k_operand.after(at.stage), panel), panel > 0);
+        }
+    };
+    // Its P, for both groups. Returns by what O is yet to be multiplied.
+    auto pass = [&](int first, const Ring::State &at) {
+        if (first + block_n > min(seen[0], seen[1])) softmax.hide(s, first, seen);
+        __syncwarp();  // every lane has read what the other group passed
+        const float2 factor = softmax.take(s);
+        softmax.store_p<PTile>(shared.p, 0, s);
+        if (first + block_n > part.end) {
+            clear_rows_by_warp<KVTile>(ring.block[at.stage], max(part.end - first, warp_row), warp_row + 16);
+            fence_proxy_async();  // before wgmma reads zeros in V
+            named_barrier_sync(has_cleared + group, warpgroup_threads);
+        }
+        named_barrier_arrive(has_passed + group, consumers);  // P and m are there; no product reads K any more
+        return factor;
+    };
+    // O += P V of this group's block, and of the other one's
+    auto start_own_sum = [&](float2 factor) {
+        softmax.scale(o, factor);
+        p = round_to_operand<dtype>(s);
+        start_sum<dtype, block_n>(o, p, v_operand.after(at.stage));
+    };
+    auto start_other_sum = [&] {
+        named_barrier_sync(has_passed + (group ^ 1), consumers);
+        softmax.scale(o, softmax.follow());
+        QOperand<16, block_n, 0, HoistedReader<PTile, dtype>, 1> passed;
+        passed.start(shared.p, warp_row);
+        p = passed;
+        start_sum<dtype, block_n>(o, p, v_operand.after(at.stage));
+    };
+    auto end_sum = [&] {
+        wait_for(o, p);
+        ring.release(at, group);
+    };
+
+    int first = part.begin;
+    for (; first + block_n < part.end; first += 2 * block_n)
+        if (group == 0) {
+            start_scores(at);
+            wait_for(s);
+            start_own_sum(pass(first, at));
+            end_sum();
+            start_other_sum();
+            end_sum();
+        } else {
+            auto next = at;
+            next.advance();
+            start_scores(next);
+            wait_for(s);
+            start_other_sum();
+            const float2 factor = pass(first + block_n, next);
+            end_sum();
+            start_own_sum(factor);
+            end_sum();
+        }
+    if (first < part.end) {  // a block without another one
+        if (group == 0) {
+            start_scores(at);
+            wait_for(s);
+            start_own_sum(pass(first, at));
+        } else {
+            start_other_sum();
+        }
+        end_sum();
+    }
+    softmax.offer_sum();
+    named_barrier_sync(both_groups, consumers);  // the sums of all keys are there; no product reads Q any more
+    const Work work = shared.work;
+    named_barrier_arrive(q_is_free, with_loaders);
+    softmax.sum_up();
+    if (work.blocks.count == 1)
+        latents_of(params, work).store_whole<dtype>(softmax, o, group * group_cols);
+    else
+        latents_of(params, work).store(partials, softmax, o, group * group_cols, head_dim_v);
+    return true;
+}
+
+FLASHLADDER_KERNEL(attention_mla, CacheParams,
+                   Launch{Share::num_threads, sizeof(Shared), rows, block_n}
+                       .over("cdiv(num_heads * seqlen_q, 64 * num_heads_k)",
+                             "num_heads_k * (target_parts or num_parts)", "1")
+                       .by_tma("k_cache", rows_of_box<block_n>(), 64, 128));
+
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_mla(const __grid_constant__ CacheParams params, const __grid_constant__ Partials partials,
+                  const __grid_constant__ CacheMap map) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+    auto &ring = shared.ring;
+    launch_dependents();
+
+    if (threadIdx.x == 0) {
+        ring.init();
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+    if (uniform_warp_index() >= consumers / 32) {
+        release_registers<Share::producer>();
+        if (uniform_warp_index() == consumers / 32)
+            load_blocks(shared, params, map);
+        else
+            load_q(shared, params);
+    } else {
+        take_registers<Share::consumer>();
+        auto at = ring.consumer();
+        while (attend(shared, params, partials, at)) {}
+    }
+}
+
+// A warp combines 64 columns of a row. The warps of all CTAs share out what there is of sequences that are cut, as many
+// CTAs as run at once: where no sequence is cut, they are gone soon.
+constexpr int combine_warps = 4, combine_ctas = 8;  // of an SM
+constexpr int slice = 64, slices = head_dim_v / slice;
+FLASHLADDER_KERNEL(combine, SplitParams,
+                   Launch{combine_warps * 32}.over("min(2 * batch * seqlen_q * num_heads, 8 * 132)", "1", "1").dependent());
+
+extern "C" __global__ void __launch_bounds__(combine_warps * 32, combine_ctas)
+    combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
+    const int rows_of_one = params.seqlen_q * params.num_heads;
+    int item = blockIdx.x * combine_warps + uniform_warp_index();  // of a sequence's; behind its last one come the next one's
+    each_cut_sequence<block_n>(params, [&](int sequence, Parts parts) {
+        wait_for_dependency();  // the parts are there
+        for (; item < rows_of_one * slices; item += gridDim.x * combine_warps) {
+            const int row = item / slices;
+            combine_parts<head_dim_v, slice>(params, partials, parts, sequence, row % params.num_heads,
+                                             row / params.num_heads, item % slices * slice);
+        }
+        item -= rows_of_one * slices;
+    });
+    wait_for_dependency();  // when this kernel has ended, so has the other one
+}
