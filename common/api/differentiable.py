@@ -185,10 +185,10 @@ def _of_sinks(
     sinks: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
 ) -> torch.Tensor:
     """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
-    lse, dlse = (None if x is None else x.view(-1, *lse.shape[-2:]) for x in (lse, dlse))  # packed, it has no batch
     share = (sinks[:, None] - lse).exp().masked_fill(lse == -math.inf, 0)  # no key, and no sink
-    pull = -(dout * o).sum(-1, dtype=torch.float32).transpose(1, 2)
-    return (share * (pull if dlse is None else pull + dlse)).sum((0, 2))
+    pull = -(dout * o).sum(-1, dtype=torch.float32).transpose(1, 2).view_as(lse)  # packed, lse has no batch
+    pulled = share * (pull if dlse is None else pull + dlse)
+    return pulled.transpose(0, -2).flatten(1).sum(1)
 
 
 torch.library.register_autograd("flashladder::attention", differentiate, setup_context=_keep_plain, lib=op.LIBRARY)

@@ -115,8 +115,8 @@ class Implementation(Configurable):
             if refusal := supports.refusal(name, value, problem.asked.option(name).default):
                 return refusal
         lacking = (name for name, asked in _asked(problem).items() if asked and not getattr(supports, name))
-        name = next(lacking, None)
-        return None if name is None else _LACKS[name].format(problem)
+        lack = next(lacking, None)
+        return None if lack is None else _LACKS[lack].format(problem)
 
     def _decided(self, problem: "Problem") -> dict[str, Value]:
         decided = decided_by(problem, self.supports.columns(problem.head_dim))
