@@ -59,16 +59,16 @@ def philox(counter: tuple[np.ndarray, ...], key: tuple[int, int], rounds: int = 
 def kept(rng_state: torch.Tensor, dropout_p: float, heads: range, rows: range, num_keys: int) -> torch.Tensor:
     """Whether weights count, (heads, rows, num_keys), on the device of `rng_state`.
 
-    Heads are counted over all of the batch: batch * num_heads + head. Byte i of word j of a call is of the score
-    (row + 8 i, key + 8 j) of a square of 32 by 32.
+    Heads are counted over all of the batch: batch * num_heads + head. A call has the 16 scores at rows r, r + 1, r + 8,
+    r + 9 and keys k, k + 1, k + 8, k + 9 of a square of 16 by 16.
     """
     *seed, offset = (word % 2**32 for word in rng_state.tolist())
     head, row, key = (np.array(each, np.uint32) for each in (heads, rows, range(num_keys)))
     row, key = row[:, None], key[None, :]
-    place = (row // 32 * 8 + row % 8, key // 32 * 8 + key % 8, head[:, None, None], np.uint32(offset))
-    words = philox(place, (seed[0], seed[1]))
-    word = np.choose(np.broadcast_to(key // 8 % 4, words[0].shape), words)
-    random = word >> (row // 8 % 4 * 8) & np.uint32(0xFF)
+    place = (row // 16 * 4 + row % 8 // 2, key // 16 * 4 + key % 8 // 2)
+    words = philox((head[:, None, None], place[0], np.uint32(offset), place[1]), (seed[0], seed[1]))
+    word = np.choose((row + key // 16) % 2 * 2 + (key + row // 16) % 2, words)
+    random = word >> (row // 8 % 2 * 16 + key // 8 % 2 * 8) & np.uint32(0xFF)
     return torch.from_numpy(random >= dropped(dropout_p)).to(rng_state.device)
 
 

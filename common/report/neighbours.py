@@ -103,7 +103,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         80,
         "The loop begins at another product, so its parts are named before it; K and V are operands of two kinds.",
     ),
-    "backward/19_fixed_order": (60, "An order of tiles, and counters that wait, tell and are cleared."),
+    "backward/19_fixed_order": (
+        100,
+        "Warps of their own add, each warp of the producer's has a role, and tiles come in another order.",
+    ),
     "48_column_of_ones": (202, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
 }
 

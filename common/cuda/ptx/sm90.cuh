@@ -75,6 +75,12 @@ __device__ inline void bulk_add(float *global, const float *shared, int bytes) {
                  "r"(shared_address(shared)), "r"(bytes)
                  : "memory");
 }
+// The same, in the place of those in global memory.
+__device__ inline void bulk_store(float *global, const float *shared, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
+                 "r"(bytes)
+                 : "memory");
+}
 // Closes the group of stores that this thread has started.
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all of this thread's stores are done: others see what they wrote, if this thread tells them.

@@ -24,8 +24,31 @@ __device__ inline uint4 philox(uint4 counter, uint2 key) {
     return counter;
 }
 
-// The weights of one head. A call of the generator has 16 bytes: byte i of word j is of the score (row + 8 i, key + 8 j)
-// of a square of 32 by 32. A lane has all 16 of these in an accumulator, of S or of S^T.
+// Two bytes each of two words, at the places that the selector names: 0xff where a byte's top bit is set, else 0.
+__device__ inline uint32_t spread_signs(uint32_t low, uint32_t high, uint32_t selector) {
+    uint32_t spread;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(spread) : "r"(low), "r"(high), "r"(selector));
+    return spread;
+}
+
+// What a lane keeps of its scores in two squares of an operand, P or with `transposed` P^T, one behind the other along k.
+template <bool transposed>
+struct KeptPairs {
+    uint32_t words[2][2];  // of each square: of the first scores of its pairs and of the second, in each byte's top bit
+    uint32_t selector;     // of byte 0
+
+    // The bits of what is kept of pair i of a square's block: of 8 x 8 scores, as mma has them.
+    __device__ uint32_t mask(int square, int i) const {
+        const int byte = transposed ? i : i % 2 * 2 + i / 2;
+        return spread_signs(words[square][0], words[square][1], selector + 0x1111 * byte);
+    }
+};
+
+// The weights of one head. A call of the generator has the 16 scores at rows r, r + 1, r + 8, r + 9 and keys k, k + 1,
+// k + 8, k + 9 of a square of 16 by 16, r and k even and below 8. A lane has half of them in an accumulator, of S or of
+// S^T; the lane 4 beside it has the others. So of two squares each of the two draws one, and they exchange halves.
+//   word 2 * ((row + key / 16) % 2) + (key + row / 16) % 2, byte 2 * (row / 8 % 2) + key / 8 % 2
+// With the squares' parity in them, it is the same words that a lane keeps, whichever of the two squares it has drawn.
 template <bool dropout>
 struct Dropout {
     uint2 seed;
@@ -54,32 +77,56 @@ struct Dropout {
     template <class Params>
     __device__ void of_head(const Params &params, int batch, int head_) { head = batch * params.num_heads + head_; }
 
-    // Visits the pairs of an operand, P or with `transposed` P^T, whose scores begin at a row and a key: visit(step, m, i,
-    // mask), where the mask has the bits of what is kept of block[step][m][i].
+    // Two squares of an operand's block m of 16 rows, along k from `along` on, a multiple of 32. The operand begins at
+    // `first_down`, a multiple of its rows.
+    template <bool transposed, int rows>
+    __device__ KeptPairs<transposed> draw(int first_down, int m, int along) const {
+        const int lane = lane_index();
+        const bool has_second = lane & 4;  // it has drawn the second one
+        const uint4 kept = kept_at<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 8);
+        const uint32_t own[2] = {kept.x, transposed ? kept.z : kept.y};
+        const uint32_t others[2] = {transposed ? kept.y : kept.z, kept.w};
+        KeptPairs<transposed> pairs;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const uint32_t received = __shfl_xor_sync(0xffffffff, others[n], 4);
+            pairs.words[0][n] = has_second ? received : own[n];
+            pairs.words[1][n] = has_second ? own[n] : received;
+        }
+        pairs.selector = selector_of<rows>(first_down, m);
+        return pairs;
+    }
+
+    // The first square alone, wherever it is along k: half of what is drawn is of no use.
+    template <bool transposed, int rows>
+    __device__ KeptPairs<transposed> draw_one(int first_down, int m, int along) const {
+        const int lane = lane_index();
+        const uint4 kept = kept_at<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 4);
+        const bool is_own = (lane / 4 + along / 16) % 2 == 0;
+        KeptPairs<transposed> pairs{};
+        pairs.words[0][0] = is_own ? kept.x : (transposed ? kept.y : kept.z);
+        pairs.words[0][1] = is_own ? (transposed ? kept.z : kept.y) : kept.w;
+        pairs.selector = selector_of<rows>(first_down, m);
+        return pairs;
+    }
+
+    // Visits the pairs of an operand whose scores begin at a row and a key: visit(step, m, i, mask), where the mask has the
+    // bits of what is kept of block[step][m][i].
     template <bool transposed, int rows, int k, class Visit>
     __device__ void each_pair(int first_row, int first_key, Visit visit) const {
-        static_assert((rows == 16 || rows % 32 == 0) && (k == 16 || k % 32 == 0), "tiles do not cross squares");
-        constexpr int high = rows < 32 ? rows : 32, wide = k < 32 ? k : 32;  // of the operand in a square
+        static_assert(k == 16 || k % 32 == 0, "squares are drawn two by two");
+        const int first_down = transposed ? first_key : first_row, first_along = transposed ? first_row : first_key;
 #pragma unroll
-        for (int down = 0; down < rows; down += high)
+        for (int step = 0; step < k / 16; step += 2)
 #pragma unroll
-            for (int along = 0; along < k; along += wide) {
-                const int row = first_row + (transposed ? along : down), key = first_key + (transposed ? down : along);
-                uint4 kept[2];
+            for (int m = 0; m < rows / 16; ++m) {
+                const int along = first_along + step * 16;
+                const auto kept = k == 16 ? draw_one<transposed, rows>(first_down, m, along)
+                                          : draw<transposed, rows>(first_down, m, along);
 #pragma unroll
-                for (int of_pair = 0; of_pair < 2; ++of_pair) {
-                    const int lane_down = accumulator_row(), lane_along = accumulator_col() + of_pair;
-                    kept[of_pair] = kept_of(row / 32 * 8 + (transposed ? lane_along : lane_down),
-                                            key / 32 * 8 + (transposed ? lane_down : lane_along));
-                }
-                const int byte = row / 8 % 4, word = key / 8 % 4;
+                for (int square = 0; square < (k == 16 ? 1 : 2); ++square)
 #pragma unroll
-                for (int block = 0; block < high * wide / 64; ++block) {
-                    const int m = block / (wide / 8), n = block % (wide / 8);  // of 8 x 8
-                    const int right = word + (transposed ? m : n), below = byte + (transposed ? n : m);
-                    const uint32_t mask = __byte_perm(at(kept[0], right), at(kept[1], right), 0x4400 + 0x1111 * below);
-                    visit((along + n * 8) / 16, (down + m * 8) / 16, m % 2 + n % 2 * 2, mask);
-                }
+                    for (int i = 0; i < 4; ++i) visit(step + square, m, i, kept.mask(square, i));
             }
     }
 
@@ -99,19 +146,23 @@ struct Dropout {
     }
 
   private:
-    // 16 bytes, each 0xff or 0.
-    __device__ uint4 kept_of(uint32_t row, uint32_t key) const {
-        const uint4 random = philox({row, key, head, offset}, seed);
+    // The order of a pair's words, which the compiler knows but where a warp has one block of 16 rows.
+    template <int rows>
+    __device__ static uint32_t selector_of(int first_down, int m) {
+        return (rows % 32 == 0 ? m : first_down / 16 + m) % 2 == 0 ? 0xcc88 : 0x88cc;
+    }
+
+    // Of a call's 16 scores, those that are kept: in the top bits of the bytes. Where the row stays, or the key, the
+    // compiler may take three rounds' multiplications by it out of a loop.
+    template <bool transposed>
+    __device__ uint4 kept_at(uint32_t down, uint32_t along) const {
+        const uint4 random = philox({head, transposed ? along : down, offset, transposed ? down : along}, seed);
         return {reaches(random.x), reaches(random.y), reaches(random.z), reaches(random.w)};
     }
     // Four comparisons: the low seven bits of each byte by a subtraction that borrows nothing, then the highest.
     __device__ uint32_t reaches(uint32_t bytes) const {
         constexpr uint32_t top = 0x80808080;
         const uint32_t low = (bytes | top) - (dropped & ~top);
-        const uint32_t is_kept = ((bytes & ~dropped) | (~(bytes ^ dropped) & low)) & top;
-        return (is_kept >> 7) * 0xff;
-    }
-    __device__ static uint32_t at(const uint4 &words, int word) {
-        return word < 2 ? (word == 0 ? words.x : words.y) : (word == 2 ? words.z : words.w);
+        return (bytes & ~dropped) | (~(bytes ^ dropped) & low);
     }
 };

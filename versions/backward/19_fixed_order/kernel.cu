@@ -1,8 +1,10 @@
-// Rung 16 with the same bits each time: the tiles of keys are added to a tile of dQ one after the other, in one order.
+// Rung 18 with the same bits each time: the tiles of keys are added to a tile of dQ one after the other, in one order. Warps
+// that do nothing else wait for their turn.
 #include "dq_bulk.cuh"
 #include "key_mask.cuh"
 #include "padded_pass.cuh"
 #include "pipeline/roles.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "query_tile.cuh"
 #include "row_pipeline.cuh"
 #include "turns.cuh"
@@ -16,57 +18,71 @@ using Share = Registers<num_groups, 1, 24>;  // the producer's warpgroup is the 
 
 using DqSums = Accumulator<16, dq_cols>;  // of a warp, of a tile
 constexpr int warp_sums = 16 * dq_cols;
-constexpr int num_parts = num_groups * 4;  // of a tile of dQ: one a warp
+constexpr int tile_sums = num_groups * 4 * warp_sums;
+constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
 
 struct CountedWorkspaces : PaddedWorkspaces {
-    unsigned *added;  // of each part of dQ: tiles of keys
+    unsigned *added;  // to each tile of dQ: tiles of keys
 };
-FLASHLADDER_WORKSPACE(added, unsigned, "batch * num_heads * cdiv(seqlen_q, block_m) * (block_n // 16)");
+FLASHLADDER_WORKSPACE(added, unsigned, "batch * num_heads * cdiv(seqlen_q, block_m)");
 
-// The first part of a tile among those of all heads.
-__device__ inline int first_part(long long padded_row) { return padded_row / (block_m / num_parts); }
-__device__ inline float *sums_of(const CountedWorkspaces &workspaces, int part) {
-    return workspaces.dq_sum + static_cast<long long>(part) * warp_sums;
+// K and V as operands of S^T and dP^T: in shared memory, or a warp's 16 keys in registers.
+using KeyOperand = std::conditional_t<held_keys, HeldA<16, head_dim>, ByRows<KTile>>;
+__device__ inline void start_operand(ByRows<KTile> &a, const dtype *tile, int warp_key) { a.start(tile, warp_key); }
+__device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, int warp_key) {
+    HoistedReader<KTile, dtype> reader;
+    reader.start(tile, warp_key);
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
 }
-
-// The additions of a warp to its parts of dQ, one after the other.
-struct Additions {
-    const CountedWorkspaces &workspaces;
-    int &last;  // to which part the last one was started, -1: none; in shared memory, as registers are scarce
-
-    // The last one is done, and whoever waits for it may add.
-    __device__ void end() {
-        if (lane_index() != 0 || last < 0) return;
-        tma_store_wait();
-        add_release(workspaces.added + last, 1);
-    }
-    // Starts the next one, when so many tiles of keys have been added.
-    __device__ void start(int part, int tiles, float *staged, DqSums &dq) {
-        end();
-        if (lane_index() == 0) {
-            last = part;
-            wait_until_added(workspaces.added + part, tiles);
-        }
-        start_adding(sums_of(workspaces, part), staged, dq);
-    }
-};
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
     dtype k[KTile::size], v[KTile::size];
     dtype ds[2][STile::size];
-    RowPipeline<QTile, dtype, 2> q, dout;
-    float dq[num_parts][warp_sums];  // of each warp, on its way
-    int last_added[num_parts];  // of each warp
+    RowPipeline<QTile, dtype, 3> q;  // of this tile, of the next one, and one that comes
+    RowPipeline<QTile, dtype, 2> dout;
+    float dq[num_groups * 4][warp_sums];  // of each warp, on its way
+    Mbarrier dq_full[2];  // every warp has put its part there, for the one or the other warp that adds
+    Mbarrier dq_empty;    // which has added it, or has let it be read
     Mbarrier keys_full;  // K and V have come
 };
+
+// A tile of dQ among those of all heads.
+__device__ inline long long tile_of(const BackwardParams &p, int batch, int head, int number) {
+    return padded_row(p, batch, head, number) / block_m;
+}
+
+// Adds every other tile of dQ that the CTA has, `mine` and those behind it, when it is the turn of its tile of keys.
+__device__ inline void add_tiles(const BackwardParams &p, const CountedWorkspaces &workspaces, Shared &shared,
+                                 const KeyTile<head_dim, true, 32> &of, QueryTilesFromTheEnd tiles, int mine) {
+    wait_for_dependency();  // the counters are zero
+    const int count = tiles.count();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, tiles.advance()) {
+        if (i % 2 != mine) continue;
+        const long long tile = tile_of(p, of.batch, tiles.head, tiles.number);
+        float *sums = workspaces.dq_sum + tile * tile_sums;
+        wait_until_added(workspaces.added + tile, of.number);
+        shared.dq_full[mine].wait(i / 2 % 2);
+        if (of.number == 0)
+            bulk_store(sums, shared.dq[0], sizeof shared.dq);
+        else
+            bulk_add(sums, shared.dq[0], sizeof shared.dq);
+        tma_store_commit();
+        tma_store_wait_read();
+        shared.dq_empty.arrive();
+        tma_store_wait();
+        add_release(workspaces.added + tile, 1);
+    }
+}
 
 FLASHLADDER_KERNEL(backward_prepare, BackwardParams, Launch{pass_threads, 0, block_m});
 extern "C" __global__ void __launch_bounds__(pass_threads)
     backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ CountedWorkspaces workspaces) {
-    prepare_tile(p, workspaces);
-    const int part = first_part(padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x));
-    if (threadIdx.x < num_parts) workspaces.added[part + threadIdx.x] = 0;
+    launch_dependents();
+    prepare_tile<false>(BatchRows{p}, workspaces);  // who comes first to a tile of dQ stores it
+    if (threadIdx.x == 0) workspaces.added[tile_of(p, blockIdx.z, blockIdx.y, blockIdx.x)] = 0;
 }
 
 FLASHLADDER_KERNEL(attention_backward, BackwardParams,
@@ -75,43 +91,55 @@ FLASHLADDER_KERNEL(attention_backward, BackwardParams,
                        .by_tma("q", block_m, 64, 128)
                        .by_tma("dout", block_m, 64, 128)
                        .by_tma("k", block_n, 64, 128)
-                       .by_tma("v", block_n, 64, 128));
+                       .by_tma("v", block_n, 64, 128)
+                       .dependent());
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ CountedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
+    launch_dependents();
+    const KeyTile<head_dim, true, 32> tile{p};
     const KeyMask<causal> mask{p};
-    const int key_tile = tile_from_the_end(), head_k = blockIdx.y, batch = blockIdx.z;
-    const int group_heads = p.num_heads / p.num_heads_k;
-    const int first_key = key_tile * block_n, end_key = min(block_n, p.seqlen_k - first_key);
+    const int batch = tile.batch, head_k = tile.head, group_heads = p.num_heads / p.num_heads_k;
+    const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
 
-    if (threadIdx.x < num_parts) shared.last_added[threadIdx.x] = -1;
     if (threadIdx.x == 0) {
         shared.q.init(num_groups * 4);
         shared.dout.init(num_groups * 4);
+        for (Mbarrier &full : shared.dq_full) full.init(num_groups * 4);
+        shared.dq_empty.init(1);
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
 
     // The tiles of Q of all heads that share the keys, one head behind the other.
-    QueryTiles tiles{p, mask.first_row(first_key), head_k * group_heads, group_heads};
+    QueryTilesFromTheEnd tiles{p, mask.first_row(first_key), head_k * group_heads, group_heads};
     const int count = tiles.count();
 
     if (warpgroup_index() == num_groups) {
         release_registers<Share::producer>();
-        if (threadIdx.x % warpgroup_threads != 0) return;
-        load_tile<KTile>(shared.k, maps.k, shared.keys_full, first_key, head_k, batch);
-        load_tile<KTile>(shared.v, maps.v, shared.keys_full, first_key, head_k, batch);
-        auto at = shared.q.producer();  // dO is at the same place
+        if (lane_index() != 0) return;
+        const int role = warp_index() % 4;
+        if (role < 2) return add_tiles(p, workspaces, shared, tile, tiles, role);
+
+        // Starts loading the tiles of Q or dO, and their numbers.
+        auto load_tiles = [&](auto &pipeline, const TensorMapBytes &map, const float *of_rows) {
+            wait_for_dependency();  // lse and delta are there
+            auto at = pipeline.producer();
 #pragma unroll 1
-        for (int i = 0; i < count; ++i, tiles.advance(), at.advance()) {
-            const int row = tiles.number * block_m;
-            const long long padded = padded_row(p, batch, tiles.head, tiles.number);
-            shared.q.load(at, maps.q, row, tiles.head, batch, workspaces.lse + padded);
-            shared.dout.load(at, maps.dout, row, tiles.head, batch, workspaces.delta + padded);
+            for (int i = 0; i < count; ++i, tiles.advance(), at.advance())
+                pipeline.load(at, map, tiles.number * block_m, tiles.head, batch,
+                              of_rows + padded_row(p, batch, tiles.head, tiles.number));
+        };
+        if (role == 2) {
+            load_tile<KTile>(shared.k, maps.k, shared.keys_full, first_key, head_k, batch);
+            load_tiles(shared.q, maps.q, workspaces.lse);
+        } else {
+            load_tile<KTile>(shared.v, maps.v, shared.keys_full, first_key, head_k, batch);
+            load_tiles(shared.dout, maps.dout, workspaces.delta);
         }
         return;
     }
@@ -119,13 +147,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     const int warp = uniform_warp_index(), warp_key = warp * 16;
     const DqPart part{warp / 4};
-    ByRows<KTile> keys, values;
+    KeyOperand keys, values;
     ByRows<QTile> q_rows, dout_rows;
     ByColumns<QTile> q_columns, dout_columns;
     ByColumns<STile> ds_columns;
     ByColumns<KTile> k_columns;
-    keys.start(shared.k, warp_key);
-    values.start(shared.v, warp_key);
     q_rows.start(shared.q.tiles[0]);
     dout_rows.start(shared.dout.tiles[0]);
     q_columns.start(shared.q.tiles[0]);
@@ -140,95 +166,100 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     dv.clear();
     dk.clear();
 
-    // The previous dS of all warps is there.
-    auto wait_for_ds = [] {
+    auto q_at = shared.q.consumer();
+    auto dout_at = shared.dout.consumer();  // dS is at the same place
+
+    Scores s;
+    ScoresOperand p_rounded;
+    DqSums dq;
+
+    // S^T = K Q^T of a step
+    auto start_scores = [&](int row) {
+        if (row == 0) shared.q.wait(q_at);
+        start_product<dtype, head_dim>(s, keys, q_rows.after(q_at.stage).below(row));
+    };
+    // P^T of the step whose S is there, and dV += P^T dO
+    auto start_dv = [&](int row) {
+        mask.hide(s, first_key + warp_key, tiles.number * block_m + row);
+        probabilities(s, unit, shared.q.numbers[q_at.stage] + row);
+        p_rounded = round_to_operand<dtype>(s);
+        if (row == 0) shared.dout.wait(dout_at);
+        start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(dout_at.stage).below(row));
+    };
+    // dP^T = V dO^T and dS of the same step, and dK += dS^T Q. `start_next` starts S of the next step behind dP.
+    auto start_dk = [&](int row, auto start_next, auto has_next) {
+        const int q_stage = q_at.stage;
+        Scores dp;
+        start_product<dtype, head_dim>(dp, values, dout_rows.after(dout_at.stage).below(row));
+        start_next();
+        wait_for<decltype(has_next)::value>(dp);
+        stay_here(dv);
+        stay_here(p_rounded);
+        score_gradients<dtype>(dp, p_rounded, shared.dout.numbers[dout_at.stage] + row);
+        auto ds = round_to_operand<dtype>(dp);
+        store_scores(ds_place, dout_at.stage, row, ds);
+        start_sum<dtype, step_rows>(dk, ds, q_columns.after(q_stage).below(row));
+    };
+    // dQ = dS K of the tile, when all warps have stored dS
+    auto start_dq = [&] {
         fence_proxy_async();
         named_barrier_sync(1, num_groups * warpgroup_threads);
-    };
-    // dQ = dS K of a tile
-    auto start_dq = [&](DqSums &dq, int stage) {
-        start_product<dtype, block_n>(dq, ds_columns.after(stage), k_columns);
+        shared.dout.release(dout_at.stage);
+        start_product<dtype, block_n>(dq, ds_columns.after(dout_at.stage), k_columns);
     };
 
-    auto at = shared.q.consumer();  // dO is at the same place, and dS
-    QueryTiles before = tiles;
-
-    Additions additions{workspaces, shared.last_added[warp]};
-    auto add_dq = [&](DqSums &dq) {
-        const int part = first_part(padded_row(p, batch, before.head, before.number)) + warp;
-        additions.start(part, tiles_before(mask, key_tile, before.number), shared.dq[warp], dq);
-    };
-
-    // A step. dK of the step before is under way when it begins; if that one ended a tile, its dQ is due.
-    auto attend = [&](int row, auto after_tile) {
-        constexpr bool ends_tile = decltype(after_tile)::value;
-
-        // S^T = K Q^T, and dQ of the tile before
-        Scores s, dp;
-        DqSums dq;
-        start_product<dtype, head_dim>(s, keys, q_rows.after(at.stage).below(row));
-        wait_for<1>(dk);
-        if constexpr (ends_tile) {
-            __syncwarp();  // every lane has read lse and delta
-            shared.dout.release(at.stage ^ 1);
-            shared.q.release(at.stage ^ 1);
-            wait_for_ds();
-            start_dq(dq, at.stage ^ 1);
-        }
-        wait_for<ends_tile>(s);
-        mask.hide(s, first_key + warp_key, tiles.number * block_m + row);
-        probabilities(s, unit, shared.q.numbers[at.stage] + row);
-
-        // dV += P^T dO
-        auto p_rounded = round_to_operand<dtype>(s);
-        shared.dout.wait(at);
-        start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(at.stage).below(row));
-        if constexpr (ends_tile) {
-            wait_for<1>(dq);
-            add_dq(dq);
-        }
-
-        // dP^T = V dO^T, dK += dS^T Q
-        start_product<dtype, head_dim>(dp, values, dout_rows.after(at.stage).below(row));
-        wait_for(dv, p_rounded);
-        stay_here(dp);
-        score_gradients<dtype>(dp, p_rounded, shared.dout.numbers[at.stage] + row);
-        auto ds = round_to_operand<dtype>(dp);
-        store_scores(ds_place, at.stage, row, ds);
-        start_sum<dtype, step_rows>(dk, ds, q_columns.after(at.stage).below(row));
-    };
-    auto attend_tile = [&](auto after_tile) {
-        shared.q.wait(at);
-        attend(0, after_tile);
-#pragma unroll
-        for (int row = step_rows; row < block_m; row += step_rows) attend(row, std::false_type{});
-        before = tiles;
-        tiles.advance();
-        at.advance();
+    // dQ of a tile, whose dS was at `stage`, for the warp that adds it
+    auto give_dq = [&](int stage) {
+        shared.dq_empty.wait(stage ^ 1);
+        stage_sums(shared.dq[warp], dq);
+        shared.dq_full[stage].arrive_as_warp();
     };
 
     shared.keys_full.wait(0);
-    attend_tile(std::false_type{});
-    for (int left = count - 1; left > 0; --left) attend_tile(std::true_type{});
-
-    wait_for(dk);  // which leaves registers for dQ
-    wait_for_ds();
-    DqSums dq;
-    start_dq(dq, at.stage ^ 1);
+    start_operand(keys, shared.k, warp_key);
+    start_operand(values, shared.v, warp_key);
+    start_scores(0);
+    wait_for(s);
+    start_dv(0);
+    for (int left = count; ; --left) {
+        // All steps of a tile but its last one
+#pragma unroll
+        for (int row = 0; row < block_m - step_rows; row += step_rows) {
+            start_dk(row, [&] { start_scores(row + step_rows); }, std::true_type{});
+            wait_for<1>(s);
+            start_dv(row + step_rows);
+        }
+        if (left == 1) break;
+        const int q_ended = q_at.stage;
+        start_dk(last_row, [&] { q_at.advance(); start_scores(0); }, std::true_type{});
+        start_dq();
+        tiles.advance();
+        dout_at.advance();
+        wait_for<(head_dim > 64 ? 1 : 2)>(s);  // with 128 columns, registers allow no dK beside P
+        start_dv(0);
+        wait_for<1>(dq);
+        shared.q.release(q_ended);
+        give_dq(dout_at.stage ^ 1);
+    }
+    start_dk(last_row, [] {}, std::false_type{});
+    start_dq();
+    wait_for(dk);
     wait_for(dq);
-    add_dq(dq);
+    give_dq(dout_at.stage);
 
     named_barrier_sync(1, num_groups * warpgroup_threads);  // every warp has read K
     scale(dk, p.softmax_scale);
     store_keys(shared.v, warp_key, head_of(p.dv, p.dv_stride, batch, head_k), p.dv_stride.row, first_key, end_key, dv);
-    additions.end();
     store_keys(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k), p.dk_stride.row, first_key, end_key, dk);
 }
 
-FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{finish_threads, QTile::size * sizeof(dtype), block_m});
+FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{finish_threads, QTile::size * sizeof(dtype), block_m}.dependent());
 extern "C" __global__ void __launch_bounds__(finish_threads)
     backward_finish(const __grid_constant__ BackwardParams p, const __grid_constant__ CountedWorkspaces workspaces) {
     extern __shared__ __align__(128) char shared[];
-    const int part = first_part(padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x)) + warp_index();
-    finish_tile(p, load_sums<dq_cols>(sums_of(workspaces, part)), reinterpret_cast<dtype *>(shared));
+    const long long tile = tile_of(p, blockIdx.z, blockIdx.y, blockIdx.x);
+    float *sums = workspaces.dq_sum + tile * tile_sums + warp_index() * warp_sums;
+    const bool has_keys = KeyMask<causal>{p}.end_key(blockIdx.x * block_m + block_m - 1) > 0;
+    wait_for_dependency();  // the sums are complete
+    finish_tile(p, has_keys ? load_sums<dq_cols>(sums) : DqSums{}, reinterpret_cast<dtype *>(shared));
 }

@@ -10,14 +10,20 @@ __device__ inline void each_block(Accumulator<16, cols> &c, float *sums, Visit v
     for (int n = 0; n < cols / 8; ++n) visit(reinterpret_cast<float4 *>(sums) + n * 32 + lane_index(), c.block[0][n]);
 }
 
+// Puts a warp's part of dQ into shared memory, from where a bulk copy may take it.
+template <int cols>
+__device__ inline void stage_sums(float *staged, Accumulator<16, cols> &dq) {
+    each_block(dq, staged, [](float4 *place, const float(&x)[4]) { *place = {x[0], x[1], x[2], x[3]}; });
+    fence_proxy_async();  // the copy sees what each lane wrote
+    __syncwarp();
+}
+
 // Starts adding a warp's part of dQ to `sums` in global memory. It is staged in shared memory, from where a bulk copy takes
 // it while the warp goes on.
 template <int cols>
 __device__ inline void start_adding(float *sums, float *staged, Accumulator<16, cols> &dq) {
     wait_for_stores();  // the sums before have been read
-    each_block(dq, staged, [](float4 *place, const float(&x)[4]) { *place = {x[0], x[1], x[2], x[3]}; });
-    fence_proxy_async();  // the copy sees what each lane wrote
-    __syncwarp();
+    stage_sums(staged, dq);
     if (lane_index() == 0) {
         bulk_add(sums, staged, 16 * cols * sizeof(float));
         tma_store_commit();

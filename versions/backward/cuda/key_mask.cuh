@@ -40,9 +40,9 @@ struct KeyMask {
 };
 
 // Which tile of keys of which head of K a CTA has. With a causal mask the first keys are seen by most rows and take
-// longest: CTAs begin with those. Heads are taken in sections whose rows fit into some MB of L2: those of Q and dO, and dQ in
-// fp32.
-template <int head_dim, bool causal, unsigned l2_megabytes = 24>
+// longest: CTAs begin with those, of all heads of a section. The rows of a section fit into some MB of L2: those of Q and
+// dO, and dQ in fp32.
+template <int head_dim, bool by_sections, unsigned l2_megabytes = 24>
 struct KeyTile {
     static constexpr unsigned l2_rows = (l2_megabytes << 20) / (8 * head_dim);
 
@@ -54,7 +54,7 @@ struct KeyTile {
     }
 
     __device__ explicit KeyTile(const BackwardParams &p) : number(blockIdx.x), head(blockIdx.y), batch(blockIdx.z) {
-        if (!causal) return;
+        if (!by_sections) return;
         const unsigned heads = gridDim.y * gridDim.z;
         unsigned any_head;
         int from_the_end;

@@ -19,3 +19,17 @@ struct QueryTiles {
         ++head;
     }
 };
+
+// The same, from the last tile of a head to the first one.
+struct QueryTilesFromTheEnd : QueryTiles {
+    __device__ QueryTilesFromTheEnd(const BackwardParams &p, int first_row, int first_head, int heads_)
+        : QueryTiles(p, first_row, first_head, heads_) {
+        number = end - 1;
+    }
+
+    __device__ void advance() {
+        if (--number >= first) return;
+        number = end - 1;
+        ++head;
+    }
+};

@@ -1,13 +1,13 @@
-// Additions to dQ in one order. CTAs take the tiles of keys of a head from the last one on, and add to the rows that see
-// them in this order. So each waits for CTAs that were launched before it, which end whatever comes behind them.
+// Additions to dQ in one order, that of the launch of the CTAs of a head. So each waits for CTAs that were launched before
+// it, which end whatever comes behind them.
 #pragma once
 #include "backward_params.cuh"
 #include "ptx/memory_order.cuh"
 
-// The tile of keys of this CTA.
+// The tile of keys of this CTA, where CTAs begin with the last keys of a head.
 __device__ inline int tile_from_the_end() { return gridDim.x - 1 - blockIdx.x; }
 
-// How many tiles of keys are added before this one to a tile of Q: those behind it that its last row sees.
+// How many tiles of keys are then added before this one to a tile of Q: those behind it that its last row sees.
 template <class Mask>
 __device__ inline int tiles_before(const Mask &mask, int key_tile, int query_tile) {
     const int last_row = query_tile * config::block_m + config::block_m - 1;

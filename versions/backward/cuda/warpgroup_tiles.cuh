@@ -42,10 +42,10 @@ __device__ inline void score_gradients(Scores &dp, const Scores &p, const float 
         for (int i = 0; i < 4; ++i) dp.block[0][n][i] *= p.block[0][n][i];
 }
 
-// The same with P^T as it was rounded, which takes half the registers.
+// The same with P^T as it was rounded, which takes half the registers; dP^T may have to be larger.
 template <class T>
-__device__ inline void score_gradients(Scores &dp, const ScoresOperand &p, const float *delta) {
-    each_row_of_q(dp, delta, [](float &gradient, float row_delta) { gradient -= row_delta; });
+__device__ inline void score_gradients(Scores &dp, const ScoresOperand &p, const float *delta, float rescale = 1.0f) {
+    each_row_of_q(dp, delta, [&](float &gradient, float row_delta) { gradient = rescale * gradient - row_delta; });
 #pragma unroll
     for (int step = 0; step < step_rows / 16; ++step)
 #pragma unroll
