@@ -44,6 +44,12 @@ def test_the_same_of_general_rungs(number, dtype, growth, lost, causal):
     assert report.mma_flops == (4 * problem.head_dim + 2 * 8) * (128 * 512 - skipped + again)
 
 
+def test_what_has_left_the_range_is_found_where_its_weights_are_dropped():
+    """Then O has no infinity that would tell; the sum of all weights has one."""
+    problem = Problem(seqlen_q=128, seqlen_k=512, dropout_p=0.99)
+    emulated(WOVEN, problem, growing(problem, 400), block_m=128, block_n=64)
+
+
 @pytest.mark.parametrize("dtype", WOVEN.supports.dtype)
 def test_a_long_plateau_above_the_anchor(dtype):
     """Every later key scores alike, and above the first block: many like weights, each with its full precision."""

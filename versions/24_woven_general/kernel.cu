@@ -9,6 +9,7 @@
 #include "24_woven_general/packed_assignment.cuh"
 #include "24_woven_general/panel_stage.cuh"
 #include "24_woven_general/sinking_softmax.cuh"
+#include "24_woven_general/woven_dropout.cuh"
 #include "config.cuh"
 #include "epilogue/store.cuh"
 #include "launch.cuh"
@@ -87,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     Accumulator<warp_rows, head_dim> o;
     const Softcap<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
-    SinkingSoftmax<dtype, warp_rows> softmax{score.scale};
+    SinkingSoftmax<dtype, warp_rows, dropout> softmax{score.scale};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
@@ -95,6 +96,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         const Work work = assigned();
         return mask.template blocks<block_n>(work.first_row() + work.rows()) - 1;
     }();
+
+    const Dropout<dropout> dropping{params, assigned};
+    const int first_of_warp = dropout ? assigned().first_row() + warp_row : 0;  // kept for the masks of the main loop
 
     // Block j, which a mask or an end may cut, part after part from its last keys; for the warp's rows from first_row on.
     auto attend_edge = [&](int j, int first_row) {
@@ -117,7 +121,6 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             softmax.update(s, o, j);
             auto p = round_to_operand<dtype>(s);
             if constexpr (dropout) {
-                const Dropout<dropout> dropping{params, assigned};
                 dropping.weigh_and_drop(softmax, p, first_row, j * block_n + part * edge_n);
                 gemm<dtype, edge_n, false, Serpentine>(o, p, v);
             } else {
@@ -156,11 +159,23 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             p = round_to_operand<dtype>(s);
         }
 
+        // With dropout a chunk is weighed before it enters, as it then has zeros where weights are dropped.
+        WovenDropout<dropout, warp_rows, block_n> mask_of{dropping, first_of_warp, j * block_n};
+        auto drop = [&](int chunk) {
+            softmax.weigh(p, chunk);
+            mask_of.drop(p, chunk);
+        };
+        if (dropout) drop(0);
+
         // O += P V, chunk after chunk, with the next chunk of P woven in
         woven_gemm<dtype>(o, p, v_operand, [&](int t) {
             const int chunk = t / per_chunk, part = t % per_chunk;
-            if (part == 0) softmax.weigh(p, chunk);
+            if (!dropout && part == 0) softmax.weigh(p, chunk);
             if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk, score);
+            if (dropout && chunk + 1 < chunks) {
+                if (part == per_chunk - 1) drop(chunk + 1);
+                mask_of.draw_part(chunk, part, per_chunk);
+            }
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();
                 __syncthreads();  // block j - 1 is there for every warp, and none needs K of j or V of j + 1 any more
@@ -183,8 +198,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         copier.copy_block(work.k(), work.v(), first, work.seqlen_k() - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
         const auto lowest_plain = mask.template first_plain_block<block_n>(work.first_row() + block_m - 1);
-        // With dropout every block is taken in parts: the woven loop has no registers for the mask.
-        const int plain_blocks = dropout ? int(lowest) : max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
+        const int plain_blocks = max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
         for (; pass.from >= plain_blocks; --pass.from) attend_edge(pass.from, work.first_row() + warp_row);
         cp_async_wait<0>();
         __syncthreads();  // the first plain block is there for every warp
@@ -199,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         return attend_down<Anchored>(pass, pass.from, last, softmax, loss, attend, lowest_plain);
     };
     attend_passes(last, softmax, o, attend_all);
-    if constexpr (window && !dropout) {
+    if constexpr (window) {
         const int first_row = assigned().first_row();
         const int lowest_plain = mask.template first_plain_block<block_n>(first_row + block_m - 1);
         for (int j = lowest_plain - 1; j >= lowest; --j) attend_edge(j, first_row + warp_row);
@@ -211,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         sink.take(params, assigned().head);
         softmax.join(sink, o);
     }
-    if constexpr (dropout) scale(o, Dropout<dropout>{params, assigned}.rescale);
+    if constexpr (dropout) scale(o, dropping.rescale);
     const Work work = assigned();
     if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 

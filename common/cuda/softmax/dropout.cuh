@@ -13,15 +13,13 @@ struct Dropping : Params {
 };
 
 // Philox 4x32 (Salmon et al., SC 2011), of 7 rounds: the fewest that pass BigCrush, and each costs four multiplications.
-__device__ inline uint4 philox(uint4 counter, uint2 key) {
-#pragma unroll
-    for (int round = 0; round < 7; ++round) {
-        constexpr uint32_t first = 0xD2511F53, second = 0xCD9E8D57;
-        counter = {__umulhi(second, counter.z) ^ counter.y ^ key.x, second * counter.z,
-                   __umulhi(first, counter.x) ^ counter.w ^ key.y, first * counter.x};
-        key.x += 0x9E3779B9, key.y += 0xBB67AE85;
-    }
-    return counter;
+constexpr int philox_rounds = 7;
+
+// One of them turns a counter, or what the round before made of it, into what the next one takes.
+__device__ inline uint4 philox(uint4 counter, uint2 key, int round) {
+    constexpr uint32_t first = 0xD2511F53, second = 0xCD9E8D57;
+    return {__umulhi(second, counter.z) ^ counter.y ^ (key.x + round * 0x9E3779B9), second * counter.z,
+            __umulhi(first, counter.x) ^ counter.w ^ (key.y + round * 0xBB67AE85), first * counter.x};
 }
 
 // Two bytes each of two words, at the places that the selector names: 0xff where a byte's top bit is set, else 0.
@@ -77,35 +75,55 @@ struct Dropout {
     template <class Params>
     __device__ void of_head(const Params &params, int batch, int head_) { head = batch * params.num_heads + head_; }
 
-    // Two squares of an operand's block m of 16 rows, along k from `along` on, a multiple of 32. The operand begins at
-    // `first_down`, a multiple of its rows.
+    // Draws for two squares of an operand's block m of 16 rows, along k from `along` on, a multiple of 32. The operand
+    // begins at `first_down`, a multiple of its rows. One step after another, so that they can be woven into a product.
+    template <bool transposed, int rows>
+    struct Draw {
+        static constexpr int steps = philox_rounds + 1;
+        uint4 bytes;
+        KeptPairs<transposed> pairs;
+
+        __device__ void advance(const Dropout &of, int step, int first_down, int m, int along) {
+            const int lane = lane_index();
+            if (step == 0) bytes = of.counter<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 8);
+            if (step < philox_rounds) {
+                bytes = philox(bytes, of.seed, step);
+                return;
+            }
+            const bool has_second = lane & 4;  // it has drawn the second one
+            of.compare(bytes);
+            const uint32_t own[2] = {bytes.x, transposed ? bytes.z : bytes.y};
+            const uint32_t others[2] = {transposed ? bytes.y : bytes.z, bytes.w};
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const uint32_t received = __shfl_xor_sync(0xffffffff, others[n], 4);
+                pairs.words[0][n] = has_second ? received : own[n];
+                pairs.words[1][n] = has_second ? own[n] : received;
+            }
+            pairs.selector = selector_of<rows>(first_down, m);
+        }
+    };
+
     template <bool transposed, int rows>
     __device__ KeptPairs<transposed> draw(int first_down, int m, int along) const {
-        const int lane = lane_index();
-        const bool has_second = lane & 4;  // it has drawn the second one
-        const uint4 kept = kept_at<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 8);
-        const uint32_t own[2] = {kept.x, transposed ? kept.z : kept.y};
-        const uint32_t others[2] = {transposed ? kept.y : kept.z, kept.w};
-        KeptPairs<transposed> pairs;
+        Draw<transposed, rows> drawing;
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const uint32_t received = __shfl_xor_sync(0xffffffff, others[n], 4);
-            pairs.words[0][n] = has_second ? received : own[n];
-            pairs.words[1][n] = has_second ? own[n] : received;
-        }
-        pairs.selector = selector_of<rows>(first_down, m);
-        return pairs;
+        for (int step = 0; step < drawing.steps; ++step) drawing.advance(*this, step, first_down, m, along);
+        return drawing.pairs;
     }
 
     // The first square alone, wherever it is along k: half of what is drawn is of no use.
     template <bool transposed, int rows>
     __device__ KeptPairs<transposed> draw_one(int first_down, int m, int along) const {
         const int lane = lane_index();
-        const uint4 kept = kept_at<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 4);
+        uint4 bytes = counter<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 4);
+#pragma unroll
+        for (int round = 0; round < philox_rounds; ++round) bytes = philox(bytes, seed, round);
+        compare(bytes);
         const bool is_own = (lane / 4 + along / 16) % 2 == 0;
         KeptPairs<transposed> pairs{};
-        pairs.words[0][0] = is_own ? kept.x : (transposed ? kept.y : kept.z);
-        pairs.words[0][1] = is_own ? (transposed ? kept.z : kept.y) : kept.w;
+        pairs.words[0][0] = is_own ? bytes.x : (transposed ? bytes.y : bytes.z);
+        pairs.words[0][1] = is_own ? (transposed ? bytes.z : bytes.y) : bytes.w;
         pairs.selector = selector_of<rows>(first_down, m);
         return pairs;
     }
@@ -152,12 +170,14 @@ struct Dropout {
         return (rows % 32 == 0 ? m : first_down / 16 + m) % 2 == 0 ? 0xcc88 : 0x88cc;
     }
 
-    // Of a call's 16 scores, those that are kept: in the top bits of the bytes. Where the row stays, or the key, the
-    // compiler may take three rounds' multiplications by it out of a loop.
+    // Where the row stays, or the key, the compiler may take three rounds' multiplications by it out of a loop.
     template <bool transposed>
-    __device__ uint4 kept_at(uint32_t down, uint32_t along) const {
-        const uint4 random = philox({head, transposed ? along : down, offset, transposed ? down : along}, seed);
-        return {reaches(random.x), reaches(random.y), reaches(random.z), reaches(random.w)};
+    __device__ uint4 counter(uint32_t down, uint32_t along) const {
+        return {head, transposed ? along : down, offset, transposed ? down : along};
+    }
+    // Of a call's 16 scores, those that are kept: in the top bits of the bytes.
+    __device__ void compare(uint4 &bytes) const {
+        bytes = {reaches(bytes.x), reaches(bytes.y), reaches(bytes.z), reaches(bytes.w)};
     }
     // Four comparisons: the low seven bits of each byte by a subtraction that borrows nothing, then the highest.
     __device__ uint32_t reaches(uint32_t bytes) const {
