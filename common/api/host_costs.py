@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -69,7 +70,7 @@ def of_caches(problem: Problem, tensors: Tensors) -> Calls:
     new = {"k": k[:, :1].contiguous(), "v": v[:, :1].contiguous()}
     scales = torch.ones((batch, k.shape[2]), device=q.device)
     in_8_bits = {name: cache.to(FP8) for name, cache in in_one_piece.items()}
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "": in_one_piece,
         ", return_softmax_lse=True": {**in_one_piece, "return_softmax_lse": True},
         ", num_splits=4": {**in_one_piece, "num_splits": 4},
