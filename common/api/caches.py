@@ -92,7 +92,8 @@ def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_desc
             raise UnsupportedProblemError(f"{name}={descale.tolist()}: a scale is a positive, finite number")
     if cache.k.dtype != FP8:
         return cache
-    one = None if k_descale is not None and v_descale is not None else q.new_ones(wanted, dtype=torch.float32)
+    is_missing = k_descale is None or v_descale is None
+    one = q.new_ones(wanted if is_missing else (0,), dtype=torch.float32)
     of_heads = {
         name: one if descale is None else descale.expand(wanted).contiguous() for name, descale in descales.items()
     }
