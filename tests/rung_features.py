@@ -289,16 +289,15 @@ def slopes_of_packed_sequences(rung):
 
 def weights_that_are_dropped(rung):
     """With all else that goes with it, and tiles that begin within a square of the mask; lse is of all weights."""
-    bounds = {"window_left": 90, "softcap": 20.0, "alibi": True}
-    for dropout_p in (0.004, 0.3, 0.99):
-        emulated(
-            rung, masked(batch=2, num_heads=2, num_heads_k=1, seqlen_q=70, seqlen_k=150, dropout_p=dropout_p, **bounds)
-        )
+    bounds = {"window_left": 90, "softcap": 20.0, "alibi": rung.supports.alibi}
+    bounds |= {"batch": 2, "num_heads": 2, "num_heads_k": 1, "seqlen_q": 70, "seqlen_k": 150}
+    for dropout_p, head_dim in ((0.004, 64), (0.3, 128), (0.99, 64)):
+        emulated(rung, masked(dropout_p=dropout_p, head_dim=head_dim, **bounds))
 
 
 def weights_that_are_dropped_in_packed_sequences(rung):
     """Each has a mask of its own, which begins with its first row and key; with all else that goes with it."""
-    bounds = {"window_left": 90, "softcap": 20.0, "alibi": True, "dropout_p": 0.3}
+    bounds = {"window_left": 90, "softcap": 20.0, "alibi": rung.supports.alibi, "dropout_p": 0.3}
     emulated(rung, packed((70, 0, 33, 1, 130), (20, 10, 33, 0, 200), num_heads=2, num_heads_k=1, **bounds))
 
 

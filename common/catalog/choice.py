@@ -45,6 +45,8 @@ class Configurable:
     rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
     # of a head_dim, where they are not those of the choices
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
+    # the same of a field that is true; they go before those
+    defaults_with: Mapping[str, Mapping[int, Mapping[str, Value]]] = dataclasses.field(default_factory=dict, hash=False)
     small_sm: SmallSm | None = dataclasses.field(default=None, hash=False)
     # head_dim_v by head_dim, where kernels have another; only their configurations have the field
     apart: Mapping[int, int] = dataclasses.field(default_factory=dict, hash=False)
@@ -57,7 +59,7 @@ class Configurable:
         for name, value in overrides.items():
             self.check_value(name, value)
         head_dim: Any = overrides.get("head_dim", self.choices["head_dim"].default)
-        values = self._usual(head_dim)
+        values = self._usual(head_dim, overrides)
         if self.small_sm and gpu and gpu.shared_per_sm < self.small_sm.below:
             values.update(self.small_sm.defaults.get(head_dim, {}))
         if self.apart and overrides.get(HEAD_DIM_V) not in (None, of_v := values.get(HEAD_DIM_V)):
@@ -69,13 +71,17 @@ class Configurable:
 
     def changes(self, config: KernelConfig) -> str:
         """The fields in which a configuration differs from the default one, as --config takes them."""
-        usual = self._usual(config.as_dict().get("head_dim"))
+        usual = self._usual(config.as_dict().get("head_dim"), config.as_dict())
         return " ".join(f"{name}={spell(value)}" for name, value in config.items if usual.get(name) != value)
 
-    def _usual(self, head_dim: Any) -> dict[str, Value]:
-        """The default values for a head_dim."""
+    def _usual(self, head_dim: Any, given: Mapping[str, Value]) -> dict[str, Value]:
+        """The default values for a head_dim, beside fields that are given."""
         values = {name: choice.default for name, choice in self.choices.items()}
-        return self._with_head_dim_v({**values, "head_dim": head_dim, **self.defaults.get(head_dim, {})})
+        values.update({"head_dim": head_dim, **self.defaults.get(head_dim, {})})
+        for name, by_head_dim in self.defaults_with.items():
+            if given.get(name):
+                values.update(by_head_dim.get(head_dim, {}))
+        return self._with_head_dim_v(values)
 
     def _with_head_dim_v(self, values: dict[str, Value]) -> dict[str, Value]:
         """The values, and the head_dim_v that goes with them."""
@@ -120,6 +126,9 @@ class Configurable:
         small = self.small_sm.defaults if self.small_sm else {}
         for head_dim, values in (*self.defaults.items(), *small.items()):
             self.config(**{"head_dim": head_dim, **values})
+        for name, by_head_dim in self.defaults_with.items():
+            for head_dim, values in by_head_dim.items():
+                self.config(**{"head_dim": head_dim, name: True, **values})
 
     def _checked(self, values: dict[str, Value]) -> KernelConfig:
         try:

@@ -53,6 +53,7 @@ def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: st
         "choices": choices_of(declared),
         "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
         "defaults": declared.defaults,
+        "defaults_with": declared.defaults_with,
         "small_sm": declared.small_sm,
         "apart": declared.supports.apart,
     }

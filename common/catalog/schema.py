@@ -130,6 +130,7 @@ class Declaration(Declared):
     kernel: StrictStr | None = None  # the file, where it is not the usual one
     rules: tuple[DeclaredRule, ...] = ()  # on top of config.RULES
     defaults: ByHeadDim = {}  # where they are not those of `config`
+    defaults_with: dict[StrictStr, ByHeadDim] = {}  # nor those, where a field is true
     small_sm: SmallSm | None = None
 
 

@@ -37,9 +37,9 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "Masks, any lengths, any strides and a schedule come in one step, with copiers for any columns.",
     ),
     "24_woven_general": (
-        495,
+        596,
         "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
-        "packed sequences, sliding windows, softcaps, ALiBi, sinks, any head_dims.",
+        "packed sequences, sliding windows, softcaps, ALiBi, sinks, dropout, any head_dims.",
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
     "27_producer_warp": (94, "With roles come registers that move, and tiles that are waited for and released."),
@@ -89,7 +89,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (205, "Any lengths, any strides, grouped heads and padded passes come in one step."),
     "backward/11_any_attention": (
-        520,
+        565,
         "It brings what several rungs of the forward ladder bring, and rung 12's dropout, counts rows anew where they "
         "are packed, and can add in one order.",
     ),
@@ -107,7 +107,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         100,
         "Warps of their own add, each warp of the producer's has a role, and tiles come in another order.",
     ),
-    "48_column_of_ones": (202, "A softmax whose m lags is another one, whose rare path touches single rows alone."),
+    "48_column_of_ones": (
+        266,
+        "A softmax whose m lags is another one, whose rare path touches single rows alone; and it takes dropout.",
+    ),
 }
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)

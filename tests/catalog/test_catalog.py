@@ -89,6 +89,17 @@ def test_a_gpu_with_small_sms_has_defaults_of_its_own(tmp_path):
             make_rung(tmp_path, "08_wrong", yaml=yaml)
 
 
+def test_a_field_that_is_true_has_defaults_of_its_own(tmp_path):
+    beside = "defaults_with: {double_buffer: {64: {num_warps: 8, block_m: 128}}}\n"
+    rung = make_rung(tmp_path, yaml=VERSION_YAML + beside)
+    config = rung.config(double_buffer=True)
+    assert (config.block_m, config.num_warps, rung.config().num_warps) == (128, 8, 4)
+    assert rung.changes(config) == "double_buffer=true"
+    assert rung.config(double_buffer=True, num_warps=4).num_warps == 4
+    with pytest.raises(ConfigError, match="has no field"):
+        make_rung(tmp_path, "08_wrong", yaml=VERSION_YAML + beside.replace("num_warps", "num_wraps"))
+
+
 def test_space_is_every_valid_config(tiny):
     space = list(tiny.space())
     shapes = {(64, 4, False), (128, 4, False), (128, 4, True), (128, 8, False), (128, 8, True)}

@@ -23,22 +23,28 @@ __device__ inline void write_ones(T (&tiles)[stages][Tile::size]) {
     fence_proxy_async();  // products see what each thread wrote
 }
 
-// O / l, where l is the last columns of O. Newton's step makes an approximation as good as a division for these l, which
-// are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V. A sink joins l.
-template <int columns, bool sinks>
-__device__ inline Accumulator<16, columns - ones_columns> divide_by_sums(const Accumulator<16, columns> &o,
-                                                                         const float (&m)[2], const Sink<sinks> &sink) {
-    constexpr int blocks = (columns - ones_columns) / 8;
-    Accumulator<16, columns - ones_columns> divided;
+// factor * O / l, where l(h) is that of a row's keys. Newton's step makes an approximation as good as a division for these l,
+// which are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V. A sink joins l.
+template <int columns, int wide, bool sinks, class Sum>
+__device__ inline Accumulator<16, columns> divide_by(const Accumulator<16, wide> &o, Sum sum, const float (&m)[2],
+                                                     const Sink<sinks> &sink, float factor = 1.0f) {
+    Accumulator<16, columns> divided;
     each_row([&](int h) {
-        const float of_keys = o.block[0][blocks][2 * h], l = sink.in_sum(of_keys, m[h]), near = reciprocal_approx(l);
-        const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near);
+        const float of_keys = sum(h), l = sink.in_sum(of_keys, m[h]), near = reciprocal_approx(l);
+        const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near) * factor;
 #pragma unroll
-        for (int n = 0; n < blocks; ++n)
+        for (int n = 0; n < columns / 8; ++n)
 #pragma unroll
             for (int i = 2 * h; i < 2 * h + 2; ++i) divided.block[0][n][i] = of_keys == 0.0f ? 0.0f : o.block[0][n][i] * reciprocal;
     });
     return divided;
+}
+
+// O / l, where l is the last columns of O.
+template <int wide, bool sinks>
+__device__ inline auto divide_by_sums(const Accumulator<16, wide> &o, const float (&m)[2], const Sink<sinks> &sink) {
+    constexpr int columns = wide - ones_columns;
+    return divide_by<columns>(o, [&](int h) { return o.block[0][columns / 8][2 * h]; }, m, sink);
 }
 
 // Columns from `col` on, of the rows that are wanted.

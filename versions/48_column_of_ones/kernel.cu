@@ -1,9 +1,11 @@
 // Rung 47 with the sums of P as a column of O.
 #include "48_column_of_ones/column_of_ones.cuh"
+#include "48_column_of_ones/drawn_mask.cuh"
 #include "48_column_of_ones/lagging_softmax.cuh"
 #include "config.cuh"
 #include "epilogue/store_by_tma.cuh"
 #include "launch.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
 #include "softmax/sinks.cuh"
 #include "pipeline/pipeline.cuh"
@@ -36,8 +38,8 @@ using K = OperandConsumer<KPipeline, ByRows<KTile>>;
 using V = OperandConsumer<VPipeline, ByColumns<VTile>>;
 using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
-using O = Accumulator<16, head_dim_v + ones_columns>;  // and the sum of P
-using Softmax = LaggingSoftmax<dtype, lse>;
+using O = Accumulator<16, head_dim_v + (dropout ? 0 : ones_columns)>;  // and the sum of P
+using Softmax = LaggingSoftmax<dtype, lse || dropout>;                 // with dropout that is not of all weights
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
@@ -53,7 +55,8 @@ struct Counters {
 };
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using Params = std::conditional_t<sinks, Sinking<BoundedTensors>, BoundedTensors>;
+using SinkingTensors = std::conditional_t<sinks, Sinking<BoundedTensors>, BoundedTensors>;
+using Params = std::conditional_t<dropout, Dropping<SinkingTensors>, SinkingTensors>;
 using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven, head_dim_v>,
                                  DenseOrder<block_m, head_dim, is_uneven, head_dim_v>>;
 constexpr Launch plain = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
@@ -100,14 +103,16 @@ struct Rows {
 // behind the first block's softmax, and `beside_last` while the last P V sums.
 template <class Lowest, class Recompute, class OnBegun, class BesideLast>
 __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax &softmax,
-                                     const Softcap<softcap> &scores, const Mask<causal, window> &mask, const Rows &rows,
-                                     int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
-                                     BesideLast beside_last) {
+                                     const Softcap<softcap> &scores, const Mask<causal, window> &mask,
+                                     const Dropout<dropout> &dropping, const Rows &rows, int last, Lowest lowest,
+                                     Recompute recompute, OnBegun on_begun, BesideLast beside_last) {
     auto step = [&](int j, auto is_masked, auto &p_before) {
         constexpr bool masked = decltype(is_masked)::value;
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
         v.wait();
+        const DrawnMask<dropout, block_n> kept(dropping, rows.first(), j * block_n);  // while S sums
+        if constexpr (dropout) v.wait();  // for ptxas, which would draw behind the wait for S
         start_sum<dtype>(o, p_before, v.operand());  // O += P V of the one before
 
         wait_for<1>(s);
@@ -120,6 +125,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         v.release();
         softmax.rescale(o);
         p = round_to_operand<dtype>(s);
+        kept.drop(p);
     };
     int j = last - 1;
     // The first block's first keys. The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at
@@ -128,6 +134,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         Accumulator<16, decltype(keys)::value> s;
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());
+        const DrawnMask<dropout, decltype(keys)::value> kept(dropping, rows.first(), last * block_n);
         wait_for(s);
         k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
         scores.apply(s);
@@ -135,6 +142,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         softmax.start(s);
         if constexpr (q_stages > 1) on_begun();
         auto p_first = round_to_operand<dtype>(s);
+        kept.drop(p_first);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
         else
@@ -167,6 +175,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
     Softmax softmax{scores.scale};
+    Dropout<dropout> dropping{params, 0, 0};
     // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored; if there is no other one,
     // the next tile's Q waits for that. Only lane 0, which stores it, has to wait.
     auto q_before = q_at;
@@ -212,6 +221,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         o.clear();
         softmax.reset();
         if (last >= lowest) {
+            if constexpr (dropout) dropping.of_head(params, sequence_of(params, work), work.get(&WorkTile::head));
             S s;
             P p;
             Q q;
@@ -228,16 +238,23 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
                     take_rows(s, col, part, lost);
                 }
             };
-            attend_blocks(o, s, p, q, k, v, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
-                          recompute, release_q_before, finalize);
+            attend_blocks(o, s, p, q, k, v, softmax, scores, mask, dropping, Rows{tile_row, warp_row, end_row}, last,
+                          lowest, recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
             if constexpr (q_stages > 1) release_q_before();
             finalize();
         }
 
-        if (has_rows)
-            start_store<OTile>(shared.q_tiles[q_at.stage], warp_row, divide_by_sums(o, softmax.m, sink), maps.o, row, head, batch);
+        if (has_rows) {
+            const auto divided = [&] {
+                if constexpr (dropout)
+                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_sum(h); }, softmax.m, sink, dropping.rescale);
+                else
+                    return divide_by_sums(o, softmax.m, sink);
+            }();
+            start_store<OTile>(shared.q_tiles[q_at.stage], warp_row, divided, maps.o, row, head, batch);
+        }
         q_at.advance();
     }
     wait_for_stores();  // shared memory lives as long as its CTA

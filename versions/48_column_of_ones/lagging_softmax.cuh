@@ -24,7 +24,7 @@ struct LaggingSoftmax {
     static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
     float scale;                            // of scores, in log2
     float m[2];
-    float l[2];         // the lane's share of the sum of P before it is rounded, which only the log-sum-exp needs
+    float l[2];         // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs, and dropout
     float rounding[2];  // what rounding has added to l too much
     uint32_t bits;      // of P of the last block, see `look`
     float factor[2];    // by which O is yet to be scaled
@@ -82,12 +82,15 @@ struct LaggingSoftmax {
         if (raised) each_row([&](int h) { scale_row(o, h, factor[h]); });
     }
 
+    // A row's l, of all its lanes.
+    __device__ float row_sum(int h) const { return quad_sum(l[h]); }
+
     // The log-sum-exp of the warp's rows before row `end`, in natural logarithms. No branch.
     template <bool sinks>
     __device__ void store_lse_if(bool wanted, float *lse, int end, const Sink<sinks> &sink) const {
         each_row([&](int h) {
             const int row = h * 8 + accumulator_row();
-            const float value = sink.in_log(m[h] + __log2f(quad_sum(l[h]))) * ln_2;
+            const float value = sink.in_log(m[h] + __log2f(row_sum(h))) * ln_2;
             store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
         });
     }

@@ -2,6 +2,7 @@
 // their tiles are. common/problem/dropout.py is the same in Python.
 #pragma once
 #include "launch.cuh"
+#include "ptx/bytes.cuh"
 #include "tile/fragment.cuh"
 
 // The parameters of a kernel that has it.
@@ -20,13 +21,6 @@ __device__ inline uint4 philox(uint4 counter, uint2 key, int round) {
     constexpr uint32_t first = 0xD2511F53, second = 0xCD9E8D57;
     return {__umulhi(second, counter.z) ^ counter.y ^ (key.x + round * 0x9E3779B9), second * counter.z,
             __umulhi(first, counter.x) ^ counter.w ^ (key.y + round * 0xBB67AE85), first * counter.x};
-}
-
-// Two bytes each of two words, at the places that the selector names: 0xff where a byte's top bit is set, else 0.
-__device__ inline uint32_t spread_signs(uint32_t low, uint32_t high, uint32_t selector) {
-    uint32_t spread;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(spread) : "r"(low), "r"(high), "r"(selector));
-    return spread;
 }
 
 // What a lane keeps of its scores in two squares of an operand, P or with `transposed` P^T, one behind the other along k.
