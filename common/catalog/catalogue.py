@@ -115,8 +115,7 @@ class Implementation(Configurable):
             if refusal := supports.refusal(name, value, problem.asked.option(name).default):
                 return refusal
         lacking = (name for name, asked in _asked(problem).items() if asked and not getattr(supports, name))
-        lack = next(lacking, None)
-        return None if lack is None else _LACKS[lack].format(problem)
+        return next((_LACKS[name].format(problem) for name in lacking), None)
 
     def _decided(self, problem: "Problem") -> dict[str, Value]:
         decided = decided_by(problem, self.supports.columns(problem.head_dim))

@@ -11,7 +11,7 @@ SIZES = {
     "vocab_size": 64,
     "hidden_size": 128,
     "intermediate_size": 64,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "max_position_embeddings": 128,
@@ -33,8 +33,6 @@ class Architecture:
     head: str = "{}ForCausalLM"
 
 
-_TWO = {"num_hidden_layers": 2}  # that may take turns, with a window and without
-_TURNS = {"sliding_window": 8, **_TWO}
 _ENCODER: dict[str, Any] = {"lacks": ("packed", "generate"), "head": "{}Model"}
 _LOCAL = {"compile": "a mask under torch.compile"}
 
@@ -49,17 +47,17 @@ ARCHITECTURES = {
     "Qwen3": Architecture({"head_dim": 64}),
     "Qwen3Moe": Architecture({"head_dim": 64, "num_experts": 2, **_EXPERTS}),
     "Gemma": Architecture({"head_dim": 64}),
-    "Gemma2": Architecture({"head_dim": 64, **_TURNS, "query_pre_attn_scalar": 64}),
-    "Gemma3Text": Architecture({"head_dim": 64, **_TURNS}, head="Gemma3ForCausalLM"),
-    "VaultGemma": Architecture({"head_dim": 64, **_TURNS, "query_pre_attn_scalar": 64}),
+    "Gemma2": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
+    "Gemma3Text": Architecture({"head_dim": 64, "sliding_window": 8}, head="Gemma3ForCausalLM"),
+    "VaultGemma": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
     "Phi": Architecture(),
     "Phi3": Architecture({"sliding_window": 8}),
     "Olmo": Architecture(),
     "Olmo2": Architecture(),
-    "Olmo3": Architecture(_TURNS),
+    "Olmo3": Architecture({"sliding_window": 8}),
     "Olmoe": Architecture({"num_experts": 2, "num_experts_per_tok": 2}),
     "Cohere": Architecture(),
-    "Cohere2": Architecture(_TURNS),
+    "Cohere2": Architecture({"sliding_window": 8}),
     "Granite": Architecture(),
     "GraniteMoe": Architecture({"num_local_experts": 2, "num_experts_per_tok": 2}),
     "Glm": Architecture({"head_dim": 64}),
@@ -70,26 +68,22 @@ ARCHITECTURES = {
     "GPTNeoX": Architecture(),
     "Nemotron": Architecture(),
     "Helium": Architecture({"head_dim": 64}),
-    "Exaone4": Architecture(_TURNS),
+    "Exaone4": Architecture({"sliding_window": 8}),
     "Arcee": Architecture({"head_dim": 64}),
     "SeedOss": Architecture({"head_dim": 64}),
     "Ernie4_5": Architecture({"head_dim": 64}),
     "HunYuanDenseV1": Architecture({"head_dim": 64}),
     "Apertus": Architecture(),
     "Llama4Text": Architecture(
-        {"head_dim": 64, "attention_chunk_size": 8, **_TWO, "num_local_experts": 2, "intermediate_size_mlp": 64},
+        {"head_dim": 64, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64},
         {**_LOCAL, "packed": "a mask that is more than causal, padding and a window"},
         head="Llama4ForCausalLM",
     ),
     "Bert": Architecture(**_ENCODER),
-    "ModernBert": Architecture(
-        {"local_attention": 8, **_TWO, "cls_token_id": 1, "sep_token_id": 1}, _LOCAL, **_ENCODER
-    ),
-    "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 1}, head="GPT2LMHeadModel"),
+    "ModernBert": Architecture({"local_attention": 8, "cls_token_id": 1, "sep_token_id": 1}, _LOCAL, **_ENCODER),
+    "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 2}, head="GPT2LMHeadModel"),
     "OPT": Architecture({"ffn_dim": 64, "word_embed_proj_dim": 128}),
-    "GptOss": Architecture(
-        {"head_dim": 64, **_TWO, "num_local_experts": 2, "num_experts_per_tok": 2}, {}, ("compile",)
-    ),
+    "GptOss": Architecture({"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2}, {}, ("compile",)),
     "DeepseekV3": Architecture(
         {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS}
     ),
