@@ -103,6 +103,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         80,
         "The loop begins at another product, so its parts are named before it; K and V are operands of two kinds.",
     ),
+    "backward/18_dependent_launches": (95, "With dropout dV comes behind dS, and a lane's mask is drawn and kept."),
     "backward/19_fixed_order": (
         100,
         "Warps of their own add, each warp of the producer's has a role, and tiles come in another order.",

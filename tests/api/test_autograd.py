@@ -266,6 +266,8 @@ def test_views_of_one_packed_tensor(device):
         ({"head_dim": 96}, "sm_90a", "backward/10"),
         ({"softcap": 5.0}, "sm_80", "backward/11"),
         ({"softcap": 5.0}, "sm_90a", "backward/11"),
+        ({"dropout_p": 0.1}, "sm_80", "backward/12"),
+        ({"dropout_p": 0.1}, "sm_90a", "backward/18"),
     ],
 )
 def test_the_first_rung_that_takes_the_problem(more, arch, rung):
@@ -280,6 +282,7 @@ def test_the_first_rung_that_takes_the_problem(more, arch, rung):
         ("sm_90a", {}, "backward/19"),
         ("sm_90a", {"softcap": 5.0}, "backward/11"),
         ("sm_90a", {"head_dim": 96}, "backward/11"),
+        ("sm_90a", {"dropout_p": 0.1}, "backward/19"),
     ],
 )
 def test_the_first_rung_that_gives_the_same_bits(arch, more, rung):

@@ -203,6 +203,19 @@ def test_families_of_inputs(rung, family):
     emulated(rung, task, tensors, bounded_by_flash_attention(task, tensors))
 
 
+@pytest.mark.parametrize("rung", [rung for rung in HOPPER if rung.supports.dropout], ids=lambda rung: rung.name)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 128, "seqlen_q": 140, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True},
+        {"seqlen_q": 200, "seqlen_k": 130, "batch": 2, "dtype": "fp16"},
+    ],
+)
+def test_dropout_on_hopper(rung, sizes):
+    """More than one tile of Q, and of 64 columns more than one step; and heads of more than one number."""
+    emulated(rung, problem(**sizes, dropout_p=0.3, **(SAME_BITS if rung == IN_ORDER else {})))
+
+
 @pytest.mark.parametrize("rung", [ANY, *HOPPER], ids=lambda rung: rung.name)
 def test_rows_without_keys_have_no_gradient(rung):
     task = problem(seqlen_q=90, seqlen_k=20, causal=True)

@@ -1,4 +1,5 @@
 // Rung 17 whose kernels are launched while the one before still runs: each waits on the GPU, where it needs what that one writes.
+// It takes dropout, too.
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "key_mask.cuh"
@@ -124,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ds_place.start(shared.ds[0], warp_key);
 
     const float unit = p.softmax_scale * log2_e;
-    const Dropout<dropout> of_all{p, batch, 0};
+    const Dropout<dropout> dropping{p, batch, 0};
     Accumulator<16, head_dim> dv, dk;  // of this warp
     dv.clear();
     dk.clear();
@@ -142,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         if (row == 0) shared.q.wait(q_at);
         start_product<dtype, head_dim>(s, keys, q_rows.after(q_at.stage).below(row));
     };
-    // Which weights of the step are kept, while its S is under way
+    // Which weights of the step are kept, while its dP is under way
     auto draw = [&](int row) {
         if constexpr (dropout)
             kept.draw(Dropout<true>{p, batch, tiles.head}, tiles.number * block_m + row, first_key + warp_key);
@@ -170,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         stay_here(dv);
         stay_here(p_rounded);
         if constexpr (dropout) kept.drop(dp);
-        score_gradients<dtype>(dp, p_rounded, shared.dout.numbers[dout_at.stage] + row, dropout ? of_all.rescale : 1.0f);
+        score_gradients<dtype>(dp, p_rounded, shared.dout.numbers[dout_at.stage] + row, dropout ? dropping.rescale : 1.0f);
         auto ds = round_to_operand<dtype>(dp);
         if constexpr (dropout) {
             p_rounded = kept.of(p_rounded);
@@ -234,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     named_barrier_sync(1, num_groups * warpgroup_threads);  // every warp has read K
     scale(dk, p.softmax_scale);
-    if constexpr (dropout) scale(dv, of_all.rescale);
+    if constexpr (dropout) scale(dv, dropping.rescale);
     store_keys(shared.v, warp_key, head_of(p.dv, p.dv_stride, batch, head_k), p.dv_stride.row, first_key, end_key, dv);
     store_keys(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k), p.dk_stride.row, first_key, end_key, dk);
     wait_for_stores();  // shared memory is read for as long

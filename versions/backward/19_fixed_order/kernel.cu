@@ -1,6 +1,7 @@
 // Rung 18 with the same bits each time: the tiles of keys are added to a tile of dQ one after the other, in one order. Warps
 // that do nothing else wait for their turn.
 #include "dq_bulk.cuh"
+#include "kept_bits.cuh"
 #include "key_mask.cuh"
 #include "padded_pass.cuh"
 #include "pipeline/roles.cuh"
@@ -16,8 +17,13 @@ using namespace config;
 
 using Share = Registers<num_groups, 1, 24>;  // the producer's warpgroup is the last one
 
+using Params = std::conditional_t<dropout, Dropping<BackwardParams>, BackwardParams>;
+
 using DqSums = Accumulator<16, dq_cols>;  // of a warp, of a tile
 constexpr int warp_sums = 16 * dq_cols;
+// With dropout dV comes behind dS. With 128 columns registers then allow no S beside dS, and with 64 no wait for dV before dQ.
+constexpr bool scores_ahead = !dropout || head_dim <= 64;
+constexpr bool dv_is_late = dropout && scores_ahead;
 constexpr int tile_sums = num_groups * 4 * warp_sums;
 constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
 
@@ -85,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     if (threadIdx.x == 0) workspaces.added[tile_of(p, blockIdx.z, blockIdx.y, blockIdx.x)] = 0;
 }
 
-FLASHLADDER_KERNEL(attention_backward, BackwardParams,
+FLASHLADDER_KERNEL(attention_backward, Params,
                    Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                        .over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch")
                        .by_tma("q", block_m, 64, 128)
@@ -94,7 +100,7 @@ FLASHLADDER_KERNEL(attention_backward, BackwardParams,
                        .by_tma("v", block_n, 64, 128)
                        .dependent());
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
-    attention_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ CountedWorkspaces workspaces,
+    attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
@@ -162,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ds_place.start(shared.ds[0], warp_key);
 
     const float unit = p.softmax_scale * log2_e;
+    const Dropout<dropout> dropping{p, batch, 0};
     Accumulator<16, head_dim> dv, dk;  // of this warp
     dv.clear();
     dk.clear();
@@ -171,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     Scores s;
     ScoresOperand p_rounded;
+    KeptBits kept;
     DqSums dq;
 
     // S^T = K Q^T of a step
@@ -178,33 +186,53 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         if (row == 0) shared.q.wait(q_at);
         start_product<dtype, head_dim>(s, keys, q_rows.after(q_at.stage).below(row));
     };
-    // P^T of the step whose S is there, and dV += P^T dO
+    // Which weights of the step are kept, while its dP is under way
+    auto draw = [&](int row) {
+        if constexpr (dropout)
+            kept.draw(Dropout<true>{p, batch, tiles.head}, tiles.number * block_m + row, first_key + warp_key);
+    };
+    // dV += P^T dO
     auto start_dv = [&](int row) {
+        start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(dout_at.stage).below(row));
+    };
+    // P^T of the step whose S is there, and dV; with dropout later, as dS needs all of P
+    auto start_step = [&](int row) {
         mask.hide(s, first_key + warp_key, tiles.number * block_m + row);
         probabilities(s, unit, shared.q.numbers[q_at.stage] + row);
         p_rounded = round_to_operand<dtype>(s);
         if (row == 0) shared.dout.wait(dout_at);
-        start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(dout_at.stage).below(row));
+        if constexpr (!dropout) start_dv(row);
     };
     // dP^T = V dO^T and dS of the same step, and dK += dS^T Q. `start_next` starts S of the next step behind dP.
     auto start_dk = [&](int row, auto start_next, auto has_next) {
         const int q_stage = q_at.stage;
         Scores dp;
         start_product<dtype, head_dim>(dp, values, dout_rows.after(dout_at.stage).below(row));
-        start_next();
-        wait_for<decltype(has_next)::value>(dp);
+        if constexpr (scores_ahead) start_next();
+        draw(row);
+        wait_for<scores_ahead && decltype(has_next)::value>(dp);
         stay_here(dv);
         stay_here(p_rounded);
-        score_gradients<dtype>(dp, p_rounded, shared.dout.numbers[dout_at.stage] + row);
+        if constexpr (dropout) kept.drop(dp);
+        score_gradients<dtype>(dp, p_rounded, shared.dout.numbers[dout_at.stage] + row, dropout ? dropping.rescale : 1.0f);
         auto ds = round_to_operand<dtype>(dp);
+        if constexpr (dropout) {
+            p_rounded = kept.of(p_rounded);
+            start_dv(row);
+        }
         store_scores(ds_place, dout_at.stage, row, ds);
         start_sum<dtype, step_rows>(dk, ds, q_columns.after(q_stage).below(row));
+        if constexpr (!scores_ahead) start_next();
     };
     // dQ = dS K of the tile, when all warps have stored dS
     auto start_dq = [&] {
         fence_proxy_async();
+        if constexpr (!scores_ahead) {  // dQ takes the registers of dV's operand
+            wait_for<1>(dv);
+            stay_here(p_rounded);
+        }
         named_barrier_sync(1, num_groups * warpgroup_threads);
-        shared.dout.release(dout_at.stage);
+        if constexpr (!dv_is_late) shared.dout.release(dout_at.stage);
         start_product<dtype, block_n>(dq, ds_columns.after(dout_at.stage), k_columns);
     };
 
@@ -220,14 +248,14 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     start_operand(values, shared.v, warp_key);
     start_scores(0);
     wait_for(s);
-    start_dv(0);
+    start_step(0);
     for (int left = count; ; --left) {
         // All steps of a tile but its last one
 #pragma unroll
         for (int row = 0; row < block_m - step_rows; row += step_rows) {
             start_dk(row, [&] { start_scores(row + step_rows); }, std::true_type{});
             wait_for<1>(s);
-            start_dv(row + step_rows);
+            start_step(row + step_rows);
         }
         if (left == 1) break;
         const int q_ended = q_at.stage;
@@ -236,19 +264,22 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         tiles.advance();
         dout_at.advance();
         wait_for<(head_dim > 64 ? 1 : 2)>(s);  // with 128 columns, registers allow no dK beside P
-        start_dv(0);
-        wait_for<1>(dq);
+        if constexpr (dv_is_late) shared.dout.release(dout_at.stage ^ 1);
+        start_step(0);
+        wait_for<!dropout>(dq);
         shared.q.release(q_ended);
         give_dq(dout_at.stage ^ 1);
     }
     start_dk(last_row, [] {}, std::false_type{});
     start_dq();
     wait_for(dk);
+    if constexpr (dropout) stay_here(dv);
     wait_for(dq);
     give_dq(dout_at.stage);
 
     named_barrier_sync(1, num_groups * warpgroup_threads);  // every warp has read K
     scale(dk, p.softmax_scale);
+    if constexpr (dropout) scale(dv, dropping.rescale);
     store_keys(shared.v, warp_key, head_of(p.dv, p.dv_stride, batch, head_k), p.dv_stride.row, first_key, end_key, dv);
     store_keys(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k), p.dk_stride.row, first_key, end_key, dk);
 }

@@ -1,5 +1,4 @@
-// Which weights of a warp's step are kept, a bit for each of a lane's scores: what is drawn while S is under way takes one
-// register until it is needed, for P and for dP.
+// Which weights of a warp's step are kept, a bit for each of a lane's scores: one register for P and for dP.
 #pragma once
 #include "softmax/dropout.cuh"
 #include "warpgroup_tiles.cuh"
@@ -26,7 +25,7 @@ struct KeptBits {
         }
     }
 
-    // P of dV: what is dropped is zero.
+    // P^T, in which what is dropped is zero.
     __device__ ScoresOperand of(const ScoresOperand &p) const {
         ScoresOperand kept;
 #pragma unroll
@@ -39,7 +38,7 @@ struct KeptBits {
         return kept;
     }
 
-    // dP: the same.
+    // The same of dP^T.
     __device__ void drop(Scores &dp) const {
 #pragma unroll
         for (int step = 0; step < step_rows / 16; ++step)
