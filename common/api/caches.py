@@ -210,10 +210,15 @@ def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple
     return pages.long().remainder_(2**32).clamp_(max=len(cache.k) - 1), keys % cache.k.shape[1]
 
 
-def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, at: torch.Tensor) -> None:
-    """Writes new keys to their places, (batch, seqlen_new), in sequences of 8-bit floats, by the cache's scales."""
-    sequences = torch.arange(len(at), device=k.device)[:, None].expand_as(at)
-    where = pages_of(cache, sequences, at)
+def new_places(cache: Cache, lengths: torch.Tensor, new: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page and the row in it of each of so many new keys of each sequence, both (batch, new)."""
+    at = places(lengths, new, cache.room)
+    return pages_of(cache, torch.arange(len(at), device=at.device)[:, None].expand_as(at), at)
+
+
+def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, lengths: torch.Tensor) -> None:
+    """Writes new keys behind those of sequences of 8-bit floats, by the cache's scales."""
+    where = new_places(cache, lengths, k.shape[1])
     for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):
         assert descale is not None
         # torch has no index_put_ of 8-bit floats everywhere

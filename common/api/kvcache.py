@@ -10,12 +10,14 @@ import functools
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from flashladder.common.api import caches, general, given, gradients, op
 from flashladder.common.api.caches import Cache
 from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8
+from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.problem.problem import Problem
 from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime import fast_path
@@ -25,7 +27,7 @@ from flashladder.common.runtime.plan import Plan
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
 ONE_SEQUENCE = "decode/13"  # on Hopper, with as many row tiles as clusters of 8 CTAs that fill the GPU
-BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi
+BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi; and for RUNG's other head_dims
 OF_FP8 = "decode/11"
 APPENDING = "decode/12"  # for new keys; all of BOUNDED too
 MOST_SPLITS = 256
@@ -78,6 +80,9 @@ def flash_attn_with_kvcache(
     O, and with `return_softmax_lse` the log-sum-exp, (batch, heads, seqlen_q), fp32. A row that sees no key has O = 0
     and -inf.
 
+    head_dim is 64, 96, 128 or 256. With another one, up to 256, each call copies the caches, with zeros behind their
+    columns, and O and new keys are copied back; 8-bit caches are refused then.
+
     A length beyond the room counts as the room, and a page that is none is read as the last one, and not written to:
     what comes of either means nothing, but nothing outside is read or written. Forward only. After a first call a CUDA
     graph may capture it.
@@ -120,18 +125,60 @@ def flash_attn_with_kvcache(
             q, lengths = _append_rounded(q, cache, k, v, lengths, cache_leftpad, slopes, rotary, options)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
+    rotary = rotary if new[0] is not None else None
     tensors = q, cache.k, cache.v, lengths, cache.table, cache_leftpad, slopes, cache.k_descale, cache.v_descale, *new
     if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
         return found  # of tensors as kernels take them
-    given_to = q, *cache, lengths, cache_leftpad, slopes
-    if new[0] is None:
-        rotary = None
-        o, lse = decode(*given_to, *options)
-    else:
-        o, lse = append_and_decode(*given_to, *new, rotary is not None and rotary.interleaved, *options)
+    others = lengths, cache_leftpad, slopes
+    if q.shape[3] not in CACHED_HEAD_DIMS and q.shape[3] < CACHED_HEAD_DIMS[-1] and cache.k_descale is None:
+        o, lse = _filled_up(q, cache, others, new, rotary, options)
+        return (o, lse) if return_softmax_lse else o
+    o, lse = _attend(q, cache, others, new, rotary, options)
     if op.is_gpu(q) and not op.watched():
         _remember(tensors, asked, _problem_of(q, cache, cache_leftpad, slopes, new[0], rotary, *options))
     return (o, lse) if return_softmax_lse else o
+
+
+_Outputs = tuple[torch.Tensor, torch.Tensor]
+
+
+def _attend(
+    q: torch.Tensor,
+    cache: Cache,
+    others: tuple[Any, ...],
+    new: tuple[Any, ...],
+    rotary: Rotary | None,
+    options: tuple[Any, ...],
+) -> _Outputs:
+    """O and the log-sum-exp; new keys are written first."""
+    if new[0] is None:
+        return decode(q, *cache, *others, *options)
+    return append_and_decode(q, *cache, *others, *new, rotary is not None and rotary.interleaved, *options)
+
+
+def _filled_up(
+    q: torch.Tensor,
+    cache: Cache,
+    others: tuple[Any, ...],
+    new: tuple[Any, ...],
+    rotary: Rotary | None,
+    options: tuple[Any, ...],
+) -> _Outputs:
+    """The same of a head_dim that no kernel has, by copies with zeros behind their columns."""
+    head_dim, (causal, softmax_scale, *more) = q.shape[3], options
+    columns = next(columns for columns in CACHED_HEAD_DIMS if head_dim <= columns)
+    wide_q, k_cache, v_cache = (pad(x, (0, columns - head_dim)) for x in (q, cache.k, cache.v))
+    wide_new = tuple(x if i > 1 or x is None else pad(x, (0, columns - head_dim)) for i, x in enumerate(new))
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    wide = cache._replace(k=k_cache, v=v_cache)
+    if new[0] is not None:
+        caches.check_apart(cache)
+    o, lse = _attend(wide_q, wide, others, wide_new, rotary, (causal, scale, *more))
+    if new[0] is not None:
+        where = caches.new_places(cache, others[0], new[0].shape[1])
+        for into, written in ((cache.k, k_cache), (cache.v, v_cache)):
+            into.index_put_(where, written[where][..., :head_dim])
+    return o[..., :head_dim], lse
 
 
 # The plans of problems that came often, by what tensors and options say: a plan's address, the scale, what the
@@ -242,7 +289,7 @@ def _append_rounded(
         in_order = causal or tuple(window) != general.OPEN
         of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
         q, k = rotary.turned(q, of_rows.expand(-1, q.shape[1])), rotary.turned(k, places)
-    caches.append(k, v, cache, places)
+    caches.append(k, v, cache, lengths)
     return q, lengths + k.shape[1]
 
 
@@ -301,7 +348,7 @@ def _rung(device: torch.device, problem: Problem) -> str:
     if problem.window or problem.softcap or problem.alibi or problem.leftpad:
         return BOUNDED
     if not _is_hopper(device):
-        return RUNG
+        return RUNG if problem.head_dim in (64, 128) else BOUNDED
     tiles = problem.num_heads_k * -(-problem.num_heads // problem.num_heads_k * problem.seqlen_q // 16)
     fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16 and problem.head_dim <= 128
     return ONE_SEQUENCE if fits else ON_HOPPER

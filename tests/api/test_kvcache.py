@@ -135,6 +135,15 @@ def test_what_rows_see(device, paged, kind):
     check(o, lse, q, *both, LENGTHS, padding=padding, slopes=options.get("alibi_slopes"), **told)
 
 
+@pytest.mark.parametrize("columns", [20, 160])
+def test_another_head_dim(device, columns, monkeypatch):
+    """No kernel has it: caches are copied, and new keys still written to them."""
+    monkeypatch.setitem(globals(), "COLUMNS", columns)
+    test_new_keys_are_written_behind_the_others(device, paged=columns == 20)
+    test_what_rows_see(device, paged=columns != 20, kind="all")
+    test_rows_against_a_cache(device, paged=False)
+
+
 def test_sequences_of_a_larger_cache(device):
     """Read, and written to, where they lie."""
     q, both, new = normal(2, 1, HEADS, COLUMNS, device=device), caches(device), normal(2, 1, HEADS_K, COLUMNS)
