@@ -1,5 +1,7 @@
 """The anchored softmax of rungs 18 to 24: what is done again when scores outgrow their anchor, and what is not."""
 
+import math
+
 import pytest
 import torch
 from rung_table import emulated
@@ -48,6 +50,19 @@ def test_what_has_left_the_range_is_found_where_its_weights_are_dropped():
     """Then O has no infinity that would tell; the sum of all weights has one."""
     problem = Problem(seqlen_q=128, seqlen_k=512, dropout_p=0.99)
     emulated(WOVEN, problem, growing(problem, 400), block_m=128, block_n=64)
+
+
+@pytest.mark.parametrize("number", ["18", "21", "24"])
+def test_a_sum_that_has_left_the_range_is_found_where_v_is_small(number):
+    """Weights of 2^126 and V of 2^-20: O is finite, and the sum of 128 such weights is not."""
+    problem = Problem(seqlen_q=128, seqlen_k=512, softmax_scale=math.log(2))
+    tensors = make_inputs(problem)
+    tensors.q.zero_()
+    tensors.q[..., 0] = 1
+    tensors.k[..., 0] = 0
+    tensors.k[:, 128:256, :, 0] = 126
+    tensors.v.mul_(2**-20)
+    emulated(catalog.find(number), problem, tensors)
 
 
 @pytest.mark.parametrize("dtype", WOVEN.supports.dtype)

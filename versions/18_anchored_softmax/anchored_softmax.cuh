@@ -40,7 +40,7 @@ struct Pass {
 // anchor of a row whose sum has grown large. If a row has jumped so far that it left the range, it is lost. What came
 // before its jump has no weight. Then the CTA begins anew with the block of the jump, and looks for the maxima
 // (`update`) there. Rows that are not lost sleep until they are asked for new blocks.
-template <class T, int rows, bool dropout = false>
+template <class T, int rows>
 struct AnchoredSoftmax : LazySoftmax<T, rows> {
     static constexpr float large = 0x1p16f;  // a sum that reaches this moves the anchor
     static constexpr float far = 0x1p42f;    // and beside this one, those below `large` weigh below 2^-26
@@ -97,7 +97,7 @@ struct AnchoredSoftmax : LazySoftmax<T, rows> {
         int lost = 0;
         this->each_row([&](int b, int h) {
             const float sum = this->row_w(b, h);
-            bool is_lost = dropout && sum == INFINITY;  // of O, what has overflowed may be dropped
+            bool is_lost = sum == INFINITY;  // where V is small or P is dropped, O may have no infinity
             this->template each_element<head_dim>(o, b, h, [&](float x) { is_lost |= !(fabsf(x) < INFINITY); });
             is_lost = quad_max(is_lost) > 0.0f && sum <= INFINITY;  // NaN comes from Q or K, and stays
             const float up = is_lost ? 0.0f : fminf(fmaxf(floorf(__log2f(sum)), 0.0f), most);

@@ -6,8 +6,8 @@ struct AsItIs {
     __device__ float operator()(float x) const { return x; }
 };
 
-template <class T, int rows, bool dropout = false>
-struct WovenSoftmax : AnchoredSoftmax<T, rows, dropout> {
+template <class T, int rows>
+struct WovenSoftmax : AnchoredSoftmax<T, rows> {
     // Turns one part of a chunk of S into an operand of P V: number `part` of `parts`. Chunk `chunk` has the 16 columns
     // from 16 * chunk on. score(x) is what an element of S counts.
     template <int cols, class Score = AsItIs>

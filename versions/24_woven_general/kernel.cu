@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     Accumulator<warp_rows, head_dim> o;
     const Softcap<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
-    SinkingSoftmax<dtype, warp_rows, dropout> softmax{score.scale};
+    SinkingSoftmax<dtype, warp_rows> softmax{score.scale};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);

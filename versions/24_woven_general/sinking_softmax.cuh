@@ -3,8 +3,8 @@
 #include "21_woven_exponentials/woven_softmax.cuh"
 #include "softmax/sinks.cuh"
 
-template <class T, int rows, bool dropout>
-struct SinkingSoftmax : WovenSoftmax<T, rows, dropout> {
+template <class T, int rows>
+struct SinkingSoftmax : WovenSoftmax<T, rows> {
     // After `finish`: O and the log-sum-exp of each row with the sink.
     template <class Sink, int head_dim>
     __device__ void join(const Sink &sink, Accumulator<rows, head_dim> &o) {
