@@ -295,6 +295,14 @@ def weights_that_are_dropped(rung):
         emulated(rung, masked(dropout_p=dropout_p, head_dim=head_dim, **bounds))
 
 
+def weights_that_are_dropped_of_whole_blocks(rung):
+    """Of which no end and no mask cuts anything."""
+    for head_dim, dtype in ((64, "bf16"), (96, "bf16"), (128, "bf16"), (128, "fp16"), (256, "bf16")):
+        if head_dim in rung.supports.head_dim:
+            sizes = {"seqlen_q": 140, "seqlen_k": 450, "num_heads": 2, "num_heads_k": 1}
+            emulated(rung, masked(**sizes, causal=False, head_dim=head_dim, dtype=dtype, dropout_p=0.4))
+
+
 def weights_that_are_dropped_in_packed_sequences(rung):
     """Each has a mask of its own, which begins with its first row and key; with all else that goes with it."""
     bounds = {"window_left": 90, "softcap": 20.0, "alibi": rung.supports.alibi, "dropout_p": 0.3}
@@ -326,6 +334,7 @@ OF_FEATURES = {  # by its name in `supports`
     "alibi": (slopes_of_any_size_and_sign, slopes_of_packed_sequences),
     "dropout": (
         weights_that_are_dropped,
+        weights_that_are_dropped_of_whole_blocks,
         weights_that_are_dropped_in_packed_sequences,
         scores_that_climb_where_weights_are_dropped,
     ),

@@ -90,7 +90,8 @@ def attention(
     window = window if window is general.OPEN else general.window_of(window)
     softcap = given.number("softcap", softcap)
     dropout_p = dropout.checked(dropout_p)
-    trains = gradients.wanted(*inputs.values())
+    if trains := gradients.wanted(*inputs.values()):
+        differentiable.refuse(out=out is not None)
     if around_kernels.are_needed(q, v, dropout_p > 0, trains):
         beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
         beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
@@ -105,7 +106,6 @@ def attention(
     options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *bounds, *dropping)
     sinks = general.sinks_of(sinks, q)
     if trains:
-        differentiable.refuse(out=out is not None)
         found = differentiable.forward(q, k, v, options, sinks, version)
         return found if return_lse else found[0]
     if options.has_more or sinks is not None:

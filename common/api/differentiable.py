@@ -186,7 +186,7 @@ def _of_sinks(
 ) -> torch.Tensor:
     """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
     share = (sinks[:, None] - lse).exp().masked_fill(lse == -math.inf, 0)  # no key, and no sink
-    pull = -(dout * o).sum(-1, dtype=torch.float32).transpose(1, 2).view_as(lse)  # packed, lse has no batch
+    pull = -(dout.float() * o).sum(-1).transpose(1, 2).view_as(lse)  # packed, lse has no batch
     pulled = share * (pull if dlse is None else pull + dlse)
     return pulled.transpose(0, -2).flatten(1).sum(1)
 

@@ -130,7 +130,8 @@ def flash_attn_with_kvcache(
     if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
         return found  # of tensors as kernels take them
     others = lengths, cache_leftpad, slopes
-    if q.shape[3] not in CACHED_HEAD_DIMS and q.shape[3] < CACHED_HEAD_DIMS[-1] and cache.k_descale is None:
+    has_kernel = q.shape[3] in CACHED_HEAD_DIMS or q.shape[3] > CACHED_HEAD_DIMS[-1]
+    if not has_kernel and cache.k.shape[3] == q.shape[3] and cache.k_descale is None:
         o, lse = _filled_up(q, cache, others, new, rotary, options)
         return (o, lse) if return_softmax_lse else o
     o, lse = _attend(q, cache, others, new, rotary, options)

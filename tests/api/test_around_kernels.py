@@ -157,6 +157,19 @@ def test_gradients_beside_sinks(packed, head_dim, wants, device):
             torch.testing.assert_close(ours.grad.double(), theirs.grad.nan_to_num(), rtol=0.01, atol=0.03)
 
 
+def test_the_gradient_of_sinks_does_not_overflow(device):
+    """dO O is beyond fp16."""
+    q, k = (
+        drawn(1, 9, 4, 64, dtype=torch.float16, device=device),
+        drawn(1, 9, 2, 64, dtype=torch.float16, seed=1, device=device),
+    )
+    sinks, dout = torch.zeros(4, device=device, requires_grad=True), torch.full_like(q, 2000)
+    attention(q, k, 100 * k, sinks=sinks).backward(dout)
+    twin = sinks.detach().double().requires_grad_()
+    exact(q, k, 100 * k, twin)[0].backward(dout.double())
+    torch.testing.assert_close(sinks.grad.double(), twin.grad, rtol=0.01, atol=20)
+
+
 @pytest.mark.parametrize("options", [{}, {"sinks": SINKS}])
 @pytest.mark.parametrize("columns", [20, 64])
 def test_compiled_in_one_piece(columns, options, device):
@@ -180,6 +193,7 @@ Q = drawn(1, 9, 4, 20)
         ((Q, Q, Q), {"sinks": SINKS.to(torch.int32)}, r"sinks is \(4,\) torch.int32"),
         ((Q, Q, Q), {"sinks": SINKS.to("meta")}, "sinks on meta, q on cpu"),
         ((Q, Q, Q), {"out": torch.empty(1, 9, 4, 24, dtype=Q.dtype)}, "out is .* O is"),
+        ((Q.clone().requires_grad_(), Q, Q), {"out": torch.empty_like(Q)}, "backward rungs take no out"),
     ],
 )
 def test_what_it_cannot_do_is_said(arguments, options, words):

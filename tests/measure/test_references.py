@@ -361,7 +361,7 @@ config: {}
     [
         ("devices: [cpu]", "devices: [tpu]", "devices=tpu is not one of cpu, gpu"),
         ("devices: [cpu]", "", "the key devices is missing"),
-        ("title", "instruction_set: ampere\ntitle", "unknown key instruction_set; .* config, defaults, devices"),
+        ("title", "instruction_set: ampere\ntitle", "unknown key instruction_set; .* config, defaults, .*devices"),
         ("title", "kernel: other.py\ntitle", "there is no kernel .*other.py"),
     ],
 )

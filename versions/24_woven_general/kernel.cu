@@ -173,8 +173,11 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
             if (!dropout && part == 0) softmax.weigh(p, chunk);
             if (anchored && chunk + 1 < chunks) softmax.add_part(s, p, chunk + 1, part, per_chunk, score);
             if (dropout && chunk + 1 < chunks) {
-                if (part == per_chunk - 1) drop(chunk + 1);
+                // Two chunks share a draw: beside the first this draw takes the mask of the second, beside the second it ends.
+                const bool is_last = part == per_chunk - 1, is_first = chunk % 2 == 0;
+                if (is_last && is_first) drop(chunk + 1);
                 mask_of.draw_part(chunk, part, per_chunk);
+                if (is_last && !is_first) drop(chunk + 1);
             }
             if (t == v_operand.count / 2) {
                 cp_async_wait<0>();

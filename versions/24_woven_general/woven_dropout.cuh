@@ -21,8 +21,8 @@ struct WovenDropout {
         }
     }
 
-    // Part `part` of `parts` beside a chunk, of what is drawn beside it and its neighbour. It comes behind `drop` of the
-    // next chunk, whose mask it may overwrite.
+    // Part `part` of `parts` beside a chunk, of what is drawn beside it and its neighbour. Beside an even chunk it comes
+    // behind `drop` of the next one, whose mask it may overwrite; beside an odd one before, as it completes that mask.
     __device__ void draw_part(int chunk, int part, int parts) {
         const int drawn = chunk / 2 * 2 + 2;
         if (drawn >= chunks) return;
