@@ -361,8 +361,8 @@ class Operation(ABC):
     def tolerance(self, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
         """How far a kernel's output may be from the exact one: twice as far as 16-bit torch is (FlashAttention's rule).
 
-        Where 16-bit torch reaches not all elements, NaN or infinite, the others say little: the largest output's two units
-        in the last place are allowed then. What is fp32 may be as far as fp32 arithmetic goes.
+        Where 16-bit torch has elements that are NaN or infinite, the others say little: two units in the last place of
+        the largest output are allowed then. What is fp32 may be as far as fp32 arithmetic goes.
         """
         if name not in self.fp32:
             unit = 0.0 if rounded.isfinite().all() else torch.finfo(rounded.dtype).eps
