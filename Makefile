@@ -11,7 +11,7 @@ LONG := $(addprefix tests/emulator/test_,backward_mutations.py decode_mutations.
 	$(addprefix tests/predict/test_,ampere_model.py explain.py hopper_model.py operand_cache.py) \
 	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \
 	$(addprefix tests/rungs/test_,anchors.py configurations.py steps.py) \
-	$(addprefix tests/api/test_,adopt.py architectures.py diffusers.py model_trial.py ring_processes.py transformers.py) \
+	$(addprefix tests/api/test_,adopt.py architectures.py diffusers.py model_trial.py ring_processes.py transformers.py transformers_training.py) \
 	$(addprefix tests/tuner/test_,forecast.py tuner_kill.py tuner_storage.py) tests/tools/test_wheel.py
 
 PUBLIC := tests/public

@@ -23,10 +23,8 @@ def are_needed(q: torch.Tensor, v: torch.Tensor, dropout: bool, trains: bool) ->
     `dropout` and `trains` say whether weights are dropped, and whether a gradient is wanted.
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
-    if trains and _columns(head_dim, head_dim_v, trains) != head_dim:
-        return True
-    is_odd = head_dim % HEAD_DIM_STEP or head_dim_v % HEAD_DIM_STEP
-    return bool(is_odd or head_dim_v > head_dim or ((dropout or trains) and head_dim_v != head_dim))
+    is_alike = head_dim_v == head_dim or not (dropout or trains)
+    return _columns(head_dim, head_dim_v, trains) != head_dim or head_dim_v % HEAD_DIM_STEP != 0 or not is_alike
 
 
 def attend(

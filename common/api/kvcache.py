@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from flashladder.common import catalog
 from flashladder.common.api import caches, general, given, gradients, op
 from flashladder.common.api.caches import Cache
 from flashladder.common.api.rotary import rotary_of
@@ -349,7 +350,7 @@ def _rung(device: torch.device, problem: Problem) -> str:
     if problem.window or problem.softcap or problem.alibi or problem.leftpad:
         return BOUNDED
     if not _is_hopper(device):
-        return RUNG if problem.head_dim in (64, 128) else BOUNDED
+        return RUNG if problem.head_dim in catalog.find(RUNG).supports.head_dim else BOUNDED
     tiles = problem.num_heads_k * -(-problem.num_heads // problem.num_heads_k * problem.seqlen_q // 16)
     fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16 and problem.head_dim <= 128
     return ONE_SEQUENCE if fits else ON_HOPPER

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from flashladder import flash_attn_with_kvcache
+from flashladder.common import catalog
+from flashladder.common.api import kvcache
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEADS, HEADS_K, COLUMNS, ROOM, PAGE = 4, 2, 64, 96, 16
@@ -133,6 +136,11 @@ def test_what_rows_see(device, paged, kind):
         options["alibi_slopes"] = asked["alibi_slopes"].to(device)
     o, lse = flash_attn_with_kvcache(q, *given, **options, return_softmax_lse=True)
     check(o, lse, q, *both, LENGTHS, padding=padding, slopes=options.get("alibi_slopes"), **told)
+
+
+@pytest.mark.parametrize("rung", [kvcache.ON_HOPPER, kvcache.BOUNDED, kvcache.APPENDING])
+def test_every_head_dim_that_is_not_copied_is_a_rungs(rung):
+    assert set(CACHED_HEAD_DIMS) == set(catalog.find(rung).supports.head_dim)
 
 
 @pytest.mark.parametrize("columns", [20, 160])
