@@ -6,29 +6,55 @@ import torch
 
 from flashladder.common.problem.check import Expected, expect
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.operations.forward import full_precision_matmul
+from flashladder.common.problem.operations import packed
+from flashladder.common.problem.operations.forward import full_precision_matmul, heads_of, kept, masked_scores
 from flashladder.common.problem.problem import Problem
 
 
 def bounded_by_flash_attention(task: Problem, tensors: Tensors) -> Expected:
-    """The exact gradients of as many heads of Q as of K, each with FlashAttention's rule or twice those errors.
+    """The exact gradients, each with FlashAttention's rule or twice the errors of its roundings.
 
     Where those roundings overflow, nothing is promised.
     """
     expected = expect(task, tensors)
-    for name, found in _as_flash_attention_rounds(task, tensors).items():
-        error = (found - expected.exact[name]).abs().nan_to_num(nan=math.inf)
+    found = (_of_each_sequence if task.packed else _as_flash_attention_rounds)(task, tensors.by_name)
+    for name in expected.exact:
+        error = (found[name] - expected.exact[name]).abs().nan_to_num(nan=math.inf)
         expected.tolerances[name] = max(expected.tolerances[name], 2 * float(error.max()))
     return expected
 
 
-def _as_flash_attention_rounds(task: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """P and dS are rounded, O comes rounded, all else is fp32."""
-    q, k, v, o, dout = (tensors.by_name[name].float().transpose(1, 2) for name in ("q", "k", "v", "o", "dout"))
-    dtype, scale = tensors.q.dtype, task.softmax_scale
-    hidden = torch.ones(task.seqlen_q, task.seqlen_k, dtype=torch.bool, device=q.device).triu(1) & task.causal
-    with full_precision_matmul():
-        p = (scale * q @ k.mT - tensors.lse[..., None]).exp().masked_fill(hidden, 0)
-        ds = (p * (dout @ v.mT - (dout * o).sum(-1, keepdim=True))).to(dtype).float()
-        found = {"dq": scale * ds @ k, "dk": scale * ds.mT @ q, "dv": p.to(dtype).float().mT @ dout}
-    return {name: x.to(dtype).double().transpose(1, 2) for name, x in found.items()}
+def _as_flash_attention_rounds(p: Problem, tensors, number=0) -> dict[str, torch.Tensor]:
+    """P and dS are rounded, O comes rounded, all else is fp32. `number` is that of the first sequence."""
+    made = {f"d{name}": torch.zeros_like(tensors[name], dtype=torch.float64) for name in "qkv"}
+    dtype, rows = tensors["q"].dtype, slice(0, p.seqlen_q)
+    for batch in range(p.batch):
+        q, k, v, o, dout = heads_of(p, tensors, ("q", "k", "v", "o", "dout"), batch, torch.float32)
+        with full_precision_matmul():
+            scores = masked_scores(p, tensors, batch, q, k, rows)
+            weights = (scores - tensors["lse"][batch, ..., None]).exp().nan_to_num(nan=0)  # no key is seen: inf - inf
+            delta = (dout * o).sum(-1) - (tensors["dlse"][batch] if "dlse" in tensors else 0)
+            dp = kept(p, tensors, number + batch, rows, dout @ v.mT)
+            ds = weights * (dp - delta[..., None])
+            if p.softcap:
+                ds *= 1 - torch.tanh((q * p.softmax_scale) @ k.mT / p.softcap) ** 2
+            ds = ds.to(dtype).float()
+            weights = kept(p, tensors, number + batch, rows, weights).to(dtype).float()
+            found = {"dq": p.softmax_scale * ds @ k, "dk": p.softmax_scale * ds.mT @ q, "dv": weights.mT @ dout}
+        for name, gradient in found.items():
+            heads = made[name].shape[2]
+            made[name][batch] = gradient.unflatten(0, (heads, -1)).sum(1).to(dtype).transpose(0, 1)
+    return made
+
+
+def _of_each_sequence(task: Problem, tensors) -> dict[str, torch.Tensor]:
+    """Of packed sequences, each alone."""
+    made = {f"d{name}": torch.zeros_like(tensors[name], dtype=torch.float64) for name in "qkv"}
+    for number, rows, keys, alone in packed.parts(task):
+        places = {"q": rows, "k": keys, "v": keys, "o": rows, "dout": rows}
+        given = {name: tensors[name][:, place] for name, place in places.items()}
+        given |= packed.of_sequence(task, tensors, number)
+        given |= {name: tensors[name][None, :, rows] for name in ("lse", "dlse") if name in tensors}
+        for name, gradient in _as_flash_attention_rounds(alone, given, number).items():
+            made[name][:, places[name[1]]] = gradient
+    return made

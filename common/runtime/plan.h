@@ -211,9 +211,12 @@ struct Launch {
     }
     void put(const Call &call, const FieldPlan &field) {
         const auto store = [&](auto value) { std::memcpy(params + field.at, &value, sizeof value); };
+        const auto view = [&]() -> const View & { return call.views[field.number]; };
         switch (field.kind) {
-        case 'A': return store(call.views[field.number].begin());
-        case 's': return (void)std::memcpy(params + field.at, call.views[field.number].strides, 3 * sizeof(int64_t));
+        case 'A': return store(view().begin());
+        case 's':  // of what is left out they stay zero
+            if (view().is_there) std::memcpy(params + field.at, view().strides, 3 * sizeof(int64_t));
+            return;
         case 'i': return store(int(call.value(field.number)));
         case 'q': return store(call.value(field.number));
         case 'F': return store(field.number);
@@ -224,6 +227,7 @@ struct Launch {
     // a stride whose highest bits would lie elsewhere in the map.
     static bool is_mapped(const Plan &plan, const MapPlan &map, const View &view, TensorMap &made) {
         const auto store = [&](int at, auto value) { std::memcpy(made.bytes + at, &value, sizeof value); };
+        if (!view.is_there) return false;
         const int dimensions[] = {1, 2, 0};  // of the tensor, in the map's order; head_dim is the first
         std::copy_n(map.made, sizeof made.bytes, made.bytes);
         store(plan.address_at, reinterpret_cast<uint64_t>(view.begin()));

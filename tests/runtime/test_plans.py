@@ -232,9 +232,10 @@ def test_a_known_call_runs_two_functions_here(driver, monkeypatch):
         assert here == ["flash_attn_with_kvcache", "on_remembered_path"]
 
 
-def test_the_backward_pass(driver, monkeypatch):
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=["all", "dQ", "dK and dV"])
+def test_the_backward_pass(driver, monkeypatch, wanted):
     a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)  # of a rung without dependent kernels
-    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *Options(causal=True), True, True)  # noqa: E731
+    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *Options(causal=True), *wanted)  # noqa: E731
     expected = launched_in_python(driver, monkeypatch, call)
     assert len(expected) > 1
     monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))

@@ -8,8 +8,10 @@ __device__ inline unsigned cluster_rank() {
     return rank;
 }
 
-// All threads of the cluster meet, and each sees what the others wrote before.
+// All threads of the cluster meet, and each sees what the others wrote before. A warp comes as one: where its lanes came
+// apart, as behind a loop of one lane, each part would count as the whole warp.
 __device__ inline void cluster_sync() {
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
