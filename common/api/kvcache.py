@@ -28,6 +28,7 @@ from flashladder.common.runtime.plan import Plan
 
 RUNG, ON_HOPPER = "decode/06", "decode/07"
 ONE_SEQUENCE = "decode/13"  # on Hopper, with as many row tiles as clusters of 8 CTAs that fill the GPU
+FEW_KEYS = 8192  # that a cache has room for: with more, equal parts win for pages, and for more than 8 row tiles
 BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi; and for RUNG's other head_dims
 OF_FP8 = "decode/11"
 APPENDING = "decode/12"  # for new keys; all of BOUNDED too
@@ -353,7 +354,8 @@ def _rung(device: torch.device, problem: Problem) -> str:
         return RUNG if problem.head_dim in catalog.find(RUNG).supports.head_dim else BOUNDED
     tiles = problem.num_heads_k * -(-problem.num_heads // problem.num_heads_k * problem.seqlen_q // 16)
     fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16 and problem.head_dim <= 128
-    return ONE_SEQUENCE if fits else ON_HOPPER
+    is_short = problem.seqlen_k <= FEW_KEYS or (tiles == 8 and not problem.paged)
+    return ONE_SEQUENCE if fits and is_short else ON_HOPPER
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from backward_rounding import bounded_by_flash_attention
+from right_on_gpu import require_right_on_a_gpu
 from rung_table import draw
 
 from flashladder.common import catalog
@@ -128,16 +129,3 @@ def test_every_family_of_inputs(rung, head_dim, family):
         task = problem(**sizes, dtype=dtype, family=family)
         tensors = make_inputs(task, "cuda")
         require_right_on_a_gpu(rung, task, tensors, bounded_by_flash_attention(task, tensors), runs=1)
-
-
-def require_right_on_a_gpu(rung, task, tensors=None, expected=None, runs=3):
-    if not rung.runs_on(device_arch()):
-        pytest.skip(f"{rung.name} needs another GPU")
-    tensors = tensors or make_inputs(task, "cuda")
-    expected = expected or expect(task, tensors)
-    launch = on_gpu(build_one(rung, rung.config_for(task), device_arch()), task, tensors)
-    for _ in range(runs):
-        tensors.poison()
-        launch()
-        torch.cuda.synchronize()
-        verify(expected, tensors.outputs, tensors.buffers).require(rung.name)

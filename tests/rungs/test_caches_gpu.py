@@ -1,0 +1,34 @@
+"""The ladders of caches, decode and MLA, on a real GPU (`pytest -m gpu`): real sizes, every rung."""
+
+import pytest
+from right_on_gpu import require_right_on_a_gpu
+
+from flashladder.common import catalog
+from flashladder.common.problem.problem import Problem
+
+pytestmark = pytest.mark.gpu
+DECODE = {"operation": "decode", "num_heads": 32, "num_heads_k": 8, "head_dim": 128}
+LATENTS = {"operation": "mla", "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512}
+LENGTHS = [(1,), (1024,), (8192, 0, 1, 777), (700,) * 64]
+
+
+def require_right(rung, usual, **sizes):
+    task = Problem(seqlen_q=1, **usual | sizes)
+    if not rung.takes(task):
+        pytest.skip(f"{rung.name} does not take {task.name}")
+    require_right_on_a_gpu(rung, task)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("rung", catalog.versions(ladder="mla"), ids=lambda rung: rung.name)
+def test_latents(rung, heads, lengths):
+    require_right(rung, LATENTS, num_heads=heads, seqlens_k=lengths)
+
+
+@pytest.mark.parametrize("options", [{}, {"paged": True, "page_size": 64}, {"paged": True, "page_size": 16}], ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("rung", catalog.versions(ladder="decode"), ids=lambda rung: rung.name)
+def test_keys_and_values(rung, head_dim, lengths, options):
+    require_right(rung, DECODE, head_dim=head_dim, seqlens_k=lengths, options=options)
