@@ -16,6 +16,10 @@ from flashladder.common.runtime.launch import PROBLEMS_KEPT
 
 # The first that a GPU has the instructions for, and that takes a problem, computes it.
 RUNGS = ("mla/05", "mla/02", "mla/00")
+FOR_FEW_TILES = (
+    "mla/06"  # goes before them where clusters of 8 CTAs are one wave, and few keys or 8 row tiles fill them
+)
+TILE_ROWS, MOST_TILES, FEW_KEYS, MOST_KEYS = 64, 8, 1024, 8192
 HEAD_DIM, HEAD_DIM_V = 576, 512
 
 
@@ -111,7 +115,11 @@ def _problem_of(
 @functools.lru_cache(PROBLEMS_KEPT)
 def _rung(problem: Problem, arch: str) -> str:
     """The last one of RUNGS takes all that is left; it refuses by name what it does not take."""
-    able = (rung for rung in RUNGS if (found := catalog.find(rung)).runs_on(arch) and found.takes(problem))
+    rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
+    row_tiles = problem.batch * problem.num_heads_k * -(-rows // TILE_ROWS)
+    is_small = row_tiles <= MOST_TILES and problem.seqlen_k <= (MOST_KEYS if row_tiles == MOST_TILES else FEW_KEYS)
+    rungs = (FOR_FEW_TILES, *RUNGS) if is_small else RUNGS
+    able = (rung for rung in rungs if (found := catalog.find(rung)).runs_on(arch) and found.takes(problem))
     return next(able, RUNGS[-1])
 
 

@@ -110,16 +110,21 @@ def test_what_does_not_go_together_is_refused(change, message):
 
 
 def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):
-    """Rungs above 02 load pages by TMA, which not every size fits; GPUs before Hopper have no TMA."""
+    """Rungs above 02 load pages by TMA, which not every size fits; GPUs before Hopper have none. Few keys of few tiles are
+    a cluster's."""
     monkeypatch.setattr(mla, "RUNGS", ("mla/05", "mla/00"))
     q, cache, table, _ = inputs("cpu", (50,))
     rung = mla._rung.__wrapped__
-    for pages, arch, chosen in (
-        (cache, "sm_90a", "mla/05"),
-        (cache[:, :24], "sm_90a", "mla/00"),
-        (cache, "sm_80", "mla/00"),
+    long, many = table.repeat(1, 20), table.repeat(9, 1)
+    for rows, pages, pages_of, arch, chosen in (
+        (q, cache, table, "sm_90a", "mla/06"),
+        (q, cache, long, "sm_90a", "mla/05"),
+        (q.repeat(9, 1, 1, 1), cache, many, "sm_90a", "mla/05"),
+        (q.repeat(8, 1, 1, 1), cache, long.repeat(8, 1), "sm_90a", "mla/06"),
+        (q, cache[:, :24], table, "sm_90a", "mla/00"),
+        (q, cache, table, "sm_80", "mla/00"),
     ):
-        assert rung(mla._problem_of(q, pages, table, None, False), arch) == chosen
+        assert rung(mla._problem_of(rows, pages, pages_of, None, False), arch) == chosen
 
 
 def test_a_gradient_is_refused():

@@ -170,7 +170,10 @@ def turned(x, angles, positions, interleaved):
     columns = 2 * angles.shape[1]
     part = x[..., :columns].double()
     a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
-    rotated = torch.complex(a, b) * torch.polar(torch.ones_like(angles[positions]).double(), angles[positions].double())[:, :, None]
+    rotated = (
+        torch.complex(a, b)
+        * torch.polar(torch.ones_like(angles[positions]).double(), angles[positions].double())[:, :, None]
+    )
     pairs = torch.view_as_real(rotated)
     made = pairs.flatten(-2) if interleaved else torch.cat(pairs.unbind(-1), -1)
     return torch.cat((made, x[..., columns:].double()), -1)

@@ -68,7 +68,7 @@ def test_pages_parts_and_heads(version, options, sizes):
             version.config_for(task)
 
 
-@pytest.mark.parametrize("rung", ["mla/03", "mla/04", "mla/05", "mla/06"])
+@pytest.mark.parametrize("rung", ["mla/03", "mla/04", "mla/05"])
 @pytest.mark.parametrize("keys", [64, 128, 320])
 def test_whole_blocks_even_and_odd(rung, keys):
     """More blocks than the ring has stages, and none with rows to clear."""
@@ -81,14 +81,10 @@ def test_one_part_a_sequence_is_stored_without_partial_results():
     assert (tensors.lse[0] == -torch.inf).all()
 
 
-@pytest.mark.parametrize(
-    ("ctas", "lengths", "sizes"),
-    [(1, (70, 0, 130), {}), (2, (130, 10), {"seqlen_q": 2, "causal": True})],
-)
-def test_a_cta_takes_part_after_part(monkeypatch, ctas, lengths, sizes):
-    """Whole sequences, one of them without keys, and one that is cut."""
-    monkeypatch.setattr(decode, "TARGET_CTAS", ctas)
-    emulated(catalog.find("mla/06"), problem(lengths, **sizes))
+def test_parts_are_one_wave(monkeypatch):
+    """By the shares of 4 CTAs these are 3 and 2 parts: they grow until there are 4 at most."""
+    monkeypatch.setattr(decode, "TARGET_CTAS", 4)
+    emulated(catalog.find("mla/05"), problem((320, 192)))
 
 
 @pytest.mark.parametrize("lagging", [(0,), (1, 3)])
@@ -174,15 +170,12 @@ def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line
         ("mla/04", "kernel.cu", "named_barrier_sync(has_cleared + group, warpgroup_threads);", "race on shared memory"),
         ("mla/04", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
         ("mla/05", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
-        ("mla/06", "kernel.cu", "named_barrier_sync(q_is_free, with_loaders);", "has arrived there before"),
-        ("mla/06", "kernel.cu", "named_barrier_sync(q_is_there, with_loaders);", "race on|nobody has written"),
-        ("mla/07", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
+        ("mla/06", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
     ],
 )
 def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, file, old, message):
     task = problem((200,), {"num_splits": 2 if rung == "mla/05" else 1})
-    if rung in ("mla/06", "mla/07"):  # a CTA has two parts; a cluster has eight
-        monkeypatch.setattr(decode, "TARGET_CTAS", 1)
+    if rung == "mla/06":
         task = problem((10, 10))
     found, folder = catalog.find(rung), tmp_path / "mutants"
     shutil.copytree(VERSIONS / NAME / "cuda", folder / "cuda")

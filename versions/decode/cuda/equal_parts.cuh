@@ -17,9 +17,10 @@ struct Part {
 
 // A part, by a warp, whose lanes look at the lengths of 32 sequences at a time. All keys are to make target_parts parts; a
 // sequence has as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
+// As each may have a part that is smaller, these can be more than the target: with `at_most`, parts grow until they are not.
 // `lane_of(first, count, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. The
 // lane's sequence has `count` parts, and `end` are these and all before them. params.keys_of says how many keys it has.
-template <int block_n, class Params, class LaneOf>
+template <int block_n, bool at_most = false, class Params, class LaneOf>
 __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
     auto blocks_of = [&](int sequence) {
         return sequence < params.batch ? (params.keys_of(sequence) + block_n - 1) / block_n : 0;
@@ -30,6 +31,17 @@ __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
 #pragma unroll 4  // lengths of 128 sequences are on their way at once
         for (int first = 0; first < params.batch; first += 32) all += blocks_of(first + lane_index());
         a_part = max(1, (warp_sum(all) + params.target_parts - 1) / params.target_parts);
+        if (at_most && params.batch < params.target_parts) {
+            auto parts = [&] {
+                int count = 0;
+                for (int first = 0; first < params.batch; first += 32) {
+                    const int blocks = blocks_of(first + lane_index());
+                    count += first + lane_index() < params.batch ? max(1, (blocks + a_part - 1) / a_part) : 0;
+                }
+                return warp_sum(count);
+            };
+            while (parts() > params.target_parts) a_part += 1 + a_part / 16;  // few steps, and not much more than is needed
+        }
     }
     int parts_before = 0;
     for (int first = 0; first < params.batch; first += 32) {
@@ -55,9 +67,9 @@ __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
 }
 
 // Part `number` of all.
-template <int block_n, class Params>
+template <int block_n, bool at_most = false, class Params>
 __device__ inline Part find_part(const Params &params, int number) {
-    Part part = scan_parts<block_n>(params, [&](int, int, int end) {
+    Part part = scan_parts<block_n, at_most>(params, [&](int, int, int end) {
         return __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before the part
     });
     part.split = number - part.first;

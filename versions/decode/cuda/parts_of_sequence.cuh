@@ -9,9 +9,9 @@ __device__ inline Parts parts_of_sequence(const SplitParams &params, int sequenc
 }
 
 // All sequences of more than one part, in their order: visit(sequence, parts).
-template <int block_n, class Visit>
+template <int block_n, bool at_most, class Visit>
 __device__ inline void each_cut_sequence(const SplitParams &params, Visit visit) {
-    scan_parts<block_n>(params, [&](int first, int count, int end) {
+    scan_parts<block_n, at_most>(params, [&](int first, int count, int end) {
         unsigned cut = __ballot_sync(0xffffffff, count > 1);
         for (int lane = 0; cut; ++lane, cut >>= 1) {
             const int parts = __shfl_sync(0xffffffff, count, lane), next = __shfl_sync(0xffffffff, end, lane);

@@ -16,6 +16,7 @@ constexpr int groups = 2;
 constexpr int consumers = groups * warpgroup_threads;  // then comes the producer's group
 constexpr int rows = warpgroup_rows;
 constexpr int group_cols = head_dim_v / groups;  // of O
+constexpr bool one_wave = true;  // an SM has room for one CTA: one part more than SMs would take as long again
 
 using QTile = SwizzledPanels<rows, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     launch_dependents();
 
     const int head_k = blockIdx.y % params.num_heads_k, number = blockIdx.y / params.num_heads_k;
-    const Part blocks = find_part<block_n>(params, number);
+    const Part blocks = find_part<block_n, one_wave>(params, number);
     if (blocks.sequence < 0) return;  // there are fewer parts
     const LatentPart<rows, block_n, causal> part{params, blocks.sequence, head_k, number, blocks.first_block(0),
                                                  blocks.first_block(1)};
@@ -176,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(combine_warps * 32, combine_ctas)
     combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
     const int rows_of_one = params.seqlen_q * params.num_heads;
     int item = blockIdx.x * combine_warps + uniform_warp_index();  // of a sequence's; behind its last one come the next one's
-    each_cut_sequence<block_n>(params, [&](int sequence, Parts parts) {
+    each_cut_sequence<block_n, one_wave>(params, [&](int sequence, Parts parts) {
         wait_for_dependency();  // the parts are there
         for (; item < rows_of_one * slices; item += gridDim.x * combine_warps) {
             const int row = item / slices;
