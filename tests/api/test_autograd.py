@@ -261,9 +261,10 @@ def test_views_of_one_packed_tensor(device):
 @pytest.mark.parametrize(
     ("more", "arch", "rung"),
     [
-        ({}, "sm_80", "backward/10"),
+        ({}, "sm_80", "backward/11"),
         ({}, "sm_90a", "backward/18"),
-        ({"head_dim": 96}, "sm_90a", "backward/10"),
+        ({"head_dim": 128}, "sm_90a", "backward/19"),
+        ({"head_dim": 96}, "sm_90a", "backward/11"),
         ({"softcap": 5.0}, "sm_80", "backward/11"),
         ({"softcap": 5.0}, "sm_90a", "backward/11"),
         ({"dropout_p": 0.1}, "sm_80", "backward/12"),

@@ -110,8 +110,10 @@ def test_what_does_not_go_together_is_refused(change, message):
 
 
 def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):
-    """Rungs above 02 load pages by TMA, which not every size fits; GPUs before Hopper have none. Few keys of few tiles are
-    a cluster's."""
+    """Rungs above 02 load pages by TMA, which not every size fits; GPUs before Hopper have none.
+
+    Few keys of few tiles are a cluster's.
+    """
     monkeypatch.setattr(mla, "RUNGS", ("mla/05", "mla/00"))
     q, cache, table, _ = inputs("cpu", (50,))
     rung = mla._rung.__wrapped__
