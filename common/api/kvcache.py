@@ -342,6 +342,13 @@ def _problem_of(
     return op.problem_of(q, cache.k, causal, softmax_scale, True, operation="decode", **others)
 
 
+def make_ready(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, softcap: float) -> None:
+    """Has made ready what a row of each sequence against such caches, in one piece, runs."""
+    cache = caches.cache_of(q, k_cache, v_cache, None, None)
+    problem = _problem_of(q[:, :1], cache, None, None, None, None, True, None, *general.OPEN, softcap, 0)
+    op.prepared(problem, q, _rung(q.device, problem))
+
+
 def _rung(device: torch.device, problem: Problem) -> str:
     """What runs a problem on a device."""
     if problem.fp8_cache:

@@ -1,6 +1,6 @@
 """transformers' models: `attn_implementation="ladder"`, through its AttentionInterface and AttentionMaskInterface.
 
-What a mask is, says its shape; only what is written here makes those of the first six kinds:
+What a mask is, says its shape; only what is written here makes those of the first seven kinds:
 
 None                  causal to the bottom right where the module is causal, and otherwise all keys
 (batch, keys)         the same causal mask of these keys, those in front, and which of them are no padding; a query is
@@ -9,6 +9,8 @@ None                  causal to the bottom right where the module is causal, and
                       which document a key is, 0 for padding: a query sees its own alone
 (batch, 1, 1, keys)   which keys are no padding, for all queries alike
 (..., keys, window)   the same, of five dimensions: a query sees so many to each side at most, its own among them
+(batch)               a few queries against a static cache: how many keys, those in front, the last one sees. Only the
+                      GPU reads it, so that a CUDA graph may hold the step
 anything else         not for these kernels: transformers' "sdpa" takes it
 """
 
@@ -24,7 +26,7 @@ import torch
 from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flashladder.common.api import attention, general, op
+from flashladder.common.api import attention, general, kvcache, op
 from flashladder.common.api.fallback import autocast, foresee, say
 from flashladder.common.api.packed import (
     Padding,
@@ -37,6 +39,7 @@ from flashladder.common.api.packed import (
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
 
 NAME = "ladder"
+FEW_QUERIES = 16  # of a step against a static cache, such as drafted tokens; more are a prompt
 _NOT_SDPAS = {"softcap": "a softcap", "s_aux": "attention sinks"}
 _foreseen: set[tuple[object, ...]] = set()  # kinds of tensors in whose generation no kernel is new
 _read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
@@ -135,6 +138,8 @@ def _ours(
             scores["window"] = _window(mask)
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
         return only_o(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
+    if mask is not None and mask.dim() == 1:
+        return _step(q, k, v, mask, **scores)
     if mask is not None:
         if len(mask) and torch.compiler.is_compiling():
             raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
@@ -154,6 +159,15 @@ def _ours(
     return o
 
 
+def _step(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, dropout_p: float, **scores: Any
+) -> torch.Tensor:
+    """A few queries of each sequence, against the first `lengths` keys of its place in a static cache."""
+    if scores.pop("sinks") is not None or dropout_p:
+        raise UnsupportedProblemError("sinks or dropout in a step against a static cache: decode kernels have neither")
+    return only_o(kvcache.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, **scores))
+
+
 def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: dict[str, Any]) -> None:
     """Has made ready, once, what this generation comes to, or one of a padded batch: no kernel compiles amid them.
 
@@ -165,6 +179,9 @@ def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: d
     if kind in _foreseen:
         return
     _foreseen.add(kind)
+    if window == general.OPEN:  # a step against a static cache
+        with contextlib.suppress(FlashLadderError):
+            kvcache.make_ready(q, k, v, softcap)
     for bounds, packed in itertools.product(dict.fromkeys((general.OPEN, window)), (False, True)):
         with contextlib.suppress(FlashLadderError):
             general.make_ready(q, k, v, bounds, softcap, packed, sinks)
@@ -209,7 +226,7 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **options: Any) -> torc
 
 def _is_ours(mask: torch.Tensor) -> bool:
     """Whether it was made here; of what is torch.compile's, no more than its shape is known."""
-    return mask.dim() == 3 or not len(mask) or (not torch.compiler.is_compiling() and mask in _read)
+    return mask.dim() in (1, 3) or not len(mask) or (not torch.compiler.is_compiling() and mask in _read)
 
 
 def _made(
@@ -237,6 +254,10 @@ def _made(
 
     mask_function = causal_mask_function if mask_function is None else mask_function  # torch 2.11 traces no `or` of it
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    is_step = isinstance(q_offset, torch.Tensor) and q_length <= FEW_QUERIES and mask_function is causal_mask_function
+    is_step = is_step and not kv_offset and q_length < kv_length
+    if is_step and (padding is None or (not torch.compiler.is_compiling() and attention_mask.all())):
+        return _seen_of(q_offset, q_length, batch_size)
     known = (padding is None and isinstance(q_offset, int)) or not torch.compiler.is_compiling()
     known_skip = known and allow_is_causal_skip  # or else nobody asks for an offset, which waits for the GPU
     seen = int(q_offset) + q_length if known_skip else -1  # a static cache has room behind them
@@ -285,6 +306,11 @@ def _made(
         local_size=local_size,
         **options,
     )
+
+
+def _seen_of(q_offset: int | torch.Tensor, q_length: int, batch_size: int) -> torch.Tensor:
+    """How many keys the last query of each sequence sees. A new tensor: the cache counts its keys in place."""
+    return (torch.as_tensor(q_offset) + q_length).int().reshape(1).repeat(batch_size)
 
 
 def _unless_all(real: torch.Tensor) -> torch.Tensor | None:
@@ -375,6 +401,9 @@ def _whole(
         return mask
     if mask is None:
         return _bounds(seqlen_q, seqlen_k, 0, (None, 0), device)[None, None]
+    if mask.dim() == 1:
+        first = (mask - seqlen_q + 1)[:, None, None, None]  # the keys that the first query sees
+        return torch.arange(seqlen_k, device=device) < first + torch.arange(seqlen_q, device=device)[:, None]
     left, right = _window(mask)
     keys = mask.shape[3] if mask.dim() == 5 else mask.shape[1]
     seen = _bounds(seqlen_q, seqlen_k, seqlen_k - keys, (left, right if mask.dim() == 5 else 0), device)
