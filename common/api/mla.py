@@ -78,8 +78,25 @@ def mla_decode(
     softmax_scale: float | None,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp, which is -inf of a row that sees no key."""
-    o, lse = _outputs(q)
+    """As `computed`."""
+    return computed(q, k_cache, block_table, cache_seqlens, softmax_scale, causal)
+
+
+@mla_decode.register_fake
+def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return outputs(q)
+
+
+def computed(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp, which is -inf of a row that sees no key. Pages may overlap."""
+    o, lse = outputs(q)
     problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
     tensors = {
         "q": q,
@@ -92,11 +109,6 @@ def mla_decode(
     }
     op.slow_path(op.prepared(problem, q, _rung(problem, op.arch_of(q.device))), problem, tensors)
     return o, lse
-
-
-@mla_decode.register_fake
-def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q)
 
 
 def _problem_of(
@@ -115,7 +127,8 @@ def _rung(problem: Problem, arch: str) -> str:
     return next(able, RUNGS[-1])
 
 
-def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for O and the log-sum-exp."""
     batch, seqlen_q, num_heads, _ = q.shape
     o = q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V))
     return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
