@@ -34,7 +34,7 @@ PAGE = 64  # keys, and the room behind a sequence, in which its last page ends
 GROWTH = 256  # keys: a growing cache is another problem each time it has so many more
 
 
-def absorb(model: torch.nn.Module) -> torch.nn.Module:
+def absorb(model: Any) -> Any:
     """Has transformers' DeepSeek-V2 or -V3 decode in its latents, and returns it.
 
     A step of one token then absorbs the projections, as FlashMLA's users do; all else runs on `attention`, as under
@@ -45,7 +45,7 @@ def absorb(model: torch.nn.Module) -> torch.nn.Module:
     Raises UnsupportedProblemError for a model without such layers, or of other sizes than 512 columns of latents and 64
     that are rotated; and where W^UK and W^UV are not the weight of a plain Linear.
     """
-    layers = [module for module in model.modules() if type(module).__name__ in LAYERS]
+    layers: list[Any] = [module for module in model.modules() if type(module).__name__ in LAYERS]
     if not layers:
         raise UnsupportedProblemError(
             f"{type(model).__name__} has no layer whose latents kernels take: {' or '.join(LAYERS)}"
@@ -66,7 +66,7 @@ class LatentCache(StaticCache):
 
     def __init__(self, config: Any, max_cache_len: int) -> None:
         super().__init__(config, max_cache_len)
-        self.layers = [_Rows(max_cache_len) for _ in self.layers]
+        self.layers = [_Rows(max_cache_len) for _ in range(len(self))]
 
 
 class _Rows(StaticLayer):
@@ -100,8 +100,8 @@ def _check(layer: Any) -> None:
         raise UnsupportedProblemError(f"{type(layer).__name__} has no expand_kv; that of transformers 5.23 has")
     if (layer.kv_lora_rank, layer.qk_rope_head_dim) != (LATENT, ROTATED):
         raise UnsupportedProblemError(
-            f"kv_lora_rank={layer.kv_lora_rank} and qk_rope_head_dim={layer.qk_rope_head_dim}; kernels take {LATENT} and "
-            f'{ROTATED}: attn_implementation="ladder" expands others'
+            f"kv_lora_rank={layer.kv_lora_rank} and qk_rope_head_dim={layer.qk_rope_head_dim}; kernels take {LATENT} "
+            f'and {ROTATED}: attn_implementation="ladder" expands others'
         )
     _up(layer)
 
@@ -111,7 +111,7 @@ def _up(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     linear = layer.kv_b_proj
     if type(linear) is not torch.nn.Linear or linear.weight.is_meta:
         raise UnsupportedProblemError(
-            f"kv_b_proj is of type {type(linear).__name__}; it is absorbed where it is a plain Linear that lies in memory"
+            f"kv_b_proj is of type {type(linear).__name__}; a plain Linear that lies in memory can be absorbed"
         )
     of_heads = linear.weight.view(-1, layer.qk_nope_head_dim + layer.v_head_dim, LATENT)
     return of_heads[:, : layer.qk_nope_head_dim], of_heads[:, layer.qk_nope_head_dim :]
@@ -139,13 +139,14 @@ def _mask(*, q_length: int, attention_mask: torch.Tensor | None = None, **option
     is_causal = options.get("mask_function", causal_mask_function) is causal_mask_function
     if q_length > 1 or not is_causal:
         return ladder._mask(q_length=q_length, attention_mask=attention_mask, **options)
-    if attention_mask is None and isinstance(options["q_offset"], int):
-        return None  # the cache grows, and has no room behind them
+    seen = options["q_offset"]
+    if attention_mask is None and isinstance(seen, int) and seen + 1 == options["kv_length"]:
+        return None
     return sdpa_mask(q_length=1, attention_mask=attention_mask, **options | {"allow_is_causal_skip": False})
 
 
 def _attend(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     latent: torch.Tensor,
     rotated: torch.Tensor,
@@ -158,13 +159,7 @@ def _attend(
     is_alike = query.dtype == latent.dtype and query.dtype in DTYPES.values()
     is_step = query.shape[2] == 1 and is_alike and not dropout and not gradients.wanted(query, latent)
     if is_step and _is_padding(attention_mask) and not options.get("output_attentions"):
-        rows = latent[:, 0] if _are_rows(latent) else _rows(latent, rotated)
-        real = (
-            latent.new_ones(1, latent.shape[2], dtype=torch.bool) if attention_mask is None else attention_mask[:, 0, 0]
-        )
-        first, lengths, is_torn = _seen(real, len(latent))
-        o = _absorbed(module, query[:, :, 0], rows, first, lengths, scaling)
-        return o.masked_fill(is_torn[:, None, None, None], math.nan), None
+        return _step(module, query[:, :, 0], latent, rotated, attention_mask, scaling), None
     latent, rotated = _apart(latent, rotated)
     if attention_mask is not None and attention_mask.dim() == 2:
         latent, rotated = (x[:, :, : attention_mask.shape[1]] for x in (latent, rotated))  # behind them there is room
@@ -177,39 +172,43 @@ def _is_padding(mask: torch.Tensor | None) -> bool:
     return mask is None or (mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1))
 
 
+def _step(
+    module: Any,
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    rotated: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """O of a row of each head: q (W^UK c) = (q W^UK) c, and P (C W^UV^T) = (P C) W^UV^T."""
+    batch, keys = len(latent), _apart(latent, rotated)[0].shape[2]
+    real = latent.new_ones(batch, keys, dtype=torch.bool) if mask is None else mask[:, 0, 0].expand(batch, -1)
+    first, lengths, is_torn = _seen(real)
+    up_k, up_v = _up(module)
+    plain, turned = query.split((up_k.shape[1], ROTATED), -1)
+    q = torch.cat((torch.bmm(plain.transpose(0, 1), up_k).transpose(0, 1), turned), -1)
+    rows = latent[:, 0] if _are_rows(latent) else _rows(latent, rotated)
+    o = attend_rows(q[:, None], rows, first, lengths, scaling)
+    o = torch.bmm(o[:, 0].transpose(0, 1), up_v.mT).transpose(0, 1)[:, None]
+    return o.masked_fill(is_torn[:, None, None, None], math.nan)
+
+
+def _seen(real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of which keys are no padding: the first, how many there are, and whether padding lies amid them: (batch) each."""
+    begins = real & ~pad(real[:, :-1], (1, 0))
+    is_torn = begins.sum(1) > 1
+    if can_look_at(real) and is_torn.any():
+        raise UnsupportedProblemError("attention_mask: padding amid a sequence; in latents it may be to the left")
+    return begins.int().argmax(1).int(), real.sum(1, dtype=torch.int32), is_torn
+
+
 def _rows(latent: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
-    """Those of a growing cache, copied side by side, with room behind them: (batch, room, 576)."""
+    """Those of a growing cache, copied side by side, with room behind them: (batch, room + PAGE, 576)."""
     keys = latent.shape[2]
     rows = latent.new_empty(len(latent), -(-keys // GROWTH) * GROWTH + PAGE, LATENT + ROTATED)
     rows[:, :keys, :LATENT] = latent[:, 0]
     rows[:, :keys, LATENT:] = rotated[:, 0]
     return rows
-
-
-def _seen(real: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of which keys are no padding: the first one, how many they are, and whether others lie amid them: (batch) each."""
-    begins = real & ~pad(real[:, :-1], (1, 0))
-    is_torn = begins.sum(1) > 1
-    if can_look_at(real) and is_torn.any():
-        raise UnsupportedProblemError("attention_mask: padding amid a sequence; in latents it may be to the left")
-    first, lengths = begins.int().argmax(1).int(), real.sum(1, dtype=torch.int32)
-    return first.expand(batch), lengths.expand(batch), is_torn.expand(batch)
-
-
-def _absorbed(
-    module: Any,
-    query: torch.Tensor,
-    rows: torch.Tensor,
-    first: torch.Tensor,
-    lengths: torch.Tensor,
-    scaling: float | None,
-) -> torch.Tensor:
-    """O of a row of each head, (batch, heads, columns): q (W^UK c) = (q W^UK) c, and P (C W^UV^T) = (P C) W^UV^T."""
-    up_k, up_v = _up(module)
-    plain, turned = query.split((up_k.shape[1], ROTATED), -1)
-    q = torch.cat((torch.bmm(plain.transpose(0, 1), up_k).transpose(0, 1), turned), -1)
-    o = attend_rows(q[:, None], rows, first, lengths, scaling)
-    return torch.bmm(o[:, 0].transpose(0, 1), up_v.mT).transpose(0, 1)[:, None]
 
 
 @torch.library.custom_op("flashladder::attend_rows", mutates_args=())
@@ -222,11 +221,9 @@ def attend_rows(
     """
     batch, room = rows.shape[0], rows.shape[1] - PAGE
     pages = rows.flatten(0, 1).unfold(0, PAGE, 1).mT[:, :, None]
-    starts = first[:, None] + torch.arange(0, room, PAGE, dtype=torch.int32, device=rows.device)
-    starts += torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None] * rows.shape[1]
-    return mla.computed(q, pages, starts.clamp_(max=len(pages) - 1), lengths.contiguous(), softmax_scale, causal=False)[
-        0
-    ]
+    table = first[:, None] + torch.arange(0, room, PAGE, dtype=torch.int32, device=rows.device)
+    table += torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None] * rows.shape[1]
+    return mla.computed(q, pages, table.clamp_(max=len(pages) - 1), lengths, softmax_scale, causal=False)[0]
 
 
 @attend_rows.register_fake

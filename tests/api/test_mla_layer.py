@@ -180,16 +180,16 @@ def test_a_step_waits_for_nothing(cache, monkeypatch):
 
 @torch.no_grad()
 def test_a_prompt_in_parts_and_beams(steps):
-    """Parts of several tokens run on `attention`; a sequence of a cache may move."""
+    """A part of several tokens runs on `attention`; a sequence of a cache may move."""
     model = made(num_hidden_layers=1)
     whole = model(IDS).logits.double()
     exact = copy.deepcopy(model).float()(IDS).logits.double()
     absorbed, cache = latents.absorb(copy.deepcopy(model)), latents.LatentCache(model.config, 12)
-    parts = [absorbed(IDS[:, begin:end], past_key_values=cache).logits for begin, end in ((0, 5), (5, 11))]
-    assert not steps
+    parts = [absorbed(IDS[:, begin:end], past_key_values=cache).logits for begin, end in ((0, 1), (1, 5), (5, 11))]
+    assert steps == [1]
     cache.reorder_cache(torch.tensor([1, 0]))
     parts.append(absorbed(IDS.flip(0)[:, 11:], past_key_values=cache).logits.flip(0))
-    assert steps == [12]
+    assert steps == [1, 12]
     assert (torch.cat(parts, 1).double() - exact).abs().max() <= 2 * (whole - exact).abs().max()
     with pytest.raises(IndexError):
         absorbed(IDS[:, :1], past_key_values=cache)
