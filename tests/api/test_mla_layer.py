@@ -1,6 +1,8 @@
 """transformers' DeepSeek models with their projections absorbed: small and random, on the emulator or a GPU."""
 
 import copy
+import re
+import textwrap
 import warnings
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from flashladder.common.api import fallback, op
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.paths import ROOT
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
@@ -252,3 +255,14 @@ def test_what_cannot_be_absorbed_is_refused():
     with pytest.raises(UnsupportedProblemError, match=r"kv_b_proj is of type Sequential.*plain Linear"):
         latents.absorb(model)
     assert model.config._attn_implementation == "eager"
+
+
+def test_the_lines_of_the_docs_generate(tmp_path):
+    made().save_pretrained(tmp_path)
+    text = (ROOT / "docs" / "models.md").read_text()
+    lines = re.search(
+        r"^    import flashladder\n    from transformers[^`]*?absorb.*?\n\n(?=\S)", text, re.MULTILINE | re.DOTALL
+    )
+    exec(textwrap.dedent(lines[0]), names := {"NAME": tmp_path, "tokens": {"input_ids": IDS, "max_new_tokens": 1}})
+    assert names["model"].config._attn_implementation == latents.NAME
+    assert names["cache"].get_seq_length() == 12
