@@ -17,16 +17,26 @@ from flashladder.common.runtime.launch import PROBLEMS_KEPT
 # The first that a GPU has the instructions for, and that takes a problem, computes it.
 RUNGS = ("mla/05", "mla/02", "mla/00")
 HEAD_DIM, HEAD_DIM_V = 576, 512
+_OPTIONS = {  # of FlashMLA's newer releases, and what they would be for
+    "is_fp8_kvcache": "caches in 8 bits",
+    "attn_sink": "attention sinks",
+    **dict.fromkeys(("indices", "topk", "topk_length"), "sparse attention"),
+    **dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"), "sparse attention"),
+}
 
 
 def get_mla_metadata(
-    cache_seqlens: torch.Tensor, num_heads_per_head_k: int, num_heads_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    cache_seqlens: torch.Tensor | None = None, num_heads_per_head_k: int = 1, num_heads_k: int = 1, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """FlashMLA's preparation of a step: a schedule, and where the parts of each sequence begin, (batch + 1) int32.
 
     Kernels here make their schedule from the lengths themselves, on the GPU. So the first tensor is empty, and the
-    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither.
+    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither. FlashMLA's newer
+    releases need no argument, and give None as the second; so does this without lengths.
     """
+    _refuse({name: value for name, value in options.items() if name != "num_heads_q"})
+    if cache_seqlens is None:
+        return torch.empty((0, 8), dtype=torch.int32), None
     given.tensors(cache_seqlens=cache_seqlens)
     for name, count in (("num_heads_per_head_k", num_heads_per_head_k), ("num_heads_k", num_heads_k)):
         if given.whole(name, count) < 1:
@@ -45,6 +55,7 @@ def flash_mla_with_kvcache(
     num_splits: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q, (batch, seqlen_q, heads, 576), over pages (num_pages, page_size, heads_k, 576).
 
@@ -56,8 +67,10 @@ def flash_mla_with_kvcache(
     key has O = 0 and a log-sum-exp of +inf, as FlashMLA's. Pages may have any size. Forward only. A length beyond
     the room counts as the room, a page that is none as the last one. Nothing here waits for the GPU.
 
-    Raises UnsupportedProblemError for tensors that do not go together, and for other numbers of columns.
+    Raises UnsupportedProblemError for tensors that do not go together, for other numbers of columns, and for `options`
+    of FlashMLA's newer releases that ask for more: caches in 8 bits, sparse attention, sinks.
     """
+    _refuse(options)
     given.tensors(q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
     given.flags(causal=causal)
     gradients.refuse(q, k_cache)
@@ -132,6 +145,15 @@ def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     batch, seqlen_q, num_heads, _ = q.shape
     o = q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V))
     return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """UnsupportedProblemError for FlashMLA's options that ask for what kernels have not; TypeError for unknown ones."""
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise TypeError(f"{name} is no argument of FlashMLA's: {', '.join(_OPTIONS)}")
+        if value is not None and value is not False:
+            raise UnsupportedProblemError(f"{name} is given: kernels here have no {_OPTIONS[name]}")
 
 
 def _check_columns(q: torch.Tensor, k_cache: torch.Tensor, head_dim_v: int) -> None:
