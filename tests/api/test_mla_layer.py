@@ -91,16 +91,27 @@ def cache_of(kind, model, room):
     return latents.LatentCache(model.config, room) if kind == "latents" else transformers.DynamicCache()
 
 
+@torch.no_grad()
 def check_generation(model, cache, ids, mask, absorbed):
-    """The tokens are those of eager attention; logits at most twice as far from fp32 as its are in 16 bits."""
+    """Logits at most twice as far from fp32 as eager attention's in 16 bits, of the same tokens; then the next tokens
+    are those of fp32, wherever two are not as near to each other as that.
+
+    Absorbed, a layer rounds q W^UK and P C where it rounds W^UK c and W^UV c else: as often, and numbers as large.
+    """
     ids, mask = ids.to(model.device), mask.to(model.device)
-    options = {**TOKENS, **TOLD, "attention_mask": mask}
-    eager, exact = (each.generate(ids, **options) for each in (model, copy.deepcopy(model).float()))
-    given = absorbed.generate(ids, **options, past_key_values=cache)
-    assert given.sequences.tolist() == eager.sequences.tolist() == exact.sequences.tolist()
-    given, eager, exact = (torch.stack(each.logits).double() for each in (given, eager, exact))
-    assert (given - exact).abs().max() <= 2 * (eager - exact).abs().max()
-    return given
+    given = absorbed.generate(ids, **TOKENS, **TOLD, attention_mask=mask, past_key_values=cache)
+    seen = torch.nn.functional.pad(mask, (0, 2), value=1)
+    options = {"attention_mask": seen, "position_ids": (seen.cumsum(1) - 1).clamp(min=0), "logits_to_keep": 3}
+    eager, exact = (
+        each(given.sequences[:, :-1], **options).logits.double() for each in (model, copy.deepcopy(model).float())
+    )
+    allowed = 2 * (eager - exact).abs().max()
+    assert (torch.stack(given.logits, 1).double() - exact).abs().max() <= allowed
+    best, second = exact.topk(2).values.unbind(-1)
+    is_sure = best - second > 2 * allowed
+    assert is_sure.any()
+    assert torch.equal(given.sequences[:, -3:][is_sure], exact.argmax(-1)[is_sure])
+    return given.sequences
 
 
 @pytest.mark.parametrize(
@@ -110,7 +121,9 @@ def check_generation(model, cache, ids, mask, absorbed):
 def test_a_padded_batch_generates(name, cache, device, steps):
     model = made(name, device)
     absorbed = latents.absorb(copy.deepcopy(model))
-    check_generation(model, cache_of(cache, model, 20), IDS, LEFT, absorbed)
+    found = check_generation(model, cache_of(cache, model, 20), IDS, LEFT, absorbed)
+    if device == "cpu":  # elsewhere other roundings may make another choice of two tokens that are as good
+        assert torch.equal(found, model.generate(IDS, attention_mask=LEFT, **TOKENS))
     assert steps == sorted([13, 14] * model.config.num_hidden_layers)
 
 
@@ -118,7 +131,8 @@ def test_a_padded_batch_generates(name, cache, device, steps):
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("cache", ["latents", "growing"])
 def test_real_heads_on_a_gpu(heads, cache, steps):
-    model = made("V3", "cuda", num_attention_heads=heads, num_key_value_heads=heads, hidden_size=512, q_lora_rank=256)
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": 512, "q_lora_rank": 256}
+    model = made("V3", "cuda", **sizes, initializer_range=0.08)
     ids = torch.randint(2, 64, (3, 900), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, :333] = 0
@@ -127,28 +141,42 @@ def test_real_heads_on_a_gpu(heads, cache, steps):
 
 
 @pytest.mark.gpu
+@torch.no_grad()
 def test_a_cuda_graph_makes_steps():
     """The same graph, replayed, makes one token after the other."""
     model = latents.absorb(made("V3", "cuda"))
     ids, caches = IDS.cuda(), [latents.LatentCache(model.config, 40) for _ in range(2)]
     mask = torch.nn.functional.pad(LEFT, (0, 28), value=1).cuda()
-    token, position = ids[:, :1].clone(), torch.full((2, 1), 12, device="cuda")
+    token, position = ids[:, :1].clone(), LEFT.sum(1, keepdim=True).cuda()
 
     def step(cache):
         return model(token, attention_mask=mask, position_ids=position, past_key_values=cache).logits
 
-    with torch.no_grad():
-        for cache in caches:
-            model(ids, attention_mask=LEFT.cuda(), past_key_values=cache)
-        expected = [step(caches[0]).clone() for _ in range(4)]
-        given = [step(caches[1]).clone()]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = step(caches[1])
-        for _ in range(3):
-            graph.replay()
-            given.append(logits.clone())
-    assert torch.equal(torch.stack(given), torch.stack(expected))
+    for cache in caches:
+        model(ids, attention_mask=LEFT.cuda(), past_key_values=cache)
+        step(cache)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step(caches[1])  # which does nothing yet
+    for place in range(1, 4):
+        token.copy_(ids[:, place : place + 1])
+        position += 1
+        expected = step(caches[0])
+        graph.replay()
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.gpu
+def test_generate_compiles_its_steps():
+    """As transformers does with a static cache on a GPU."""
+    model = latents.absorb(made("V3", "cuda"))
+    found = [
+        model.generate(
+            IDS.cuda(), attention_mask=LEFT.cuda(), **TOKENS, disable_compile=eager, past_key_values=cache
+        ).tolist()
+        for eager, cache in ((flag, latents.LatentCache(model.config, 40)) for flag in (True, False))
+    ]
+    assert found[0] == found[1]
 
 
 @torch.no_grad()
