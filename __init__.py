@@ -5,6 +5,8 @@ from typing import Any
 
 _ROOM = "flashladder.common.api"
 _PUBLIC = {  # what models call, and the module that has it
+    "LatentCache": f"{_ROOM}.latents",
+    "absorb": f"{_ROOM}.latents",
     "attention": _ROOM,
     "dropout_mask": f"{_ROOM}.dropout",
     "forward": f"{_ROOM}.timed",

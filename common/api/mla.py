@@ -21,16 +21,26 @@ FOR_FEW_TILES = (
 )
 TILE_ROWS, MOST_TILES, FEW_KEYS, MOST_KEYS = 64, 8, 1024, 8192
 HEAD_DIM, HEAD_DIM_V = 576, 512
+_OPTIONS = {  # of FlashMLA's newer releases, and what they would be for
+    "is_fp8_kvcache": "caches in 8 bits",
+    "attn_sink": "attention sinks",
+    **dict.fromkeys(("indices", "topk", "topk_length"), "sparse attention"),
+    **dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"), "sparse attention"),
+}
 
 
 def get_mla_metadata(
-    cache_seqlens: torch.Tensor, num_heads_per_head_k: int, num_heads_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    cache_seqlens: torch.Tensor | None = None, num_heads_per_head_k: int = 1, num_heads_k: int = 1, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """FlashMLA's preparation of a step: a schedule, and where the parts of each sequence begin, (batch + 1) int32.
 
     Kernels here make their schedule from the lengths themselves, on the GPU. So the first tensor is empty, and the
-    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither.
+    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither. FlashMLA's newer
+    releases need no argument, and give None as the second; so does this without lengths.
     """
+    _refuse({name: value for name, value in options.items() if name != "num_heads_q"})
+    if cache_seqlens is None:
+        return torch.empty((0, 8), dtype=torch.int32), None
     given.tensors(cache_seqlens=cache_seqlens)
     for name, count in (("num_heads_per_head_k", num_heads_per_head_k), ("num_heads_k", num_heads_k)):
         if given.whole(name, count) < 1:
@@ -49,6 +59,7 @@ def flash_mla_with_kvcache(
     num_splits: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q, (batch, seqlen_q, heads, 576), over pages (num_pages, page_size, heads_k, 576).
 
@@ -60,8 +71,10 @@ def flash_mla_with_kvcache(
     key has O = 0 and a log-sum-exp of +inf, as FlashMLA's. Pages may have any size. Forward only. A length beyond
     the room counts as the room, a page that is none as the last one. Nothing here waits for the GPU.
 
-    Raises UnsupportedProblemError for tensors that do not go together, and for other numbers of columns.
+    Raises UnsupportedProblemError for tensors that do not go together, for other numbers of columns, and for `options`
+    of FlashMLA's newer releases that ask for more: caches in 8 bits, sparse attention, sinks.
     """
+    _refuse(options)
     given.tensors(q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
     given.flags(causal=causal)
     gradients.refuse(q, k_cache)
@@ -82,8 +95,25 @@ def mla_decode(
     softmax_scale: float | None,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp, which is -inf of a row that sees no key."""
-    o, lse = _outputs(q)
+    """As `computed`."""
+    return computed(q, k_cache, block_table, cache_seqlens, softmax_scale, causal)
+
+
+@mla_decode.register_fake
+def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return outputs(q)
+
+
+def computed(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp, which is -inf of a row that sees no key. Pages may overlap."""
+    o, lse = outputs(q)
     problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
     tensors = {
         "q": q,
@@ -96,11 +126,6 @@ def mla_decode(
     }
     op.slow_path(op.prepared(problem, q, _rung(problem, op.arch_of(q.device))), problem, tensors)
     return o, lse
-
-
-@mla_decode.register_fake
-def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q)
 
 
 def _problem_of(
@@ -123,10 +148,20 @@ def _rung(problem: Problem, arch: str) -> str:
     return next(able, RUNGS[-1])
 
 
-def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for O and the log-sum-exp."""
     batch, seqlen_q, num_heads, _ = q.shape
     o = q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V))
     return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """UnsupportedProblemError for FlashMLA's options that ask for what kernels have not; TypeError for unknown ones."""
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise TypeError(f"{name} is no argument of FlashMLA's: {', '.join(_OPTIONS)}")
+        if value is not None and value is not False:
+            raise UnsupportedProblemError(f"{name} is given: kernels here have no {_OPTIONS[name]}")
 
 
 def _check_columns(q: torch.Tensor, k_cache: torch.Tensor, head_dim_v: int) -> None:

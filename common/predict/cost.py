@@ -3,7 +3,8 @@
 The main loop's instructions, without those seldom executed, run through a simulated sub-core (subcore.py), as many
 CTAs side by side as an SM holds; CTAs beyond that come in further waves. The emulator says how much bank conflicts
 lengthen loads and stores of shared memory. Of a kernel with warpgroup products (Hopper) the whole way through a tile is
-simulated (tile.py). Each time is a prediction, and is called one wherever it is shown.
+simulated (tile.py). No operation that is told in bytes is faster than memory. Each time is a prediction, and is called
+one wherever it is shown.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from flashladder.common.predict.agreement import conflict_factor
 from flashladder.common.predict.subcore import Step, cycles, on_a_sub_core
 from flashladder.common.predict.tile import TileCycles, TileWork
 from flashladder.common.problem.config import GpuDescription, KernelConfig
+from flashladder.common.problem.problem import BANDWIDTH, operation_named
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
@@ -98,6 +100,7 @@ class Workload:
     ctas: int  # in all
     blocks: float  # of K and V for each, on average
     conflict_factor: float
+    num_bytes: float = 0.0  # that memory brings for the whole problem; 0 of an operation that is told in FLOPs
 
     def cycles(self) -> float:
         """The SM's time: whole waves, then the CTAs that are left."""
@@ -110,9 +113,9 @@ class Workload:
         )
 
     def time_us(self) -> float:
-        """The same in microseconds."""
+        """The same in microseconds, or what memory takes, where that is longer."""
         clock = self.gpu.boost_mhz * (WARPGROUP_CLOCK if MainLoop.of(self.artifact).tile else 1.0)
-        return self.cycles() / clock
+        return max(self.cycles() / clock, self.num_bytes / (1e3 * self.gpu.bandwidth_gb_s))
 
     def _wave(self, loop: MainLoop, ctas: int) -> float:
         """Of so many CTAs, or tiles of persistent ones, side by side."""
@@ -141,6 +144,8 @@ def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_
 
 def experience(artifact: Artifact) -> str:
     """How far measured times were from such predictions (docs/cost-model.md)."""
+    if operation_named(artifact.operation).unit == BANDWIDTH:
+        return "on an H100, mla/00 to mla/05 took 0.68 to 3.8 times what it predicts"
     if MainLoop.of(artifact).tile:
         return "on an H200, rungs 25 to 36 took 0.93 to 1.08 times what it predicts"
     return "on an H100, kernels of mma.sync took 1.12 to 1.41 times what it predicts"
@@ -154,9 +159,11 @@ def mean_us(times: Sequence[float]) -> float:
 def workload(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_factor: float) -> Workload:
     """The share of one SM in a problem. Of a kernel that declares no blocks of keys, its CTAs alone count."""
     tile = artifact.launch
-    ctas = problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / tile.block_m)
-    blocks = problem.asked.blocks(problem, tile.block_m, tile.block_n) if tile.block_n else 0.0
-    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), blocks, conflict_factor)
+    asked = problem.asked
+    ctas = asked.row_tiles(problem, tile.block_m)
+    blocks = asked.blocks(problem, tile.block_m, tile.block_n) if tile.block_n else 0.0
+    num_bytes = asked.bytes_moved(problem) if asked.unit == BANDWIDTH else 0.0
+    return Workload(artifact, gpu, math.ceil(ctas / gpu.num_sms), blocks, conflict_factor, num_bytes)
 
 
 def conflicts(

@@ -325,6 +325,10 @@ class Operation(ABC):
         shapes = {name: shape for name, shape in self.shapes(problem).items() if name in needed}
         return float(sum(math.prod(shape) * self.dtype(problem, name).itemsize for name, shape in shapes.items()))
 
+    def row_tiles(self, problem: Problem, block_m: int) -> int:
+        """Tiles of rows, over all heads and sequences."""
+        return problem.batch * problem.num_heads * math.ceil(problem.seqlen_q / block_m)
+
     def blocks(self, problem: Problem, block_m: int, block_n: int) -> float:
         """Blocks of keys that a tile of rows goes through, on average."""
         p = problem

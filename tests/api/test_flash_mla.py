@@ -21,33 +21,48 @@ def device(request):
 
 def inputs(device, lengths, seqlen_q=1, heads=16, heads_k=1):
     """q, pages in random order with NaN where no key is, their table, and the lengths."""
-    random = torch.Generator().manual_seed(0)
-    pages = max(1, -(-max(lengths) // PAGE))
-    q = torch.randn(len(lengths), seqlen_q, heads, COLUMNS, generator=random).div(10).bfloat16()
-    cache = torch.randn(len(lengths) * pages + 1, PAGE, heads_k, COLUMNS, generator=random).div(10).bfloat16()
-    table = torch.randperm(len(cache), generator=random)[:-1].view(len(lengths), pages).int()
-    for sequence, length in enumerate(lengths):
-        cache[table[sequence].long()] = torch.where(
-            (torch.arange(pages * PAGE) < length).view(pages, PAGE, 1, 1), cache[table[sequence].long()], math.nan
-        )
-    return [tensor.to(device) for tensor in (q, cache, table, torch.tensor(lengths, dtype=torch.int32))]
+    random, pages = torch.Generator(device).manual_seed(0), max(1, -(-max(lengths) // PAGE))
+    drawn = {"generator": random, "device": device}
+    q = torch.randn(len(lengths), seqlen_q, heads, COLUMNS, **drawn).div(10).bfloat16()
+    cache = torch.randn(len(lengths) * pages + 1, PAGE, heads_k, COLUMNS, **drawn).div(10).bfloat16()
+    table = torch.randperm(len(cache), **drawn)[:-1].view(len(lengths), pages)
+    seqlens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    hidden = torch.arange(pages * PAGE, device=device) >= seqlens[:, None]
+    cache[table] = cache[table].masked_fill(hidden.view(len(lengths), pages, PAGE, 1, 1), math.nan)
+    return q, cache, table.int(), seqlens
 
 
 def exact(q, cache, table, lengths, causal):
     """fp64; zero-length rows as FlashMLA has them."""
     o, lse = [], []
     for sequence, length in enumerate(lengths.tolist()):
-        heads, heads_k = q.shape[2], cache.shape[2]
+        (seqlen_q, heads, _), heads_k = q.shape[1:], cache.shape[2]
         keys = cache[table[sequence].long()].flatten(0, 1)[:length].double().transpose(0, 1)
-        keys = keys.repeat_interleave(heads // heads_k, 0)
-        scores = q[sequence].double().transpose(0, 1) @ keys.mT * COLUMNS**-0.5
+        rows = q[sequence].double().transpose(0, 1).reshape(heads_k, -1, COLUMNS)  # those of heads that share keys
+        scores = (rows @ keys.mT * COLUMNS**-0.5).view(heads, seqlen_q, length)
         if causal:
             last = torch.arange(q.shape[1], device=q.device)[:, None] + length - q.shape[1]
             scores = scores.masked_fill(torch.arange(length, device=q.device) > last, -math.inf)
-        o.append((scores.softmax(-1).nan_to_num(0) @ keys[..., :COLUMNS_V]).transpose(0, 1))
+        p = scores.softmax(-1).nan_to_num(0).view(*rows.shape[:2], length)
+        o.append((p @ keys[..., :COLUMNS_V]).view(heads, seqlen_q, COLUMNS_V).transpose(0, 1))
         of_rows = scores.logsumexp(-1)
         lse.append(of_rows.masked_fill(of_rows == -math.inf, math.inf))
     return torch.stack(o), torch.stack(lse)
+
+
+def check(device, lengths, causal, **sizes):
+    """FlashMLA's bounds: 8e-4, 2.01/128 of the value, 5e-6 of the angle between the two as vectors.
+
+    Inputs are a tenth of normal ones. With normal ones P, rounded to 16 bits, moves single elements by 0.001.
+    """
+    q, cache, table, seqlens = inputs(device, lengths, **sizes)
+    metadata = get_mla_metadata(seqlens, q.shape[1] * q.shape[2] // cache.shape[2], cache.shape[2])
+    o, lse = flash_mla_with_kvcache(q, cache, table, seqlens, COLUMNS_V, *metadata, causal=causal)
+    right, right_lse = exact(q, cache, table, seqlens, causal)
+    torch.testing.assert_close(o.double(), right, rtol=2.01 / 128, atol=8e-4)
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=1e-5)
+    cosine = (o.double() * right).sum() * 2 / (o.double().square() + right.square()).sum()
+    assert 1 - cosine < 5e-6
 
 
 @pytest.mark.parametrize(
@@ -61,18 +76,7 @@ def exact(q, cache, table, lengths, causal):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_shapes(device, lengths, sizes, causal):
-    """FlashMLA's bounds: 8e-4, 2.01/128 of the value, 5e-6 of the angle between the two as vectors.
-
-    Inputs are a tenth of normal ones. With normal ones P, rounded to 16 bits, moves single elements by 0.001.
-    """
-    q, cache, table, seqlens = inputs(device, lengths, **sizes)
-    metadata = get_mla_metadata(seqlens, q.shape[1] * q.shape[2] // cache.shape[2], cache.shape[2])
-    o, lse = flash_mla_with_kvcache(q, cache, table, seqlens, COLUMNS_V, *metadata, causal=causal)
-    right, right_lse = exact(q, cache, table, seqlens, causal)
-    torch.testing.assert_close(o.double(), right, rtol=2.01 / 128, atol=8e-4)
-    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=1e-5)
-    cosine = (o.double() * right).sum() * 2 / (o.double().square() + right.square()).sum()
-    assert 1 - cosine < 5e-6
+    check(device, lengths, causal, **sizes)
 
 
 def test_a_scale_of_the_model(device):
@@ -100,6 +104,8 @@ def test_a_scale_of_the_model(device):
             "cache_seqlens=[65]: the cache has room for 0 to",
         ),
         ({"causal": 1}, "causal=1 is of type int"),
+        ({"is_fp8_kvcache": True}, "is_fp8_kvcache is given: kernels here have no caches in 8 bits"),
+        ({"indices": torch.zeros(1, 1, 64)}, "indices is given: kernels here have no sparse attention"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change, message):
@@ -107,6 +113,31 @@ def test_what_does_not_go_together_is_refused(change, message):
     call = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": seqlens, "head_dim_v": COLUMNS_V}
     with pytest.raises(UnsupportedProblemError, match=re.escape(message)):
         flash_mla_with_kvcache(**{**call, **change})
+
+
+def test_newer_releases_of_flash_mla_prepare_nothing():
+    assert get_mla_metadata()[1] is None
+    lengths = torch.tensor([5, 7], dtype=torch.int32)
+    assert get_mla_metadata(lengths, 16, 1, num_heads_q=16, is_fp8_kvcache=False)[1].tolist() == [0, 1, 2]
+    with pytest.raises(UnsupportedProblemError, match="topk is given: kernels here have no sparse attention"):
+        get_mla_metadata(lengths, 16, 1, topk=2048)
+    with pytest.raises(UnsupportedProblemError, match="num_heads_k=0: must be at least 1"):
+        get_mla_metadata(lengths, 16, 0)
+    with pytest.raises(TypeError, match="scale is no argument of FlashMLA's"):
+        flash_mla_with_kvcache(*inputs("cpu", (50,)), COLUMNS_V, scale=1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 6, 64])
+@pytest.mark.parametrize("seqlen_q", [1, 2, 4])
+@pytest.mark.parametrize("longest", [20, 140, 4096])
+@pytest.mark.parametrize(("heads", "heads_k"), [(16, 1), (32, 2), (48, 3), (64, 1), (64, 8), (128, 1)])
+def test_flash_mlas_own_shapes_on_a_gpu(batch, seqlen_q, longest, heads, heads_k):
+    """Sequences of any length up to the longest, the second one without keys."""
+    lengths = torch.randint(1, longest + 1, (batch,), generator=torch.Generator().manual_seed(0)).tolist()
+    lengths = [longest, 0, *lengths][:batch]
+    for causal in (False, True):
+        check("cuda", lengths, causal, seqlen_q=seqlen_q, heads=heads, heads_k=heads_k)
 
 
 def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):

@@ -142,6 +142,19 @@ def test_a_block_that_a_mask_cuts_is_computed_whole(artifacts, values, blocks):
     assert cost.workload(Problem(**values), artifacts[2], H100, 1.0).blocks == pytest.approx(blocks)
 
 
+def test_heads_that_share_keys_are_one_tile_and_memory_is_a_bound():
+    sizes = {"batch": 132, "num_heads": 128, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": 4096}
+    task = Problem(operation="mla", head_dim=576, head_dim_v=512, **sizes)
+    version = catalog.find("mla/00")
+    (artifact,) = build([BuildRequest(version, version.config_for(task), H100.arch)])
+    found = cost.workload(task, artifact, H100, 1.0)
+    assert (found.ctas, found.blocks) == (128 / 16, 4096 / 64)
+    fast, slow = (dataclasses.replace(H100, bandwidth_gb_s=rate) for rate in (1e6, 1.0))
+    assert cost.time_us(task, artifact, fast, 1.0) == found.cycles() / H100.boost_mhz
+    assert cost.time_us(task, artifact, slow, 1.0) == task.asked.bytes_moved(task) / 1e3
+    assert "mla/00" in cost.experience(artifact)
+
+
 def test_conflicts_make_a_kernel_slower(artifacts):
     assert workload(artifacts[0], 8.0).cycles() > 1.5 * workload(artifacts[0]).cycles()
 

@@ -169,6 +169,13 @@ def test_each_barrier_fence_and_wait_is_needed(tmp_path, monkeypatch, rung, line
         ),
         ("mla/04", "kernel.cu", "named_barrier_sync(has_cleared + group, warpgroup_threads);", "race on shared memory"),
         ("mla/04", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
+        ("mla/05", "kernel.cu", "ring.wait(at, panel);", "a copy to it is in flight"),
+        (
+            "mla/05",
+            "kernel.cu",
+            "named_barrier_sync(has_passed + (group ^ 1), consumers);",
+            "race on|nobody has written",
+        ),
         ("mla/05", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
         ("mla/06", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
     ],

@@ -141,6 +141,11 @@ class Decode(Forward):
         most = p.seqlen_k if p.window_left is None else p.window_left + p.seqlen_q
         return 2.0 * sum(min(length, most) for length in all_keys(p)) * p.num_heads_k * (p.head_dim + p.head_dim_v)
 
+    def row_tiles(self, problem: Problem, block_m: int) -> int:
+        """The rows of heads that share K are in one tile."""
+        p = problem
+        return p.batch * p.num_heads_k * math.ceil(p.num_heads // p.num_heads_k * p.seqlen_q / block_m)
+
     def views(self, problem: Problem) -> list[dict[str, View]]:
         """Each tensor in a buffer of its own."""
         p = problem
@@ -370,8 +375,7 @@ def num_parts(problem: Problem) -> int:
 def tiles(problem: Problem) -> int:
     """How many tiles of rows a sequence has, over all heads of K."""
     assert isinstance(problem.asked, Decode)
-    rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
-    return problem.num_heads_k * -(-rows // problem.asked.tile_rows)
+    return problem.asked.row_tiles(problem, problem.asked.tile_rows) // problem.batch
 
 
 def _alone(problem: Problem, length: int) -> Problem:
