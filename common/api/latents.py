@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import gradients, mla
+from flashladder.common.api import gradients, masks, mla
 from flashladder.common.api import transformers as ladder
 from flashladder.common.api.caches import can_look_at
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
@@ -138,7 +138,7 @@ def _mask(*, q_length: int, attention_mask: torch.Tensor | None = None, **option
     """Of a step, which keys are no padding, (batch, 1, 1, keys), for which nobody waits; None: all are seen."""
     is_causal = options.get("mask_function", causal_mask_function) is causal_mask_function
     if q_length > 1 or not is_causal:
-        return ladder._mask(q_length=q_length, attention_mask=attention_mask, **options)
+        return masks.make(q_length=q_length, attention_mask=attention_mask, **options)
     seen = options["q_offset"]
     if attention_mask is None and isinstance(seen, int) and seen + 1 == options["kv_length"]:
         return None

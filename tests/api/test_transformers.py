@@ -21,6 +21,7 @@ from flashladder.common.paths import ROOT
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
+from flashladder.common.api import masks  # noqa: E402
 from flashladder.common.api import transformers as ours  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -271,10 +272,10 @@ def test_packed_masks_are_those_of_sdpa(starts, window):
     sequences = begins.cumsum(1) - 1
     function = masking_utils.packed_sequence_compatibility_function(inner, positions, sequences)
     options = {"batch_size": 1, "q_length": 8, "kv_length": 8, "mask_function": function, "local_size": window}
-    mask = ours._mask(**options, allow_is_causal_skip=False)
+    mask = masks.make(**options, allow_is_causal_skip=False)
     assert mask.dtype == torch.int32
     exact = masking_utils.sdpa_mask(**options, allow_is_causal_skip=False)
-    assert torch.equal(ours._whole(mask, 8, 8, True, torch.device("cpu")), exact)
+    assert torch.equal(masks.whole(mask, 8, 8, True, torch.device("cpu")), exact)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -320,7 +321,7 @@ def test_masks_are_those_of_sdpa(q_length, past, room, sees, skip, hidden):
     options = {**lengths, "mask_function": function, "attention_mask": padding, "local_size": window}
     exact = masking_utils.sdpa_mask(**options, allow_is_causal_skip=False)
     skips = {"allow_is_causal_skip": causal and skip, "allow_is_bidirectional_skip": not causal and skip}
-    whole = ours._whole(ours._mask(**options, **skips), q_length, keys, causal, torch.device("cpu"))
+    whole = masks.whole(masks.make(**options, **skips), q_length, keys, causal, torch.device("cpu"))
     if whole is None:  # all keys, or the causal square
         whole = torch.ones(1, 1, q_length, keys).tril(0 if causal and q_length > 1 else keys).bool()
     real = torch.ones(2, q_length).bool() if padding is None or not causal else padding[:, past:]

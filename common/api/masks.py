@@ -1,0 +1,254 @@
+"""Masks of transformers' models as `attention` takes them: what transformers would draw, said in a shape.
+
+What a mask is, says its shape; only what is written here makes those of the first seven kinds:
+
+None                  causal to the bottom right where the module is causal, and otherwise all keys
+(batch, keys)         the same causal mask of these keys, those in front, and which of them are no padding; a query is
+                      its own key. A batch of 0: none is padding, which nobody needs to read
+(batch, keys, window) the same, and that a query sees so many keys at most, its own among them. Of int32 it says of
+                      which document a key is, 0 for padding: a query sees its own alone
+(batch, 1, 1, keys)   which keys are no padding, for all queries alike
+(..., keys, window)   the same, of five dimensions: a query sees so many to each side at most, its own among them
+(batch)               a few queries against a static cache: how many keys, those in front, the last one sees. Only the
+                      GPU reads it, so that a CUDA graph may hold the step
+anything else         not for these kernels: transformers' "sdpa" takes it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from flashladder.common.api import general
+
+FEW_QUERIES = 16  # of a step against a static cache, such as drafted tokens; more are a prompt
+read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
+
+
+def keys_of(mask: torch.Tensor) -> torch.Tensor:
+    """What a mask says of keys, (batch, keys)."""
+    mask = mask[..., 0] if mask.dim() in (3, 5) else mask
+    return mask[:, 0, 0] if mask.dim() == 4 else mask
+
+
+def window_of(mask: torch.Tensor) -> general.Window:
+    """What a mask says of how far a query sees."""
+    if mask.dim() not in (3, 5) or mask.shape[-1] >= mask.shape[-2]:
+        return general.OPEN
+    return mask.shape[-1] - 1, (mask.shape[-1] - 1 if mask.dim() == 5 else None)
+
+
+def make(*, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
+    """The mask of a forward pass, which nobody writes to: what is read of it is kept as long as it is there."""
+    if attention_mask is not None and _is_ours(attention_mask):
+        return attention_mask  # generate() makes masks for static caches itself, and models are given them
+    made = _made(attention_mask=attention_mask, **options)
+    if made is not None and not torch.compiler.is_compiling():
+        read[made] = {}
+    return made
+
+
+def _is_ours(mask: torch.Tensor) -> bool:
+    """Whether it was made here; of what is torch.compile's, no more than its shape is known."""
+    return mask.dim() in (1, 3) or not len(mask) or (not torch.compiler.is_compiling() and mask in read)
+
+
+def _made(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    local_size: int | None = None,
+    **options: Any,
+) -> torch.Tensor | None:
+    """In the kinds that this file knows, if it can be; see transformers' masking_utils.sdpa_mask."""
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        prepare_padding_mask,
+        sdpa_mask,
+        sliding_window_bidirectional_mask_function,
+    )
+
+    mask_function = causal_mask_function if mask_function is None else mask_function  # torch 2.11 traces no `or` of it
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    is_step = isinstance(q_offset, torch.Tensor) and q_length <= FEW_QUERIES and mask_function is causal_mask_function
+    if is_step and not kv_offset and q_length < kv_length and _is_without_padding(attention_mask):
+        return _seen_of(q_offset, q_length, batch_size)
+    known = (padding is None and isinstance(q_offset, int)) or not torch.compiler.is_compiling()
+    known_skip = known and allow_is_causal_skip  # or else nobody asks for an offset, which waits for the GPU
+    seen = int(q_offset) + q_length if known_skip else -1  # a static cache has room behind them
+    if mask_function is causal_mask_function and known_skip and not kv_offset:
+        real = None if padding is None else _unless_all(padding[:, :seen])
+        if real is None and seen < kv_length:
+            return torch.empty(0, seen, dtype=torch.bool, device=device)
+        return real
+    if seen == kv_offset + kv_length and local_size and _slides(mask_function, local_size, **options):
+        real = None if padding is None else _unless_all(padding[:, kv_offset:seen])
+        if kv_length <= local_size:
+            return real  # nothing is out of the window
+        if real is None:
+            return torch.empty(0, kv_length, local_size, dtype=torch.bool, device=device)
+        if _in_one_piece(real):  # or else distances would be others without the padding
+            return real[:, :, None].expand(-1, -1, local_size)
+    if isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length:
+        keys = torch.arange(kv_offset, kv_offset + kv_length, device=device)
+        if (found := _documents(mask_function, keys)) is not None:
+            documents, window = found
+            real = documents if padding is None else documents * padding[:, kv_offset : kv_offset + kv_length]
+            return real.int().expand(batch_size, -1)[:, :, None].expand(-1, -1, window)
+    if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip and known:
+        real = None if padding is None else _unless_all(padding[:, :kv_length])
+        return None if real is None else real[:, None, None]
+    if local_size and _is(mask_function, sliding_window_bidirectional_mask_function(local_size)):
+        real = None if padding is None else _unless_all(padding[:, :kv_length])
+        if kv_length <= local_size + 1:
+            return None if real is None else real[:, None, None]
+        if real is None:
+            return torch.empty(0, 1, 1, kv_length, local_size + 1, dtype=torch.bool, device=device)
+        if _in_one_piece(real):
+            return real[:, None, None, :, None].expand(-1, 1, 1, -1, local_size + 1)
+    plain = seen == kv_offset + kv_length and q_length in (1, kv_length)  # what None says here and in "sdpa" alike
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip and plain,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        device=device,
+        local_size=local_size,
+        **options,
+    )
+
+
+def _seen_of(q_offset: int | torch.Tensor, q_length: int, batch_size: int) -> torch.Tensor:
+    """How many keys the last query of each sequence sees. A new tensor: the cache counts its keys in place."""
+    return (torch.as_tensor(q_offset) + q_length).int().reshape(1).repeat(batch_size)
+
+
+def _is_without_padding(attention_mask: torch.Tensor | None) -> bool:
+    """Which waits for the GPU, but where nothing is said of padding; torch.compile cannot wait."""
+    return attention_mask is None or (not torch.compiler.is_compiling() and bool(attention_mask.all()))
+
+
+def _unless_all(real: torch.Tensor) -> torch.Tensor | None:
+    """None where nothing is padding, which waits for the GPU."""
+    return None if real.all() else real
+
+
+def _in_one_piece(real: torch.Tensor) -> bool:
+    """Whether what is no padding is so, in each row."""
+    return bool((pad(real, (1, 0)).diff(dim=1) & real).sum(1).le(1).all())
+
+
+def _slides(
+    mask_function: Callable[..., Any], local_size: int, *, config: Any = None, use_vmap: bool = False, **_: Any
+) -> bool:
+    """Whether it is transformers' sliding window under a causal mask, and nothing else.
+
+    torch.compile does not let a function's parts be seen. Then the maker's arguments tell, where None may stand for the
+    mask: with a local size, and nothing laid over it (use_vmap), it is the config's window or its chunks.
+    """
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    if not torch.compiler.is_compiling():
+        return _is(mask_function, sliding_window_causal_mask_function(local_size))
+    chunk = getattr(config, "attention_chunk_size", None)
+    return not use_vmap and chunk is None and getattr(config, "sliding_window", None) == local_size
+
+
+def _is(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions of transformers' makers are made alike: the same code, of equal numbers."""
+    if torch.compiler.is_compiling():
+        return False
+
+    def made_of(function: Any) -> Any:
+        if isinstance(function, tuple):
+            return tuple(map(made_of, function))
+        if isinstance(function, torch.Tensor):
+            return id(function)
+        cells = getattr(function, "__closure__", None)
+        return (function.__code__, *(made_of(cell.cell_contents) for cell in cells)) if cells else function
+
+    return bool(made_of(function) == made_of(other))
+
+
+def _captured(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function took from where it was made."""
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+
+
+def _documents(function: Callable[..., Any], keys: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+    """Of which document each of these keys is, (batch or 1, keys), from 1 on, and how many keys a query sees at most.
+
+    They are transformers' packed sequences under a causal mask or a window, or chunks of a sequence; None: neither.
+    """
+    from transformers.masking_utils import (
+        causal_mask_function,
+        chunked_causal_mask_function,
+        packed_sequence_compatibility_function,
+        sliding_window_causal_mask_function,
+    )
+
+    if torch.compiler.is_compiling():
+        return None
+    parts: dict[str, Any] = {}
+    for each in _captured(function).get("mask_functions", ()):
+        parts |= _captured(each)
+    if parts.keys() == {"chunk_size", "left_padding"}:
+        if _is(function, chunked_causal_mask_function(**parts)):
+            chunks = (keys - parts["left_padding"][:, None]) // parts["chunk_size"] + 1
+            return chunks.clamp(min=0), len(keys)  # those to the left of the first are padding
+    elif parts.keys() == {"packed_sequence_mask", "mask_function", "position_ids"}:
+        inner, window = parts["mask_function"], len(keys)
+        if inner is not causal_mask_function:
+            window = _captured(_captured(inner).get("mask_functions", (inner,))[0]).get("sliding_window", 0)
+            if not window or not _is(inner, sliding_window_causal_mask_function(window)):
+                return None
+        if _is(function, packed_sequence_compatibility_function(**parts)):
+            return parts["packed_sequence_mask"] + 1, min(window, len(keys))
+    return None
+
+
+def whole(
+    mask: torch.Tensor | None, seqlen_q: int, seqlen_k: int, causal: bool, device: torch.device
+) -> torch.Tensor | None:
+    """The same mask as "sdpa" takes it, whose own causal mask is to the upper left."""
+    if (mask is None and not (causal and 1 < seqlen_q < seqlen_k)) or (mask is not None and mask.dim() == 4):
+        return mask
+    if mask is None:
+        return _bounds(seqlen_q, seqlen_k, 0, (None, 0), device)[None, None]
+    if mask.dim() == 1:
+        first = (mask - seqlen_q + 1)[:, None, None, None]  # the keys that the first query sees
+        return torch.arange(seqlen_k, device=device) < first + torch.arange(seqlen_q, device=device)[:, None]
+    left, right = window_of(mask)
+    keys = mask.shape[3] if mask.dim() == 5 else mask.shape[1]
+    seen = _bounds(seqlen_q, seqlen_k, seqlen_k - keys, (left, right if mask.dim() == 5 else 0), device)
+    if not len(mask):
+        return seen[None, None]
+    real = pad(keys_of(mask), (0, seqlen_k - keys))[:, None, None]
+    own = real[..., keys - seqlen_q : keys].mT
+    return seen & ((real == own) & (real > 0) if mask.dtype == torch.int32 else real)
+
+
+def _bounds(seqlen_q: int, seqlen_k: int, behind: int, window: general.Window, device: torch.device) -> torch.Tensor:
+    """Which keys are within a window of a query's own, which are the last ones but for those `behind`."""
+    own = torch.arange(seqlen_q, device=device)[:, None] + seqlen_k - behind - seqlen_q
+    key = torch.arange(seqlen_k, device=device)
+    left, right = (seqlen_k if bound is None else bound for bound in window)
+    return (key >= own - left) & (key <= own + right)
