@@ -120,7 +120,7 @@ def _ours(
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
         return only_o(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
     if mask is not None and mask.dim() == 1:
-        return _step(q, k, v, mask, **scores)
+        return _step(q, k, v, mask, scores)
     if mask is not None:
         if len(mask) and torch.compiler.is_compiling():
             raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
@@ -141,12 +141,16 @@ def _ours(
 
 
 def _step(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, dropout_p: float, **scores: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scores: dict[str, Any]
 ) -> torch.Tensor:
     """A few queries of each sequence, against the first `lengths` keys of its place in a static cache."""
-    if scores.pop("sinks") is not None or dropout_p:
-        raise UnsupportedProblemError("sinks or dropout in a step against a static cache: decode kernels have neither")
-    return only_o(kvcache.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, **scores))
+    if k.shape[3] == v.shape[3] and scores["sinks"] is None and not scores["dropout_p"]:
+        asked = {name: scores[name] for name in ("softmax_scale", "softcap")}
+        return only_o(kvcache.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, **asked))
+    if torch.compiler.is_compiling():
+        raise UnsupportedProblemError("a step with sinks, dropout or narrower V under torch.compile: it needs a length")
+    seen = int(lengths[0])  # waits for the GPU; they are all the same
+    return only_o(attention(q, k[:, :seen], v[:, :seen], causal=True, **scores))
 
 
 def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: dict[str, Any]) -> None:
