@@ -272,7 +272,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
             const auto divided = [&] {
                 if constexpr (dropout)
                     return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_sum(h); }, softmax.m, sink,
-                                                  Dropout<dropout>(params, 0, 0).rescale);
+                                                  Dropout<dropout>::share(params));
                 else
                     return divide_by_sums(o, softmax.m, sink);
             }();

@@ -61,6 +61,13 @@ struct Dropout {
         }
     }
 
+    // How many of the weights are kept, as a share of all.
+    template <class Params>
+    __device__ static float share(const Params &params) {
+        if constexpr (dropout) return (256 - params.dropped) / 256.0f;
+        return 1.0f;
+    }
+
     // Of the work of a CTA, which assigned() finds.
     template <class Params, class Assigned>
     __device__ Dropout(const Params &params, Assigned assigned) {
