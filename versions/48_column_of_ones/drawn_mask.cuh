@@ -10,7 +10,7 @@
 // The masks of blocks of keys, a bit for each score of `warps` warps. Without dropout it has no stages.
 template <int cols, int warps, int stages>
 struct MaskRing {
-    static_assert(cols % 32 == 0 && cols <= 128, "squares are drawn two by two; a word has 4 times 8 bits");
+    static_assert(stages == 0 || (cols % 32 == 0 && cols <= 128), "squares are drawn two by two; a word has 4 times 8 bits");
     using State = PipelineState<stages>;
     uint32_t words[stages][warps][2][32];  // of each two squares the first and the second one, lane by lane
     Mbarrier full[stages];                 // all drawers have drawn their share
@@ -106,13 +106,16 @@ struct DrawnMask {
     }
     template <int cols>
     __device__ HeldA<16, cols> rounded(const Accumulator<16, cols> &s) const {
-        if constexpr (!dropout) return round_to_operand<T>(s);
-        HeldA<16, cols> p;
+        if constexpr (dropout) {
+            HeldA<16, cols> p;
 #pragma unroll
-        for (int step = 0; step < cols / 16; ++step)
+            for (int step = 0; step < cols / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) p.block[step][0][i] = all[step][i] & masks[step][i];
-        return p;
+                for (int i = 0; i < 4; ++i) p.block[step][0][i] = all[step][i] & masks[step][i];
+            return p;
+        } else {
+            return round_to_operand<T>(s);
+        }
     }
 
   private:
