@@ -23,15 +23,15 @@ __device__ inline void write_ones(T (&tiles)[stages][Tile::size]) {
     fence_proxy_async();  // products see what each thread wrote
 }
 
-// factor * O / l, where l(h) is that of a row's keys. Newton's step makes an approximation as good as a division for these l,
+// O / (l * share), where l(h) is that of a row's keys. Newton's step makes an approximation as good as a division for these l,
 // which are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V. A sink joins l.
 template <int columns, int wide, bool sinks, class Sum>
 __device__ inline Accumulator<16, columns> divide_by(const Accumulator<16, wide> &o, Sum sum, const float (&m)[2],
-                                                     const Sink<sinks> &sink, float factor = 1.0f) {
+                                                     const Sink<sinks> &sink, float share = 1.0f) {
     Accumulator<16, columns> divided;
     each_row([&](int h) {
-        const float of_keys = sum(h), l = sink.in_sum(of_keys, m[h]), near = reciprocal_approx(l);
-        const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near) * factor;
+        const float of_keys = sum(h), l = sink.in_sum(of_keys, m[h]) * share, near = reciprocal_approx(l);
+        const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near);
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n)
 #pragma unroll

@@ -20,7 +20,9 @@
 using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
-using Share = Registers<num_consumers, 1>;
+constexpr int drawers = dropout ? 1 : 0;                // warpgroups, behind it
+constexpr int mask_stages = dropout ? 4 : 0;
+using Share = Registers<num_consumers, 1, dropout ? 24 : 32, drawers, 40>;
 constexpr bool is_uneven = causal && !window;  // within a window all tiles see about as many keys
 constexpr bool ends_early = causal || window;  // a row may see no later key
 constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block of 64 keys is on the diagonal of 64 rows whole
@@ -28,10 +30,11 @@ constexpr bool may_halve = ends_early && block_n > warpgroup_rows;  // a block o
 using QTile = SwizzledPanels<block_m, head_dim>;
 using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
 using KTile = SwizzledPanels<block_n, head_dim>;
-using VTile = WithOnes<SwizzledPanels<block_n, head_dim_v>>;
+using VTile = std::conditional_t<dropout, SwizzledPanels<block_n, head_dim_v>, WithOnes<SwizzledPanels<block_n, head_dim_v>>>;
 using QPipeline = Pipeline<QTile, q_stages>;
 using KPipeline = Pipeline<KTile, num_stages>;
 using VPipeline = Pipeline<VTile, num_stages>;
+using Masks = MaskRing<block_n, num_consumers * 4, mask_stages>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 using Q = std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>>;
 using K = OperandConsumer<KPipeline, ByRows<KTile>>;
@@ -39,6 +42,7 @@ using V = OperandConsumer<VPipeline, ByColumns<VTile>>;
 using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (dropout ? 0 : ones_columns)>;  // and the sum of P
+using Kept = DrawnMask<dtype, Masks, dropout>;
 using Softmax = LaggingSoftmax<dtype, lse || dropout>;                 // with dropout that is not of all weights
 
 struct Shared {
@@ -48,6 +52,7 @@ struct Shared {
     KPipeline k;
     VPipeline v;
     WorkTileQueue work;
+    Masks masks;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 struct Counters {
@@ -92,6 +97,24 @@ __device__ inline void load(Shared &shared, const QkvoMaps &maps, Mask<causal, w
     }
 }
 
+// A drawer, a whole warp: masks of each work tile, of the blocks that the producer loads.
+__device__ inline void draw(Shared &shared, const Params &params, Mask<causal, window> mask) {
+    Dropout<dropout> dropping{params, 0, 0};
+    auto masks = shared.masks.producer();
+    WorkTileReader work{shared.work};
+    for (int first_row; (first_row = work.first_row()) != WorkTile::none;) {
+        if constexpr (packed) mask.take(work.get(&WorkTile::seqlen_q), work.get(&WorkTile::seqlen_k));
+        const int last = mask.template blocks<block_n>(work.get(&WorkTile::end_row)) - 1;
+        const int lowest = mask.template first_block<block_n>(first_row);
+        if constexpr (dropout) dropping.of_head(params, sequence_of(params, work), work.get(&WorkTile::head));
+        work.advance();
+        __syncwarp();  // all lanes have read the tile
+        work.release(true);
+#pragma unroll 1
+        for (int j = last; j >= lowest; --j) shared.masks.draw(masks, dropping, first_row, j * block_n);
+    }
+}
+
 // Rows of a warp.
 struct Rows {
     int of_tile, of_warp;  // the tile's first row, and the warp's within it
@@ -102,18 +125,17 @@ struct Rows {
 // O += P V over the blocks of keys from `last` down to `lowest`. The caller's `recompute` brings back scores; `on_begun` comes
 // behind the first block's softmax, and `beside_last` while the last P V sums.
 template <class Lowest, class Recompute, class OnBegun, class BesideLast>
-__device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax &softmax,
-                                     const Softcap<softcap> &scores, const Mask<causal, window> &mask,
-                                     const Dropout<dropout> &dropping, const Rows &rows, int last, Lowest lowest,
+__device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept,
+                                     Softmax &softmax, const Softcap<softcap> &scores, const Mask<causal, window> &mask,
+                                     const Rows &rows, int last, Lowest lowest,
                                      Recompute recompute, OnBegun on_begun, BesideLast beside_last) {
     auto step = [&](int j, auto is_masked, auto &p_before) {
         constexpr bool masked = decltype(is_masked)::value;
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
         v.wait();
-        const DrawnMask<dropout, block_n> kept(dropping, rows.first(), j * block_n);  // while S sums
-        if constexpr (dropout) v.wait();  // for ptxas, which would draw behind the wait for S
         start_sum<dtype>(o, p_before, v.operand());  // O += P V of the one before
+        kept.take();
 
         wait_for<1>(s);
         scores.apply(s);
@@ -121,11 +143,12 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
         softmax.update(s, [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); });  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
+        kept.round(s);
+        if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
         softmax.rescale(o);
-        p = round_to_operand<dtype>(s);
-        kept.drop(p);
+        p = kept.rounded(s);
     };
     int j = last - 1;
     // The first block's first keys. The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at
@@ -134,15 +157,15 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax
         Accumulator<16, decltype(keys)::value> s;
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());
-        const DrawnMask<dropout, decltype(keys)::value> kept(dropping, rows.first(), last * block_n);
+        kept.take();
         wait_for(s);
         k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
         scores.apply(s);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
         if constexpr (q_stages > 1) on_begun();
-        auto p_first = round_to_operand<dtype>(s);
-        kept.drop(p_first);
+        kept.round(s);
+        auto p_first = kept.rounded(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
         else
@@ -174,8 +197,8 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
     V v(shared.v, shared.v_tiles[0]);
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
+    Kept kept(shared.masks);
     Softmax softmax{scores.scale};
-    Dropout<dropout> dropping{params, 0, 0};
     // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored; if there is no other one,
     // the next tile's Q waits for that. Only lane 0, which stores it, has to wait.
     auto q_before = q_at;
@@ -211,7 +234,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         // Blocks that only other warpgroups see
         auto skip = [&](int from, int to) {
 #pragma unroll 1
-            for (int j = from; j > to; --j) k.skip(), v.skip();
+            for (int j = from; j > to; --j) k.skip(), v.skip(), kept.skip();
         };
         if constexpr (q_stages == 1) release_q_before();  // the producer loads Q before what is skipped
         skip(of_tile, last);
@@ -221,7 +244,6 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         o.clear();
         softmax.reset();
         if (last >= lowest) {
-            if constexpr (dropout) dropping.of_head(params, sequence_of(params, work), work.get(&WorkTile::head));
             S s;
             P p;
             Q q;
@@ -238,8 +260,8 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
                     take_rows(s, col, part, lost);
                 }
             };
-            attend_blocks(o, s, p, q, k, v, softmax, scores, mask, dropping, Rows{tile_row, warp_row, end_row}, last,
-                          lowest, recompute, release_q_before, finalize);
+            attend_blocks(o, s, p, q, k, v, kept, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
+                          recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
             if constexpr (q_stages > 1) release_q_before();
@@ -249,7 +271,8 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         if (has_rows) {
             const auto divided = [&] {
                 if constexpr (dropout)
-                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_sum(h); }, softmax.m, sink, dropping.rescale);
+                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_sum(h); }, softmax.m, sink,
+                                                  Dropout<dropout>::share(params));
                 else
                     return divide_by_sums(o, softmax.m, sink);
             }();
@@ -272,10 +295,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.q.init(num_consumers * 4);
         shared.k.init(num_consumers * 4);
         shared.v.init(num_consumers * 4);
-        shared.work.init(num_consumers * 4);
+        shared.work.init((num_consumers + drawers) * 4);
+        shared.masks.init();
         fence_mbarrier_init();
     }
-    write_ones<VTile>(shared.v_tiles);
+    if constexpr (!dropout) write_ones<VTile>(shared.v_tiles);
     __syncthreads();  // the barriers and the ones are made
 
     if (warpgroup_index() == num_consumers) {
@@ -284,6 +308,12 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         if (threadIdx.x % warpgroup_threads == 0) load(shared, maps, mask);
         return;
     }
+    if constexpr (dropout)
+        if (warpgroup_index() > num_consumers) {
+            release_registers<Share::helper>();
+            draw(shared, params, mask);
+            return;
+        }
     take_registers<Share::consumer>();
     attend(shared, params, maps, mask, scores);
 }

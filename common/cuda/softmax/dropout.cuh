@@ -29,6 +29,9 @@ struct KeptPairs {
     uint32_t words[2][2];  // of each square: of the first scores of its pairs and of the second, in each byte's top bit
     uint32_t selector;     // of byte 0
 
+    // The order of a pair's words, of this block of 16 rows.
+    __device__ static uint32_t selector_of(int block) { return block % 2 == 0 ? 0xcc88 : 0x88cc; }
+
     // The bits of what is kept of pair i of a square's block: of 8 x 8 scores, as mma has them.
     __device__ uint32_t mask(int square, int i) const {
         const int byte = transposed ? i : i % 2 * 2 + i / 2;
@@ -56,6 +59,13 @@ struct Dropout {
             dropped = params.dropped * 0x01010101u;
             rescale = 256.0f / (256 - params.dropped);
         }
+    }
+
+    // How many of the weights are kept, as a share of all.
+    template <class Params>
+    __device__ static float share(const Params &params) {
+        if constexpr (dropout) return (256 - params.dropped) / 256.0f;
+        return 1.0f;
     }
 
     // Of the work of a CTA, which assigned() finds.
@@ -110,16 +120,23 @@ struct Dropout {
     template <bool transposed, int rows>
     __device__ KeptPairs<transposed> draw_one(int first_down, int m, int along) const {
         const int lane = lane_index();
-        uint4 bytes = counter<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 4);
-#pragma unroll
-        for (int round = 0; round < philox_rounds; ++round) bytes = philox(bytes, seed, round);
-        compare(bytes);
+        const uint4 bytes = call<transposed>((first_down / 16 + m) * 4 + lane / 8, along / 16 * 4 + lane % 4);
         const bool is_own = (lane / 4 + along / 16) % 2 == 0;
         KeptPairs<transposed> pairs{};
         pairs.words[0][0] = is_own ? bytes.x : (transposed ? bytes.y : bytes.z);
         pairs.words[0][1] = is_own ? (transposed ? bytes.z : bytes.y) : bytes.w;
         pairs.selector = selector_of<rows>(first_down, m);
         return pairs;
+    }
+
+    // What is kept of the 16 scores of one call, in the bytes' top bits.
+    template <bool transposed>
+    __device__ uint4 call(uint32_t down, uint32_t along) const {
+        uint4 bytes = counter<transposed>(down, along);
+#pragma unroll
+        for (int round = 0; round < philox_rounds; ++round) bytes = philox(bytes, seed, round);
+        compare(bytes);
+        return bytes;
     }
 
     // Visits the pairs of an operand whose scores begin at a row and a key: visit(step, m, i, mask), where the mask has the
@@ -161,7 +178,7 @@ struct Dropout {
     // The order of a pair's words, which the compiler knows but where a warp has one block of 16 rows.
     template <int rows>
     __device__ static uint32_t selector_of(int first_down, int m) {
-        return (rows % 32 == 0 ? m : first_down / 16 + m) % 2 == 0 ? 0xcc88 : 0x88cc;
+        return KeptPairs<false>::selector_of(rows % 32 == 0 ? m : first_down / 16 + m);
     }
 
     // Where the row stays, or the key, the compiler may take three rounds' multiplications by it out of a loop.
@@ -177,6 +194,6 @@ struct Dropout {
     __device__ uint32_t reaches(uint32_t bytes) const {
         constexpr uint32_t top = 0x80808080;
         const uint32_t low = (bytes | top) - (dropped & ~top);
-        return (bytes & ~dropped) | (~(bytes ^ dropped) & low);
+        return where_equal(bytes, dropped, low);
     }
 };
