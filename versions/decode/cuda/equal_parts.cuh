@@ -17,7 +17,8 @@ struct Part {
 
 // A part, by a warp, whose lanes look at the lengths of 32 sequences at a time. All keys are to make target_parts parts; a
 // sequence has as many as it needs for none to be larger, and one where it has no keys. Without a target, it has num_splits.
-// As each may have a part that is smaller, these can be more than the target: with `at_most`, parts grow until they are not.
+// As each may have a part that is smaller, these can be more than the target: with `at_most`, parts of up to 32 sequences grow
+// until they are not.
 // `lane_of(first, count, end)` says which lane has the sequence, from 32 on: none of sequences `first` and the next. The
 // lane's sequence has `count` parts, and `end` are these and all before them. params.keys_of says how many keys it has.
 template <int block_n, bool at_most = false, class Params, class LaneOf>
@@ -27,20 +28,13 @@ __device__ inline Part scan_parts(const Params &params, LaneOf lane_of) {
     };
     int a_part = 0;
     if (params.target_parts > 0) {
-        int all = 0;
+        int all = 0, latest = 0;
 #pragma unroll 4  // lengths of 128 sequences are on their way at once
-        for (int first = 0; first < params.batch; first += 32) all += blocks_of(first + lane_index());
+        for (int first = 0; first < params.batch; first += 32) all += latest = blocks_of(first + lane_index());
         a_part = max(1, (warp_sum(all) + params.target_parts - 1) / params.target_parts);
-        if (at_most && params.batch < params.target_parts) {
-            auto parts = [&] {
-                int count = 0;
-                for (int first = 0; first < params.batch; first += 32) {
-                    const int blocks = blocks_of(first + lane_index());
-                    count += first + lane_index() < params.batch ? max(1, (blocks + a_part - 1) / a_part) : 0;
-                }
-                return warp_sum(count);
-            };
-            while (parts() > params.target_parts) a_part += 1 + a_part / 16;  // few steps, and not much more than is needed
+        if (at_most && params.batch > 1 && params.batch <= min(32, params.target_parts)) {
+            auto parts = [&] { return warp_sum(lane_index() < params.batch ? max(1, (latest + a_part - 1) / a_part) : 0); };
+            while (parts() > params.target_parts) a_part += 1 + a_part / 16;  // few steps, and little more than is needed
         }
     }
     int parts_before = 0;
