@@ -11,6 +11,7 @@ import torch
 from flashladder.common import catalog
 from flashladder.common.api import caches, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
 
@@ -20,17 +21,20 @@ HEAD_DIM, HEAD_DIM_V = 576, 512
 
 
 def get_mla_metadata(
-    cache_seqlens: torch.Tensor, num_heads_per_head_k: int, num_heads_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    cache_seqlens: torch.Tensor | None = None, num_heads_per_head_k: int = 1, num_heads_k: int = 1
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """FlashMLA's preparation of a step: a schedule, and where the parts of each sequence begin, (batch + 1) int32.
 
     Kernels here make their schedule from the lengths themselves, on the GPU. So the first tensor is empty, and the
-    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither.
+    second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither. FlashMLA asks for no
+    argument since 2026; without cache_seqlens the second is None, as there.
     """
-    given.tensors(cache_seqlens=cache_seqlens)
     for name, count in (("num_heads_per_head_k", num_heads_per_head_k), ("num_heads_k", num_heads_k)):
         if given.whole(name, count) < 1:
             raise UnsupportedProblemError(f"{name}={count}: must be at least 1")
+    if cache_seqlens is None:
+        return torch.empty((0, 8), dtype=torch.int32), None
+    given.tensors(cache_seqlens=cache_seqlens)
     parts = torch.arange(len(cache_seqlens) + 1, dtype=torch.int32, device=cache_seqlens.device)
     return parts.new_empty((0, 8)), parts
 
@@ -45,6 +49,13 @@ def flash_mla_with_kvcache(
     num_splits: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q, (batch, seqlen_q, heads, 576), over pages (num_pages, page_size, heads_k, 576).
 
@@ -56,10 +67,22 @@ def flash_mla_with_kvcache(
     key has O = 0 and a log-sum-exp of +inf, as FlashMLA's. Pages may have any size. Forward only. A length beyond
     the room counts as the room, a page that is none as the last one. Nothing here waits for the GPU.
 
-    Raises UnsupportedProblemError for tensors that do not go together, and for other numbers of columns.
+    The arguments behind `causal` are those of FlashMLA's caches in 8 bits and of its sparse attention, which no kernel
+    here has.
+
+    Raises UnsupportedProblemError for these, for tensors that do not go together, and for other numbers of columns.
     """
+    given.flags(causal=causal, is_fp8_kvcache=is_fp8_kvcache)
+    _refuse(
+        is_fp8_kvcache=is_fp8_kvcache or None,
+        indices=indices,
+        attn_sink=attn_sink,
+        extra_k_cache=extra_k_cache,
+        extra_indices_in_kvcache=extra_indices_in_kvcache,
+        topk_length=topk_length,
+        extra_topk_length=extra_topk_length,
+    )
     given.tensors(q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
-    given.flags(causal=causal)
     gradients.refuse(q, k_cache)
     cache = caches.cache_of(q, k_cache, k_cache, block_table, None)
     lengths = caches.lengths_of(cache_seqlens, q, cache)
@@ -119,6 +142,12 @@ def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     batch, seqlen_q, num_heads, _ = q.shape
     o = q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V))
     return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+
+def _refuse(**asked: object) -> None:
+    """Raises UnsupportedProblemError that names what is given."""
+    if names := listing(name for name, value in asked.items() if value is not None):
+        raise UnsupportedProblemError(f"{names}: kernels attend to all keys of a cache in 16 bits; leave it out")
 
 
 def _check_columns(q: torch.Tensor, k_cache: torch.Tensor, head_dim_v: int) -> None:

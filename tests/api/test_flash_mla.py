@@ -100,6 +100,10 @@ def test_a_scale_of_the_model(device):
             "cache_seqlens=[65]: the cache has room for 0 to",
         ),
         ({"causal": 1}, "causal=1 is of type int"),
+        ({"is_fp8_kvcache": True}, "is_fp8_kvcache: kernels attend to all keys of a cache in 16 bits"),
+        ({"indices": 0, "attn_sink": 0}, "indices, attn_sink: kernels attend to all keys"),
+        (dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache"), 0), "extra_k_cache, extra_indices_in_kvcache: "),
+        (dict.fromkeys(("topk_length", "extra_topk_length"), 0), "topk_length, extra_topk_length: "),
     ],
 )
 def test_what_does_not_go_together_is_refused(change, message):
@@ -107,6 +111,19 @@ def test_what_does_not_go_together_is_refused(change, message):
     call = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": seqlens, "head_dim_v": COLUMNS_V}
     with pytest.raises(UnsupportedProblemError, match=re.escape(message)):
         flash_mla_with_kvcache(**{**call, **change})
+
+
+def test_calls_as_flash_mla_has_them_since_2026():
+    """Metadata of nothing, None for the parts, and arguments of kernels that are not asked for."""
+    q, cache, table, seqlens = inputs("cpu", (20,))
+    metadata, parts = get_mla_metadata()
+    assert parts is None
+    unused = dict.fromkeys(("indices", "attn_sink", "topk_length"))
+    found, _ = flash_mla_with_kvcache(
+        q, cache, table, seqlens, COLUMNS_V, metadata, parts, is_fp8_kvcache=False, **unused
+    )
+    before, _ = flash_mla_with_kvcache(q, cache, table, seqlens, COLUMNS_V, *get_mla_metadata(seqlens, 16, 1))
+    assert torch.equal(found, before)
 
 
 def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):
