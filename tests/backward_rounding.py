@@ -32,7 +32,7 @@ def bounded_by_flash_attention(task: Problem, tensors: Tensors) -> Expected:
 
 
 def _as_flash_attention_rounds(p: Problem, tensors, share, number=0) -> dict[str, torch.Tensor]:
-    """P and dS are rounded, O comes rounded, `share` of dP is left, all else is fp32. `number`: of the first sequence."""
+    """P and dS are rounded, O comes rounded, `share` of dP is left, the rest is fp32. `number`: of the first sequence."""
     made = {f"d{name}": torch.zeros_like(tensors[name], dtype=torch.float64) for name in "qkv"}
     dtype, rows = tensors["q"].dtype, slice(0, p.seqlen_q)
     for batch in range(p.batch):

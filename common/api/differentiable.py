@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.api import general, op
+from flashladder.common.api import general, gradients, op
 from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
@@ -103,6 +103,7 @@ def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, sinks: torch.Tensor | None, version: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp, which both have gradients. UnsupportedProblemError for what no backward rung takes."""
+    gradients.refuse_transforms()
     require_rung(q, k, options)
     if options.is_plain and sinks is None:
         o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
@@ -162,6 +163,10 @@ def keep(
     output: tuple[torch.Tensor, ...],
 ) -> None:
     """Q, K, V, O, the log-sum-exp, and what was asked for, for `differentiate`."""
+    if output[0].numel() and not output[1].numel():
+        raise UnsupportedProblemError(
+            "the inputs want a gradient, which torch.vmap hid: call it with return_lse=True, or without vmap"
+        )
     ctx.save_for_backward(*inputs, *output, sinks, *(getattr(options, name) for name in _TENSORS))
     nothing: dict[str, Any] = dict.fromkeys(_TENSORS)
     ctx.options = options._replace(**nothing)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashladder.common.api import given
+from flashladder.common.api import given, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import dropout
 
@@ -33,9 +33,12 @@ def dropout_mask(q: torch.Tensor, k: torch.Tensor, dropout_p: float) -> torch.Te
     q and k are those of the call, of which shapes and q's device are looked at. It draws from torch's generator as
     `attention` does: after the same torch.manual_seed it is that call's mask. That of packed sequences is the mask of a
     batch of them, each from its first row and key on: of q (sequences, max_seqlen_q, heads, head_dim) and likewise k.
-    UnsupportedProblemError for a dropout_p that is not in [0, 1).
+    UnsupportedProblemError for a dropout_p that is not in [0, 1), and for tensors of other dimensions.
     """
     given.tensors(q=q, k=k)
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor.dim() != 4:
+            raise op.misshapen(name, tensor)
     dropout_p = checked(dropout_p)
     batch, seqlen_q, num_heads, _ = q.shape
     mask = dropout.kept(dropout.drawn(q.device), dropout_p, range(batch * num_heads), range(seqlen_q), k.shape[1])

@@ -37,13 +37,15 @@ def flash_attn_func(
     flash-attn says +inf. Under a causal mask flash-attn adds slope * j for ALiBi, so that
     its softmax_lse is larger by slope * (i + seqlen_k - seqlen_q); ours is of the scores that both document.
 
-    With dropout no probabilities are kept: `dropout_mask` gives the mask, and return_attn_probs is refused.
+    With dropout no probabilities are kept: `dropout_mask` gives the mask, and return_attn_probs is refused. A tensor
+    whose last dimension is not contiguous is copied, as flash-attn does.
 
     Raises UnsupportedProblemError for that, and what `attention` refuses.
     """
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
+    q, k, v = given.contiguous_rows(q, k, v)
     result = attention(
         q,
         k,
@@ -123,6 +125,7 @@ def flash_attn_varlen_func(
     given.tensors(q=q, k=k, v=v)
     given.flags(causal=causal, return_attn_probs=return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
+    q, k, v = given.contiguous_rows(q, k, v)
     if block_table is not None:
         gradients.refuse(k, v)
         k, v = caches.gathered(k, v, block_table, cu_seqlens_k, max_seqlen_k)

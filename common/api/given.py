@@ -27,6 +27,11 @@ def tensors(**given: object) -> None:
             )
 
 
+def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors as flash-attn takes them: copied where the last dimension is not contiguous."""
+    return tuple(x if x.stride()[-1:] in ((1,), ()) else x.contiguous() for x in tensors)
+
+
 def flags(**given: object) -> None:
     """UnsupportedProblemError for what is neither True nor False."""
     for name, value in given.items():

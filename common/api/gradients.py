@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from flashladder.common.errors import UnsupportedProblemError
@@ -24,3 +25,14 @@ def refuse_forward_mode(*tensors: torch.Tensor, what: str = "the inputs", whose:
     """UnsupportedProblemError where a tensor has a derivative with it."""
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise UnsupportedProblemError(f"{what} have derivatives of forward mode, and {whose} none")
+
+
+def refuse_transforms() -> None:
+    """UnsupportedProblemError within torch.func's grad and its like, which torch has for no operator of a library."""
+    if torch.compiler.is_compiling():
+        return
+    if any(each.key() == _functorch.TransformType.Grad for each in _functorch.get_interpreter_stack() or ()):
+        raise UnsupportedProblemError(
+            "torch.func wants a gradient (grad, vjp, jacrev), and kernels here have those of torch.autograd alone: "
+            "torch.autograd.grad gives them"
+        )

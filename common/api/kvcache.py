@@ -98,6 +98,7 @@ def flash_attn_with_kvcache(
         if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
             return found
     given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    (q,) = given.contiguous_rows(q)
     given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
     splits = given.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
@@ -120,7 +121,7 @@ def flash_attn_with_kvcache(
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
-        k, v = caches.new_keys(k, v, q, cache, lengths)
+        k, v = given.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
         if cache.k_descale is None:
             new = k, v, *(rotary or (None, None, False))[:2]
         else:

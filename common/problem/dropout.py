@@ -8,6 +8,8 @@ mask depends on neither tiles nor kernels.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -18,6 +20,7 @@ _LEVELS = 256
 _FACTORS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _STEPS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 _WORD = np.uint64(32)
+_SQUARE, _CALLS = 16, 4  # rows and keys of a square, and calls along each of its sides
 
 
 def dropped(dropout_p: float) -> int:
@@ -63,13 +66,31 @@ def kept(rng_state: torch.Tensor, dropout_p: float, heads: range, rows: range, n
     r + 9 and keys k, k + 1, k + 8, k + 9 of a square of 16 by 16.
     """
     *seed, offset = (word % 2**32 for word in rng_state.tolist())
-    head, row, key = (np.array(each, np.uint32) for each in (heads, rows, range(num_keys)))
-    row, key = row[:, None], key[None, :]
-    place = (row // 16 * 4 + row % 8 // 2, key // 16 * 4 + key % 8 // 2)
-    words = philox((head[:, None, None], place[0], np.uint32(offset), place[1]), (seed[0], seed[1]))
-    word = np.choose((row + key // 16) % 2 * 2 + (key + row // 16) % 2, words)
-    random = word >> (row // 8 % 2 * 16 + key // 8 % 2 * 8) & np.uint32(0xFF)
-    return torch.from_numpy(random >= dropped(dropout_p)).to(rng_state.device)
+    first = rows.start // _SQUARE
+    of_rows, of_keys = np.arange(first, -(-rows.stop // _SQUARE)), np.arange(-(-num_keys // _SQUARE))
+    calls = ((squares[:, None] * _CALLS + np.arange(_CALLS)).ravel() for squares in (of_rows, of_keys))
+    head, row, key = (each.astype(np.uint32) for each in np.ix_(np.array(heads), *calls))
+    words = philox((head, row, np.uint32(offset), key), (seed[0], seed[1]))
+    counts = _bytes(words, of_rows, of_keys) >= dropped(dropout_p)
+    counts = counts[:, rows.start - first * _SQUARE :][:, : len(rows), :num_keys]
+    return torch.from_numpy(np.ascontiguousarray(counts)).to(rng_state.device)
+
+
+def _bytes(words: tuple[np.ndarray, ...], of_rows: np.ndarray, of_keys: np.ndarray) -> np.ndarray:
+    """The byte of each score of these squares, (heads, rows, keys), of the four words of each call.
+
+    A call's words are those of its even and odd rows and keys, in turns from square to square; the bytes of a word are
+    those of the halves of a square.
+    """
+    num_heads = len(words[0])
+    found = np.empty((num_heads, len(of_rows), 2, _CALLS, 2, len(of_keys), 2, _CALLS, 2), np.uint8)
+    of_calls = [word.reshape(num_heads, len(of_rows), _CALLS, len(of_keys), _CALLS) for word in words]
+    for odd_row, odd_key in itertools.product((0, 1), (0, 1)):
+        which = (odd_row + of_keys) % 2 * 2 + (odd_key + of_rows[:, None]) % 2
+        word = np.choose(which[:, None, :, None], of_calls).astype("<u4")
+        of_halves = word[..., None].view(np.uint8).reshape(*word.shape, 2, 2)
+        found[:, :, :, :, odd_row, :, :, :, odd_key] = of_halves.transpose(0, 1, 5, 2, 3, 6, 4)
+    return found.reshape(num_heads, len(of_rows) * _SQUARE, len(of_keys) * _SQUARE)
 
 
 def _high(product: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flashladder import attention, flash_attn_func, packed_attention
+from flashladder import attention, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, packed_attention
 from flashladder.common import catalog
 from flashladder.common.api import differentiable
 from flashladder.common.errors import UnsupportedProblemError
@@ -199,3 +199,23 @@ Q = drawn(1, 9, 4, 20)
 def test_what_it_cannot_do_is_said(arguments, options, words):
     with pytest.raises(UnsupportedProblemError, match=words):
         attention(*arguments, **options)
+
+
+def test_rows_with_gaps_are_copied_under_flash_attns_names():
+    """It does so too. `attention` refuses them by name."""
+    wide = [drawn(1, 20, heads, 128, seed=heads).requires_grad_() for heads in (2, 1, 1)]
+    with_gaps = [each[..., ::2] for each in wide]
+    whole = [each.detach().contiguous().requires_grad_() for each in with_gaps]
+    o, expected = (flash_attn_func(*inputs, causal=True) for inputs in (with_gaps, whole))
+    assert torch.equal(o, expected)
+    gradients = torch.autograd.grad(o.sum(), wide)
+    torch.testing.assert_close([each[..., ::2] for each in gradients], [*torch.autograd.grad(expected.sum(), whole)])
+    with torch.no_grad():
+        cu_seqlens = torch.tensor([0, 20], dtype=torch.int32)
+        packed = (x[0] for x in with_gaps)
+        assert torch.equal(flash_attn_varlen_func(*packed, cu_seqlens, cu_seqlens, 20, 20, causal=True), expected[0])
+        caches = [torch.zeros(1, 24, 1, 64, dtype=torch.bfloat16) for _ in range(2)]
+        cached = flash_attn_with_kvcache(with_gaps[0], *caches, *with_gaps[1:], cache_seqlens=0, causal=True)
+    torch.testing.assert_close(cached, expected, rtol=0.01, atol=0.01)
+    with pytest.raises(UnsupportedProblemError, match=r"q has strides .* the last dimension contiguous"):
+        attention(*with_gaps)

@@ -199,6 +199,20 @@ def test_gradients_of_gradients_are_refused(device):
         dq.sum().backward()
 
 
+def test_gradients_of_torchs_transforms_are_refused(device):
+    """torch has none of a library's operator. What vmap calls keeps a log-sum-exp only where it is asked for."""
+    _, _, (q, k, v) = drawn(device)
+    k, v = k.detach(), v.detach()
+    with pytest.raises(UnsupportedProblemError, match=r"torch\.autograd\.grad gives them"):
+        torch.func.grad(lambda x: flashladder.flash_attn_func(x, k, v).sum())(q.detach())
+    for options in ({}, {"window": (3, 3)}):
+        with pytest.raises(UnsupportedProblemError, match="return_lse=True, or without vmap"):
+            torch.vmap(lambda x, options=options: flashladder.attention(x, k, v, **options))(q[None])
+    o, _ = torch.vmap(lambda x: flashladder.attention(x, k, v, return_lse=True))(q[None])
+    expected = torch.autograd.grad(flashladder.attention(q, k, v).sum(), q)
+    torch.testing.assert_close(torch.autograd.grad(o.sum(), q), expected)
+
+
 @pytest.mark.parametrize("of_o", [True, False])
 def test_the_log_sum_exp_has_a_gradient(of_o, device):
     """Beside that of O, and alone."""

@@ -73,6 +73,12 @@ def test_a_part_of_the_mask_is_that_of_the_whole():
     assert torch.equal(dropout.kept(STATE, 0.3, range(6), range(100), 33), whole[..., :33])
 
 
+def test_a_mask_is_of_tensors_of_four_dimensions():
+    q = torch.empty(5, 2, 64)
+    with pytest.raises(UnsupportedProblemError, match=r"k has shape \(5, 2, 64\); it should be \(batch, seqlen,"):
+        flashladder.dropout_mask(q[None], q, 0.3)
+
+
 def test_p_is_a_number_of_256ths():
     assert [dropout.dropped(p) for p in (0.0, 1e-9, 0.1, 0.5, 0.9999)] == [0, 1, 26, 128, 255]
     assert dropout.rescale(0.1) == 256 / 230
