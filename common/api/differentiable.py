@@ -24,7 +24,6 @@ from flashladder.common.runtime.tuned import is_long
 LADDER = "backward"  # the name of the ladder, and of what it computes
 # The first that runs on the GPU and takes a problem computes its gradients.
 RUNGS = ("backward/18", "backward/11")
-WITH_DROPOUT = ("backward/18", "backward/12", "backward/11")
 IN_ONE_ORDER = ("backward/19", "backward/11")  # where each run is to give the same bits
 ORDERED_HEAD_DIM = 128  # at which rung 19 is as fast as rung 18 or faster
 
@@ -129,7 +128,7 @@ def rung_for(problem: Problem, arch: str) -> Version:
 
     UnsupportedProblemError says what the last one lacks.
     """
-    asked = IN_ONE_ORDER if problem.deterministic else WITH_DROPOUT if problem.dropout_p else RUNGS
+    asked = IN_ONE_ORDER if problem.deterministic else RUNGS
     if problem.head_dim == ORDERED_HEAD_DIM:
         asked = tuple(dict.fromkeys((IN_ONE_ORDER[0], *asked)))
     rungs = [rung for rung in map(catalog.find, asked) if rung.runs_on(arch)]

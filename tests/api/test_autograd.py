@@ -281,7 +281,7 @@ def test_views_of_one_packed_tensor(device):
         ({"head_dim": 96}, "sm_90a", "backward/11"),
         ({"softcap": 5.0}, "sm_80", "backward/11"),
         ({"softcap": 5.0}, "sm_90a", "backward/11"),
-        ({"dropout_p": 0.1}, "sm_80", "backward/12"),
+        ({"dropout_p": 0.1}, "sm_80", "backward/11"),
         ({"dropout_p": 0.1}, "sm_90a", "backward/18"),
     ],
 )
