@@ -16,10 +16,9 @@ from flashladder.common.runtime.launch import PROBLEMS_KEPT
 
 # The first that a GPU has the instructions for, and that takes a problem, computes it.
 RUNGS = ("mla/05", "mla/02", "mla/00")
-FOR_FEW_TILES = (
-    "mla/06"  # goes before them where clusters of 8 CTAs are one wave, and few keys or 8 row tiles fill them
-)
-TILE_ROWS, MOST_TILES, FEW_KEYS, MOST_KEYS = 64, 8, 1024, 8192
+# Before them, where clusters are one wave: of few keys, or of as many row tiles as fill it.
+OF_8_CTAS, OF_4_CTAS = "mla/06", "mla/06@cluster_size=4"
+TILE_ROWS, FEW_TILES, MOST_TILES, FEW_KEYS, MOST_KEYS = 64, 8, 16, 1024, 8192
 HEAD_DIM, HEAD_DIM_V = 576, 512
 _OPTIONS = {  # of FlashMLA's newer releases, and what they would be for
     "is_fp8_kvcache": "caches in 8 bits",
@@ -140,12 +139,19 @@ def _problem_of(
 @functools.lru_cache(PROBLEMS_KEPT)
 def _rung(problem: Problem, arch: str) -> str:
     """The last one of RUNGS takes all that is left; it refuses by name what it does not take."""
+    rungs = (*_of_clusters(problem), *RUNGS)
+    found = ((rung, catalog.find(rung.partition("@")[0])) for rung in rungs)
+    able = (rung for rung, version in found if version.runs_on(arch) and version.takes(problem))
+    return next(able, RUNGS[-1])
+
+
+def _of_clusters(problem: Problem) -> tuple[str, ...]:
+    """What goes before RUNGS. seqlen_k is what the table has room for: only the GPU knows the lengths."""
     rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
     row_tiles = problem.batch * problem.num_heads_k * -(-rows // TILE_ROWS)
-    is_small = row_tiles <= MOST_TILES and problem.seqlen_k <= (MOST_KEYS if row_tiles == MOST_TILES else FEW_KEYS)
-    rungs = (FOR_FEW_TILES, *RUNGS) if is_small else RUNGS
-    able = (rung for rung in rungs if (found := catalog.find(rung)).runs_on(arch) and found.takes(problem))
-    return next(able, RUNGS[-1])
+    if row_tiles <= FEW_TILES and problem.seqlen_k <= (MOST_KEYS if row_tiles == FEW_TILES else FEW_KEYS):
+        return (OF_8_CTAS,)
+    return (OF_4_CTAS,) if row_tiles <= MOST_TILES and problem.seqlen_k <= FEW_KEYS else ()
 
 
 def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

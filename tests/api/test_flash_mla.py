@@ -152,7 +152,8 @@ def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):
     for rows, pages, pages_of, arch, chosen in (
         (q, cache, table, "sm_90a", "mla/06"),
         (q, cache, long, "sm_90a", "mla/05"),
-        (q.repeat(9, 1, 1, 1), cache, many, "sm_90a", "mla/05"),
+        (q.repeat(9, 1, 1, 1), cache, many, "sm_90a", "mla/06@cluster_size=4"),
+        (q.repeat(17, 1, 1, 1), cache, table.repeat(17, 1), "sm_90a", "mla/05"),
         (q.repeat(8, 1, 1, 1), cache, long.repeat(8, 1), "sm_90a", "mla/06"),
         (q, cache[:, :24], table, "sm_90a", "mla/00"),
         (q, cache, table, "sm_80", "mla/00"),
