@@ -22,7 +22,7 @@ from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.tests.emulator.forks import is_read_at_start, tried
+from flashladder.tests.emulator.forks import tried
 
 LISTED = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 REDUNDANT = [entry for entry in LISTED if "/" not in entry["rung"]]  # other ladders have tests of their own
@@ -154,15 +154,11 @@ class Rung:
     def missed(self, mutations, lagging, outputs):
         """The names of those of the mutations, by name, with which the program is not reported by a schedule and gives
         the same outputs. Without any it must do so."""
-        at_start = {name for name, each in mutations.items() if is_read_at_start(each)}
         unchanged, missed = tried(
-            lambda program, entering: self.run(program, lagging, entering)[1],
-            self.program,
-            {name: each for name, each in mutations.items() if name not in at_start},
-            outputs,
+            lambda program, entering: self.run(program, lagging, entering)[1], self.program, mutations, outputs
         )
         assert unchanged == outputs
-        return [*missed, *(name for name in at_start if self.misses([mutations[name]], lagging, outputs))]
+        return missed
 
     def misses(self, mutations, lagging, outputs):
         """Whether a schedule does not report the program with all of these mutations, and it gives the same outputs."""

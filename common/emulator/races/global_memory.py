@@ -36,7 +36,7 @@ from ..execute.tiles import Region
 from ..execute.watcher import Actor
 from . import earlier_grid
 from .order import NEVER, ORDERED, PUBLISHED, Order
-from .strength import WEAK_WRITE, Strength, smallest_global_access, strengths
+from .strength import WEAK_WRITE, Strength, Strengths, smallest_global_access
 
 Message = dict[int, np.ndarray]  # by CTA: the last epochs of its threads, (threads)
 
@@ -140,7 +140,7 @@ class GlobalRaces:
         """`prior` and `ordered_sums`: see launch.run."""
         self._machine, self.prior = machine, prior
         self._granule = smallest_global_access(machine.program.kernel.instructions)
-        self._strengths = strengths(machine.program.blocks, ordered_sums)
+        self._strengths = Strengths(machine.program.blocks, ordered_sums)
         self._tables: dict[int, Table] = {}
         prior_grid = Execution(-1, 0, np.array([_PRIOR]), np.zeros(1, np.int64), WEAK_WRITE, "may still write it")
         self._records: list[Execution] = [prior_grid]
