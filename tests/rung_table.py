@@ -57,8 +57,9 @@ def decided(config):
 
 
 def built(rung, problem, **values):
-    """The artifact for the emulator; for what it stands for, as most tests build it, so that the cache has it once."""
-    config = rung.config_for(problem, **values)
+    """The artifact for the emulator; for what it stands for, and without `values` as `attention` configures it there: so
+    most tests build it, and the cache has it once."""
+    config = rung.config_for(problem, **values) if values else ahead.for_emulator(rung, problem)
     rung.check(problem, config)
     return build_one(rung, config, load_gpu(target.DEFAULT_GPU).arch)
 
