@@ -95,7 +95,7 @@ class LastAccesses:
         self._noted = np.zeros(num_words, bool)  # the words that have been accessed at all
         self._slots = np.full(num_words, -1) if by_lanes else None  # the slot of each word; -1: none
         self._num_slots = 0
-        self._by_lane = np.zeros((1, num_warps, 0, 32), np.int64)  # (rows, warps, slots, some of them yet unused, lanes)
+        self._by_lane = np.zeros((1, num_warps, 0, 32), np.int64)  # (rows, warps, slots and unused room, lanes)
 
     def part(self, num_ctas: int) -> None:
         """Gives each CTA its own row."""
