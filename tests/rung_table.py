@@ -57,8 +57,8 @@ def decided(config):
 
 
 def built(rung, problem, **values):
-    """The artifact for the emulator; for what it stands for, and without `values` as `attention` configures it there: so
-    most tests build it, and the cache has it once."""
+    """The artifact for the emulator, for what it stands for; without `values` as `attention` configures it there. So do
+    most tests, and the cache has it once."""
     config = rung.config_for(problem, **values) if values else ahead.for_emulator(rung, problem)
     rung.check(problem, config)
     return build_one(rung, config, load_gpu(target.DEFAULT_GPU).arch)

@@ -84,7 +84,7 @@ def configured(
 
 
 def for_emulator(rung: Version, problem: Problem, gpu: GpuDescription | None = None) -> KernelConfig:
-    """A rung's configuration; the emulator's own rung has small tiles, which compile in half the time and run as fast."""
+    """A rung's configuration; the emulator's own rung has small tiles: half the time to compile, and as fast to run."""
     usual = rung.config_for(problem, gpu)
     if rung != catalog.find(GENERAL[-1]):
         return usual
