@@ -354,8 +354,8 @@ OF_FEATURES = {  # by its name in `supports`
 def cases(rungs, once=False):
     """(check, rung) as a test's parameters: of each rung, what it says that it takes.
 
-    `once`: of a feature only the first rung that takes it, and of all only what its own loop decides. Tile after tile on
-    one SM and random scales each has in test_configurations.py; lse is left out in the same lines of all.
+    `once`: of a feature only the first rung that takes it, and of all only what its loop decides. Tile after tile on
+    one SM and random scales each has in test_configurations.py; outputs without lse, those that are launched.
     """
     found, taken = [], set()
     for rung in rungs:
