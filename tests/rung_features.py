@@ -313,14 +313,8 @@ def scores_that_climb_where_weights_are_dropped(rung):
     climbing(rung, 200, dropout_p=0.5)
 
 
-OF_ALL = (
-    rows_without_keys_and_hidden_keys,
-    lengths_of_flash_attentions_tests,
-    more_tiles_than_ctas,
-    scores_that_climb,
-    softmax_scales,
-    the_same_o_without_lse,
-)
+OF_EACH = (rows_without_keys_and_hidden_keys, lengths_of_flash_attentions_tests, scores_that_climb)
+OF_ALL = (*OF_EACH, more_tiles_than_ctas, softmax_scales, the_same_o_without_lse)
 OF_FEATURES = {  # by its name in `supports`
     "window": (
         any_window,
@@ -358,12 +352,15 @@ OF_FEATURES = {  # by its name in `supports`
 
 
 def cases(rungs, once=False):
-    """(check, rung) as a test's parameters: of each rung, what it says that it takes; `once`: of a feature only the
-    first rung that takes it."""
+    """(check, rung) as a test's parameters: of each rung, what it says that it takes.
+
+    `once`: of a feature only the first rung that takes it, and of all only what its loop decides. Tile after tile on
+    one SM and random scales each has in test_configurations.py; outputs without lse, those that are launched.
+    """
     found, taken = [], set()
     for rung in rungs:
         features = [name for name in OF_FEATURES if getattr(rung.supports, name) and name not in taken]
         taken.update(features if once else ())
-        checks = [*OF_ALL, *(check for name in features for check in OF_FEATURES[name])]
+        checks = [*(OF_EACH if once else OF_ALL), *(check for name in features for check in OF_FEATURES[name])]
         found += [pytest.param(check, rung, id=f"{id_of(rung)}-{check.__name__}") for check in checks]
     return pytest.mark.parametrize(("check", "rung"), found)

@@ -57,8 +57,9 @@ def decided(config):
 
 
 def built(rung, problem, **values):
-    """The artifact for the emulator; for what it stands for, as most tests build it, so that the cache has it once."""
-    config = rung.config_for(problem, **values)
+    """The artifact for the emulator, for what it stands for; without `values` as `attention` configures it there. So do
+    most tests, and the cache has it once."""
+    config = rung.config_for(problem, **values) if values else ahead.for_emulator(rung, problem)
     rung.check(problem, config)
     return build_one(rung, config, load_gpu(target.DEFAULT_GPU).arch)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 RIVALS = ("column_of_ones",)
 # They take any mask and any lengths; the fastest first.
 GENERAL = (*RIVALS, "place_of_q", "own_rows", "wide_heads", "woven_general")
+EMULATED_TILE = 64  # rows and keys
 DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
 DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
@@ -76,8 +77,18 @@ def configured(
     """The same, as tuned for the GPU, or as stands behind the version: 46@block_n=64."""
     name, _, fields = version.partition("@")
     rung, values = chosen(name, problem, arch, gpu.name, emulated, adopted), parse_values(fields)
+    if emulated and version == DEFAULT:
+        return rung, for_emulator(rung, problem, gpu)
     as_tuned = None if values else tuned.config(rung, gpu.name, problem, adopted)
     return rung, as_tuned or rung.config_for(problem, gpu, **values)
+
+
+def for_emulator(rung: Version, problem: Problem, gpu: GpuDescription | None = None) -> KernelConfig:
+    """A rung's configuration; the emulator's own rung has small tiles: half the time to compile, and as fast to run."""
+    usual = rung.config_for(problem, gpu)
+    if rung != catalog.find(GENERAL[-1]):
+        return usual
+    return rung.config_for(problem, gpu, block_m=EMULATED_TILE, block_n=min(EMULATED_TILE, usual.block_n))
 
 
 def request(

@@ -11,7 +11,7 @@ SIZES = {
     "vocab_size": 64,
     "hidden_size": 128,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,  # of each kind: further ones see the same code
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "max_position_embeddings": 128,
@@ -20,6 +20,7 @@ SIZES = {
     "eos_token_id": 1,
 }
 CASES = ("prefill", "left", "right", "packed", "generate", "compile")
+_TWO_KINDS = {"num_hidden_layers": 2}  # with a window, and without
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}  # all of two: no choice that a rounding turns over
 
 
@@ -38,7 +39,7 @@ _LOCAL = {"compile": "a mask under torch.compile"}
 
 
 ARCHITECTURES = {
-    "Llama": Architecture(),
+    "Llama": Architecture({"num_hidden_layers": 2}),  # a cache of several
     "Mistral": Architecture({"sliding_window": 8}),
     "Mixtral": Architecture({"sliding_window": 8, "num_local_experts": 2}),
     "Ministral3": Architecture(),
@@ -47,9 +48,9 @@ ARCHITECTURES = {
     "Qwen3": Architecture({"head_dim": 64}),
     "Qwen3Moe": Architecture({"head_dim": 64, "num_experts": 2, **_EXPERTS}),
     "Gemma": Architecture({"head_dim": 64}),
-    "Gemma2": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
+    "Gemma2": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64, **_TWO_KINDS}),
     "Gemma3Text": Architecture({"head_dim": 64, "sliding_window": 8}, head="Gemma3ForCausalLM"),
-    "VaultGemma": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64}),
+    "VaultGemma": Architecture({"head_dim": 64, "sliding_window": 8, "query_pre_attn_scalar": 64, **_TWO_KINDS}),
     "Phi": Architecture(),
     "Phi3": Architecture({"sliding_window": 8}),
     "Olmo": Architecture(),
@@ -80,10 +81,14 @@ ARCHITECTURES = {
         head="Llama4ForCausalLM",
     ),
     "Bert": Architecture(**_ENCODER),
-    "ModernBert": Architecture({"local_attention": 8, "cls_token_id": 1, "sep_token_id": 1}, _LOCAL, **_ENCODER),
-    "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 2}, head="GPT2LMHeadModel"),
+    "ModernBert": Architecture(
+        {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 1, **_TWO_KINDS}, _LOCAL, **_ENCODER
+    ),
+    "GPT2": Architecture({"n_embd": 128, "n_head": 2, "n_layer": 1}, head="GPT2LMHeadModel"),
     "OPT": Architecture({"ffn_dim": 64, "word_embed_proj_dim": 128}),
-    "GptOss": Architecture({"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2}, {}, ("compile",)),
+    "GptOss": Architecture(
+        {"head_dim": 64, "num_local_experts": 2, "num_experts_per_tok": 2, **_TWO_KINDS}, {}, ("compile",)
+    ),
     "DeepseekV3": Architecture(
         {"num_key_value_heads": 2, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, **_EXPERTS}
     ),

@@ -1,13 +1,8 @@
 """Attention as a function: right on whatever tensors a model has, or refused; and torch can see through it."""
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from types import SimpleNamespace
 
 import fake_cuda
 import numpy as np
@@ -23,7 +18,6 @@ from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, fast_path
-from flashladder.common.runtime.gpu import device_arch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -157,9 +151,6 @@ def test_what_it_cannot_do_is_said(device):
         attention(q, k, v, version="99")
 
 
-JAGGED = torch.nested.nested_tensor([torch.zeros(2, 3)], layout=torch.jagged)
-
-
 class Odd:
     """No number."""
 
@@ -173,11 +164,6 @@ class Odd:
         *((name, "x", f"{name}='x' is of type str; it should be a torch.Tensor") for name in ("q", "k", "v", "out")),
         ("k", None, "k=None is of type NoneType; it should be a torch.Tensor"),
         ("v", np.zeros(3), "v is of type numpy.ndarray; it should be a torch.Tensor"),
-        (
-            "q",
-            JAGGED,
-            r"q is a nested tensor; packed_attention takes its values\(\) and, as cu_seqlens, its off",
-        ),
         ("causal", "no", "causal='no' is of type str; it should be True or False"),
         ("causal", 1, "causal=1 is of type int; it should be True or False"),
         ("return_lse", None, "return_lse=None is of type NoneType; it should be True or False"),
@@ -196,6 +182,12 @@ def test_arguments_of_other_types_are_named(argument, value, words):
     for options in ({}, {"window": (3, None)}):
         with pytest.raises(UnsupportedProblemError, match=words):
             attention(**given, **options)
+
+
+def test_a_nested_tensor_is_told_of_packed_attention():
+    jagged = torch.nested.nested_tensor([torch.zeros(2, 3)], layout=torch.jagged)
+    words = r"q is a nested tensor; packed_attention takes its values\(\) and, as cu_seqlens, its off"
+    test_arguments_of_other_types_are_named("q", jagged, words)
 
 
 def test_numbers_of_numpy_and_torch_are_numbers():
@@ -296,120 +288,3 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
     monkeypatch.setenv("FLASHLADDER_QUIET", "1")
     attention(q, q, q)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("version", [*ahead.GENERAL, "any_attention"])
-def test_a_replay_reads_what_the_tensors_hold_then(version):
-    if not catalog.find(version).runs_on(device_arch()):
-        pytest.skip(f"{version} has no instructions for this GPU")
-    _, (q, k, v) = qkv(Problem(batch=2, seqlen_q=200, num_heads=4, head_dim=64, causal=True), "cuda")
-    out = torch.empty_like(q)
-    attention(q, k, v, causal=True, version=version, out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        attention(q, k, v, causal=True, version=version, out=out)
-    q.copy_(torch.randn_like(q))
-    out.zero_()
-    graph.replay()
-    assert torch.equal(out, attention(q, k, v, causal=True, version=version))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("version", [*ahead.GENERAL, "any_attention"])
-def test_both_ways_of_a_call_give_the_same(version, monkeypatch):
-    if not catalog.find(version).runs_on(device_arch()):
-        pytest.skip(f"{version} has no instructions for this GPU")
-    fast_path.load()
-    assert fast_path.extension, fast_path.missing
-    extension, done = fast_path.extension, []
-    straight = lambda *given: done.append(made := extension.straight(*given)) or made  # noqa: E731
-    monkeypatch.setattr(fast_path, "extension", SimpleNamespace(straight=straight, launch=extension.launch))
-    for problem in (
-        Problem(batch=2, seqlen_q=200, seqlen_k=333, num_heads=4, num_heads_k=2, head_dim=64, causal=True),
-        Problem(seqlen_q=1, seqlen_k=1000, num_heads=8, layout="bhsd"),
-        Problem(batch=3, seqlen_q=77, num_heads=2, head_dim=96, layout="padded", dtype="fp16"),
-    ):
-        _, inputs = qkv(problem, "cuda")
-        attention(*inputs, causal=problem.causal, return_lse=True, version=version)
-        o, lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
-        assert done.pop() is not None
-        with monkeypatch.context() as patch:
-            patch.setattr(fast_path, "extension", None)
-            slow_o, slow_lse = attention(*inputs, causal=problem.causal, return_lse=True, version=version)
-        assert torch.equal(o, slow_o)
-        assert torch.equal(lse, slow_lse)
-
-
-@pytest.mark.gpu
-def test_a_first_call_amid_a_capture_is_refused(monkeypatch):
-    monkeypatch.setattr(op, "_ready", {})
-    q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16, device="cuda")
-    with (
-        pytest.raises(DeviceError, match="call attention once before the capture"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        attention(q, q, q)
-
-
-@pytest.mark.gpu
-def test_threads_and_streams():
-    """Each thread on a stream of its own, new to the GPU; all outputs are right."""
-    _, (q, k, v) = qkv(Problem(batch=2, seqlen_q=300, num_heads=4, head_dim=64), "cuda")
-    expected = attention(q, k, v)
-    torch.cuda.synchronize()
-
-    def work(_):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            found = [attention(q, k[:, : 300 - n], v[:, : 300 - n]) for n in range(20)]
-            torch.cuda.current_stream().synchronize()
-        return found
-
-    with ThreadPoolExecutor(8) as pool:
-        several = list(pool.map(work, range(16)))
-    for found in several:
-        assert torch.equal(found[0], expected)
-        assert all(torch.equal(a, b) for a, b in zip(found, several[0], strict=True))
-
-
-@pytest.mark.gpu
-def test_a_thread_that_has_not_used_the_gpu():
-    _, (q, k, v) = qkv(Problem(seqlen_q=100, num_heads=2, head_dim=64), "cuda")
-    expected, out = attention(q, k, v), torch.empty_like(q)
-    torch.cuda.synchronize()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(attention, q, k, v, out=out).result()
-    torch.cuda.synchronize()
-    assert torch.equal(out, expected)
-
-
-@pytest.mark.gpu
-def test_another_device_than_the_current():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there is one GPU")
-    _, inputs = qkv(Problem(seqlen_q=100, num_heads=2, head_dim=64), "cuda:1")
-    o = attention(*inputs)
-    assert torch.cuda.current_device() == 0
-    assert o.device == inputs[0].device
-    assert torch.equal(o.cpu(), attention(*(tensor.to("cuda:0") for tensor in inputs)).cpu())
-
-
-CAPTURED = """
-import torch
-from flashladder.common.api import attention
-
-def model(q, k, v):
-    return attention(q * 2, k, v, causal=True) * 2  # neither product is rounded
-
-inputs = torch.randn(3, 1, 64, 2, 64, device="cuda", dtype=torch.bfloat16).unbind()
-compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
-for _ in range(4):
-    assert torch.equal(compiled(*inputs).clone(), model(*inputs))
-"""
-
-
-@pytest.mark.gpu
-def test_compiled_for_a_gpu_and_captured():
-    """Inductor takes a model in one piece, and captures it in CUDA graphs: in a process in which Triton compiles."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # conftest.py's
-    subprocess.run([sys.executable, "-c", CAPTURED], check=True, env=environment)

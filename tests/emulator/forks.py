@@ -7,9 +7,7 @@ import traceback
 from dataclasses import replace
 
 from flashladder.common.emulator.compile.blocks import writes
-from flashladder.common.emulator.compile.program import PtxBlock
 from flashladder.common.emulator.mutate import mutated
-from flashladder.common.emulator.races.strength import strengths
 from flashladder.common.errors import EmulatorError
 
 FOUND, MISSED, BROKEN = 0, 1, 2  # how a fork ends
@@ -19,8 +17,7 @@ def tried(run, program, mutations, expected):
     """The results of a run without a mutation, and the names of those of the mutations, by name, that it misses: with
     one it reports nothing and has the `expected` results.
 
-    `run` takes a program and what emulator.run calls as `entering`; what it returns is compared. No mutation may be one
-    that is_read_at_start.
+    `run` takes a program and what emulator.run calls as `entering`; what it returns is compared.
     """
     trunk = _with_room(program, mutations.values())
     block_of = {i.index: block.index for block in trunk.blocks for i in block.instructions}
@@ -58,13 +55,6 @@ def tried(run, program, mutations, expected):
             os._exit(status)
         gc.unfreeze()
     return results, missed + [name for left in waiting.values() for name in left]
-
-
-def is_read_at_start(mutation):
-    """Whether a run has to begin with the mutation: how an access to memory synchronises, the race detector reads
-    before."""
-    before, after = (strengths([PtxBlock(0, list(each))]) for each in ([mutation.instruction], mutation.substitutes))
-    return not after.items() <= before.items()
 
 
 def _with_room(program, mutations):

@@ -38,3 +38,8 @@ def test_the_loss_of_any_synchronisation_is_reported(name):
 @pytest.mark.parametrize("name", DEPENDENT)
 def test_parts_that_are_read_before_the_other_kernel_has_ended_are_reported(name):
     kernel(name, "combine", 590, 100).is_exact(f"{name}, combine")
+
+
+def test_forks_answer_as_runs_do():
+    """Also where an atomic operation in global memory is of its CTA alone."""
+    main("decode/10").forks_answer_as_runs_do()

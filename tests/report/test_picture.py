@@ -25,12 +25,12 @@ from flashladder.common.studies.timeline import events
 from flashladder.tools.commands import picture
 
 
-@pytest.mark.parametrize(
-    "drawn", gallery.drawn_layouts(), ids=lambda drawn: drawn.path.relative_to(VERSIONS).as_posix()
-)
-def test_the_kept_picture_is_what_the_code_says(drawn):
-    assert drawn.is_current(), "flashladder picture brings it up to date"
-    ElementTree.parse(drawn.path)
+def test_the_kept_pictures_are_what_the_code_says():
+    drawn = gallery.drawn_layouts()
+    outdated = [each.path.relative_to(VERSIONS).as_posix() for each in drawn if not each.is_current()]
+    assert not outdated, "flashladder picture brings them up to date"
+    for each in drawn:
+        ElementTree.parse(each.path)
 
 
 def test_kept_timelines_are_drawn_from_their_events(monkeypatch, tmp_path):

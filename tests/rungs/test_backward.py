@@ -180,14 +180,23 @@ def test_random_problems(data):
     )
 
 
-@pytest.mark.parametrize("rung", HOPPER, ids=lambda rung: rung.name)
+ANY_LENGTHS = (
+    {"head_dim": 128, "seqlen_q": 200, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True},
+    {"seqlen_q": 300, "seqlen_k": 130, "dtype": "fp16", "layout": "padded", "causal": True},
+    {"seqlen_q": 5, "seqlen_k": 1, "num_heads": 4, "num_heads_k": 2, "batch": 2, "layout": "bhsd"},
+    {"head_dim": 128, "seqlen_q": 66, "num_heads": 2, "dtype": "fp16", "layout": "qkv"},
+)
+# The others take lengths, masks and strides as these do, and come by turns.
+WHOLE = [catalog.find(f"{LADDER}/{number}") for number in ("13", "16", "18", "19")]
+
+
 @pytest.mark.parametrize(
-    "sizes",
+    ("rung", "sizes"),
     [
-        {"head_dim": 128, "seqlen_q": 200, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "causal": True},
-        {"seqlen_q": 300, "seqlen_k": 130, "dtype": "fp16", "layout": "padded", "causal": True},
-        {"seqlen_q": 5, "seqlen_k": 1, "num_heads": 4, "num_heads_k": 2, "batch": 2, "layout": "bhsd"},
-        {"head_dim": 128, "seqlen_q": 66, "num_heads": 2, "dtype": "fp16", "layout": "qkv"},
+        pytest.param(rung, sizes, id=f"{rung.name}-{turn}")
+        for rung in HOPPER
+        for turn, sizes in enumerate(ANY_LENGTHS)
+        if rung in WHOLE or turn == int(rung.number) % len(ANY_LENGTHS)
     ],
 )
 def test_hopper_rungs_take_any_lengths(rung, sizes):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from rung_features import cases
-from rung_table import GENERAL, LAUNCHED, OTHERS, RUNGS, covering, default_kind, emulated_as_configured, id_of
+from rung_table import DECIDED, GENERAL, LAUNCHED, OTHERS, RUNGS, covering, default_kind, emulated_as_configured, id_of
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
@@ -24,8 +24,9 @@ def each(configs):
 
 
 def of_other_rungs():
-    """Every head_dim and type that neither test_rungs.py has nor, of general rungs, test_features."""
-    for rung in RUNGS:
+    """Of general rungs every head_dim that neither test_rungs.py nor test_features has. Of the others every second one
+    has the other type: what depends on it lies in headers that they share."""
+    for rung in (rung for rung in RUNGS if rung in GENERAL or int(rung.number) % 2 == 0):
         tested, name = default_kind(rung), "head_dim" if rung in GENERAL else "dtype"
         for config in [] if rung in LAUNCHED else covering(rung, ("dtype", "head_dim")):
             if getattr(config, name) != tested[name]:
@@ -33,9 +34,10 @@ def of_other_rungs():
 
 
 def of_launched_rungs():
-    """Every pair of values of the first one on each architecture, and every value of the others."""
+    """Every value of each; of the fastest every pair, and of the emulator's own every pair that problems decide."""
+    pairs = {RIVALS[0]: covering(RIVALS[0], strength=2), WOVEN: covering(WOVEN, DECIDED, strength=2)}
     for rung in LAUNCHED:
-        for config in covering(rung, strength=2 if rung in (RIVALS[0], WOVEN) else 1):
+        for config in dict.fromkeys([*pairs.get(rung, ()), *(() if rung == RIVALS[0] else covering(rung))]):
             yield rung, config
 
 

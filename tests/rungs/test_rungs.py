@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from rung_features import cases
-from rung_table import GENERAL, LAUNCHED, RUNGS, built, default_kind, emulated, masked
+from rung_table import GENERAL, LAUNCHED, RUNGS, built, default_kind, emulated, masked, tile_of
 
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
@@ -20,7 +20,8 @@ EACH = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 @EACH
 def test_default(rung):
     """In one head_dim and type; test_configurations.py has the others."""
-    emulated(rung, Problem(num_heads=2, seqlen_q=256, seqlen_k=384, **default_kind(rung)))
+    problem = Problem(num_heads=2, seqlen_q=256, seqlen_k=384, **default_kind(rung))
+    emulated(rung, problem, **tile_of(rung.config_for(problem)))
 
 
 @cases(LAUNCHED)

@@ -223,7 +223,7 @@ class WarpAccess:
         mask: Mask,
         elements: int = 1,
     ) -> Array:
-        """atom and red, one lane after the other in CTA and lane order; the old values.
+        """atom and red, one lane after the other in CTA and lane order, sums that meet nowhere at once; the old values.
 
         More elements than one lie one behind the other, in global memory, and each has one of the values.
         """
@@ -242,7 +242,14 @@ class WarpAccess:
                     watcher.atomic(Access(self.warp, index, pattern, rows, "updates"))
         address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
         old, changes = np.zeros(shape, code), False
-        lanes = np.argwhere(np.broadcast_to(True if mask is None else mask, shape)).tolist()
+        chosen = np.broadcast_to(True if mask is None else mask, shape)
+        is_sum = space == "global" and name in ("add", "add.ftz") and elements == 1
+        if cells := self.machine.memory.cells(address[chosen], code) if is_sum else None:
+            view, at = cells
+            old[chosen] = view[at]
+            view[at] = exchange.atomic_function(name, view[at], [operands[0][chosen]])
+            changes = (view[at] != old[chosen]).any()
+        lanes = [] if cells else np.argwhere(chosen).tolist()
         for (row, lane), n in product(lanes, range(elements)):
             where = address[row : row + 1, lane : lane + 1] + n * size
             try:

@@ -136,6 +136,22 @@ class GlobalMemory:
             self._check_written(tensor, address, index, size)
         return tensor.views[size].view(code), int(index[0, 0])
 
+    def cells(self, addresses: np.ndarray, code: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The same of several, (n); None where two are one, where they are of several tensors, or one is wrong."""
+        size = np.dtype(code).itemsize
+        if not len(addresses) or len(np.unique(addresses)) < len(addresses):
+            return None
+        try:
+            tensor, index = self._locate(addresses, size, writes=True)
+            if tensor is None:
+                return None
+            if tensor.written is not None:
+                self._check_written(tensor, addresses, index, size)
+        except AccessFault:
+            return None
+        self.stored_to.add(tensor.name)
+        return tensor.views[size].view(code), index
+
     def _store_part(
         self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None, chosen: np.ndarray
     ) -> bool:

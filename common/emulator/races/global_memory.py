@@ -36,7 +36,7 @@ from ..execute.tiles import Region
 from ..execute.watcher import Actor
 from . import earlier_grid
 from .order import NEVER, ORDERED, PUBLISHED, Order
-from .strength import WEAK_WRITE, Strength, smallest_global_access, strengths
+from .strength import WEAK_WRITE, Strength, Strengths, smallest_global_access
 
 Message = dict[int, np.ndarray]  # by CTA: the last epochs of its threads, (threads)
 
@@ -101,9 +101,9 @@ class Learnt:
     epoch: int
     message: Message
 
-    def is_known(self, vector: np.ndarray) -> bool:
-        """Whether one who is ordered after these epochs of the CTA's threads has it too."""
-        return bool((vector[self.threads] >= self.epoch).any())
+    def is_known(self, vectors: np.ndarray) -> np.ndarray:
+        """Whether those who are ordered after these epochs of the CTA's threads, (..., threads), have it too."""
+        return np.asarray((vectors[..., self.threads] >= self.epoch).any(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class GlobalRaces:
         """`prior` and `ordered_sums`: see launch.run."""
         self._machine, self.prior = machine, prior
         self._granule = smallest_global_access(machine.program.kernel.instructions)
-        self._strengths = strengths(machine.program.blocks, ordered_sums)
+        self._strengths = Strengths(machine.program.blocks, ordered_sums)
         self._tables: dict[int, Table] = {}
         prior_grid = Execution(-1, 0, np.array([_PRIOR]), np.zeros(1, np.int64), WEAK_WRITE, "may still write it")
         self._records: list[Execution] = [prior_grid]
@@ -314,15 +314,15 @@ class GlobalRaces:
         ):
             known.append(learnt)
 
-    def known_of(self, access: WordAccess, row: int, lane: int, cta: int) -> np.ndarray | None:
-        """The last epochs of another CTA's threads that a thread is ordered after, (threads)."""
-        own = int(access.record.ctas[row])
-        if not (learnt := self._learnt.get(own)):
-            return None
-        vector, found = access.order.vector(access.record.warp, access.order_row(row), lane, ORDERED), None
-        for each in learnt:
-            if cta in each.message and each.is_known(vector):
-                found = each.message[cta] if found is None else np.maximum(found, each.message[cta])
+    def known_of(self, access: WordAccess, row: int, lanes: np.ndarray, cta: int) -> np.ndarray:
+        """The last epochs of another CTA's threads that lanes are ordered after, (lanes, threads); -1: of none."""
+        warp, at = access.record.warp, access.order_row(row)
+        vectors = np.stack([access.order.vector(warp, at, lane, ORDERED) for lane in lanes.tolist()])
+        found = np.full(vectors.shape, -1)
+        for each in self._learnt.get(int(access.record.ctas[row]), ()):
+            if cta in each.message:
+                known = each.is_known(vectors)
+                found[known] = np.maximum(found[known], each.message[cta])
         return found
 
     def _check(self, tensor: Tensor, access: WordAccess, stamps: np.ndarray, places: np.ndarray) -> None:
@@ -340,11 +340,12 @@ class GlobalRaces:
             if not len(at):
                 continue
             threads, epochs = 32 * earlier.warp + (stamps[at] & 31), earlier.epoch(theirs)
-            pairs = np.stack([earlier.ctas[theirs], access.rows[places[at]], access.lanes[places[at]]])
+            pairs = np.stack([earlier.ctas[theirs], access.rows[places[at]]])
             for pair in np.unique(pairs, axis=1).T:
                 these = np.nonzero((pairs == pair[:, None]).all(axis=0))[0]
-                known = self.known_of(access, int(pair[1]), int(pair[2]), int(pair[0]))
-                late = np.ones(len(these), bool) if known is None else epochs[these] > known[threads[these]]
+                lanes, of_lane = np.unique(access.lanes[places[at[these]]], return_inverse=True)
+                known = self.known_of(access, int(pair[1]), lanes, int(pair[0]))
+                late = epochs[these] > known[of_lane, threads[these]]
                 if late.any():
                     found = at[these[int(np.argmax(late))]]
                     raise self.race(tensor, access, int(places[found]), int(stamps[found]))

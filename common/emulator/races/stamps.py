@@ -94,7 +94,8 @@ class LastAccesses:
         self._table: np.ndarray | None = None  # (rows, warps, words)
         self._noted = np.zeros(num_words, bool)  # the words that have been accessed at all
         self._slots = np.full(num_words, -1) if by_lanes else None  # the slot of each word; -1: none
-        self._by_lane = np.zeros((1, num_warps, 32, 0), np.int64)
+        self._num_slots = 0
+        self._by_lane = np.zeros((1, num_warps, 0, 32), np.int64)  # (rows, warps, slots and unused room, lanes)
 
     def part(self, num_ctas: int) -> None:
         """Gives each CTA its own row."""
@@ -114,7 +115,7 @@ class LastAccesses:
             slots = self._slots[words]
             slots = slots[slots >= 0]
             for row in range(len(self._by_lane)) if rows is None else rows:
-                self._by_lane[row][:, :, slots] = 0
+                self._by_lane[row][:, slots] = 0
 
     # -- noting
 
@@ -122,7 +123,7 @@ class LastAccesses:
         """Remembers an access as the last of its warp."""
         if self._table is None:
             self._table = np.zeros((self._order.num_rows, self._num_warps, self._num_words), np.int64)
-            self._by_lane = np.zeros((self._order.num_rows, self._num_warps, 32, 0), np.int64)
+            self._by_lane = np.zeros((self._order.num_rows, self._num_warps, 0, 32), np.int64)
         where, words, warp = where_of(access.rows), access.words, access.warp.index
         self._noted[words] = True
         now = (self._order.clock[where, warp] << EPOCH)[:, None] | access.index << INSTRUCTION
@@ -156,20 +157,24 @@ class LastAccesses:
         chosen = slots >= 0
         lanes = access.threads[chosen] & 31
         flat = self._by_lane[:, warp].reshape(len(self._by_lane), -1)
-        places = lanes * self._by_lane.shape[-1] + slots[chosen]
+        places = slots[chosen] * 32 + lanes
         put(flat, where_of(access.rows), places, now | access.threads[chosen])
 
     def _add_slots(self, words: np.ndarray) -> None:
         """New slots, which begin with what the table knows of these words."""
         assert self._slots is not None
         assert self._table is not None
-        first = self._by_lane.shape[-1]
-        self._slots[words] = first + np.arange(len(words))
+        first, end = self._num_slots, self._num_slots + len(words)
+        self._num_slots = end
+        self._slots[words] = np.arange(first, end)
         stamps = self._table[:, :, words]  # (rows, warps, words)
         plain = (stamps > 0) & (stamps >> KIND & KIND_MASK == PLAIN)
         lane = np.where(plain, stamps & 31, -1)
-        added = np.where(lane[:, :, None] == np.arange(32)[:, None], stamps[:, :, None], 0)
-        self._by_lane = np.concatenate([self._by_lane, added], axis=-1)
+        if (held := self._by_lane.shape[2]) < end:
+            larger = np.zeros((*self._by_lane.shape[:2], max(end, 2 * held), 32), np.int64)
+            larger[:, :, :first] = self._by_lane[:, :, :first]
+            self._by_lane = larger
+        self._by_lane[:, :, first:end] = np.where(lane[..., None] == np.arange(32), stamps[..., None], 0)
 
     # -- checking
 
@@ -229,7 +234,7 @@ class LastAccesses:
 
     def _among_lanes(self, access: Touch, slots: np.ndarray, plane: int) -> Conflict | None:
         where, chosen = where_of(access.rows), np.nonzero(slots >= 0)[0]
-        stamps = self._by_lane[where].take(slots[chosen], axis=3)
+        stamps = self._by_lane[where].take(slots[chosen], axis=2).swapaxes(2, 3)
         stamps = stamps.reshape(len(stamps), -1, len(chosen))  # (rows, threads, words)
         known_in = partial(self._known_to, access, chosen, stamps)
         bad = stamps >> EPOCH > (known_in(ORDERED) if plane == ORDERED else self._crossed(stamps, known_in))

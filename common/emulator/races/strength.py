@@ -51,11 +51,23 @@ def is_wide_fence(instruction: Instruction) -> bool:
     return root in ("fence", "membar") and "proxy" not in words and bool({"gpu", "sys", "gl"} & set(words))
 
 
-def strengths(blocks: Sequence[PtxBlock], ordered_sums: bool = False) -> dict[int, Strength]:
-    """By instruction, of what accesses memory. With `ordered_sums` an addition of floats is a write like any other."""
-    found = {i.index: i.opcode for block in blocks for i in block.instructions if _ACCESS.match(i.opcode)}
-    is_sum = {index: ordered_sums and _FLOAT_SUM.match(opcode) is not None for index, opcode in found.items()}
-    return {index: WEAK_WRITE if is_sum[index] else strength(opcode) for index, opcode in found.items()}
+class Strengths(dict[int, Strength]):
+    """Of what accesses memory, by instruction; read when it first runs, as until then the blocks may be changed.
+
+    With `ordered_sums` an addition of floats is a write like any other.
+    """
+
+    def __init__(self, blocks: Sequence[PtxBlock], ordered_sums: bool = False) -> None:
+        super().__init__()
+        self._blocks, self._ordered_sums = blocks, ordered_sums
+        self._block_of = {i.index: block.index for block in blocks for i in block.instructions}
+
+    def __missing__(self, index: int) -> Strength:
+        block = self._blocks[self._block_of[index]]
+        opcode = next(i.opcode for i in block.instructions if i.index == index and _ACCESS.match(i.opcode))
+        is_sum = self._ordered_sums and _FLOAT_SUM.match(opcode)
+        self[index] = found = WEAK_WRITE if is_sum else strength(opcode)
+        return found
 
 
 def smallest_global_access(instructions: list[Instruction]) -> int:
