@@ -1,8 +1,8 @@
 """How far FlashAttention-2's own roundings lead from exact gradients: the bound where its rule says less.
 
 Tensor cores cut off what lies below the highest bits of a sum, at each step of 16 columns: dP is wrong by so much as if
-all of it were. Where dP and delta cancel, as in rows of one key, that is all there is. Of a softcap the factor of dS is
-rounded too, as it comes with P from another warp.
+all of it were. Where dP and delta cancel, as in rows of one key, that is all there is. With a softcap, P times its
+derivative is rounded before it is multiplied by dP, which FlashAttention-2 does not do: it comes from another warp.
 """
 
 import math
@@ -32,7 +32,7 @@ def bounded_by_flash_attention(task: Problem, tensors: Tensors) -> Expected:
 
 
 def _as_flash_attention_rounds(p: Problem, tensors, share, number=0) -> dict[str, torch.Tensor]:
-    """P and dS are rounded, O comes rounded, `share` of dP is left, the rest is fp32. `number`: of the first sequence."""
+    """P and dS are rounded, O comes rounded, `share` of dP is left, all else is fp32. `number` counts sequences."""
     made = {f"d{name}": torch.zeros_like(tensors[name], dtype=torch.float64) for name in "qkv"}
     dtype, rows = tensors["q"].dtype, slice(0, p.seqlen_q)
     for batch in range(p.batch):
@@ -42,10 +42,11 @@ def _as_flash_attention_rounds(p: Problem, tensors, share, number=0) -> dict[str
             weights = (scores - tensors["lse"][batch, ..., None]).exp().nan_to_num(nan=0)  # no key is seen: inf - inf
             delta = (dout * o).sum(-1) - (tensors["dlse"][batch] if "dlse" in tensors else 0)
             dp = kept(p, tensors, number + batch, rows, dout @ v.mT * share)
-            ds = weights * (dp - delta[..., None])
+            of_dp = weights
             if p.softcap:
-                ds *= (1 - torch.tanh((q * p.softmax_scale) @ k.mT / p.softcap) ** 2).to(dtype)
-            ds = ds.to(dtype).float()
+                slope = 1 - torch.tanh((q * p.softmax_scale) @ k.mT / p.softcap) ** 2
+                of_dp = (weights * slope).to(dtype).float()
+            ds = (of_dp * (dp - delta[..., None])).to(dtype).float()
             weights = kept(p, tensors, number + batch, rows, weights).to(dtype).float()
             found = {"dq": p.softmax_scale * ds @ k, "dk": p.softmax_scale * ds.mT @ q, "dv": weights.mT @ dout}
         for name, gradient in found.items():

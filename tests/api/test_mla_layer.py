@@ -1,7 +1,10 @@
 """transformers' DeepSeek models with their projections absorbed: small and random, on the emulator or a GPU."""
 
 import copy
+import os
 import re
+import subprocess
+import sys
 import textwrap
 import warnings
 
@@ -168,7 +171,12 @@ def test_a_cuda_graph_makes_steps():
 
 @pytest.mark.gpu
 def test_generate_compiles_its_steps():
-    """As transformers does with a static cache on a GPU."""
+    """As transformers does with a static cache on a GPU: in a process in which Triton compiles."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # conftest.py's
+    subprocess.run([sys.executable, __file__], check=True, env=environment)
+
+
+def require_compiled_steps_as_others():
     model = latents.absorb(made("V3", "cuda"))
     found = [
         model.generate(
@@ -294,3 +302,7 @@ def test_the_lines_of_the_docs_generate(tmp_path):
     exec(textwrap.dedent(lines[0]), names := {"NAME": tmp_path, "tokens": {"input_ids": IDS, "max_new_tokens": 1}})
     assert names["model"].config._attn_implementation == latents.NAME
     assert names["cache"].get_seq_length() == 12
+
+
+if __name__ == "__main__":
+    require_compiled_steps_as_others()
