@@ -78,9 +78,12 @@ def cases():
         yield pytest.param(version, config, [], None, id=version.name)
     for entry in REDUNDANT:
         version = catalog.find(entry["rung"])
-        other = next((other for other in REDUNDANT if other["rung"] == BESIDE.get(version.number)), entry)
+        # A rung with dropout is asked for what it has beside itself without.
+        of = version.number if entry["config"].get("dropout") else BESIDE.get(version.number)
+        other = next((other for other in REDUNDANT if other["rung"] == of), entry)
         beside = None if other is entry else other
-        yield pytest.param(version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-redundant")
+        kind = "dropout" if entry["config"].get("dropout") else "redundant"
+        yield pytest.param(version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-{kind}")
 
 
 class Rung:
@@ -112,6 +115,7 @@ class Rung:
             head_dim=default.head_dim,
             dtype=default.dtype,
             causal=version.number in MASKED_KEYS,
+            dropout_p=0.3 if overrides.get("dropout") else 0.0,
         )
         last_tile = (self.problem.seqlen_q - 1) // default.block_m * default.block_m
         # Under a mask the last tile sees all blocks. From rung 41 on its rows begin with half a block, and those before

@@ -20,8 +20,8 @@
 using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
-constexpr int drawers = dropout ? 1 : 0;                // warpgroups, behind it
-constexpr int mask_stages = dropout ? 4 : 0;
+constexpr int drawers = dropout ? 1 : 0;                 // warpgroups; they come last
+constexpr int mask_stages = dropout ? 4 : 0;             // how many blocks of keys ahead they may be
 using Share = Registers<num_consumers, 1, dropout ? 24 : 32, drawers, 40>;
 constexpr bool is_uneven = causal && !window;  // within a window all tiles see about as many keys
 constexpr bool ends_early = causal || window;  // a row may see no later key
@@ -43,7 +43,7 @@ using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (dropout ? 0 : ones_columns)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
-using Softmax = LaggingSoftmax<dtype, lse || dropout>;                 // with dropout that is not of all weights
+using Softmax = LaggingSoftmax<dtype, lse || dropout>;  // with dropout that is not of all weights
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
@@ -125,17 +125,17 @@ struct Rows {
 // O += P V over the blocks of keys from `last` down to `lowest`. The caller's `recompute` brings back scores; `on_begun` comes
 // behind the first block's softmax, and `beside_last` while the last P V sums.
 template <class Lowest, class Recompute, class OnBegun, class BesideLast>
-__device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept,
-                                     Softmax &softmax, const Softcap<softcap> &scores, const Mask<causal, window> &mask,
-                                     const Rows &rows, int last, Lowest lowest,
-                                     Recompute recompute, OnBegun on_begun, BesideLast beside_last) {
+__device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept, Softmax &softmax,
+                                     const Softcap<softcap> &scores, const Mask<causal, window> &mask, const Rows &rows,
+                                     int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
+                                     BesideLast beside_last) {
     auto step = [&](int j, auto is_masked, auto &p_before) {
         constexpr bool masked = decltype(is_masked)::value;
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
         v.wait();
         start_sum<dtype>(o, p_before, v.operand());  // O += P V of the one before
-        kept.take();
+        kept.take();                                 // while both sum
 
         wait_for<1>(s);
         scores.apply(s);
