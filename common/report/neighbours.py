@@ -37,12 +37,12 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "Masks, any lengths, any strides and a schedule come in one step, with copiers for any columns.",
     ),
     "24_woven_general": (
-        600,
+        615,
         "The general loop is woven, in parts where a mask cuts, and takes what models ask for: "
         "packed sequences, sliding windows, softcaps, ALiBi, sinks, dropout, any head_dims.",
     ),
     "26_tma": (80, "A tile that TMA brings must be mapped, asked for and waited for, with mbarriers."),
-    "27_producer_warp": (94, "With roles come registers that move, and tiles that are waited for and released."),
+    "27_producer_warp": (95, "With roles come registers that move, and tiles that are waited for and released."),
     "31_persistent": (74, "A CTA that goes on to the next tile must not wait until the last one is stored."),
     "33_rare_rescale": (
         94,
@@ -74,9 +74,10 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "decode/10_seen_keys": (170, "What models ask for comes in one step: padding, a window, a softcap and ALiBi."),
     "decode/12_append": (95, "A kernel of its own writes new keys, and Q and K are turned on their way."),
     "decode/13_cluster_combine": (85, "A cluster's shared memory takes the place of a workspace and a counter."),
-    "mla/03_columns_by_tma": (190, "Two roles, TMA and a barrier for each 64 columns come together."),
+    "mla/03_columns_by_tma": (192, "Two roles, TMA and a barrier for each 64 columns come together."),
     "mla/04_seesaw": (130, "Two groups take blocks in turn, and pass P on: the loop is another one."),
-    "mla/05_equal_parts": (105, "Parts are found on the GPU, and a sliced kernel combines those of all sequences."),
+    "mla/05_equal_parts": (110, "Parts are found on the GPU, and a sliced kernel combines those of all sequences."),
+    "mla/06_cluster_combine": (137, "It stands beside rung 05 on rung 04, whose splits and second kernel it has not."),
     "decode/11_fp8_cache": (160, "Operands of bytes come with a Q and a P in the range of f16, and with scales."),
     "backward/01_tensor_cores": (680, "It goes from ordinary cores to tensor cores, and all headers begin with it."),
     "backward/04_coalesced_atomics": (54, "A tile of dQ in the order of registers must be sorted when it is rounded."),
@@ -89,7 +90,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
     "backward/09_causal": (66, "A mask by keys, and an order of tiles by keys, are not those of the forward pass."),
     "backward/10_general": (205, "Any lengths, any strides, grouped heads and padded passes come in one step."),
     "backward/11_any_attention": (
-        565,
+        585,
         "It brings what several rungs of the forward ladder bring, and rung 12's dropout, counts rows anew where they "
         "are packed, and can add in one order.",
     ),
@@ -109,7 +110,7 @@ LARGER = {  # the steps that are larger: how many lines they may have, and why
         "Warps of their own add, each warp of the producer's has a role, and tiles come in another order.",
     ),
     "48_column_of_ones": (
-        266,
+        368,
         "A softmax whose m lags is another one, whose rare path touches single rows alone; and it takes dropout.",
     ),
 }
