@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import gradients, masks, mla
+from flashladder.common.api import given, gradients, masks, mla
 from flashladder.common.api import transformers as ladder
 from flashladder.common.api.caches import can_look_at
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
@@ -62,9 +62,16 @@ def absorb(model: Any) -> Any:
 
 
 class LatentCache(StaticCache):
-    """transformers' static cache whose rows are those that kernels read: latent and rotated part side by side."""
+    """transformers' static cache whose rows are those that kernels read: latent and rotated part side by side.
+
+    Raises UnsupportedProblemError for models of other sizes than `absorb` takes, and for more keys than there is room
+    for; on a GPU, which nobody waits for, an index out of bounds ends those.
+    """
 
     def __init__(self, config: Any, max_cache_len: int) -> None:
+        _check_sizes(config.get_text_config(decoder=True))
+        if given.whole("max_cache_len", max_cache_len) < 1:
+            raise UnsupportedProblemError(f"max_cache_len={max_cache_len}: must be at least 1")
         super().__init__(config, max_cache_len)
         self.layers = [_Rows(max_cache_len) for _ in range(len(self))]
 
@@ -82,10 +89,18 @@ class _Rows(StaticLayer):
         rows = torch.cat((latent, rotated), -1)
         if not self.is_initialized:
             self.lazy_initialization(rows, rows[..., :0])
+        self._check(rows)
         at = self.cumulative_length + torch.arange(rows.shape[2], device=rows.device)
         self.cumulative_length.add_(rows.shape[2])
         self.keys.index_copy_(2, at + PAGE * (at >= self.room), rows)  # beyond the room is beyond the memory
         return self.keys, self.values
+
+    def _check(self, rows: torch.Tensor) -> None:
+        """UnsupportedProblemError for rows that have no place here."""
+        if len(rows) != len(self.keys):
+            raise UnsupportedProblemError(f"the LatentCache is of {len(self.keys)} sequences, these are {len(rows)}")
+        if can_look_at(rows) and (keys := int(self.cumulative_length) + rows.shape[2]) > self.room:
+            raise UnsupportedProblemError(f"{keys} keys: the LatentCache has room for max_cache_len={self.room}")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.room, 0
@@ -98,12 +113,18 @@ def _check(layer: Any) -> None:
     """UnsupportedProblemError for a layer that cannot be absorbed."""
     if not hasattr(type(layer), "expand_kv"):
         raise UnsupportedProblemError(f"{type(layer).__name__} has no expand_kv; that of transformers 5.23 has")
-    if (layer.kv_lora_rank, layer.qk_rope_head_dim) != (LATENT, ROTATED):
-        raise UnsupportedProblemError(
-            f"kv_lora_rank={layer.kv_lora_rank} and qk_rope_head_dim={layer.qk_rope_head_dim}; kernels take {LATENT} "
-            f'and {ROTATED}: attn_implementation="ladder" expands others'
-        )
+    _check_sizes(layer)
     _up(layer)
+
+
+def _check_sizes(of: Any) -> None:
+    """UnsupportedProblemError for a layer, or a model's config, of other sizes than kernels take."""
+    latent, rotated = (getattr(of, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    if (latent, rotated) != (LATENT, ROTATED):
+        raise UnsupportedProblemError(
+            f"kv_lora_rank={latent} and qk_rope_head_dim={rotated}; kernels take {LATENT} and {ROTATED}: "
+            'attn_implementation="ladder" expands others'
+        )
 
 
 def _up(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:

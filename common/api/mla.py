@@ -26,6 +26,7 @@ _OPTIONS = {  # of FlashMLA's newer releases, and what they would be for
     **dict.fromkeys(("indices", "topk", "topk_length"), "sparse attention"),
     **dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"), "sparse attention"),
 }
+_COUNTS = ("num_heads_q", "num_q_tokens_per_head_k")  # of newer releases, whose num_heads_per_head_k is the second
 
 
 def get_mla_metadata(
@@ -37,11 +38,15 @@ def get_mla_metadata(
     second one counts a part a sequence. `flash_mla_with_kvcache` takes both, and looks at neither. FlashMLA's newer
     releases need no argument, and give None as the second; so does this without lengths.
     """
-    _refuse({name: value for name, value in options.items() if name != "num_heads_q"})
+    counts = {"num_heads_per_head_k": num_heads_per_head_k, "num_heads_k": num_heads_k}
+    counts |= {name: options.pop(name) for name in _COUNTS if options.get(name) is not None}
+    _refuse({name: value for name, value in options.items() if name not in _COUNTS})
     if cache_seqlens is None:
         return torch.empty((0, 8), dtype=torch.int32), None
     given.tensors(cache_seqlens=cache_seqlens)
-    for name, count in (("num_heads_per_head_k", num_heads_per_head_k), ("num_heads_k", num_heads_k)):
+    if cache_seqlens.dim() != 1:
+        raise UnsupportedProblemError(f"cache_seqlens has shape {tuple(cache_seqlens.shape)}; it should be (batch)")
+    for name, count in counts.items():
         if given.whole(name, count) < 1:
             raise UnsupportedProblemError(f"{name}={count}: must be at least 1")
     parts = torch.arange(len(cache_seqlens) + 1, dtype=torch.int32, device=cache_seqlens.device)

@@ -119,6 +119,13 @@ def test_newer_releases_of_flash_mla_prepare_nothing():
     assert get_mla_metadata()[1] is None
     lengths = torch.tensor([5, 7], dtype=torch.int32)
     assert get_mla_metadata(lengths, 16, 1, num_heads_q=16, is_fp8_kvcache=False)[1].tolist() == [0, 1, 2]
+    counts = {"num_q_tokens_per_head_k": 16, "num_heads_k": 1, "num_heads_q": None}
+    assert get_mla_metadata(lengths, **counts)[1].tolist() == [0, 1, 2]
+    with pytest.raises(UnsupportedProblemError, match="num_q_tokens_per_head_k=0: must be at least 1"):
+        get_mla_metadata(lengths, num_q_tokens_per_head_k=0)
+    for misshapen in (lengths[0], lengths[:, None]):
+        with pytest.raises(UnsupportedProblemError, match=r"cache_seqlens has shape .*; it should be \(batch\)"):
+            get_mla_metadata(misshapen)
     with pytest.raises(UnsupportedProblemError, match="topk is given: kernels here have no sparse attention"):
         get_mla_metadata(lengths, 16, 1, topk=2048)
     with pytest.raises(UnsupportedProblemError, match="num_heads_k=0: must be at least 1"):

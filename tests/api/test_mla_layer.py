@@ -230,8 +230,13 @@ def test_a_prompt_in_parts_and_beams(steps):
     parts.append(absorbed(IDS.flip(0)[:, 11:], past_key_values=cache).logits.flip(0))
     assert steps == [1, 12]
     assert (torch.cat(parts, 1).double() - exact).abs().max() <= 2 * (whole - exact).abs().max()
-    with pytest.raises(IndexError):
-        absorbed(IDS[:, :1], past_key_values=cache)
+    for more, message in (
+        (IDS[:, :1], "13 keys: the LatentCache has room for max_cache_len=12"),
+        (IDS[:1, :1], "of 2 seq"),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=message):
+            absorbed(more, past_key_values=cache)
+    assert int(cache.get_seq_length()) == 12
 
 
 @torch.no_grad()
@@ -286,7 +291,11 @@ def test_what_cannot_be_absorbed_is_refused():
         UnsupportedProblemError, match="kv_lora_rank=256 and qk_rope_head_dim=64; kernels take 512 and 64"
     ):
         latents.absorb(made(kv_lora_rank=256))
+    with pytest.raises(UnsupportedProblemError, match="kv_lora_rank=None and qk_rope_head_dim=None"):
+        latents.LatentCache(config, 12)
     model = made()
+    with pytest.raises(UnsupportedProblemError, match="max_cache_len=0: must be at least 1"):
+        latents.LatentCache(model.config, 0)
     model.model.layers[1].self_attn.kv_b_proj = torch.nn.Sequential(model.model.layers[1].self_attn.kv_b_proj)
     with pytest.raises(UnsupportedProblemError, match=r"kv_b_proj is of type Sequential.*plain Linear"):
         latents.absorb(model)
