@@ -128,7 +128,7 @@ def rung_for(problem: Problem, arch: str) -> Version:
 
     UnsupportedProblemError says what the last one lacks.
     """
-    asked = IN_ONE_ORDER if problem.deterministic else RUNGS
+    asked: tuple[str, ...] = IN_ONE_ORDER if problem.deterministic else RUNGS
     if problem.head_dim == ORDERED_HEAD_DIM:
         asked = tuple(dict.fromkeys((IN_ONE_ORDER[0], *asked)))
     rungs = [rung for rung in map(catalog.find, asked) if rung.runs_on(arch)]
