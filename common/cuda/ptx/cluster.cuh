@@ -15,6 +15,13 @@ __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The same place of this CTA, by an address without its rank, which a cluster's addresses have above their low 24 bits. For
+// matrix descriptors.
+template <class T>
+__device__ inline const T *without_rank(const T *place) {
+    return static_cast<const T *>(__cvta_shared_to_generic(shared_address(place) & 0xffffff));
+}
+
 // Where the CTA of a rank has what this one has at `place`, an address of shared memory.
 __device__ inline unsigned in_cta(unsigned place, unsigned rank) {
     unsigned there;

@@ -12,11 +12,11 @@ constexpr int warpgroup_rows = 64;
 __device__ inline int warpgroup_index() { return threadIdx.x / warpgroup_threads; }
 
 // PTX ISA, "Matrix Descriptor Format". Addresses and steps are in units of 16 bytes. `panel_bytes` leads from 64 columns
-// to the next 64 of an operand whose columns run along m or n; 1024 bytes lead from 8 rows to the next 8. In a cluster an
-// address has its CTA's rank above the 18 bits that a descriptor takes.
+// to the next 64 of an operand whose columns run along m or n; 1024 bytes lead from 8 rows to the next 8. The address has 18
+// bits: in a cluster, `without_rank` gives it.
 __device__ inline uint64_t matrix_descriptor(const void *tile, int panel_bytes) {
     constexpr uint64_t swizzle_128 = 1;
-    const uint64_t start = (shared_address(tile) & 0x3ffff) >> 4;
+    const uint64_t start = shared_address(tile) >> 4;
     return start | static_cast<uint64_t>(panel_bytes >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
            swizzle_128 << 62;
 }

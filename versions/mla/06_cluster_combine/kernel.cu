@@ -76,9 +76,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     ByRows<QTile> q_operand;
     ByRows<KVTile> k_operand;
     ByColumns<KVTile> v_operand;
-    q_operand.start(shared.q);
-    k_operand.start(ring.block[0]);
-    v_operand.start(ring.block[0] + KVTile::step(0, group * group_cols));
+    q_operand.start(without_rank(shared.q));
+    k_operand.start(without_rank(ring.block[0]));
+    v_operand.start(without_rank(ring.block[0]) + KVTile::step(0, group * group_cols));
 
     Accumulator<16, block_n> s;
     HeldA<16, block_n> p;
