@@ -20,6 +20,7 @@ from flashladder.common.api.packed import (
     without_padding,
 )
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
+from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 
 NAME = "ladder"
 _NOT_SDPAS = {"softcap": "a softcap", "s_aux": "attention sinks"}
@@ -144,11 +145,12 @@ def _step(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scores: dict[str, Any]
 ) -> torch.Tensor:
     """A few queries of each sequence, against the first `lengths` keys of its place in a static cache."""
-    if k.shape[3] == v.shape[3] and scores["sinks"] is None and not scores["dropout_p"]:
+    has_kernel = k.shape[3] == v.shape[3] and k.shape[3] in CACHED_HEAD_DIMS
+    if has_kernel and scores["sinks"] is None and not scores["dropout_p"]:
         asked = {name: scores[name] for name in ("softmax_scale", "softcap")}
         return only_o(kvcache.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, **asked))
     if torch.compiler.is_compiling():
-        raise UnsupportedProblemError("a step with sinks, dropout or narrower V under torch.compile: it needs a length")
+        raise UnsupportedProblemError("a step under torch.compile that no decode kernel takes: it needs a length")
     seen = int(lengths[0])  # waits for the GPU; they are all the same
     return only_o(attention(q, k[:, :seen], v[:, :seen], causal=True, **scores))
 
