@@ -90,24 +90,6 @@ def flash_mla_with_kvcache(
     return o, lse.masked_fill_(lse == -math.inf, math.inf)
 
 
-@torch.library.custom_op("flashladder::mla_decode", mutates_args=())
-def mla_decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `computed`."""
-    return computed(q, k_cache, block_table, cache_seqlens, softmax_scale, causal)
-
-
-@mla_decode.register_fake
-def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return outputs(q)
-
-
 def computed(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -130,6 +112,14 @@ def computed(
     }
     op.slow_path(op.prepared(problem, q, _rung(problem, op.arch_of(q.device))), problem, tensors)
     return o, lse
+
+
+mla_decode = torch.library.custom_op("flashladder::mla_decode", computed, mutates_args=())
+
+
+@mla_decode.register_fake
+def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return outputs(q)
 
 
 def _problem_of(
