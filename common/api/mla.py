@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -86,8 +85,7 @@ def flash_mla_with_kvcache(
     lengths = caches.lengths_of(cache_seqlens, q, cache)
     _check_columns(q, k_cache, given.whole("head_dim_v", head_dim_v))
     scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
-    o, lse = mla_decode(q, k_cache, block_table, lengths, scale, causal)
-    return o, lse.masked_fill_(lse == -math.inf, math.inf)
+    return mla_decode(q, k_cache, block_table, lengths, scale, causal)
 
 
 def computed(
@@ -98,7 +96,7 @@ def computed(
     softmax_scale: float | None,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp, which is -inf of a row that sees no key. Pages may overlap."""
+    """O and the log-sum-exp. Pages may overlap."""
     o, lse = outputs(q)
     problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
     tensors = {

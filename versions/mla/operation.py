@@ -5,7 +5,7 @@
     v_cache        the first head_dim_v columns of the same memory: the latent
     cache_seqlens  (batch), int32: how many keys a sequence has
     o              (batch, seqlen_q, num_heads, head_dim_v)
-    lse            (batch, num_heads, seqlen_q), fp32
+    lse            (batch, num_heads, seqlen_q), fp32; +inf of a row that sees no key, as FlashMLA's
 
 A paged cache is (num_pages, page_size, num_heads_k, head_dim), with the block table of the ladder for decode.
 DeepSeek-V2 and -V3 have head_dim 576, head_dim_v 512 and one head of K (arXiv:2405.04434, section 2.1).
@@ -13,9 +13,12 @@ DeepSeek-V2 and -V3 have head_dim 576, head_dim_v 512 and one head of K (arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
+
+import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View
@@ -64,6 +67,14 @@ class _Latent(Decode):
             raise UnsupportedProblemError(
                 f"head_dim_v={problem.head_dim_v}: V is the first columns of K, which has head_dim={problem.head_dim}"
             )
+
+    def compute(
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """As for decode, but for the log-sum-exp of a row that sees no key."""
+        computed = super().compute(problem, tensors, dtype)
+        computed["lse"].masked_fill_(computed["lse"] == -math.inf, math.inf)
+        return computed
 
     def bytes_moved(self, problem: Problem) -> float:
         """The cache once, and Q and O, which are as large where it is short."""

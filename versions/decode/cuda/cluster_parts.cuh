@@ -14,10 +14,12 @@ struct PartOfRows {
 };
 
 // Adds up the parts of a tile's rows, in the order of the ranks, and stores O and the log-sum-exp. The cluster has met; the
-// warps of all its CTAs share the work, 4 columns a lane: those of its first threads.
+// warps of all its CTAs share the work, 4 columns a lane: those of its first threads. The log-sum-exp of a row without keys is
+// `of_no_key`.
 template <int ctas, int rows, int cols, int more_cols>
 __device__ inline void combine_cluster(const DecodeParams &params, const PackedRows<rows> &tile,
-                                       const PartOfRows<rows, cols, more_cols> &part, int threads = blockDim.x) {
+                                       const PartOfRows<rows, cols, more_cols> &part, int threads = blockDim.x,
+                                       float of_no_key = -INFINITY) {
     const int first = (warp_index() * ctas + cluster_rank()) * 32 + lane_index();
     for (int i = first * 4; i < (tile.last() + 1) * cols; i += threads * ctas * 4) {
         const int row = i / cols, col = i % cols;
@@ -36,6 +38,6 @@ __device__ inline void combine_cluster(const DecodeParams &params, const PackedR
         }
         const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
         o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
-        store_columns<config::dtype>(params, tile, row, col, o, highest + __log2f(sum) * ln_2);
+        store_columns<config::dtype>(params, tile, row, col, o, or_of_no_key(highest + __log2f(sum) * ln_2, of_no_key));
     }
 }

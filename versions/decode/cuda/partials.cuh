@@ -11,10 +11,11 @@ FLASHLADDER_WORKSPACE(partial_o, float, "max(num_parts, num_splits * batch) * nu
 FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * num_heads * seqlen_q");
 
 // O of a row from its parts, by a warp: `slice` columns of it, from `first_col` on. Parts are weighted by their
-// log-sum-exp, which is -inf of one without keys. They are added up in their order, whichever was ready first.
+// log-sum-exp, which is -inf of one without keys. They are added up in their order, whichever was ready first. Where no
+// part has keys, the row's log-sum-exp is `of_no_key`.
 template <int head_dim_v = config::head_dim, int slice = head_dim_v>
 __device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
-                                     int row, int first_col = 0) {
+                                     int row, int first_col = 0, float of_no_key = -INFINITY) {
     constexpr int columns = (slice + 63) / 64 * 2;  // of a lane, whole pairs
     constexpr int at_once = slice < head_dim_v ? 32 : 8;  // loads that are under way
     const bool has_columns = slice % 64 == 0 || lane_index() * columns < slice;
@@ -48,5 +49,5 @@ __device__ inline void combine_parts(const DecodeParams &params, Partials partia
     for (int c = 0; has_columns && c < columns; c += 2)
         *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
     if (params.lse != nullptr && lane_index() == 0 && first_col == 0)
-        params.lse[params.row_index(batch, head, row)] = highest + __log2f(sum) * ln_2;
+        params.lse[params.row_index(batch, head, row)] = or_of_no_key(highest + __log2f(sum) * ln_2, of_no_key);
 }

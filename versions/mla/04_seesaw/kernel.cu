@@ -160,5 +160,6 @@ FLASHLADDER_KERNEL(combine, SplitParams, Launch{32}.over("seqlen_q", "num_heads"
 
 extern "C" __global__ void __launch_bounds__(32)
     combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
-    combine_parts<head_dim_v>(params, partials, params.parts_of(blockIdx.z), blockIdx.z, blockIdx.y, blockIdx.x);
+    combine_parts<head_dim_v>(params, partials, params.parts_of(blockIdx.z), blockIdx.z, blockIdx.y, blockIdx.x, 0,
+                              lse_of_no_key);
 }

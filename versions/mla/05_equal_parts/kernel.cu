@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(combine_warps * 32, combine_ctas)
         for (; item < rows_of_one * slices; item += gridDim.x * combine_warps) {
             const int row = item / slices;
             combine_parts<head_dim_v, slice>(params, partials, parts, sequence, row % params.num_heads,
-                                             row / params.num_heads, item % slices * slice);
+                                             row / params.num_heads, item % slices * slice, lse_of_no_key);
         }
         item -= rows_of_one * slices;
     });

@@ -164,6 +164,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     part.put(of_cta, softmax, o, group * group_cols);
 
     cluster_sync();  // the parts are there
-    combine_cluster<cluster_size>(params, part.tile, of_cta, consumers);
+    combine_cluster<cluster_size>(params, part.tile, of_cta, consumers, lse_of_no_key);
     cluster_sync();  // every CTA's part is there until it has been read
 }

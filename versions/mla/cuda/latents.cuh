@@ -5,6 +5,8 @@
 #include "decode/cuda/partials.cuh"
 #include "shared_softmax.cuh"
 
+constexpr float lse_of_no_key = INFINITY;  // as FlashMLA writes it
+
 // The CTA's tile of rows is blockIdx.x.
 template <int rows, int block_n, bool causal>
 struct LatentPart {
@@ -90,7 +92,8 @@ struct LatentPart {
                 if (tile.has(i)) *reinterpret_cast<uint4 *>(to + n * 8) = eight;
             }
             if (tile.has(i) && params.lse != nullptr && softmax.party == 0 && lane_index() % 4 == 0)
-                params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] = softmax.lse(h);
+                params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] =
+                    or_of_no_key(softmax.lse(h), lse_of_no_key);
         });
     }
 

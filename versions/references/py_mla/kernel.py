@@ -65,6 +65,7 @@ def decode(problem: Problem, tensors: Tensors, block_n: int, hbm: Hbm) -> None:
                 keys = py_decode.keys_of(p, tensors, batch, head, begin, end, block_n)
                 parts.append(attend(q, (k for k, _ in keys), begin, seen, p.head_dim_v, hbm))
             o, lse = py_decode.combine(parts)
+            lse = lse.masked_fill(lse == -math.inf, math.inf)  # of a row that sees no key, as FlashMLA's
             hbm.store("O", tensors.o[batch, :, heads], o.unflatten(0, (p.seqlen_q, group)))
             if p.lse:
                 hbm.store("lse", tensors.lse[batch, heads], lse.unflatten(0, (p.seqlen_q, group)).mT)
