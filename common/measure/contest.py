@@ -10,7 +10,7 @@ from functools import cached_property, partial
 import torch
 
 from flashladder.common.compiler.artifact import Artifact
-from flashladder.common.errors import DeviceError
+from flashladder.common.errors import DeviceError, first_line
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.references import Configured, Prepared
@@ -128,8 +128,7 @@ class Arena:
         except DeviceError:
             raise
         except Exception as error:  # a foreign package may fail in any way
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
-            self.absent[baseline.name] = f"{baseline.title} failed: {reason}"
+            self.absent[baseline.name] = f"{baseline.title} failed: {first_line(error)}"
         else:
             self._theirs.append(contender)
 
