@@ -47,6 +47,11 @@ class ResultsError(FlashLadderError):
     """A results file is damaged or cannot be written."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error that is not one of these says, in short; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def unknown(what: str, given: str, known: Iterable[str], in_short: Iterable[str] = ()) -> ConfigError:
     """The error for a name that is not among the known ones, which may be listed in short."""
     return ConfigError(f"no {what} {given}{instead(given, known, in_short=in_short)}")

@@ -3,7 +3,7 @@ checked and timed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashladder.common.errors import DeviceError, VerificationError
@@ -51,8 +51,7 @@ class GpuBench:
         if problem in self._arenas:
             return
         arena = Arena(problem, self._official)
-        for reason in arena.absent.values():
-            raise DeviceError(f"there is nothing to compare with: {reason}")
+        _require_all(arena.absent)
         self._arenas[problem] = arena
 
     def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison:
@@ -62,9 +61,15 @@ class GpuBench:
             contest = self._arenas[problem].hold(kernels, TimingSettings(self._mode, rounds))
             for name, check in contest.checks.items():
                 check.require(name)
+            _require_all(contest.absent)
             if contest.measurement is None:
                 raise VerificationError("no kernel was timed")
             notes += [note for note in contest.measurement.notes() if note not in notes]
             names = [*contest.measurement.checks, CONTROL]
             times.append({name: contest.measurement.times(name) for name in names})
         return Comparison(next(iter(times[0])), CONTROL, tuple(times), tuple(notes))
+
+
+def _require_all(absent: Mapping[str, str]) -> None:
+    for reason in absent.values():
+        raise DeviceError(f"there is nothing to compare with: {reason}")

@@ -14,7 +14,7 @@ from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBSt
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.exc import SQLAlchemyError
 
-from flashladder.common.errors import ResultsError
+from flashladder.common.errors import ResultsError, first_line
 
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 90  # without a heartbeat, and the process that measured a trial is taken for dead
@@ -67,7 +67,7 @@ def named(url: str) -> Iterator[None]:
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError, OSError, ValueError) as error:
         cause = error.__cause__ or error
         raise ResultsError(
-            f"the storage {without_password(url)} cannot be used: {_first_line(cause)}. A file works on one machine, "
+            f"the storage {without_password(url)} cannot be used: {first_line(cause)}. A file works on one machine, "
             "sqlite:////home/me/studies.db; a server for several, postgresql://user:password@host/database"
         ) from error
 
@@ -84,7 +84,3 @@ def _connection(scheme: str) -> dict[str, Any]:
 def _with_folder(path: str) -> str:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

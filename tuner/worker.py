@@ -23,7 +23,7 @@ from multiprocessing import connection
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from flashladder.common.errors import DeviceError, FlashLadderError, VerificationError
+from flashladder.common.errors import DeviceError, FlashLadderError, VerificationError, first_line
 
 if TYPE_CHECKING:
     from flashladder.common.compiler.artifact import Artifact
@@ -238,13 +238,9 @@ def _compare(bench: Bench, *arguments: Any) -> Comparison | Quarantine:
     except (DeviceError, RuntimeError) as error:
         if type(error).__name__ == "OutOfMemoryError":
             raise DeviceError(
-                f"the GPU's memory is full ({_first_line(error)}): choose smaller problems, or see who else uses it"
+                f"the GPU's memory is full ({first_line(error)}): choose smaller problems, or see who else uses it"
             ) from error
-        return Quarantine("faulted", _first_line(error))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        return Quarantine("faulted", first_line(error))
 
 
 def die_with_the_search() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -10,8 +10,8 @@ from functools import cached_property, partial
 import torch
 
 from flashladder.common.compiler.artifact import Artifact
-from flashladder.common.errors import DeviceError
-from flashladder.common.measure.baselines import Baseline
+from flashladder.common.errors import DeviceError, first_line
+from flashladder.common.measure.baselines import Baseline, RunOnce
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.references import Configured, Prepared
 from flashladder.common.measure.spot import Stage
@@ -32,7 +32,7 @@ class Contest:
 
     problem: Problem
     checks: dict[str, Check]  # of our kernels
-    absent: dict[str, str]  # baselines that are missing or refuse the problem, with the reason
+    absent: dict[str, str]  # baselines that are missing, or refuse the problem or how it is timed, with the reason
     measurement: Measurement | None  # of those whose output is right; None where nothing was timed
     facts: dict[str, Mapping[str, str]] = field(default_factory=dict)  # what references tell of their run
 
@@ -79,11 +79,11 @@ class ProblemInstance:
         """A baseline on these tensors."""
         run = baseline.prepare(self.problem, self.tensors)
 
-        def check() -> Check:
-            given = run()._asdict()
+        def verified(launch: RunOnce) -> Check:
+            given = launch()._asdict()
             return verify(self.expected, {name: given[name] for name in self.problem.outputs if name != LSE})
 
-        return Contender(baseline.name, run, check)
+        return Contender(baseline.name, run, verified, is_official=True)
 
     def ours(self, name: str, kernel: Artifact | Configured, *, timed: bool) -> Contender:
         """A kernel on these tensors. DeviceError where it faults."""
@@ -95,13 +95,13 @@ class ProblemInstance:
             bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
             launch = bind(self.problem, self.tensors)
 
-        def check() -> Check:
+        def verified(launch: Callable[[], object]) -> Check:
             self.tensors.poison()
             with faults():
                 launch()
             return verify(self.expected, self.tensors.outputs, self.tensors.buffers)
 
-        return Contender(name, launch, check, self.stage if timed else None)
+        return Contender(name, launch, verified, self.stage if timed else None)
 
 
 class Arena:
@@ -128,8 +128,7 @@ class Arena:
         except DeviceError:
             raise
         except Exception as error:  # a foreign package may fail in any way
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
-            self.absent[baseline.name] = f"{baseline.title} failed: {reason}"
+            self.absent[baseline.name] = f"{baseline.title} failed: {first_line(error)}"
         else:
             self._theirs.append(contender)
 
@@ -146,7 +145,7 @@ class Arena:
             return Contest(self.problem, checks, self.absent, None, facts)
         timer = CpuTimer(settings.mode) if self._device == "cpu" else None
         measurement = measure([*self._theirs, *right], settings, timer)
-        return Contest(self.problem, checks, self.absent, measurement, facts)
+        return Contest(self.problem, checks, self.absent | measurement.absent, measurement, facts)
 
     def _on_hard_inputs(self, name: str, kernel: Artifact | Configured, check: Check) -> Check:
         """The check, with what is wrong on other inputs."""

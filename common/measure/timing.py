@@ -1,9 +1,10 @@
 """Paired timing on the GPU: every contender in every round, in shuffled ABBA order, with the baseline against itself.
 
-Three modes, never mixed. Hot: launches back to back for about 2 ms, the inputs in L2 as far as they fit, at the clocks
-of a short burst that all contenders share. Cold: single launches, each after L2 was overwritten; the figure includes
-about 2 us that two events cost. Sustained: launches for half a second, of which the second half counts, so that each
-contender runs at the clock that its own power allows.
+Four modes, never mixed. Hot: launches back to back for about 2 ms, the inputs in L2 as far as they fit, at the clocks
+of a short burst that all contenders share. Graph: the same launches in a CUDA graph, which is replayed once before.
+Cold: single launches, each after L2 was overwritten; the figure includes about 2 us that two events cost. Sustained:
+launches for half a second, of which the second half counts, so that each contender runs at the clock that its own power
+allows.
 
 The host is never timed: a sample's work waits in the GPU's queue behind a kernel that holds it back until enough is
 there. All hold it for as long, so that no kernel comes upon a cooler card. Samples carry the GPU's clock, power,
@@ -17,7 +18,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Literal, Protocol
@@ -25,21 +26,22 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from flashladder.common.errors import VerificationError
+from flashladder.common.errors import DeviceError, VerificationError
+from flashladder.common.measure.graphs import Captured, CaptureError
 from flashladder.common.measure.l2 import SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
 from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
 from flashladder.common.problem.check import Check
 
-Mode = Literal["hot", "cold", "sustained"]
-MODES: tuple[Mode, ...] = ("hot", "cold", "sustained")
+Mode = Literal["hot", "graph", "cold", "sustained"]
+MODES: tuple[Mode, ...] = ("hot", "graph", "cold", "sustained")
 CONTROL = "control"  # the baseline once more
 
-SAMPLE_US = {"hot": 2e3, "cold": 1e3, "sustained": 250e3}
-BUDGET_S = {"hot": 2.5, "cold": 2.5, "sustained": 15.0}  # of one shape
-MIN_ROUNDS = {"hot": 16, "cold": 16, "sustained": 4}
-MAX_LAUNCHES = {"hot": 200, "cold": 10, "sustained": 20_000}
+SAMPLE_US = {"hot": 2e3, "graph": 2e3, "cold": 1e3, "sustained": 250e3}
+BUDGET_S = {"hot": 2.5, "graph": 2.5, "cold": 2.5, "sustained": 15.0}  # of one shape
+MIN_ROUNDS = {"hot": 16, "graph": 16, "cold": 16, "sustained": 4}
+MAX_LAUNCHES = {"hot": 200, "graph": 200, "cold": 10, "sustained": 20_000}
 WANTED_HALF_WIDTH = 0.002  # rounds go on until every ratio's interval is this narrow, or the budget is spent
 CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little lower, so it holds a little longer
 LONGER_HOLDS = (1, 8, 64)  # where the host did not get there in time
@@ -50,12 +52,17 @@ LOUD = 0.05  # noise that a reader must know of
 
 @dataclass(frozen=True)
 class Contender:
-    """An entrant or a baseline on a problem's tensors: a launch, and the check that it computes the right thing."""
+    """An entrant or a baseline on a problem's tensors: a launch, and what calls one and tells whether it is right."""
 
     name: str
     launch: Callable[[], object]
-    check: Callable[[], Check]
+    verify: Callable[[Callable[[], object]], Check]
     stage: Stage | None = None  # its tensors, where it is spot-checked
+    is_official: bool = False  # left out, not an error, where no CUDA graph holds it
+
+    def check(self, replay: Callable[[], object] | None = None) -> Check:
+        """Of the launch, or of a replay."""
+        return self.verify(replay or self.launch)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Measurement:
     samples: tuple[Sample, ...]
     checks: dict[str, Check]
     warnings: tuple[str, ...] = ()
+    absent: dict[str, str] = field(default_factory=dict)  # official contenders that were left out, with the reason
 
     @cached_property
     def rounds(self) -> int:
@@ -164,8 +172,9 @@ class SamplePlan:
 
     launch: Callable[[], object]
     launches: int  # timed
-    lead: int  # launched before, and not timed
+    lead: int  # calls before, that are not timed
     hold_us: float  # until the queue has enough
+    launches_a_call: int = 1  # those of a graph
 
 
 class Foul(Exception):
@@ -194,30 +203,36 @@ def measure(
     """Time the contenders against the first of them, by a timer: without one, on the current GPU and stream.
 
     Outputs are checked before, amid and after; VerificationError names a contender that is wrong, or that looks faster
-    than it is, and there are no figures.
+    than it is, DeviceError one of ours that no graph holds, and there are no figures.
     """
     for contender in contenders:
         contender.check().require(f"{contender.name}, before it was timed,")
     timer = timer or _GpuTimer(settings.mode)
-    launches = {contender.name: contender.launch for contender in contenders} | {CONTROL: contenders[0].launch}
     with _no_garbage_collection():
-        plans = _plans(timer, launches)
-        spots = [SpotChecks(c.name, c.launch, c.stage, settings.seed) for c in contenders if c.stage]
-        samples = _rounds(timer, plans, contenders[0].name, settings, spots)
-    checks = {contender.name: contender.check() for contender in contenders}
+        plans, absent = _plans(timer, contenders)
+        timed = [contender for contender in contenders if contender.name in plans]
+        baseline = timed[0].name
+        spots = [SpotChecks(c.name, c.launch, c.stage, settings.seed) for c in timed if c.stage]
+        samples = _rounds(timer, plans | {CONTROL: plans[baseline]}, baseline, settings, spots)
+    checks = {contender.name: contender.check(plans[contender.name].launch) for contender in timed}
     for name, check in checks.items():
         check.require(f"{name}, after it was timed,")
-    return Measurement(settings.mode, contenders[0].name, tuple(samples), checks, timer.warnings())
+    return Measurement(settings.mode, baseline, tuple(samples), checks, timer.warnings(), absent)
 
 
-def _plans(timer: Timer, launches: dict[str, Callable[[], object]]) -> dict[str, SamplePlan]:
-    """A plan for each, which all hold the queue for as long as the slowest host needs."""
-    plans = {}
-    for name, launch in launches.items():
-        with _named(name):
-            plans[name] = timer.plan(launch)
+def _plans(timer: Timer, contenders: Sequence[Contender]) -> tuple[dict[str, SamplePlan], dict[str, str]]:
+    """A plan for each, which all hold the queue for as long as the slowest host needs; and why others have none."""
+    plans, absent = {}, {}
+    for contender in contenders:
+        try:
+            with _named(contender.name):
+                plans[contender.name] = timer.plan(contender.launch)
+        except CaptureError as error:
+            absent[contender.name] = f"{contender.name} {error}"
+            if not contender.is_official:
+                raise DeviceError(absent[contender.name]) from None
     hold_us = max(plan.hold_us for plan in plans.values())
-    return {name: replace(plan, hold_us=hold_us) for name, plan in plans.items()}
+    return {name: replace(plan, hold_us=hold_us) for name, plan in plans.items()}, absent
 
 
 def _rounds(
@@ -285,6 +300,10 @@ class _GpuTimer:
         gpu_us, host_us = self._estimate(launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
         launches = min(max(1, wanted), MAX_LAUNCHES[self.mode])
+        if self.mode == "graph":
+            replay = Captured(launch, launches)
+            _, host_us = self._estimate(replay)
+            return SamplePlan(replay, launches, 1, 100 + 2 * host_us, launches_a_call=launches)
         lead = {"hot": 1 if launches > 1 else 0, "cold": 0, "sustained": launches}[self.mode]
         dry = max(0.0, 1.3 * host_us - gpu_us) * (lead + launches)
         if dry and self.mode == "sustained":
@@ -328,7 +347,7 @@ class _GpuTimer:
             start.record()
             plan.launch()
             in_time = plan.lead > 1 or not self._held.query()  # a long lead keeps the GPU busy itself
-            for _ in range(plan.launches - 1):
+            for _ in range(plan.launches // plan.launches_a_call - 1):
                 plan.launch()
             end.record()
             state = self._monitor.read()

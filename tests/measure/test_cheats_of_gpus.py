@@ -65,8 +65,12 @@ def driver(monkeypatch):
     return made
 
 
+def right(launch):
+    return RIGHT
+
+
 def field(launch):
-    return [Contender("fa2", lambda: None, lambda: RIGHT), Contender("ours", launch, lambda: RIGHT)]
+    return [Contender("fa2", lambda: None, right), Contender("ours", launch, right)]
 
 
 @pytest.mark.parametrize("mode", ["hot", "cold"])

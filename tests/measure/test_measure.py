@@ -45,8 +45,8 @@ def fake_timer(monkeypatch):
     monkeypatch.setattr(timing, "_GpuTimer", FakeTimer)
 
 
-def contender(name, time_us, check=lambda: RIGHT):
-    return Contender(name, time_us if callable(time_us) else lambda: time_us, check)
+def contender(name, time_us, verify=lambda launch: RIGHT):
+    return Contender(name, time_us if callable(time_us) else lambda: time_us, verify)
 
 
 def noisy_gpu(rng, noise):
@@ -101,11 +101,11 @@ def test_a_wrong_output_gets_no_figure(fake_timer):
     wrong = Check(1.0, 0.1, 0.0, 1.0, faults=("o[0, 0, 0, 0] is 1 instead of 0",))
     launched = []
     with pytest.raises(VerificationError, match=r"07, before it was timed, is wrong:\n  o\[0, 0, 0, 0\]"):
-        measure([contender("fa2", lambda: launched.append(1)), contender("07", 1.0, lambda: wrong)])
+        measure([contender("fa2", lambda: launched.append(1)), contender("07", 1.0, lambda launch: wrong)])
     assert not launched
     answers = iter([RIGHT, wrong])
     with pytest.raises(VerificationError, match="07, after it was timed, is wrong"):
-        measure([contender("fa2", 1.0), contender("07", 1.0, lambda: next(answers))], TimingSettings(rounds=2))
+        measure([contender("fa2", 1.0), contender("07", 1.0, lambda launch: next(answers))], TimingSettings(rounds=2))
 
 
 def test_a_throttled_or_shared_gpu_is_said_so():

@@ -265,7 +265,7 @@ def test_the_method_is_right(capsys):
     for name, seqlen_k in (("fa2", 12800), ("again", 12800), ("slowed", 12928)):
         problem = Problem(batch=1, num_heads=33, seqlen_q=512, seqlen_k=seqlen_k)
         runs[name] = baselines.find("fa2", "forward").prepare(problem, make_inputs(problem, "cuda"))
-    field = [Contender(name, run, lambda: RIGHT) for name, run in runs.items()]
+    field = [Contender(name, run, lambda launch: RIGHT) for name, run in runs.items()]
     results = [measure(field, TimingSettings(rounds=20, seed=seed)) for seed in range(40)]
     verdicts = {name: [result.verdict(name) for result in results] for name in ("again", "slowed")}
     with capsys.disabled():
@@ -276,7 +276,7 @@ def test_the_method_is_right(capsys):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("mode", ["cold", "sustained"])
+@pytest.mark.parametrize("mode", ["graph", "cold", "sustained"])
 def test_other_modes_agree_on_which_is_faster(mode):
     problem = Problem(batch=2, num_heads=16, seqlen_q=2048)
     artifacts = {name: compiled(catalog.find(name), problem) for name in ("01", "02")}

@@ -7,6 +7,8 @@ from flashladder.common import console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure.baselines import titles
 from flashladder.common.measure.entrants import parse
+from flashladder.common.measure.graphs import CaptureError
+from flashladder.common.measure.timing import MODES
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.tests import fake_gpu
@@ -82,6 +84,37 @@ def test_missing_baselines_are_named_with_the_line_that_installs_them(run):
     assert code == 0
     assert "no baseline fa4" in err
     assert "pip install --pre flash-attn-4" in err
+
+
+def test_launches_in_a_cuda_graph(run):
+    code, out, err = run("02", *SMALL, "--mode", "graph")
+    assert code == 0, err
+    assert "Timed: graph" in out
+    frame, _ = records.bench().read()
+    samples, _ = records.samples(frame.iloc[0]["run"]).read()
+    assert {*frame["mode"], *samples["mode"]} == {"graph"}
+
+
+def test_a_baseline_that_no_cuda_graph_holds_is_named(run, monkeypatch):
+    plan = fake_gpu.FakeTimer.plan
+
+    def refuse(timer, launch):
+        if launch.time_us == 100.0:
+            raise CaptureError("cannot be captured in a CUDA graph: it waits for the GPU")
+        return plan(timer, launch)
+
+    monkeypatch.setattr(fake_gpu.FakeTimer, "plan", refuse)
+    code, _, err = run("02", *SMALL, "--mode", "graph")
+    assert code == 0, err
+    assert "no baseline fa2: fa2 cannot be captured in a CUDA graph: it waits for the GPU" in " ".join(err.split())
+    frame, _ = records.bench().read()
+    assert set(frame["version"]) == {"02_swizzling"}
+    assert set(frame["baseline"]) == {"02"}
+
+
+def test_every_mode_can_be_asked_for():
+    (mode,) = (action for action in bench.parser()._actions if action.dest == "mode")
+    assert mode.choices == MODES
 
 
 def test_the_official_kernels_are_listed(run):

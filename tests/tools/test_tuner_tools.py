@@ -363,3 +363,9 @@ class TestGpuBench:
         monkeypatch.setattr("flashladder.common.measure.baselines.Baseline.missing", lambda self: "it is not installed")
         with pytest.raises(DeviceError, match="nothing to compare with: it is not installed"):
             bench.prepare(self.PROBLEM)
+
+    def test_without_a_graph_of_the_official_kernel(self, bench, artifacts, monkeypatch):
+        held = contest.Contest(self.PROBLEM, {}, {"fa2": "fa2 cannot be captured"}, None)
+        monkeypatch.setattr(contest.Arena, "hold", lambda *_: held)
+        with pytest.raises(DeviceError, match="nothing to compare with: fa2 cannot be captured"):
+            bench.compare((self.PROBLEM,), artifacts, 2)

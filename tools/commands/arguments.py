@@ -136,9 +136,10 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
     """--mode and --rounds."""
     parser.add_argument(
         "--mode",
-        choices=("hot", "cold", "sustained"),
+        choices=("hot", "graph", "cold", "sustained"),
         default="hot",
-        help="hot: short bursts, L2 as it is; cold: L2 flushed before each launch; sustained: at the power limit",
+        help="hot: short bursts, L2 as it is; graph: those in a CUDA graph; cold: L2 flushed before each launch; "
+        "sustained: at the power limit",
     )
     add_rounds(parser)
 

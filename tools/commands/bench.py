@@ -4,6 +4,7 @@ flashladder bench 07 16
 flashladder bench 16 16@block_m=128,num_warps=8 --baselines fa2,cudnn --seqlens 512..16384 --causal both
 flashladder bench 16 --seqlens 4096 --rounds 8 --brief      a quick look
 flashladder bench 24 47 --causal yes --window 4096 --softcap 30 --baselines flash-attn,fa3
+flashladder bench mla/05 --mode graph --seqlens 4096 --tokens 524288     launches in a CUDA graph
 flashladder bench c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
 """
 

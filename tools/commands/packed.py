@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
             mask = "causal" if causal else "full"
             console.print(f"\n{mix}, {mask}: {len(seqlens)} sequences of {min(seqlens)} to {max(seqlens)} tokens")
             console.print(display.times(measured, problem))
-            for note in measured.notes():
+            for note in (*measured.absent.values(), *measured.notes()):
                 aside(note)
     if not arguments.no_log:
         aside(f"logged to {log.path}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flashladder.common import plugins
-from flashladder.common.errors import ConfigError, DeviceError, unknown
+from flashladder.common.errors import ConfigError, DeviceError, first_line, unknown
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
@@ -62,7 +62,7 @@ class Baseline:
         try:
             self._import()
         except Exception as error:  # a foreign package may fail in any way
-            return f"{self.module} cannot be imported ({_first_line(error)}): {self.install}"
+            return f"{self.module} cannot be imported ({first_line(error)}): {self.install}"
         return None
 
     @property
@@ -156,8 +156,3 @@ def titles() -> dict[str, str]:
         for baseline in (*of(operation).values(), *of(operation, on_gpu=False).values()):
             found.setdefault(baseline.name, baseline.title)
     return found
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

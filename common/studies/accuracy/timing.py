@@ -85,11 +85,11 @@ def _contender(artifact: Artifact, family: str, problem: Problem, tensors: Tenso
         launch()
     first = tensors.o.clone()
 
-    def check() -> Check:
+    def repeated(launch: Callable[[], object]) -> Check:
         tensors.poison()
         with faults_named(artifact):
             launch()
         is_same = bool((tensors.o.view(first.dtype) == first).all())
         return Check(0.0, 0.0, 0.0, 0.0, () if is_same else ("two runs on the same inputs differ",))
 
-    return Contender(family, launch, check)
+    return Contender(family, launch, repeated)
