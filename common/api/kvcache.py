@@ -361,7 +361,7 @@ def _rung(device: torch.device, problem: Problem) -> str:
     if not _is_hopper(device):
         return RUNG if problem.head_dim in catalog.find(RUNG).supports.head_dim else BOUNDED
     tiles = problem.num_heads_k * -(-problem.num_heads // problem.num_heads_k * problem.seqlen_q // 16)
-    fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16 and problem.head_dim <= 128
+    fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16
     is_short = problem.seqlen_k <= FEW_KEYS or (tiles == 8 and not problem.paged)
     return ONE_SEQUENCE if fits and is_short else ON_HOPPER
 

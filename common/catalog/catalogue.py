@@ -68,8 +68,11 @@ class Implementation(Configurable):
         """
         if refusal := self._unsupported(problem):
             raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
-        decided = {name: value for name, value in self._decided(problem).items() if name in self.choices}
-        return self.config(gpu, **{**decided, **overrides})
+        decided = self._decided(problem)
+        is_usual = not decided["narrower"] or any(decided.get(name) for name in self.defaults_with)
+        usual = {} if is_usual else self.defaults_narrower.get(decided["head_dim"], {})
+        fields = {name: value for name, value in decided.items() if name in self.choices}
+        return self.config(gpu, **{**usual, **fields, **overrides})
 
     def check(self, problem: "Problem", config: KernelConfig) -> None:
         """Raises UnsupportedProblemError unless this implementation, so configured, computes the problem."""

@@ -47,6 +47,8 @@ class Configurable:
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
     # the same of a field that is true; they go before those
     defaults_with: Mapping[str, Mapping[int, Mapping[str, Value]]] = dataclasses.field(default_factory=dict, hash=False)
+    # the same of tensors with fewer columns than head_dim, without such a field
+    defaults_narrower: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
     small_sm: SmallSm | None = dataclasses.field(default=None, hash=False)
     # head_dim_v by head_dim, where kernels have another; only their configurations have the field
     apart: Mapping[int, int] = dataclasses.field(default_factory=dict, hash=False)
@@ -124,7 +126,7 @@ class Configurable:
                 raise ConfigError(f"the rule {rule.require!r} reads {listing(sorted(unknown))}, which the rung lacks")
         self.config()
         small = self.small_sm.defaults if self.small_sm else {}
-        for head_dim, values in (*self.defaults.items(), *small.items()):
+        for head_dim, values in (*self.defaults.items(), *self.defaults_narrower.items(), *small.items()):
             self.config(**{"head_dim": head_dim, **values})
         for name, by_head_dim in self.defaults_with.items():
             for head_dim, values in by_head_dim.items():

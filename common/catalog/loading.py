@@ -54,6 +54,7 @@ def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: st
         "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
         "defaults": declared.defaults,
         "defaults_with": declared.defaults_with,
+        "defaults_narrower": declared.defaults_narrower,
         "small_sm": declared.small_sm,
         "apart": declared.supports.apart,
     }

@@ -131,6 +131,7 @@ class Declaration(Declared):
     rules: tuple[DeclaredRule, ...] = ()  # on top of config.RULES
     defaults: ByHeadDim = {}  # where they are not those of `config`
     defaults_with: dict[StrictStr, ByHeadDim] = {}  # nor those, where a field is true
+    defaults_narrower: ByHeadDim = {}  # nor these, where tensors have fewer columns
     small_sm: SmallSm | None = None
 
 

@@ -24,7 +24,6 @@ from flashladder.common.catalog import find
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
 from flashladder.common.problem.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values, spelled
-from flashladder.common.problem.head_dims import padded_head_dim
 
 if TYPE_CHECKING:
     from flashladder.common.catalog import Version
@@ -64,14 +63,11 @@ def kind_of(problem: Problem) -> str:
 def kinds_for(problem: Problem) -> list[str]:
     """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class.
 
-    Behind those of its head_dim are those of the head_dim that it is padded to, and of a head_dim_v as wide as that.
+    None of another head_dim: rows that begin amid 128 bytes of memory want other tiles.
     """
-    own = kind_of(problem).partition(_LENGTH)[2]
-    columns, of_v = padded_head_dim(problem.head_dim), problem.head_dim_v
-    widths = [(columns, columns if of_v == problem.head_dim else of_v), (columns, columns)]
-    kinds = [_any_length(problem), *(_any_length(problem, *width) for width in widths)]
+    any_length, own = _any_length(problem), kind_of(problem).partition(_LENGTH)[2]
     lengths = [f"{_LENGTH}{own}", "", *(f"{_LENGTH}{length}" for length in LENGTHS)]
-    return list(dict.fromkeys(f"{kind}{length}" for kind in kinds for length in lengths))
+    return list(dict.fromkeys(f"{any_length}{length}" for length in lengths))
 
 
 def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
@@ -88,10 +84,10 @@ def of_each_length(problem: Problem) -> list[Problem]:
     return [problem, *(other for other in others if is_long(other) != is_long(problem))]
 
 
-def _any_length(problem: Problem, head_dim: int | None = None, head_dim_v: int | None = None) -> str:
-    kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": head_dim or problem.head_dim}
-    if (of_v := head_dim_v or problem.head_dim_v) != kind["head_dim"]:
-        kind["head_dim_v"] = of_v
+def _any_length(problem: Problem) -> str:
+    kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
+    if problem.head_dim_v != problem.head_dim:
+        kind["head_dim_v"] = problem.head_dim_v
     return spelled({**kind, "causal": problem.causal, **problem.set_options})
 
 
