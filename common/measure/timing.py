@@ -297,7 +297,8 @@ class _GpuTimer:
 
     def plan(self, launch: Callable[[], object]) -> SamplePlan:
         """How many launches make a sample, and how long the queue must be held for them."""
-        gpu_us, host_us = self._estimate(launch)
+        # Of a graph of one launch: a launch that waits for the GPU could not be estimated, nor is it captured.
+        gpu_us, host_us = self._estimate(Captured(launch, 1) if self.mode == "graph" else launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
         launches = min(max(1, wanted), MAX_LAUNCHES[self.mode])
         if self.mode == "graph":
