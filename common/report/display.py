@@ -148,7 +148,8 @@ def _ratio(estimate: Estimate, verdict: str) -> tuple[str, str, Text]:
 
 
 def overview(contests: Sequence[Contest]) -> list[Table]:
-    """For each dtype and mask: every kernel's TFLOP/s and ratio at each length, and their means over the lengths."""
+    """For each dtype, mask and family: every kernel's TFLOP/s and ratio at each length, and means over the lengths."""
+    from flashladder.common.problem.families import NORMAL
     from flashladder.common.records.records import bounds
 
     groups: dict[str, list[tuple[Problem, Measurement]]] = {}
@@ -157,6 +158,7 @@ def overview(contests: Sequence[Contest]) -> list[Table]:
             problem = contest.problem
             what = f"{problem.dtype}, {'causal' if problem.causal else 'full'}" + ("" if problem.lse else ", no LSE")
             what += bounds(problem.window_left, problem.window_right, problem.softcap)
+            what += "" if problem.family == NORMAL else f", {problem.family}"
             groups.setdefault(what, []).append((problem, contest.measurement))
     tables = []
     for what, timed in groups.items():
@@ -166,7 +168,7 @@ def overview(contests: Sequence[Contest]) -> list[Table]:
 
 
 def _lengths(timed: Timed, what: str) -> Table:
-    columns = [*folding("kernel"), *numbers(*(problem.seqlen_q for problem, _ in timed))]
+    columns = [*folding("kernel"), *numbers(*(max(problem.seqlen_q, problem.seqlen_k) for problem, _ in timed))]
     rows = ((name, *(_cell(measured, problem, name) for problem, measured in timed)) for name in _names(timed))
     return table(f"{what}: {_unit(timed)}, and ratio", columns, rows)
 

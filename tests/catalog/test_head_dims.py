@@ -5,7 +5,7 @@ import pytest
 from flashladder.common import catalog
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.problem.head_dims import HEAD_DIMS, padded_head_dim
+from flashladder.common.problem.head_dims import padded_head_dim
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, tuned
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashladder.common import console
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.measure.baselines import titles
 from flashladder.common.measure.entrants import parse
 from flashladder.common.measure.graphs import CaptureError
@@ -191,12 +191,23 @@ def test_windows(text, sides):
 
 def test_a_search_has_no_bounds_that_it_would_leave_out(capsys):
     given = ["16", "--gpu", "h100"]
-    (problem,) = options.shapes(search.parser().parse_args(given), "forward")
+    problem, _ = options.shapes(search.parser().parse_args(given), "forward")
     assert (problem.window, problem.softcap) == (False, 0.0)
     for option in ("--window", "--softcap"):
         with pytest.raises(SystemExit):
             search.parser().parse_args([*given, option, "4"])
         assert f"unrecognized arguments: {option}" in capsys.readouterr().err
+
+
+def test_a_search_is_on_scores_of_trained_models_too():
+    def families(*given):
+        arguments = search.parser().parse_args(["16", "--gpu", "h100", *given])
+        return [problem.family for problem in options.shapes(arguments, "forward")]
+
+    assert families() == ["normal", "normal_3"]
+    assert families("--family", "sinks,normal_10") == ["sinks", "normal_10"]
+    with pytest.raises(UnsupportedProblemError, match="no family nope"):
+        families("--family", "nope")
 
 
 def test_a_file_that_cannot_be_written_is_named(tool):

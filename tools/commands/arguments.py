@@ -77,8 +77,11 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
-    """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default."""
+def add_shapes(parser: argparse.ArgumentParser, seqlens: str, families: Sequence[str] = ("normal",)) -> None:
+    """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default.
+
+    So are `families`, as far as the operation has them.
+    """
     parser.set_defaults(lse=True, window=(None, None), softcap=0.0)
     group = parser.add_argument_group("problems")
     group.add_argument(
@@ -92,8 +95,16 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str) -> None:
     group.add_argument("--head-dim-v", type=int, help="columns of V and O (default: --head-dim)")
     group.add_argument("--dtype", choices=_DTYPES, default="bf16")
     group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--family", default="normal", metavar="NAME", help="of inputs (default: normal)")
+    usual = ",".join(families)
+    group.add_argument(
+        "--family", default=families, type=_names, metavar="NAME[,NAME]", help=f"of inputs (default: {usual})"
+    )
     _add_options(group)
+
+
+def _names(text: str) -> list[str]:
+    """What commas separate."""
+    return text.split(",")
 
 
 def add_no_lse(parser: argparse.ArgumentParser) -> None:
@@ -233,6 +244,8 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
         "head_dim_v": arguments.head_dim_v,
     }
     own = _own(arguments, kind, kind.usual)
+    is_given = isinstance(arguments.family, list)  # the default is a tuple, of which an operation may lack some
+    families = [name for name in arguments.family if is_given or name in kind.families]
     given = {**kind.usual, **{name: value for name, value in sizes.items() if value is not None}}
     return [
         Problem(
@@ -240,7 +253,7 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
             dtype=arguments.dtype,
             causal=causal,
             seed=arguments.seed,
-            family=arguments.family,
+            family=family,
             operation=operation,
             lse=arguments.lse,
             window_left=left,
@@ -248,6 +261,7 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
             softcap=arguments.softcap,
         )
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
+        for family in families
         for seqlen in lengths(arguments.seqlens)
     ]
 

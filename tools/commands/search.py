@@ -12,6 +12,7 @@ checked, and timed beside official FlashAttention-2, in processes that are repla
 wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
 measured again, together, and the winner goes to configs/tuned/GPU.yaml, where `flashladder run` finds it.
 
+Kernels are timed on normal inputs and on scores of 3 nats, as trained models have them; --family names others.
 A winner is for short keys, fewer than 2,048, or for long ones, as the problems are; or for any length, where they are
 of both. What runs takes the winner for its own length; without one that for any length, and then that for the other.
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from flashladder.tuner.job import SearchSettings
     from flashladder.tuner.space import Space
 
+FAMILIES = ("normal", "normal_3")  # of inputs: what is fastest on one may not be on the other
+
 
 def parser() -> Parser:
     """The options."""
@@ -51,7 +54,7 @@ def parser() -> Parser:
         "--gpu", required=True, metavar="NAME", help=f"what to tune for: {described}, or here: the GPU of this machine"
     )
     made.add_argument("--offline", action="store_true", help="rank by the cost model, as where there is no GPU")
-    options.add_shapes(made, seqlens="4096")
+    options.add_shapes(made, seqlens="4096", families=FAMILIES)
     options.add_timing(made)
     made.add_argument(
         "--only",
