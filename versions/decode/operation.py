@@ -118,6 +118,12 @@ class Decode(Forward):
         """One row against so many keys."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": 1, "seqlen_k": seqlen}
 
+    def one_sequence(self, problem: Problem) -> Problem:
+        """The longest, where the problem says how long they are, in pages of its own."""
+        longest = sorted(problem.seqlens_k)[-1:]
+        options = {**dict(problem.options), "num_pages": 0}
+        return dataclasses.replace(problem, batch=1, seqlens_k=longest, options=options)
+
     def argument(self, problem: Problem, name: str) -> Any:
         """What is 0 in a problem, as the sizes decide it."""
         decided = {
