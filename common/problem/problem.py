@@ -319,6 +319,10 @@ class Operation(ABC):
         """The sizes of a problem in a row of benchmarks that are told by a length, with so many tokens in all."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": seqlen}
 
+    def of_rows(self, rows: int, heads: int) -> dict[str, Any]:
+        """The sizes of a problem in a study of errors: rows of Q for each head of K and V."""
+        return {"num_heads": heads, "seqlen_q": rows}
+
     def one_sequence(self, problem: Problem) -> Problem:
         """The problem of one sequence alone, whose tensors are no larger than that takes."""
         return replace(problem, batch=1)

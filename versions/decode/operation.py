@@ -118,10 +118,14 @@ class Decode(Forward):
         """One row against so many keys."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": 1, "seqlen_k": seqlen}
 
+    def of_rows(self, rows: int, heads: int) -> dict[str, Any]:
+        """All are heads of Q that share one of K and V: the rows of a tile."""
+        return {"num_heads": rows * heads, "num_heads_k": 1, "seqlen_q": 1}
+
     def one_sequence(self, problem: Problem) -> Problem:
         """The longest, where the problem says how long they are, in pages of its own."""
-        longest = sorted(problem.seqlens_k)[-1:]
-        options = {**dict(problem.options), "num_pages": 0}
+        longest = tuple(sorted(problem.seqlens_k)[-1:])
+        options = tuple({**dict(problem.options), "num_pages": 0}.items())
         return dataclasses.replace(problem, batch=1, seqlens_k=longest, options=options)
 
     def argument(self, problem: Problem, name: str) -> Any:

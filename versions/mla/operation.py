@@ -67,7 +67,7 @@ class _Latent(Decode):
             )
         if problem.family != NORMAL and problem.head_dim - problem.head_dim_v < DESIGNED_COLUMNS:
             raise UnsupportedProblemError(
-                f"family={problem.family}: designed scores take {DESIGNED_COLUMNS} columns that are K's alone, more than "
+                f"family={problem.family}: its scores take {DESIGNED_COLUMNS} columns that are K's alone, more than "
                 f"head_dim={problem.head_dim} has beside head_dim_v={problem.head_dim_v}"
             )
 
@@ -79,6 +79,10 @@ class _Latent(Decode):
             q.zero_()
             q, k = (x[..., problem.head_dim_v :] for x in (q, k))
         super()._design(problem, q, k, v, generator)
+
+    def of_rows(self, rows: int, heads: int) -> dict[str, Any]:
+        """A cache in one piece, so that each sequence may be of another family."""
+        return {**_SIZES, **super().of_rows(rows, heads), "options": {"paged": False}}
 
     def bytes_moved(self, problem: Problem) -> float:
         """The cache once, and Q and O, which are as large where it is short."""
