@@ -23,7 +23,7 @@ from flashladder.common.problem.problem import DTYPES, LSE, Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import faults_named
 
-# Families of inputs that a kernel must be right on to be timed. Some take keys from the last one on, some from the first.
+# Families of inputs that a kernel must be right on to be timed, whichever end of the keys it begins with.
 HARD = ("sinks", "maximum_in_turn", "falling_steeply", "rising_steeply")
 
 

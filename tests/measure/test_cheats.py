@@ -211,7 +211,7 @@ def changed(change):
         (lambda p, s: (s - s[..., :64].amax(-1, keepdim=True)).exp(), "family=rising_steeply"),
         (lambda p, s: p.to(torch.float8_e4m3fn).float(), "family=maximum_in_turn"),
     ],
-    ids=["small weights left out", "some keys left out", "maximum of the last", "maximum of the first", "coarse weights"],
+    ids=["small weights left out", "some keys left out", "last maximum", "first maximum", "coarse weights"],
 )
 def test_what_hard_inputs_are_for(hold, change, found_by):
     """Only O is wrong, and with normal inputs within the tolerance."""

@@ -12,9 +12,7 @@ pytestmark = pytest.mark.gpu
 DECODE = {"operation": "decode", "num_heads": 32, "num_heads_k": 8, "head_dim": 128}
 LATENTS = {"operation": "mla", "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512}
 OF_MLA = [catalog.find(name) for name in (mla.RUNGS[0], mla.OF_8_CTAS)]
-OF_DECODE = [
-    catalog.find(name) for name in (kvcache.RUNG, kvcache.ON_HOPPER, kvcache.BOUNDED, kvcache.ONE_SEQUENCE)
-]
+OF_DECODE = [catalog.find(name) for name in (kvcache.RUNG, kvcache.ON_HOPPER, kvcache.BOUNDED, kvcache.ONE_SEQUENCE)]
 LENGTHS = [(1,), (1024,), (8192, 0, 1, 777), (700,) * 64]
 
 
