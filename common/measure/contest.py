@@ -23,7 +23,8 @@ from flashladder.common.problem.problem import DTYPES, LSE, Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import faults_named
 
-HARD = ("sinks", "maximum_in_turn", "falling_steeply")  # families of inputs that a kernel must be right on to be timed
+# Families of inputs that a kernel must be right on to be timed, whichever end of the keys it begins with.
+HARD = ("sinks", "maximum_in_turn", "falling_steeply", "rising_steeply")
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,13 @@ class Contest:
 
 
 def hard_problems(problem: Problem) -> list[Problem]:
-    """One batch of it with other inputs, which show what normal ones hide: coarse arithmetic, work that is left out.
+    """One sequence of it with other inputs, which show what normal ones hide: coarse arithmetic, work that is left out.
 
     The families make weights large and small, and maxima far from the first one. Flat scores make O a small mean of all
     of V, which no family does.
     """
-    usual = replace(problem, batch=1, family=NORMAL, softmax_scale=problem.head_dim**-0.5)
+    one = problem.asked.one_sequence(problem)
+    usual = replace(one, family=NORMAL, softmax_scale=problem.head_dim**-0.5)
     flat = replace(usual, softmax_scale=usual.softmax_scale / 16)
     return [flat, *(replace(usual, family=name) for name in HARD if name in problem.asked.families)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -318,6 +318,14 @@ class Operation(ABC):
     def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
         """The sizes of a problem in a row of benchmarks that are told by a length, with so many tokens in all."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": seqlen}
+
+    def of_rows(self, rows: int, heads: int) -> dict[str, Any]:
+        """The sizes of a problem in a study of errors: rows of Q for each head of K and V."""
+        return {"num_heads": heads, "seqlen_q": rows}
+
+    def one_sequence(self, problem: Problem) -> Problem:
+        """The problem of one sequence alone, whose tensors are no larger than that takes."""
+        return replace(problem, batch=1)
 
     def bytes_moved(self, problem: Problem) -> float:
         """What a kernel must read and write at least: each tensor once."""

@@ -208,9 +208,10 @@ def changed(change):
         (lambda p, s: torch.where(p < 2**-12, 0, p), "family=sinks"),
         (lambda p, s: p.masked_fill(s < s.topk(950).values[..., -1:], 0), "softmax_scale=0.0078125"),
         (lambda p, s: (s - s[..., -64:].amax(-1, keepdim=True)).exp(), "family=falling_steeply"),
+        (lambda p, s: (s - s[..., :64].amax(-1, keepdim=True)).exp(), "family=rising_steeply"),
         (lambda p, s: p.to(torch.float8_e4m3fn).float(), "family=maximum_in_turn"),
     ],
-    ids=["small weights left out", "some keys left out", "maximum of one block", "coarse weights"],
+    ids=["small weights left out", "some keys left out", "last maximum", "first maximum", "coarse weights"],
 )
 def test_what_hard_inputs_are_for(hold, change, found_by):
     """Only O is wrong, and with normal inputs within the tolerance."""
@@ -224,6 +225,14 @@ def test_an_operation_without_hard_families_has_flat_inputs_alone(monkeypatch):
     monkeypatch.setattr(type(PROBLEM.asked), "families", ("normal",))
     (flat,) = contest.hard_problems(PROBLEM)
     assert (flat.batch, flat.family, flat.softmax_scale) == (1, "normal", 1 / 128)
+
+
+def test_hard_inputs_of_a_cache_take_the_memory_of_one_sequence():
+    sizes = {"num_heads": 16, "num_heads_k": 1, "seqlen_q": 1, "head_dim": 576, "head_dim_v": 512}
+    task = Problem(operation="mla", seqlens_k=(3, 70, 5), options={"num_pages": 5000}, **sizes)
+    hard = contest.hard_problems(task)
+    assert [each.family for each in hard] == ["normal", *contest.HARD]
+    assert {(each.batch, each.seqlens_k, each.num_pages) for each in hard} == {(1, (70,), 0)}
 
 
 def test_new_inputs_have_the_answer_that_is_expected(hold):

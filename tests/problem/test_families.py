@@ -35,8 +35,9 @@ def test_normal_inputs_are_what_they_were():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_suits_every_shape(family, dtype):
-    shapes = {"head_dim": 64, "num_heads": 4, "num_heads_k": 2}, {"seqlen_k": 40}, {"head_dim": 64, "head_dim_v": 32}
-    for options in (*shapes, {"layout": "padded"}):
+    shapes = {"head_dim": 64, "num_heads": 4, "num_heads_k": 2}, {"seqlen_k": 40}
+    wide_and_narrow = ({"head_dim": 64, "head_dim_v": columns} for columns in (32, 96))
+    for options in (*shapes, *wide_and_narrow, {"layout": "padded"}):
         problem, tensors = drawn(family, dtype=dtype, **options)
         for tensor in (tensors.q, tensors.k, tensors.v):
             assert tensor.isfinite().all()

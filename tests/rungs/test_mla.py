@@ -19,6 +19,12 @@ from flashladder.versions.references.py_mla.layer import LatentAttention, latent
 NAME = "mla"
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 70, 130)
+TELLING = {  # families of inputs, some in each dtype
+    "bf16": "normal_10 outlier_channels rising_steeply falling_steeply lone_top plateau_rows jump_rows tiny_scale "
+    "huge_scores huge_values",
+    "fp16": "sinks equal_keys maximum_in_turn jump_in_turn climbing plateau_below common_scores huge_scale "
+    "largest_values",
+}
 BARRIERS = ("the block is there", "the maxima of", "P is there", "no ", "the sums of")
 
 
@@ -104,6 +110,32 @@ def test_bits_do_not_depend_on_who_is_late(version, lagging):
     asked = problem((130,), {"num_splits": 2})
     task = asked if version.takes(asked) else problem((130,))  # the parts of a cluster
     assert torch.equal(emulated(version, task).o, emulated(version, task, lagging=lagging).o)
+
+
+@pytest.mark.parametrize(("dtype", "family"), [(dtype, name) for dtype in TELLING for name in TELLING[dtype].split()])
+@pytest.mark.parametrize("rung", ["mla/04", "mla/05", "mla/06"])
+def test_other_inputs(rung, dtype, family):
+    """Of several blocks in each part, the two of rungs that are told how many, or those of a cluster."""
+    asked = problem((300,), {} if rung == "mla/06" else {"num_splits": 2}, dtype=dtype, family=family)
+    emulated(catalog.find(rung), asked, race=False)
+
+
+def test_scores_are_designed_apart_from_v():
+    """What V's columns hold weighs nothing, whatever the family."""
+    tensors = make_inputs(problem((300,), {"paged": False}, family="plateau_4"))
+    q, cache = tensors.q[0, 0].double(), tensors.k_cache[0, :, 0].double()
+    scores = q @ cache.mT * 576**-0.5
+    assert scores[:, -64:].abs().max() == 0
+    assert (scores[:, :-64] - 4.5).abs().max() < 0.031
+    assert cache[:, :512].min() > 0.7
+    assert cache[:, :512].std(0).min() > 0.1
+
+
+def test_designs_need_columns_of_their_own():
+    with pytest.raises(
+        UnsupportedProblemError, match="its scores take 64 columns that are K's alone, more than head_dim=576 has"
+    ):
+        problem(head_dim_v=576, family="sinks")
 
 
 def test_the_cache_is_one_tensor():

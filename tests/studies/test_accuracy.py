@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -64,6 +64,15 @@ def judged(o=lambda exact: exact, lse=lambda exact: exact, family="normal_3", dt
 def test_the_rounded_answer_meets_every_bar(dtype):
     for family in FAMILIES:
         assert judged(family=family, dtype=dtype) == (), family
+
+
+def test_heads_that_share_k_are_rows():
+    """Errors of a column of V are alike in them, as they are in rows of one head."""
+    shapes = {"seqlen_q": 16}, {"seqlen_q": 1, "num_heads": 16, "num_heads_k": 1}
+    of_rows, of_heads = (drawn("sinks", **shape) for shape in shapes)
+    assert torch.equal(of_rows[1].q, of_heads[1].q.transpose(1, 2))
+    found = [deviation.compare(deviation.exact(*each), *yardstick.run(*each)) for each in (of_rows, of_heads)]
+    assert asdict(found[0]) == pytest.approx(asdict(found[1]))
 
 
 def test_every_planted_error_is_found():
@@ -207,6 +216,20 @@ def test_a_study_is_shown_and_logged(run):
     assert frame["rms_error"].between(1e-5, 4e-3).all()
 
 
+def test_caches_are_studied_apart(run, tmp_path):
+    """Errors alone, and on no page."""
+    few = ("--families", "largest_values,sinks", "--dtypes", "bf16", "--seqlens", "128", "--rows", "16")
+    code, out, err = run("mla/05", "--device", "emulator", *few)
+    assert code == 0, err
+    assert "2 of 2" in out
+    frame, _ = records.accuracy().read()
+    assert set(frame["operation"]) == {"mla"}
+    assert frame["computed_twice"].isna().all()
+    records.accuracy().append(frame.assign(device=fake_gpu.NAME).replace({float("nan"): None}).to_dict("records"))
+    assert run("--page")[0] == 0
+    assert "Nothing has been measured yet" in (tmp_path / "accuracy.md").read_text()
+
+
 def test_what_was_measured_before_a_kernel_died_is_logged(run, monkeypatch):
     def dying(artifact, *arguments, **options):
         if artifact.version.startswith("17"):
@@ -265,6 +288,7 @@ def test_a_damaged_log_is_named_and_kept(run, tmp_path):
         (("--dtypes", "fp8"), "no dtype fp8; there are bf16"),
         (("--device", "cpu"), "a rung is a CUDA kernel"),
         (("99",), "99"),
+        (("backward/10",), "of O and the log-sum-exp; the operation backward has other outputs"),
     ],
 )
 def test_what_cannot_be_studied_is_refused(run, arguments, message):

@@ -5,10 +5,12 @@ And what hard inputs cost: a GPU gives the time of each family, the emulator the
 flashladder accuracy                                the rungs of today, FlashAttention-2 and -3, cuDNN: on a GPU
 flashladder accuracy 24 --families plateau_4,jump_rows --seqlens 131072
 flashladder accuracy 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
+flashladder accuracy mla/05 mla/06                  of another ladder that computes O: errors alone
 flashladder accuracy --list                         the families, and what each is for
 flashladder accuracy --page                         only writes the page and its pictures, from the log
 
 Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; results/accuracy.md says what bars are.
+The page shows the first ladder.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.console import Parser, aside, console, warn
 from flashladder.common.errors import ConfigError
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.report.tables import folding, table
 from flashladder.tools.commands import arguments as options
 
@@ -35,6 +38,7 @@ PLAIN, FIRST = "00", "16"  # the rungs that are studied: the textbook's, and fro
 LENGTHS = {True: "128,1024,4096,16384,131072", False: "512"}  # on a GPU or not
 ROWS = {True: 256, False: 128}
 HEADS = {True: 2, False: 1}
+BASELINES = "fa2,cudnn,fa3"  # of the first ladder's operation
 
 
 def parser() -> Parser:
@@ -49,9 +53,7 @@ def parser() -> Parser:
     )
     made.add_argument("--rows", type=int, help=f"of queries (default: {ROWS[True]}; {ROWS[False]} on the emulator)")
     made.add_argument("--heads", type=int, help=f"default: {HEADS[True]}; {HEADS[False]} on the emulator")
-    made.add_argument(
-        "--baselines", default="fa2,cudnn,fa3", help="official kernels, on a GPU (default: fa2,cudnn,fa3)"
-    )
+    made.add_argument("--baselines", help=f"official kernels, on a GPU (default: {BASELINES}; of other ladders: none)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--no-time", action="store_true", help="errors alone: no times on a GPU, no tiles counted on the emulator"
@@ -76,7 +78,8 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     study = _study(arguments)
     log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
-    found = logged.run(study, None if arguments.no_log else log, not arguments.no_time)
+    timed = study.operation == FIRST_OPERATION and not arguments.no_time
+    found = logged.run(study, None if arguments.no_log else log, timed)
     if not arguments.no_log:
         aside(f"logged to {log.path}")
         if found["device"].iloc[-1] != "emulator":
@@ -87,7 +90,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _study(arguments: argparse.Namespace) -> Study:
     from flashladder.common.measure import baselines
     from flashladder.common.measure.entrants import Entrant
-    from flashladder.common.problem.families import FAMILIES
+    from flashladder.common.problem.problem import LSE, operation_named
     from flashladder.common.runtime import target
     from flashladder.common.studies.accuracy.study import Study
 
@@ -95,12 +98,17 @@ def _study(arguments: argparse.Namespace) -> Study:
     tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
     rungs = _rungs(arguments.rungs, place.arch)
     operation = catalog.one_operation(version.operation for version in rungs)
-    official = [baselines.find(name, operation) for name in arguments.baselines.split(",")] if place.on_gpu else []
+    kind = operation_named(operation)
+    if kind.outputs != ("o", LSE):
+        raise ConfigError(f"errors are those of O and the log-sum-exp; the operation {operation} has other outputs")
+    usual = BASELINES if operation == FIRST_OPERATION else ""
+    names = filter(None, (arguments.baselines or usual).split(",")) if place.on_gpu else ()
     return Study(
         entrants=[Entrant(version.address, version, {}, tuned_for) for version in rungs],
         place=place,
-        baselines=official,
-        families=options.chosen("family", arguments.families, FAMILIES),
+        baselines=[baselines.find(name, operation) for name in names],
+        operation=operation,
+        families=options.chosen("family", arguments.families, kind.families),
         dtypes=options.chosen("dtype", arguments.dtypes, ("bf16", "fp16")),
         lengths=options.lengths(arguments.seqlens or LENGTHS[place.on_gpu]),
         rows=arguments.rows or ROWS[place.on_gpu],

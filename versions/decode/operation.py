@@ -118,6 +118,16 @@ class Decode(Forward):
         """One row against so many keys."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": 1, "seqlen_k": seqlen}
 
+    def of_rows(self, rows: int, heads: int) -> dict[str, Any]:
+        """All are heads of Q that share one of K and V: the rows of a tile."""
+        return {"num_heads": rows * heads, "num_heads_k": 1, "seqlen_q": 1}
+
+    def one_sequence(self, problem: Problem) -> Problem:
+        """The longest, where the problem says how long they are, in pages of its own."""
+        longest = tuple(sorted(problem.seqlens_k)[-1:])
+        options = tuple({**dict(problem.options), "num_pages": 0}.items())
+        return dataclasses.replace(problem, batch=1, seqlens_k=longest, options=options)
+
     def argument(self, problem: Problem, name: str) -> Any:
         """What is 0 in a problem, as the sizes decide it."""
         decided = {
@@ -196,7 +206,7 @@ class Decode(Forward):
             shapes = ((1, max(1, end), p.num_heads_k, columns) for columns in (p.head_dim, p.head_dim_v))
             k, v = (torch.empty(shape, dtype=DTYPES[p.dtype], device=generator.device) for shape in shapes)
             q = torch.empty((1, *tensors["q"].shape[1:]), dtype=DTYPES[p.dtype], device=generator.device)
-            FAMILIES[p.family].draw(q, k, v, p.softmax_scale, generator)
+            self._design(p, q, k, v, generator)
             tensors["q"][sequence].copy_(q[0])
             for name, keys in zip(CACHES, (k, v), strict=True):
                 keys[:, : padding[sequence]] = math.nan
@@ -204,6 +214,12 @@ class Decode(Forward):
             if p.new_keys:
                 for name, keys in zip(NEW, (k, v), strict=True):
                     tensors[name][sequence].copy_(keys[0, length:end])
+
+    def _design(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        """Fills the tensors of a sequence, (1, seqlen, heads, columns), as the family says."""
+        FAMILIES[problem.family].draw(q, k, v, problem.softmax_scale, generator)
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype

@@ -14,7 +14,7 @@ DeepSeek-V2 and -V3 have head_dim 576, head_dim_v 512 and one head of K (arXiv:2
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from flashladder.common.problem.problem import Operation, Option, Problem
 from flashladder.versions.decode.operation import CACHES, TARGET_CTAS, Decode, Paged, seqlens, tiles
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
+DESIGNED_COLUMNS = HEAD_DIM - HEAD_DIM_V  # of K alone, through which families of inputs design scores
 MOST_WORK = 0.9  # of the SMs: to cut sequences for the others costs more than it brings
 _SIZES: dict[str, Any] = {"num_heads_k": 1, "seqlen_q": 1, "head_dim": HEAD_DIM, "head_dim_v": HEAD_DIM_V}
 
@@ -41,7 +42,6 @@ class _Latent(Decode):
         for option in Decode.options
         if option.name != "fp8_cache"
     )
-    families: ClassVar[Collection[str]] = (NORMAL,)  # the others design K and V apart
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows
     tile_rows: ClassVar[int] = 64  # of a warpgroup's product
     usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
@@ -61,12 +61,30 @@ class _Latent(Decode):
         return super().argument(problem, name)
 
     def check(self, problem: Problem) -> None:
-        """V is a part of K."""
+        """V is a part of K, and a design needs the other one."""
         super().check(problem)
         if problem.head_dim_v > problem.head_dim:
             raise UnsupportedProblemError(
                 f"head_dim_v={problem.head_dim_v}: V is the first columns of K, which has head_dim={problem.head_dim}"
             )
+        if problem.family != NORMAL and problem.head_dim - problem.head_dim_v < DESIGNED_COLUMNS:
+            raise UnsupportedProblemError(
+                f"family={problem.family}: its scores take {DESIGNED_COLUMNS} columns that are K's alone, more than "
+                f"head_dim={problem.head_dim} has beside head_dim_v={problem.head_dim_v}"
+            )
+
+    def _design(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        """Scores of a design come from the columns that are K's alone; Q is zero at those that are V's too."""
+        if problem.family != NORMAL:
+            q.zero_()
+            q, k = (x[..., problem.head_dim_v :] for x in (q, k))
+        super()._design(problem, q, k, v, generator)
+
+    def of_rows(self, rows: int, heads: int) -> dict[str, Any]:
+        """A cache in one piece, so that each sequence may be of another family."""
+        return {**_SIZES, **super().of_rows(rows, heads), "options": {"paged": False}}
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype

@@ -2,9 +2,10 @@
 
 Normal random inputs hide what goes wrong in a softmax. Their scores lie close together, so that no maximum is far from
 the first; and values of zero mean hide a bias, since weights that are all too small give the same zero. Here a function
-a family says which scores a row sees and what V holds. Kernels take keys from the last to the first, so "first" and
-"last" mean positions, and what is taken before is behind. V is positive, with another mean in each column: outputs fall
-all over the steps of a 16-bit number, and a bias below half a step shows in the mean of many.
+a family says which scores a row sees and what V holds. Forward kernels take keys from the last to the first, so "first"
+and "last" mean positions, and what is taken before is behind. Kernels that read a cache begin with its first key: what
+rises for others falls for them. V is positive, with another mean in each column: outputs fall all over the steps of a
+16-bit number, and a bias below half a step shows in the mean of many.
 
 Where two groups of keys share a row's weight, V is zero at one group in the odd columns: O is the weight of the other.
 """

@@ -38,7 +38,7 @@ class Family:
             return
         for sequence in range(len(q)):
             inputs = [tensor[sequence : sequence + 1] for tensor in (q, k, v)]
-            sketch = Sketch(inputs[0], inputs[1], softmax_scale, random)
+            sketch = Sketch(inputs[0], inputs[1], v.shape[3], softmax_scale, random)
             self.design(sketch)
             for tensor, drawn in zip(inputs, (sketch.q, sketch.k, sketch.v), strict=True):
                 heads_first(tensor).copy_(drawn[..., : tensor.shape[-1]])

@@ -12,19 +12,22 @@ _TILE = 128  # rows, after which the keys that they match are shifted by one
 class Sketch:
     """The inputs of one sequence while a family designs them, in fp32 and heads first.
 
-    q is (num_heads, seqlen_q, head_dim), k and v are (num_heads_k, seqlen_k, head_dim). Scores are sums of products: of
-    what a row brings, broadcast to (num_heads, seqlen_q), and what a key brings, broadcast to (num_heads_k, seqlen_k).
+    q is (num_heads, seqlen_q, head_dim), k is (num_heads_k, seqlen_k, head_dim), and so is v where it is not wider.
+    Scores are sums of products: of what a row brings, broadcast to (num_heads, seqlen_q), and what a key brings,
+    broadcast to (num_heads_k, seqlen_k).
     """
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, softmax_scale: float, random: torch.Generator) -> None:
+    def __init__(
+        self, q: torch.Tensor, k: torch.Tensor, head_dim_v: int, softmax_scale: float, random: torch.Generator
+    ) -> None:
         self.dtype, self.scale, self.random = q.dtype, softmax_scale, random
         self.q, self.k = (torch.zeros(heads_first(x).shape, device=random.device) for x in (q, k))
         self.row = torch.arange(q.shape[1], device=random.device)[None] + q.shape[1] * self._heads()[:, None]
         self.key = torch.arange(k.shape[1], device=random.device)
         self.behind = k.shape[1] - 1 - self.key  # 0 is the last key, which is taken first
-        heads_k, head_dim = k.shape[2:]
-        means = 2 ** self.uniform(heads_k, 1, head_dim)
-        self.v = means * (0.75 + 0.5 * self.uniform(heads_k, k.shape[1], head_dim))
+        heads_k, columns = k.shape[2], max(k.shape[3], head_dim_v)
+        means = 2 ** self.uniform(heads_k, 1, columns)
+        self.v = means * (0.75 + 0.5 * self.uniform(heads_k, k.shape[1], columns))
         self._channels = 0  # that are taken
 
     def _heads(self) -> torch.Tensor:

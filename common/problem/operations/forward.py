@@ -211,10 +211,13 @@ def draw_slopes(slopes: torch.Tensor, generator: torch.Generator) -> None:
 def heads_of(
     problem: Problem, tensors: Mapping[str, torch.Tensor], names: Iterable[str], batch: int, dtype: torch.dtype
 ) -> Iterator[torch.Tensor]:
-    """The named tensors of one batch, (num_heads, rows, columns): heads of K and V as often as heads of Q use them."""
+    """The named tensors of one batch, (num_heads, rows, columns): heads of K and V as often as heads of Q use them.
+
+    One head for all is not copied. They are to be read alone.
+    """
     for name in names:
         heads = tensors[name][batch].transpose(0, 1).to(dtype)
-        yield heads.repeat_interleave(problem.num_heads // heads.shape[0], 0)
+        yield heads[:, None].expand(-1, problem.num_heads // heads.shape[0], -1, -1).flatten(0, 1)
 
 
 def row_blocks(problem: Problem) -> Iterator[slice]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.report import accuracy
 from flashladder.common.report.charts.accuracy import errors
 from flashladder.common.report.charts.theme import Chart
@@ -18,7 +19,7 @@ MARKER = "accuracy"
 
 def parts(page: Path, frame: pd.DataFrame) -> list[Chart | Section]:
     """The page, begun where there is none, and its charts, by the log."""
-    rows = accuracy.latest(frame)
+    rows = accuracy.latest(frame[frame["operation"].fillna(FIRST_OPERATION) == FIRST_OPERATION])
     begins = f"# How exact\n\n{empty(MARKER)}\n"
     return [*_charts(page, rows), Section(page, MARKER, partial(text, page, rows), begins)]
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.operations.forward import attention
-from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.common.problem.problem import DTYPES, LSE, Problem
 
 RMS_FACTOR = 1.15  # of the yardstick's RMS error
 RMS_FLOOR = 1 / 16  # of half a unit in the last place: where the yardstick is exact by the family's making
@@ -30,16 +29,17 @@ LEAST_TIME_RATIO = 0.9  # time on normal inputs / on the family's
 
 @dataclass(frozen=True)
 class Exact:
-    """O and LSE in fp64, and what each element of O weighs: sum_j p_j |v_j|."""
+    """O and LSE in fp64, and what each element of O weighs: sum_j p_j |v_j|. How many heads K and V have."""
 
     o: torch.Tensor
     lse: torch.Tensor
     weight: torch.Tensor
+    heads_k: int
 
     def sequences(self) -> list[Exact]:
         """Those of the batch, one by one."""
-        parts = (x.split(1) for x in (self.o, self.lse, self.weight))
-        return [Exact(*part) for part in zip(*parts, strict=True)]
+        parts = zip(self.o.split(1), self.lse.split(1), self.weight.split(1), strict=True)
+        return [Exact(o, lse, weight, self.heads_k) for o, lse, weight in parts]
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ class Bars:
 
 def exact(problem: Problem, tensors: Tensors) -> Exact:
     """Attention in fp64, over the inputs as they were rounded."""
-    o, lse = attention(problem, tensors.by_name, torch.float64)
-    weight, _ = attention(problem, {**tensors.by_name, "v": tensors.v.abs()}, torch.float64)
-    return Exact(o, lse, weight)
+    compute, v = problem.asked.compute, problem.asked.inputs[2]
+    found = compute(problem, tensors.by_name, torch.float64)
+    weight = compute(problem, {**tensors.by_name, v: tensors.by_name[v].abs()}, torch.float64)["o"]
+    return Exact(found["o"], found[LSE], weight, problem.num_heads_k)
 
 
 def compare(truth: Exact, o: torch.Tensor, lse: torch.Tensor | None) -> Deviation:
@@ -91,7 +92,7 @@ def compare(truth: Exact, o: torch.Tensor, lse: torch.Tensor | None) -> Deviatio
     if not error.isfinite().all():
         return Deviation(math.inf, 0.0, math.inf, math.inf, math.inf, lse_error)
     relative = error / truth.weight.clamp(min=torch.finfo(o.dtype).tiny)
-    signed = (relative * truth.o.sign()).flatten(0, 1)  # rows, heads, columns
+    signed = _by_heads_k(relative * truth.o.sign(), truth.heads_k)
     return Deviation(
         mean_error=float(signed.mean()),
         mean_stderr=_stderr(signed),
@@ -130,6 +131,11 @@ def _ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     limits = torch.finfo(dtype)
     _, exponent = x.abs().clamp(min=limits.tiny).frexp()
     return torch.ldexp(torch.full_like(x, limits.eps), exponent - 1)
+
+
+def _by_heads_k(x: torch.Tensor, heads_k: int) -> torch.Tensor:
+    """(batch, seqlen_q, heads, columns) as (rows, heads of K and V, columns): all that sees one head is in its rows."""
+    return x.unflatten(2, (heads_k, -1)).transpose(2, 3).flatten(0, 2)
 
 
 def _stderr(x: torch.Tensor) -> float:

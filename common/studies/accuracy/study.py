@@ -16,9 +16,10 @@ import torch
 from flashladder.common.console import duration, progress, warn
 from flashladder.common.measure.baselines import Baseline, official
 from flashladder.common.measure.entrants import Entrant, assemble
+from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.inputs import Tensors, allocate, draw
-from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.common.problem.problem import DTYPES, Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.runtime.execute import emulation_seconds, on_emulator, on_gpu
 from flashladder.common.runtime.gpu import faults_named
@@ -49,6 +50,7 @@ class Study:
     rows: int = 128  # of queries
     heads: int = 1
     seed: int = 0
+    operation: str = FIRST_OPERATION
 
     @property
     def device(self) -> str:
@@ -59,17 +61,15 @@ class Study:
         """The batches, those of one dtype and length beside each other."""
         return [stack for dtype in self.dtypes for length in self.lengths for stack in self._stacked(dtype, length)]
 
+    def problem(self, family: str, dtype: str, length: int) -> Problem:
+        """One sequence."""
+        sizes = operation_named(self.operation).of_rows(self.rows, self.heads)
+        return Problem(operation=self.operation, seqlen_k=length, dtype=dtype, seed=self.seed, family=family, **sizes)
+
     def _stacked(self, dtype: str, length: int) -> Iterator[Stack]:
         groups: dict[float, list[Problem]] = {}
         for family in self.families:
-            problem = Problem(
-                num_heads=self.heads,
-                seqlen_q=self.rows,
-                seqlen_k=length,
-                dtype=dtype,
-                seed=self.seed,
-                family=family,
-            )
+            problem = self.problem(family, dtype, length)
             groups.setdefault(problem.softmax_scale, []).append(problem)
         for problems in groups.values():
             yield Stack(replace(problems[0], batch=len(problems), family="normal"), tuple(problems))
@@ -105,7 +105,7 @@ def rows(study: Study) -> Iterator[list[Row]]:
     for reason in dict.fromkeys(left_out):
         warn(reason)
     absent: dict[str, str] = {}
-    if not study.place.on_gpu:
+    if not study.place.on_gpu and study.operation == FIRST_OPERATION:  # whose tiles are rows of one head
         _announce(stacks, lineup)
     with progress("batches") as update:
         for done, stack in enumerate(stacks):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def rows(study: Study) -> Iterator[list[Row]]:
     """The rows of each kernel, dtype and number of keys; none of a kernel that uses no tensor cores."""
     run = records.new_run()
-    plain = [_problem(study, NORMAL, dtype, keys) for dtype in study.dtypes for keys in study.lengths]
+    plain = [study.problem(NORMAL, dtype, keys) for dtype in study.dtypes for keys in study.lengths]
     lineup, _ = assemble(study.entrants, plain, study.place)
     total, done = sum(map(len, lineup.values())), 0
     with progress("tiles counted") as update:
@@ -38,18 +38,12 @@ def rows(study: Study) -> Iterator[list[Row]]:
                 yield [place | row for row in _counted(study, artifact, normal)]
 
 
-def _problem(study: Study, family: str, dtype: str, keys: int) -> Problem:
-    return Problem(
-        num_heads=study.heads, seqlen_q=study.rows, seqlen_k=keys, dtype=dtype, seed=study.seed, family=family
-    )
-
-
 def _counted(study: Study, artifact: Artifact, normal: Problem) -> Iterator[Row]:
     least = _work(artifact, normal)
     if not least:
         return
     for family in study.families:
-        problem = _problem(study, family, normal.dtype, normal.seqlen_k)
+        problem = study.problem(family, normal.dtype, normal.seqlen_k)
         twice = 0.0 if family == NORMAL else _work(artifact, problem) / least - 1
         yield {**records.of_problem(problem), "computed_twice": twice}
 

@@ -18,15 +18,13 @@ BLOCK_N = 64
 
 
 def run(problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """O in the inputs' dtype, (batch, seqlen_q, num_heads, head_dim), and LSE in fp32. Takes no causal mask."""
+    """O in the inputs' dtype, (batch, seqlen_q, num_heads, head_dim_v), and LSE in fp32. Takes no causal mask."""
     dtype, unit = tensors.q.dtype, problem.softmax_scale * math.log2(math.e)
-    group = problem.num_heads // problem.num_heads_k
-    q, k, v = (
-        x.transpose(1, 2).float().repeat_interleave(copies, 1)
-        for x, copies in ((tensors.q, 1), (tensors.k, group), (tensors.v, group))
-    )
+    q, k, v = (tensors.by_name[name].transpose(1, 2).float() for name in tensors.operation.inputs[:3])
+    seqlen_q = q.shape[2]
+    q = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # all rows that see one head of K
     highest = q.new_full((*q.shape[:3], 1), -math.inf)
-    total, o = torch.zeros_like(highest), torch.zeros_like(q)
+    total, o = torch.zeros_like(highest), q.new_zeros((*q.shape[:3], v.shape[3]))
     for end in range(problem.seqlen_k, 0, -BLOCK_N):
         keys = slice(max(0, end - BLOCK_N), end)
         scores = q @ k[:, :, keys].transpose(2, 3)
@@ -36,4 +34,5 @@ def run(problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]
         total = total * rescale + p.sum(-1, keepdim=True)
         o = o * rescale + p.to(dtype).float() @ v[:, :, keys]
     lse = (highest + total.log2()) * math.log(2)
-    return (o / total).to(dtype).transpose(1, 2), lse[..., 0]
+    o, lse = (x.unflatten(2, (-1, seqlen_q)).flatten(1, 2) for x in (o / total, lse))
+    return o.to(dtype).transpose(1, 2), lse[..., 0]
