@@ -79,6 +79,7 @@ setup(
         "flashladder": [
             "versions/**/*",
             "common/cuda/**/*",
+            "common/problem/families/*.npz",
             "common/runtime/*.cpp",
             "common/report/templates/*",
             "common/runtime/*.h",

@@ -11,6 +11,7 @@ VERSIONS = ROOT / "versions"
 REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
+TRAINED = ROOT / "common" / "problem" / "families" / "trained.npz"  # Q, K and V that a model was recorded with
 PUBLISHED = ROOT / "results"  # the project's own, which git tracks
 UNPUBLISHED = PUBLISHED / "unpublished"  # a person's, of commands that would change those
 PREBUILT = ROOT / "prebuilt"  # kernels that came with an installed package

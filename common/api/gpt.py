@@ -53,6 +53,7 @@ class Gpt(nn.Module):
 
     def __init__(self, sizes: Sizes, attend: Attend) -> None:
         super().__init__()
+        self.sizes = sizes
         self.tokens = nn.Embedding(VOCABULARY, sizes.width)
         self.places = nn.Embedding(sizes.seqlen, sizes.width)
         self.blocks = nn.ModuleList(Block(sizes, attend) for _ in range(sizes.layers))

@@ -6,7 +6,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median
@@ -16,11 +16,13 @@ import torch
 from flashladder.common.api import attention
 from flashladder.common.api.gpt import Attend, Gpt, Sizes, causal_sdpa
 from flashladder.common.errors import ConfigError
+from flashladder.common.problem.families import recording
 
 OURS, TORCHS = "attention", "sdpa"
 LEARNING_RATE, WARM_UP = 1e-3, 20  # the second in steps
 LAST = 50  # steps whose mean loss is compared
 MOST_BYTES = 4 << 20  # of text
+MOST_HEADS, MOST_TOKENS = 2, 256  # of a layer, that are recorded: 1.2 MB of 6 layers
 DTYPE = torch.bfloat16  # of what autocast gives attention
 
 
@@ -56,17 +58,21 @@ def text() -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.uint8).long()
 
 
-def train(
-    sizes: Sizes, attend: Attend, seed: int, steps: int, device: str, on_step: Callable[[int], None] = lambda _: None
-) -> Run:
-    """Trains a new model for so many steps; after each, `on_step` is told how many are done."""
-    model, source = _new(sizes, attend, seed, device), text()
+def new(sizes: Sizes, attend: Attend, seed: int, device: str) -> Gpt:
+    """A model that has learnt nothing yet."""
+    torch.manual_seed(seed)
+    return Gpt(sizes, attend).to(device)
+
+
+def train(model: Gpt, seed: int, steps: int, on_step: Callable[[int], None] = lambda _: None) -> Run:
+    """Trains a model for so many steps; after each, `on_step` is told how many are done."""
+    device, source = _device(model), text()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
     order = torch.Generator().manual_seed(seed)
     losses, times = [], []
     for _ in range(steps):
-        batch = _batch(source, sizes, order, device)
+        batch = _batch(source, model.sizes, order, device)
         begin = time.perf_counter()
         optimizer.zero_grad()
         with _autocast(device):
@@ -85,7 +91,7 @@ def gradient_errors(sizes: Sizes, device: str) -> dict[str, float]:
     batch = _batch(text(), sizes, torch.Generator().manual_seed(0), device)
 
     def gradients(attend: Attend, exact: bool) -> list[torch.Tensor]:
-        model = _new(sizes, attend, 0, device)
+        model = new(sizes, attend, 0, device)
         with _autocast(device, enabled=not exact):
             model(batch).backward()
         return [each.grad for each in model.parameters() if each.grad is not None]
@@ -107,9 +113,27 @@ def verdict(runs: Mapping[int, Mapping[str, Run]]) -> tuple[float, float]:
     return difference, max(torchs) - min(torchs)
 
 
-def _new(sizes: Sizes, attend: Attend, seed: int, device: str) -> Gpt:
-    torch.manual_seed(seed)
-    return Gpt(sizes, attend).to(device)
+@torch.no_grad()
+def record(model: Gpt, attend: Attend, path: Path) -> None:
+    """Writes Q, K and V as each layer's attention gets them for the first tokens of a sequence of the text, of a few
+    heads, to a new file, which common/problem/families/recording.py describes. ResultsError where it is there already.
+    """
+    layers: list[tuple[torch.Tensor, ...]] = []
+
+    def noting(*qkv: torch.Tensor) -> torch.Tensor:
+        layers.append(tuple(tensor[0, :MOST_TOKENS, :MOST_HEADS].transpose(0, 1) for tensor in qkv))
+        return attend(*qkv)
+
+    device, sizes = _device(model), replace(model.sizes, batch=1)
+    twin = new(sizes, noting, 0, device)
+    twin.load_state_dict(model.state_dict())
+    with _autocast(device):
+        twin(_batch(text(), sizes, torch.Generator().manual_seed(0), device))
+    recording.write(path, *map(torch.stack, zip(*layers, strict=True)))
+
+
+def _device(model: Gpt) -> str:
+    return next(model.parameters()).device.type
 
 
 def _autocast(device: str, enabled: bool = True) -> AbstractContextManager[object]:

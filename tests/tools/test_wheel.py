@@ -90,6 +90,7 @@ def test_without_the_variable_there_is_none(tmp_path):
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True).stdout
     assert "flashladder/common/runtime/ahead.py" in names
     assert "flashladder/common/runtime/fast_path.cpp" in names
+    assert "flashladder/common/problem/families/trained.npz" in names
     assert "prebuilt/" not in names.replace("common/compiler/prebuilt.py", "")
 
 

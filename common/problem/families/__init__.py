@@ -8,6 +8,8 @@ rises for others falls for them. V is positive, with another mean in each column
 16-bit number, and a bias below half a step shows in the mean of many.
 
 Where two groups of keys share a row's weight, V is zero at one group in the odd columns: O is the weight of the other.
+
+One family, `trained`, is not designed but recorded.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 
 import torch
 
+from flashladder.common.problem.families import recording
 from flashladder.common.problem.families.family import FAMILIES, NORMAL, Family, designed
 from flashladder.common.problem.families.sketch import Sketch
 
@@ -78,6 +81,15 @@ def tiny_scale(sketch: Sketch) -> None:
 def huge_scale(sketch: Sketch) -> None:
     """Normal scores from a huge softmax_scale and tiny q and k."""
     sketch.noise(1)
+
+
+# Recorded
+
+
+@designed()
+def trained(sketch: Sketch) -> None:
+    """Q, K and V as the layers of a small GPT had them, which was trained on text."""
+    recording.fill(sketch, recording.read())
 
 
 # Slopes
