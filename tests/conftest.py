@@ -13,6 +13,8 @@ from flashladder.common.paths import mixed_checkouts
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it once; interpreted even where there is a GPU
 os.environ.pop("FLASHLADDER_VERSIONS", None)  # the ladders that are tested are those of this repository
 os.environ.pop("COLUMNS", None)  # tables as wide as in a pipe
+# The race detector's tables are large, and little of them is touched: pages of 2 MiB would all be cleared.
+os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")  # numpy reads it once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small here, and pytest's workers take the cores
 settings.register_profile("same", derandomize=True, deadline=None)  # --hypothesis-profile=default: others each time
 settings.load_profile("same")

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from flashladder.common.catalog import Version
-from flashladder.common.compiler import build_one, cached, prebuilt
-from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler import PtxModule, build_one, cached, prebuilt, translate, translated
 from flashladder.common.console import warn
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.own import FIRST_OPERATION
@@ -32,6 +31,7 @@ from flashladder.common.runtime.target import Target
 from flashladder.common.runtime.tuned import LONG_FROM, is_long, of_each_length
 
 QUIET = "FLASHLADDER_QUIET"
+Made = TypeVar("Made", bound=PtxModule)
 _problem = lru_cache(PROBLEMS_KEPT, typed=True)(Problem)  # calls that come often are of few
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _preparing = threading.Lock()
@@ -58,7 +58,7 @@ class Ready:
     """A rung, configured and built for tensors of a kind on a device; without `call` on the emulator."""
 
     rung: Version
-    artifact: Artifact
+    artifact: PtxModule
     call: Call | None
 
     @cached_property
@@ -236,7 +236,7 @@ def written(out: torch.Tensor, o: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     return out.copy_(o)
 
 
-def _emulate(artifact: Artifact, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
+def _emulate(artifact: PtxModule, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
     """On copies of the tensors, in memory whose bounds the emulator knows."""
     copies = allocate(problem)
     for name in problem.asked.inputs:
@@ -310,10 +310,15 @@ def _configured(version: str, problem: Problem, place: Target) -> tuple[Version,
 
 
 def _made(rung: Version, config: KernelConfig, place: Target, problem: Problem, device: torch.device | None) -> Ready:
-    """The rung, built; and loaded where there is a device."""
-    artifact = (place.on_gpu and prebuilt.find(rung, config, place.arch)) or _built(rung, config, place.arch)
+    """The rung, built and loaded where there is a device; what the emulator runs of it where there is none."""
+    kernel = rung, config, place.arch
+    if device is None:
+        module = _told(translated, translate, kernel)
+        place.check(module)
+        return Ready(rung, module, None)
+    artifact = prebuilt.find(*kernel) or _told(cached, build_one, kernel)
     place.check(artifact)
-    return Ready(rung, artifact, Call(rung, artifact, problem, device) if device else None)
+    return Ready(rung, artifact, Call(rung, artifact, problem, device))
 
 
 def is_gpu(tensor: torch.Tensor) -> bool:
@@ -365,12 +370,15 @@ def misshapen(name: str, tensor: torch.Tensor) -> UnsupportedProblemError:
     return UnsupportedProblemError(f"{name} has shape {shape}; it should be (batch, seqlen, heads, head_dim)")
 
 
-def _built(rung: Version, config: KernelConfig, arch: str) -> Artifact:
+def _told(
+    find: Callable[..., Made | None], make: Callable[..., Made], kernel: tuple[Version, KernelConfig, str]
+) -> Made:
     """From the cache, or compiled, which takes seconds: that is told, unless FLASHLADDER_QUIET is set."""
-    if os.environ.get(QUIET) or cached(rung, config, arch):
-        return build_one(rung, config, arch)
+    if os.environ.get(QUIET) or find(*kernel):
+        return make(*kernel)
+    rung, config, arch = kernel
     warn(f"compiling {rung.name} for {arch}, once, which takes some seconds: {config}")
     begin = time.monotonic()
-    artifact = build_one(rung, config, arch)
+    made = make(*kernel)
     warn(f"compiled in {time.monotonic() - begin:.1f} s")
-    return artifact
+    return made

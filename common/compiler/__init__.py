@@ -9,6 +9,16 @@ prebuilt    kernels that came with the package
 """
 
 from flashladder.common.compiler.artifact import Artifact, LaunchInfo, PtxModule
-from flashladder.common.compiler.compile import BuildRequest, build, build_one, cached
+from flashladder.common.compiler.compile import BuildRequest, build, build_one, cached, translate, translated
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "PtxModule", "build", "build_one", "cached"]
+__all__ = [
+    "Artifact",
+    "BuildRequest",
+    "LaunchInfo",
+    "PtxModule",
+    "build",
+    "build_one",
+    "cached",
+    "translate",
+    "translated",
+]

@@ -82,7 +82,7 @@ class Artifact(PtxModule):
 
     kernels: tuple[RungKernel, ...]
     compile_seconds: float = field(kw_only=True)
-    cached: bool = field(kw_only=True)
+    cached: bool = field(kw_only=True, compare=False)  # it is the same artifact
 
     @cached_property
     def main(self) -> RungKernel:

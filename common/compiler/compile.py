@@ -10,9 +10,10 @@ import hashlib
 import os
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
@@ -26,7 +27,17 @@ from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 from flashladder.common.problem.config import KernelConfig
 
-__all__ = ["Artifact", "BuildRequest", "LaunchInfo", "PtxModule", "build", "build_one", "cached"]
+__all__ = [
+    "Artifact",
+    "BuildRequest",
+    "LaunchInfo",
+    "PtxModule",
+    "build",
+    "build_one",
+    "cached",
+    "translate",
+    "translated",
+]
 
 LINES = "-lineinfo"
 NVCC_FLAGS = ("-std=c++17", "-O3", LINES)
@@ -82,6 +93,30 @@ def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
 def cached(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
     """The artifact of one configuration where it is compiled already. ToolchainError without the compiler."""
     return artifacts.load(_place(BuildRequest(version, config, arch), Sources(), toolchain()), cached=True)
+
+
+def translate(version: Version, config: KernelConfig, arch: str) -> PtxModule:
+    """What the emulator runs of one configuration, from the cache or made now, without what ptxas would make of it.
+
+    BuildError where nvcc refuses it. Registers and local memory, which ptxas would tell, are not known.
+    """
+    version.check_arch(arch)
+    if found := translated(version, config, arch):
+        return found
+    request, sources, compiler = BuildRequest(version, config, arch), Sources(), toolchain()
+    wanted = {_place_of_ptx(request, sources, compiler): request}
+    (made,) = _compile(wanted, sources, compiler, _Listener(None, None, 1), _as_ptx, last=artifacts.PTX).values()
+    if isinstance(made, BuildError):
+        raise made
+    return made
+
+
+def translated(version: Version, config: KernelConfig, arch: str) -> PtxModule | None:
+    """The same where it is in the cache. ToolchainError without the compiler."""
+    if built := cached(version, config, arch):
+        return built
+    place = _place_of_ptx(BuildRequest(version, config, arch), Sources(), toolchain())
+    return artifacts.module(place, version, config, arch) if place.exists() else None
 
 
 @overload
@@ -147,7 +182,7 @@ def machine_code(requests: Sequence[BuildRequest], progress: BuildProgress | Non
     compiler, sources = toolchain(), Sources()
     places = [_place_of_code(request, sources, compiler) for request in requests]
     missing = {place: request for place, request in zip(places, requests, strict=True) if not place.exists()}
-    made = _compile(missing, sources, compiler, _Listener(progress, None, len(missing)), _as_code)
+    made = _compile(missing, sources, compiler, _Listener(progress, None, len(missing)), _as_folder)
     return [made.get(place, place) for place in places]
 
 
@@ -195,6 +230,11 @@ def _place_of_code(request: BuildRequest, sources: Sources, compiler: Toolchain)
     return cache_dir() / "code" / folder_name(request, sources, compiler.identity)
 
 
+def _place_of_ptx(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
+    """The same of what `translate` makes."""
+    return cache_dir() / "ptx" / folder_name(request, sources, compiler.identity)
+
+
 def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> str:
     """The name of an artifact's folder; without a compiler, that of its machine code by whichever compiler."""
     code = sources.digest(request.version.kernel, paths=request.lines), request.config.header()
@@ -226,19 +266,29 @@ def _without_local_memory(request: BuildRequest, result: Artifact) -> Artifact |
 
 
 def _compile(
-    missing: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener, keep: Keep[Made]
+    missing: dict[Path, BuildRequest],
+    sources: Sources,
+    compiler: Toolchain,
+    listener: _Listener,
+    keep: Keep[Made],
+    last: str = artifacts.CUBIN,
 ) -> dict[Path, Made | BuildError]:
-    """Compiles what the cache lacks, batch after batch, on every core."""
+    """Compiles what the cache lacks as far as a file, batch after batch, on every core."""
     size = BATCH * len(os.sched_getaffinity(0))
     results: dict[Path, Made | BuildError] = {}
     for start in range(0, len(missing), size):
         batch = dict(list(missing.items())[start : start + size])
-        results |= _compile_batch(batch, sources, compiler, listener, keep)
+        results |= _compile_batch(batch, sources, compiler, listener, keep, last)
     return results
 
 
 def _compile_batch(
-    batch: dict[Path, BuildRequest], sources: Sources, compiler: Toolchain, listener: _Listener, keep: Keep[Made]
+    batch: dict[Path, BuildRequest],
+    sources: Sources,
+    compiler: Toolchain,
+    listener: _Listener,
+    keep: Keep[Made],
+    last: str,
 ) -> dict[Path, Made | BuildError]:
     """Compiles in a temporary folder, one subfolder each, and moves what succeeds into place."""
     with space_in_cache(), temporary_folder() as temporary:
@@ -246,10 +296,10 @@ def _compile_batch(
             folder = temporary / place.name
             folder.mkdir()
             (folder / artifacts.HEADER).write_text(request.config.header())
-        (temporary / "build.ninja").write_text(_ninja_file(batch, compiler))
+        (temporary / "build.ninja").write_text(_ninja_file(batch, compiler, last))
         by_name = {place.name: request for place, request in batch.items()}
         output = run_ninja(temporary, lambda edge: listener.ended(by_name[Path(edge).parent.name], temporary / edge))
-        seconds = _compile_seconds(temporary / ".ninja_log")
+        seconds = _compile_seconds(temporary / ".ninja_log", last)
         now = Sources()
         results: dict[Path, Made | BuildError] = {}
         for place, request in batch.items():
@@ -266,8 +316,8 @@ def _compile_batch(
     return results
 
 
-def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
-    """Two edges for each configuration: nvcc makes PTX of the kernel, ptxas a cubin of the PTX."""
+def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain, last: str) -> str:
+    """Two edges for each configuration: nvcc makes PTX of the kernel, ptxas a cubin of the PTX, if that is wanted."""
     lines = [RULES]
     for place, request in batch.items():
         ptx, cubin = f"{place.name}/{artifacts.PTX}", f"{place.name}/{artifacts.CUBIN}"
@@ -275,6 +325,7 @@ def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain) -> str:
         for edge, words in edges.items():
             line = shlex.join(words).replace("$", "$$")
             lines += [f"build {edge}", f"  folder = {place.name}", f"  line = {line}"]
+        lines.append(f"default {place.name}/{last}")
     return "\n".join([*lines, ""])
 
 
@@ -294,14 +345,15 @@ def ptxas_command(request: BuildRequest, compiler: Toolchain) -> list[str]:
     return [str(word) for word in (*tool, "-o", artifacts.CUBIN, artifacts.PTX)]
 
 
-def _compile_seconds(ninja_log: Path) -> dict[str, float]:
-    """Seconds of both steps by subfolder, of the configurations that compiled: ninja logs no step that failed."""
+def _compile_seconds(ninja_log: Path, last: str) -> dict[str, float]:
+    """Seconds of all steps by subfolder, of those that came to the last one: ninja logs no step that failed."""
     rows: Iterable[list[str]] = []
     with suppress(FileNotFoundError):
         rows = [line.split("\t") for line in ninja_log.read_text().splitlines() if not line.startswith("#")]
-    spent = {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
-    names = [Path(output).parent.name for output in spent if Path(output).name == artifacts.CUBIN]
-    return {name: spent[f"{name}/{artifacts.PTX}"] + spent[f"{name}/{artifacts.CUBIN}"] for name in names}
+    spent: dict[str, dict[str, float]] = defaultdict(dict)
+    for start, end, _, output, _ in rows:
+        spent[Path(output).parent.name][Path(output).name] = (int(end) - int(start)) / 1000
+    return {name: sum(steps.values()) for name, steps in spent.items() if last in steps}
 
 
 def _as_artifact(request: BuildRequest, folder: Path, place: Path, seconds: float) -> Artifact:
@@ -309,12 +361,17 @@ def _as_artifact(request: BuildRequest, folder: Path, place: Path, seconds: floa
     return _install(folder, place)
 
 
-def _as_code(_request: BuildRequest, folder: Path, place: Path, _seconds: float) -> Path:
+def _as_ptx(request: BuildRequest, folder: Path, place: Path, seconds: float) -> PtxModule:
+    module = artifacts.module(folder, request.version, request.config, request.arch)
+    return replace(module, directory=_as_folder(request, folder, place, seconds))
+
+
+def _as_folder(_request: BuildRequest, folder: Path, place: Path, _seconds: float) -> Path:
     try:
         folder.rename(place)
     except OSError as error:
         if not place.exists():  # or another process has put the same there
-            raise BuildError(f"the machine code cannot be moved to {place}: {error.strerror}") from None
+            raise BuildError(f"what was compiled cannot be moved to {place}: {error.strerror}") from None
     return place
 
 

@@ -30,7 +30,7 @@ def temporary_folder() -> Iterator[Path]:
     root = cache_dir() / "building"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for kind in ("artifacts", "code", "libraries"):
+        for kind in ("artifacts", "code", "ptx", "libraries"):
             (cache_dir() / kind).mkdir(exist_ok=True)
         for leftover in filter(_is_abandoned, root.iterdir()):
             shutil.rmtree(leftover, ignore_errors=True)

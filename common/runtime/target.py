@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from flashladder.common.compiler.artifact import Artifact
+from flashladder.common.compiler.artifact import PtxModule
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription, load_gpu
@@ -33,12 +33,12 @@ class Target:
             return torch.cuda.get_device_name()
         return f"emulator (as {self.gpu.title})"
 
-    def check(self, artifact: Artifact) -> None:
+    def check(self, module: PtxModule) -> None:
         """Raises UnsupportedProblemError where a CTA of a kernel does not fit an SM of the target."""
-        needed = max(kernel.launch.shared_bytes for kernel in artifact.kernels)
+        needed = max(kernel.launch.shared_bytes for kernel in module.kernels)
         if needed > self.gpu.shared_per_block:
             raise UnsupportedProblemError(
-                f"{artifact.version} with {artifact.config.name} needs {needed} bytes of shared memory; "
+                f"{module.version} with {module.config.name} needs {needed} bytes of shared memory; "
                 f"{self.gpu.name} gives a CTA {self.gpu.shared_per_block}: choose smaller tiles"
             )
 

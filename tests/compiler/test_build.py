@@ -13,7 +13,7 @@ from attention_params import PARAMS
 from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
 from flashladder.common import catalog
-from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, ninja
+from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, ninja, translate, translated
 from flashladder.common.compiler import compile as build_module
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
@@ -73,6 +73,27 @@ def test_ptx_is_told_of_while_ptxas_goes_on(tmp_path):
     (artifact,) = build([request], on_ptx=wait_for_ptxas)
     build([request], on_ptx=wait_for_ptxas)
     assert told == [(request, artifact.ptx.read_text(), artifact.launch)] * 2
+
+
+def test_what_the_emulator_runs_is_had_without_ptxas(tmp_path, cache):
+    """It is the same PTX, and an artifact that is there already has it."""
+    version = make_rung(tmp_path)
+    asked = version, version.config(), ARCH
+    assert translated(*asked) is None
+    module = translate(*asked)
+    assert module == translated(*asked)
+    assert {"kernel.ptx", "kernel.cubin"}.intersection(folders(module.directory)) == {"kernel.ptx"}
+    assert folders(cache / "artifacts") == []
+    artifact = build_one(*asked)
+    assert (artifact.ptx.read_text(), artifact.launch) == (module.ptx.read_text(), module.launch)
+    assert translate(*asked).directory == artifact.directory
+
+
+def test_what_nvcc_refuses_is_told_where_ptx_alone_is_wanted(tmp_path, cache):
+    version = make_rung(tmp_path, body="no_such_function();")
+    with pytest.raises(BuildError, match=r"07_tiny for sm_80 cannot be built:(.|\n)*no_such_function"):
+        translate(version, version.config(), ARCH)
+    assert folders(cache / "ptx") == []
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from flashladder.common import catalog, own
 from flashladder.common.paths import ROOT
 from flashladder.tests.report.test_rung_pages import LINK, anchors
-from flashladder.tools.commands import COMMANDS
+from flashladder.tools.commands import COMMANDS, main
 from flashladder.tools.commands.arguments import config_values
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,7 +19,6 @@ PAGES = [
     *(page for page in sorted((ROOT / "versions").glob("**/*.md")) if own.PRIVATE not in page.parents),
 ]
 COMMAND = re.compile(r"^(?: {4,}|.*`(?=flashladder \w+ ))flashladder ([a-z]\w*)((?:[^`\n\\]|\\\n)*)", re.MULTILINE)
-FLASHLADDER = [sys.executable, "-m", "flashladder"]
 QUICK = [
     "run 02",
     "explain 02",
@@ -59,10 +56,12 @@ def test_commands_are_found():
 
 
 @pytest.mark.parametrize("command", QUICK)
-def test_quick_commands_run_as_printed(command, tmp_path):
+def test_quick_commands_run_as_printed(command, tmp_path, monkeypatch):
+    """In this process: one of their own takes seconds to import torch, and test_commands.py has them."""
     assert any(f"    flashladder {command}" in page.read_text() for page in DOCS)
-    environment = ["env", f"FLASHLADDER_RESULTS={tmp_path}"]
-    subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True, cwd=tmp_path)
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == 0
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
@@ -88,15 +87,15 @@ def test_the_readme_is_one_page():
 
 
 @pytest.mark.slow
-def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path):
+def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path, monkeypatch):
     made, watched, judged = re.findall(
         r"^    flashladder (\S+ my_idea [^#]*)", (ROOT / "docs" / "own-rungs.md").read_text(), re.MULTILINE
     )
     assert "--watch" in watched  # test_watch.py runs it
     (tmp_path / "mine").mkdir()
-    environment = ["env", f"FLASHLADDER_VERSIONS={tmp_path / 'mine'}"]
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path / "mine"))
     for command in (made, judged):
-        subprocess.run([*environment, *FLASHLADDER, *shlex.split(command)], check=True)
+        assert main(shlex.split(command)) == 0
     assert (tmp_path / "mine" / "00_my_idea" / "tried.csv").exists()
     assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "evidence.md").read_text()
 
