@@ -68,9 +68,9 @@ class Implementation(Configurable):
         """
         if refusal := self._unsupported(problem):
             raise UnsupportedProblemError(f"{self.name} {refusal}; {self.alternative(problem)}")
-        decided = self._decided(problem)
+        decided, columns = self._decided(problem), self.supports.columns(problem.head_dim)
         is_usual = not decided["narrower"] or any(decided.get(name) for name in self.defaults_with)
-        usual = {} if is_usual else self.defaults_narrower.get(decided["head_dim"], {})
+        usual = {} if is_usual else self.defaults_narrower.get(columns, {})
         fields = {name: value for name, value in decided.items() if name in self.choices}
         return self.config(gpu, **{**usual, **fields, **overrides})
 

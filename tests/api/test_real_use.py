@@ -73,19 +73,26 @@ def test_fp16_trains_under_loss_scaling():
         assert (given.double() / 2**14 - expected).abs().max() <= 0.01 * expected.abs().max()
 
 
-def test_two_processes_train_as_one(tmp_path):
-    """DistributedDataParallel over gloo: each has half of a batch, and both come to the gradients of the whole."""
-    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_processes_train_as_one(device, tmp_path):
+    """DistributedDataParallel: each has half of a batch, and both come to the gradients of the whole."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs 2 GPUs")
+    torch.multiprocessing.spawn(_rank, (device, str(tmp_path)), nprocs=2)
     expected = gradients(layer(attend=torchs), drawn())
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    first, second = (torch.load(tmp_path / f"{rank}.pt", map_location="cpu") for rank in range(2))
     assert all(map(torch.equal, first, second))
     require_near(first, expected)
 
 
-def _rank(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/door", rank=rank, world_size=2)
+def _rank(rank, device, folder):
+    backend = "nccl" if device == "cuda" else "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/door", rank=rank, world_size=2)
     try:
-        torch.save(gradients(DistributedDataParallel(layer()), drawn()[rank : rank + 1]), f"{folder}/{rank}.pt")
+        model = DistributedDataParallel(layer(device), device_ids=[rank] if device == "cuda" else None)
+        torch.save(gradients(model, drawn(device)[rank : rank + 1]), f"{folder}/{rank}.pt")
         dist.barrier()  # gloo may end a process whose peer leaves while they still talk
     finally:
         dist.destroy_process_group()

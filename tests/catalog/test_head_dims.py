@@ -105,7 +105,6 @@ def test_narrower_tensors_have_defaults_of_their_own():
     assert rung.config_for(Problem(head_dim=120, dropout_p=0.1)).block_m == 128
 
 
-
 def test_a_rung_without_it_takes_its_own_alone():
     for rung, words in (
         (catalog.find("23"), "64, 96, 128, 256, not 72"),
