@@ -43,13 +43,20 @@ def missed_bars(version, dtype, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_family(version, dtype):
-    """In one block of 128 keys the P of keys before a jump leave fp16's range; FlashAttention-2's blocks have 64."""
+    assert missed_bars(version, dtype, lengths=(128, 512, 4096), rows=256, heads=2) == known_on_a_gpu(version, dtype)
+
+
+def known_on_a_gpu(version, dtype):
+    """By family and keys. In one block of 128 keys the P of keys before a jump leave fp16's range; FlashAttention-2's
+    blocks have 64, and its own error, the yardstick, is larger for runner_up than the emulator's. Rung 48 rounds P and
+    its sum alike; where m lags, P of keys before a jump have fewer bits in fp16.
+    """
+    if version.number == "48":
+        return {("jump_key", keys): "rms mean" for keys in (128, 512)} if dtype == "fp16" else {}
     block_n = version.config_for(Problem(dtype=dtype)).block_n
     known = {("jump_key", 128): "rms"} if (dtype, block_n) == ("fp16", 128) else {}
-    known |= {
-        (family, keys): bar for family, bar in known_to_miss(version.number, dtype).items() for keys in (512, 4096)
-    }
-    assert missed_bars(version, dtype, lengths=(128, 512, 4096), rows=256, heads=2) == known
+    missed = {family: bar for family, bar in known_to_miss(version.number, dtype).items() if family != "runner_up"}
+    return known | {(family, keys): bar for family, bar in missed.items() for keys in (512, 4096)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

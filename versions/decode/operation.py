@@ -36,6 +36,18 @@ from flashladder.common.problem.operations.forward import SLOPES, Forward, atten
 from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, Operation, Option, Problem
 from flashladder.common.problem.rotary import Rotary
 from flashladder.versions.decode.fp8_caches import DESCALES, Fp8Caches
+from flashladder.versions.decode.sizes import (
+    all_keys,
+    max_pages,
+    num_pages,
+    num_parts,
+    num_splits,
+    rotary_dim,
+    rotary_positions,
+    seqlen_new,
+    seqlens,
+    target_parts,
+)
 
 LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
 CACHES = ("k_cache", "v_cache")
@@ -43,12 +55,6 @@ NEW = ("k_new", "v_new")
 ROTARY = ("rotary_cos", "rotary_sin")
 ROW_BYTES = 16  # rows begin at multiples of so many
 NO_PAGE = -1  # in the table, behind the pages of a sequence
-SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
-FEW_KEYS = 128  # less is not worth a CTA
-TARGET_CTAS = 132  # one an SM of an H100 or H200, which has room for two
-MOST_SPLITS = 128
-MOST_WAVES = 4
-GOOD_FULLNESS = 0.95  # of the best: more splits than that takes cost more than they bring
 
 
 class Decode(Forward):
@@ -290,41 +296,6 @@ class Paged(Decode):
             taken += count
 
 
-def seqlens(problem: Problem) -> tuple[int, ...]:
-    """How many keys are in the cache: as many as there is room for, where a problem does not say."""
-    return problem.seqlens_k or (problem.seqlen_k - seqlen_new(problem),) * problem.batch
-
-
-def seqlen_new(problem: Problem) -> int:
-    """How many keys each sequence is to be given."""
-    return int(problem.seqlen_new) if problem.new_keys else 0
-
-
-def all_keys(problem: Problem) -> tuple[int, ...]:
-    """How many keys the sequences have then."""
-    return tuple(length + seqlen_new(problem) for length in seqlens(problem))
-
-
-def rotary_dim(problem: Problem) -> int:
-    """The columns that turn."""
-    return int(problem.rotary_dim) or problem.head_dim
-
-
-def rotary_positions(problem: Problem) -> int:
-    """For which there are angles: each place in the cache, and perhaps more."""
-    return max(int(problem.rotary_positions), problem.seqlen_k)
-
-
-def max_pages(problem: Problem) -> int:
-    """The pages that a sequence may have."""
-    return -(-problem.seqlen_k // int(problem.page_size))
-
-
-def num_pages(problem: Problem) -> int:
-    """All pages of the cache."""
-    return int(problem.num_pages) or problem.batch * max_pages(problem) + SPARE_PAGES
-
-
 def _check_pages(problem: Problem) -> None:
     needed = sum(-(-length // int(problem.page_size)) for length in all_keys(problem))
     if needed > num_pages(problem):
@@ -361,37 +332,6 @@ def _turned(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> list[torch
         positions = (first + torch.arange(count, device=first.device)).clamp(0, p.seqlen_k - 1)
         made.append(rotary.turned(tensors[name], positions.expand(-1, tensors[name].shape[1])))
     return made
-
-
-def num_splits(problem: Problem) -> int:
-    """Into how many parts the keys are cut, so that there are CTAs for all SMs.
-
-    The smallest number whose last wave of CTAs is nearly as full as that of any other. It follows from sizes alone, so
-    that results do not depend on the card.
-    """
-    if problem.num_splits:
-        return int(problem.num_splits)
-    of_all = problem.batch * tiles(problem)
-    most = min(MOST_SPLITS, -(-problem.seqlen_k // FEW_KEYS), max(1, MOST_WAVES * TARGET_CTAS // of_all))
-    waves = {splits: of_all * splits / TARGET_CTAS for splits in range(1, most + 1)}
-    fullness = {splits: count / math.ceil(count) for splits, count in waves.items()}
-    return next(splits for splits in fullness if fullness[splits] >= GOOD_FULLNESS * max(fullness.values()))
-
-
-def target_parts(problem: Problem) -> int:
-    """Into how many parts the keys of all sequences are to be cut, where a longer one has more; 0: num_splits each."""
-    return 0 if problem.num_splits else max(1, TARGET_CTAS // tiles(problem))
-
-
-def num_parts(problem: Problem) -> int:
-    """How many parts there may be at most: the last one of a sequence may be small."""
-    return problem.batch * int(problem.num_splits) or problem.batch + target_parts(problem)
-
-
-def tiles(problem: Problem) -> int:
-    """How many tiles of rows a sequence has, over all heads of K."""
-    assert isinstance(problem.asked, Decode)
-    return problem.asked.row_tiles(problem, problem.asked.tile_rows) // problem.batch
 
 
 def _alone(problem: Problem, length: int) -> Problem:

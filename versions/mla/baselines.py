@@ -15,7 +15,7 @@ from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
-from flashladder.versions.decode.operation import seqlens
+from flashladder.versions.decode.sizes import seqlens
 from flashladder.versions.mla.operation import HEAD_DIM, HEAD_DIM_V
 
 

@@ -24,7 +24,8 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import View
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.problem import Operation, Option, Problem
-from flashladder.versions.decode.operation import CACHES, TARGET_CTAS, Decode, Paged, seqlens, tiles
+from flashladder.versions.decode.operation import CACHES, Decode, Paged
+from flashladder.versions.decode.sizes import TARGET_CTAS, seqlens, tiles
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 DESIGNED_COLUMNS = HEAD_DIM - HEAD_DIM_V  # of K alone, through which families of inputs design scores
