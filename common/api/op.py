@@ -110,8 +110,8 @@ def forward(
     The options are causal, softmax_scale, version and lse: whether the log-sum-exp is.
     """
     found: tuple[torch.Tensor, torch.Tensor | None]
-    if not _seen(q, k, v):
-        found = _straight(q, k, v, out, *options)
+    if not seen(q, k, v):
+        found = straight(q, k, v, out, *options)
     elif out is None:
         found = torch.ops.flashladder.attention(q, k, v, *options)
     else:
@@ -121,7 +121,7 @@ def forward(
     return found
 
 
-def _seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether torch should see an operator."""
     of_torch = type(q) is type(k) is type(v) is torch.Tensor  # not a fake tensor, nor a distributed one
     return watched() or not of_torch or q.is_meta
@@ -137,7 +137,7 @@ def watched() -> bool:
     return False
 
 
-def _straight(
+def straight(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -147,6 +147,7 @@ def _straight(
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`forward` without an operator, which torch does not see."""
     shape, keys = q.shape, k.shape
     if len(shape) != 4:
         raise misshapen("q", q)
@@ -170,12 +171,12 @@ def _sums(q: torch.Tensor, lse: bool) -> torch.Tensor:
 
 
 def _to_new(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
-    o, sums = _straight(q, k, v, None, *options)
+    o, sums = straight(q, k, v, None, *options)
     return o, (_sums(q, False) if sums is None else sums)
 
 
 def _to_given(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *options: Any) -> torch.Tensor:
-    _, sums = _straight(q, k, v, out, *options)
+    _, sums = straight(q, k, v, out, *options)
     return _sums(q, False) if sums is None else sums
 
 
