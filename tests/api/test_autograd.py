@@ -45,6 +45,22 @@ def test_gradients_are_exact_ones_rounded(causal, device):
         assert torch.equal(o, flashladder.attention(q, k, v, causal=causal))
 
 
+def test_whoever_looks_on_sees_operators_of_both_passes(device):
+    """Others see none, and have the same gradients."""
+    _, tensors, inputs = drawn(device)
+
+    def both():
+        return torch.autograd.grad(flashladder.attention(*inputs), inputs, tensors.dout)
+
+    with torch.profiler.profile() as profile:
+        seen = both()
+    assert {"flashladder::attention", "flashladder::attention_backward"} <= {
+        each.key for each in profile.key_averages()
+    }
+    assert "flashladder" not in type(flashladder.attention(*inputs).grad_fn).__name__
+    assert all(map(torch.equal, seen, both()))
+
+
 def test_as_torchs_own(device):
     """Inputs that are views, of which two are one tensor's; and the sum, whose gradient has no strides."""
     _, tensors, _ = drawn(device, num_heads_k=2, seqlen_k=20)
