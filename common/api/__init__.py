@@ -109,9 +109,9 @@ def attention(
         found = differentiable.forward(q, k, v, options, sinks, version)
         return found if return_lse else found[0]
     if options.has_more or sinks is not None:
-        o, lse = general.forward(q, k, v, *options, sinks, version, return_lse)
+        o, sums = general.attend(q, k, v, *options, sinks, version, return_lse)
         if out is not None:
             o = op.written(out, o, q, k, v)
-        return (o, lse) if return_lse else o
+        return (o, sums) if return_lse else o
     o, lse = op.forward(q, k, v, out, causal, softmax_scale, version, return_lse)
     return o if lse is None or not return_lse else (o, lse)

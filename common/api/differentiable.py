@@ -104,12 +104,12 @@ def forward(
     """O and the log-sum-exp, which both have gradients. UnsupportedProblemError for what no backward rung takes."""
     gradients.refuse_transforms()
     require_rung(q, k, options)
-    if not options.is_plain or sinks is not None:
-        o, lse = general.forward(q, k, v, *options, sinks, version, True)
-    elif op.seen(q, k, v):
+    if not op.seen(q, k, v):
+        o, lse = _Direct.apply(q, k, v, options, sinks, version, True)
+    elif options.is_plain and sinks is None:
         o, lse = torch.ops.flashladder.attention(q, k, v, options.causal, options.softmax_scale, version, True)
     else:
-        o, lse = _Direct.apply(q, k, v, options, version)
+        o, lse = general.forward(q, k, v, *options, sinks, version, True)
     return o, lse
 
 
@@ -194,15 +194,26 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
 
 
 class _Direct(torch.autograd.Function):
-    """The plain operator and its gradients where nobody looks on: torch takes less time of the host to this."""
+    """Both operators and their gradients where nobody looks on: torch takes less time of the host to this."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        q, k, v, options, version = given
-        asked = options.causal, options.softmax_scale, version, True
-        plain = q.detach(), k.detach(), v.detach(), None  # C++ leaves what wants a gradient to Python
-        found: Any = op.on_fast_path(*plain, *asked) or op.straight(*plain, *asked)
-        keep(ctx, (q, k, v), options, None, found)
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: Options,
+        sinks: torch.Tensor | None,
+        version: str,
+        lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if options.is_plain and sinks is None:
+            plain = q.detach(), k.detach(), v.detach(), None  # C++ leaves what wants a gradient to Python
+            asked = options.causal, options.softmax_scale, version, lse
+            found: Any = op.on_fast_path(*plain, *asked) or op.straight(*plain, *asked)
+        else:
+            found = general.computed(q, k, v, *options, sinks, version, lse)
+        keep(ctx, (q, k, v), options, sinks, found)
         return found
 
     @staticmethod

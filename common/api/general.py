@@ -147,8 +147,7 @@ def make_ready(
     op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
 
 
-@torch.library.custom_op("flashladder::attention_general", mutates_args=())
-def forward(
+def computed(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -203,11 +202,20 @@ def forward(
     return o, sums
 
 
+forward = torch.library.custom_op("flashladder::attention_general", computed, mutates_args=())
+
+
 @forward.register_fake
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _outputs(q, v, cu_seqlens_q is not None, options[-1])
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`forward`; where nobody looks on, without an operator, which takes less of the host's time."""
+    compute = forward if op.seen(q, k, v) else computed
+    return compute(q, k, v, *more)
 
 
 def _clear(o: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor | None) -> None:

@@ -98,7 +98,7 @@ def packed_attention(
     if trains:
         o, lse = differentiable.forward(q[None], k[None], v[None], asked, sinks, version)
     else:
-        o, lse = general.forward(q[None], k[None], v[None], *asked, sinks, version, return_lse)
+        o, lse = general.attend(q[None], k[None], v[None], *asked, sinks, version, return_lse)
     return (o[0], lse) if return_lse else o[0]
 
 

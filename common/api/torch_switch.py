@@ -118,7 +118,7 @@ def _ours(
         assert state is not None
         words = pad(state, (0, 1))
         asked = options._replace(rng_state=words[:STATE_WORDS])
-        o, lse = general.forward(q, k, v, *asked, None, DEFAULT, True)  # no sinks
+        o, lse = general.attend(q, k, v, *asked, None, DEFAULT, True)  # no sinks
         out.copy_(o)
     else:
         words = query.new_empty(STATE_WORDS + 1, dtype=torch.int32)
