@@ -71,6 +71,8 @@ class Implementation(Configurable):
         decided, columns = self._decided(problem), self.supports.columns(problem.head_dim)
         is_usual = not decided["narrower"] or any(decided.get(name) for name in self.defaults_with)
         usual = {} if is_usual else self.defaults_narrower.get(columns, {})
+        if usual.keys() & overrides.keys():  # who changes a part of them changes the rung's own defaults
+            usual = {}
         fields = {name: value for name, value in decided.items() if name in self.choices}
         return self.config(gpu, **{**usual, **fields, **overrides})
 

@@ -24,6 +24,7 @@ from flashladder.common.problem.config import KernelConfig, listing
 
 HEADER, PTX, CUBIN, LOG, FACTS = "config.cuh", "kernel.ptx", "kernel.cubin", "build.log", "artifact.json"
 FILES = (PTX, CUBIN, LOG)  # what came of the compiler
+PTX_DIGEST = "kernel.ptx.sha256"  # beside PTX that is alone
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,19 @@ def copy_machine_code(artifact: Artifact, directory: Path) -> None:
     facts = json.loads((artifact.directory / FACTS).read_text())
     facts["digests"] = _digests(directory, [CUBIN])
     (directory / FACTS).write_text(json.dumps(facts, indent=1))
+
+
+def seal_ptx(directory: Path) -> None:
+    """Writes the digest of a folder's PTX, by which a damaged one is known."""
+    (directory / PTX_DIGEST).write_text(_digests(directory, [PTX])[PTX])
+
+
+def has_whole_ptx(directory: Path) -> bool:
+    """Whether there is PTX in a folder as it was sealed."""
+    try:
+        return (directory / PTX_DIGEST).read_text() == _digests(directory, [PTX])[PTX]
+    except OSError:
+        return False
 
 
 def _digests(directory: Path, files: Collection[str] = FILES) -> dict[str, str]:

@@ -116,7 +116,7 @@ def translated(version: Version, config: KernelConfig, arch: str) -> PtxModule |
     if built := cached(version, config, arch):
         return built
     place = _place_of_ptx(BuildRequest(version, config, arch), Sources(), toolchain())
-    return artifacts.module(place, version, config, arch) if place.exists() else None
+    return artifacts.module(place, version, config, arch) if artifacts.has_whole_ptx(place) else None
 
 
 @overload
@@ -363,6 +363,10 @@ def _as_artifact(request: BuildRequest, folder: Path, place: Path, seconds: floa
 
 def _as_ptx(request: BuildRequest, folder: Path, place: Path, seconds: float) -> PtxModule:
     module = artifacts.module(folder, request.version, request.config, request.arch)
+    artifacts.seal_ptx(folder)
+    if place.exists() and not artifacts.has_whole_ptx(place):
+        with suppress(FileNotFoundError):
+            place.rename(folder.with_name(f"{place.name}-damaged"))
     return replace(module, directory=_as_folder(request, folder, place, seconds))
 
 

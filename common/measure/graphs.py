@@ -12,6 +12,7 @@ import torch
 
 from flashladder.common.errors import DeviceError, first_line
 
+REPLAY_US = 5  # a graph of one launch takes so much longer than the launch, at most
 WARM_UP = 3  # launches on the stream that is captured: what a library makes at its first is in no graph
 
 
@@ -36,8 +37,10 @@ class Captured:
                     launch()
                 self._given = launch()
                 self._graph.capture_end()
-            except Exception as error:  # a foreign package may fail in any way
+            except BaseException as error:  # a foreign package may fail in any way, and Ctrl-C may come
                 self._abandon(pool)
+                if not isinstance(error, Exception):
+                    raise
                 raise CaptureError(f"cannot be captured in a CUDA graph: {first_line(error)}") from None
         self._poison()
 
@@ -57,3 +60,12 @@ class Captured:
         for tensor in self._given if isinstance(self._given, tuple) else ():
             if tensor is not None:
                 tensor.fill_(torch.nan)
+
+
+def require_all(launches: int, each_us: float, alone_us: float) -> None:
+    """CaptureError where launches in a graph take less than half of what one takes in a graph of its own."""
+    if 2 * each_us < alone_us - REPLAY_US:
+        raise CaptureError(
+            f"takes {each_us:.2f} us in a CUDA graph of {launches} launches and {alone_us:.2f} us alone: "
+            "its graph does not hold all of them"
+        )

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from flashladder.common.errors import DeviceError, VerificationError
-from flashladder.common.measure.graphs import Captured, CaptureError
+from flashladder.common.measure import graphs
 from flashladder.common.measure.l2 import SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
@@ -227,7 +227,7 @@ def _plans(timer: Timer, contenders: Sequence[Contender]) -> tuple[dict[str, Sam
         try:
             with _named(contender.name):
                 plans[contender.name] = timer.plan(contender.launch)
-        except CaptureError as error:
+        except graphs.CaptureError as error:
             absent[contender.name] = f"{contender.name} {error}"
             if not contender.is_official:
                 raise DeviceError(absent[contender.name]) from None
@@ -298,12 +298,13 @@ class _GpuTimer:
     def plan(self, launch: Callable[[], object]) -> SamplePlan:
         """How many launches make a sample, and how long the queue must be held for them."""
         # Of a graph of one launch: a launch that waits for the GPU could not be estimated, nor is it captured.
-        gpu_us, host_us = self._estimate(Captured(launch, 1) if self.mode == "graph" else launch)
+        gpu_us, host_us = self._estimate(graphs.Captured(launch, 1) if self.mode == "graph" else launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
         launches = min(max(1, wanted), MAX_LAUNCHES[self.mode])
         if self.mode == "graph":
-            replay = Captured(launch, launches)
-            _, host_us = self._estimate(replay)
+            replay = graphs.Captured(launch, launches)
+            all_us, host_us = self._estimate(replay)
+            graphs.require_all(launches, all_us / launches, gpu_us)
             return SamplePlan(replay, launches, 1, 100 + 2 * host_us, launches_a_call=launches)
         lead = {"hot": 1 if launches > 1 else 0, "cold": 0, "sustained": launches}[self.mode]
         dry = max(0.0, 1.3 * host_us - gpu_us) * (lead + launches)

@@ -58,6 +58,8 @@ def test_a_recording_is_no_place_for_another(monkeypatch, capsys, tmp_path):
     assert console.run(train.main, train.parser(), ["--device", "emulator", "--record", str(file)]) != 0
     assert "qkv.npz is there already: name a new file with --record" in capsys.readouterr().err
     assert file.read_text() == "precious"
+    assert console.run(train.main, train.parser(), ["--device", "emulator", "--record", "/proc/x/qkv.npz"]) != 0
+    assert "nothing can be written to /proc/x" in capsys.readouterr().err
 
 
 def test_text_is_real_and_the_same_each_time():

@@ -89,6 +89,18 @@ def test_what_the_emulator_runs_is_had_without_ptxas(tmp_path, cache):
     assert translate(*asked).directory == artifact.directory
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text(path.read_text()[:500])])
+def test_damaged_ptx_is_made_again(tmp_path, cache, damage):
+    version = make_rung(tmp_path)
+    asked = version, version.config(), ARCH
+    module = translate(*asked)
+    whole = module.ptx.read_text()
+    damage(module.ptx)
+    assert translated(*asked) is None
+    assert translate(*asked).ptx.read_text() == whole
+    assert translated(*asked) == module
+
+
 def test_what_nvcc_refuses_is_told_where_ptx_alone_is_wanted(tmp_path, cache):
     version = make_rung(tmp_path, body="no_such_function();")
     with pytest.raises(BuildError, match=r"07_tiny for sm_80 cannot be built:(.|\n)*no_such_function"):

@@ -13,7 +13,7 @@ from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.versions.decode import operation as decode
+from flashladder.versions.decode import sizes
 from flashladder.versions.references.py_mla.layer import LatentAttention, latent_attention
 
 NAME = "mla"
@@ -100,7 +100,7 @@ def test_one_part_a_sequence_is_stored_without_partial_results():
 
 def test_parts_are_one_wave(monkeypatch):
     """By the shares of 4 CTAs these are 3 and 2 parts: they grow until there are 4 at most."""
-    monkeypatch.setattr(decode, "TARGET_CTAS", 4)
+    monkeypatch.setattr(sizes, "TARGET_CTAS", 4)
     emulated(catalog.find("mla/05"), problem((320, 192)))
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -322,6 +323,13 @@ def test_the_page_shows_the_latest_of_a_gpu(run, tmp_path):
     assert f"Measured on {fake_gpu.NAME}" in text
     assert {path.name for path in tmp_path.glob("*.svg")} == {"accuracy_bf16.svg", "accuracy_bf16_dark.svg"}
     assert "ours, beyond a bar" in (tmp_path / "accuracy_bf16.svg").read_text()
+
+
+def test_a_log_that_more_columns_were_added_to_has_its_page():
+    """Its older rows have nothing in them, not even the operation."""
+    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
+    page_of = lambda rows: len(page.parts(Path("accuracy.md"), rows))  # noqa: E731 - its charts and its section
+    assert page_of(frame.assign(operation="")) == page_of(frame) > 1
 
 
 def test_the_committed_page_shows_the_committed_log():

@@ -205,7 +205,7 @@ def test_a_search_is_on_scores_of_trained_models_too():
         return [problem.family for problem in options.shapes(arguments, "forward")]
 
     assert families() == ["normal", "normal_3"]
-    assert families("--family", "sinks,normal_10") == ["sinks", "normal_10"]
+    assert families("--family", "sinks, normal_10,sinks") == ["sinks", "normal_10"]
     with pytest.raises(UnsupportedProblemError, match="family=nope: must be one of"):
         families("--family", "nope")
 

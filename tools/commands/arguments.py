@@ -103,8 +103,8 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str, families: Sequence
 
 
 def _names(text: str) -> list[str]:
-    """What commas separate."""
-    return text.split(",")
+    """What commas separate, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def add_no_lse(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from flashladder.common.console import Parser, console, fail, progress
@@ -63,8 +64,8 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.runtime import target
 
     record: Path | None = arguments.record
-    if record and record.exists():
-        raise ConfigError(f"{record} is there already: name a new file with --record")
+    if record:
+        _check_new(record)
     on_gpu = target.resolve(arguments.device, None).on_gpu
     device = "cuda" if on_gpu else "cpu"
     given = {
@@ -88,6 +89,17 @@ def main(arguments: argparse.Namespace) -> int:
     if seeds > 1 and difference > spread:
         return fail("losses differ by more than torch's own do from seed to seed")
     return 0
+
+
+def _check_new(path: Path) -> None:
+    """ConfigError where a file cannot be written, or is there already: training takes long."""
+    if path.exists():
+        raise ConfigError(f"{path} is there already: name a new file with --record")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigError(f"--record {path}: nothing can be written to {path.parent} ({error.strerror})") from None
 
 
 def _trained(

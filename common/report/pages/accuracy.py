@@ -19,7 +19,8 @@ MARKER = "accuracy"
 
 def parts(page: Path, frame: pd.DataFrame) -> list[Chart | Section]:
     """The page, begun where there is none, and its charts, by the log."""
-    rows = accuracy.latest(frame[frame["operation"].fillna(FIRST_OPERATION) == FIRST_OPERATION])
+    operation = frame["operation"]  # older rows have none
+    rows = accuracy.latest(frame[operation.isna() | operation.isin(("", FIRST_OPERATION))])
     begins = f"# How exact\n\n{empty(MARKER)}\n"
     return [*_charts(page, rows), Section(page, MARKER, partial(text, page, rows), begins)]
 

@@ -41,3 +41,6 @@ template <bool causal>
 __device__ inline int keys_seen(int keys, int row, int seqlen_q) {
     return causal ? min(keys, max(0, keys - seqlen_q + 1 + row)) : keys;
 }
+
+// A row's log-sum-exp; or, where it sees no key, what its ladder writes for that.
+__device__ inline float or_of_no_key(float lse, float of_no_key) { return lse == -INFINITY ? of_no_key : lse; }
