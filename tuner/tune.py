@@ -44,14 +44,19 @@ def tune(spaces: Sequence[Space], runner: Runner, options: SearchSettings, secon
     if runner.workers and not options.compiled:
         parts = sum(len(space.problems) for space in spaces)
         options = replace(options, compiled=campaign.affordable(seconds, parts))
-    jobs = [Job(space, runner.gpu, _own(space, options, len(spaces))) for space in spaces]
+    jobs = [Job(space, runner.gpu, _own(space, options, spaces)) for space in spaces]
     if runner.workers:
         return campaign.run(jobs, runner.workers, seconds)
     return campaign.rank(jobs, seconds, options.exhaustive)
 
 
-def _own(space: Space, options: SearchSettings, spaces: int) -> SearchSettings:
-    """The options of one space: of several, each has a study of its own."""
-    if not options.study or spaces == 1:
+def _own(space: Space, options: SearchSettings, spaces: Sequence[Space]) -> SearchSettings:
+    """The options of one space: of several rungs or masks, each has a study of its own."""
+    if not options.study:
         return options
-    return replace(options, study=f"{options.study}-{space.version.file_name}")
+    words = [options.study]
+    if len({each.version for each in spaces}) > 1:
+        words.append(space.version.file_name)
+    if len({each.problems[0].causal for each in spaces}) > 1:
+        words.append("causal" if space.problems[0].causal else "full")
+    return replace(options, study="-".join(words))

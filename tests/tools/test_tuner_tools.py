@@ -20,9 +20,10 @@ from flashladder.common.report.charts import studies
 from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
+from flashladder.tools.commands import arguments as options
 from flashladder.tools.commands import plots, search
 from flashladder.tools.commands import studies as list_studies
-from flashladder.tuner import campaign, job, space, trial_log
+from flashladder.tuner import campaign, job, space, trial_log, tune
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OnGpu
 from flashladder.tuner.ledger import Ledger
@@ -114,6 +115,15 @@ def test_several_rungs_in_one_go(run, simulated):
     assert {winner.version for winner in tuned.winners("h100")} == {"02_swizzling", "04_interleaved_loads"}
     for name in ("mine-02_swizzling", "mine-04_interleaved_loads"):
         assert trial_log.path_of(name).exists()
+
+
+def test_each_mask_in_a_study_of_its_own():
+    """A winner of both masks together would be the best of neither."""
+    arguments = search.parser().parse_args(["24", "--gpu", "h100", "--causal", "both", "--study", "mine"])
+    problems, settings = options.shapes(arguments, "forward"), search._settings(arguments)
+    spaces = search._spaces(catalog.select(["24"]), problems, load_gpu("h100"), arguments)
+    assert [{problem.causal for problem in each.problems} for each in spaces] == [{False}, {True}]
+    assert [tune._own(each, settings, spaces).study for each in spaces] == ["mine-full", "mine-causal"]
 
 
 def test_rungs_share_a_budget_evenly(run, simulated, monkeypatch):

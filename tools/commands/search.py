@@ -3,7 +3,7 @@
 flashladder search 16 --gpu h100                  one rung
 flashladder search --gpu h100                     every rung that the GPU can run
 flashladder search --gpu h100 --budget-seconds 360      the same, all in six minutes
-flashladder search 16 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
+flashladder search 24 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
 flashladder search 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
 flashladder search 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
 
@@ -123,12 +123,14 @@ def _spaces(
     from flashladder.tuner import space
 
     only = space.narrowed(arguments.only)
+    of_each_mask = [[problem for problem in problems if problem.causal == causal] for causal in (False, True)]
+    of_each_mask = [each for each in of_each_mask if each]  # a winner is of one mask
     if arguments.rungs:
-        return [space.suiting(version, problems, gpu, only) for version in versions]
-    spaces, left_out = space.all_suiting(versions, problems, gpu, only)
-    for reason, rungs in left_out.items():
+        return [space.suiting(version, each, gpu, only) for version in versions for each in of_each_mask]
+    found = [space.all_suiting(versions, each, gpu, only) for each in of_each_mask]
+    for reason, rungs in {reason: rungs for _, left_out in found for reason, rungs in left_out.items()}.items():
         warn(f"left out, {', '.join(rungs)}: {reason}")
-    if not spaces:
+    if not (spaces := [each for spaces, _ in found for each in spaces]):
         raise ConfigError("no rung is left to search; `flashladder search 16` says what else 16 would need")
     return spaces
 
