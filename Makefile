@@ -7,10 +7,10 @@ QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 LONG := $(addprefix tests/emulator/test_,backward_mutations.py decode_mutations.py mutations.py) \
-	tests/catalog/test_own_ladders.py tests/studies/test_ladder.py tests/compiler/test_sass_rungs.py \
+	tests/catalog/test_own_ladders.py tests/compiler/test_sass_rungs.py $(addprefix tests/studies/test_,accuracy.py ladder.py) \
 	$(addprefix tests/predict/test_,ampere_model.py explain.py hopper_model.py operand_cache.py) \
 	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \
-	$(addprefix tests/rungs/test_,anchors.py configurations.py steps.py) \
+	$(addprefix tests/rungs/test_,anchors.py backward.py configurations.py steps.py) \
 	$(addprefix tests/api/test_,adopt.py architectures.py diffusers.py model_trial.py ring_processes.py transformers.py transformers_training.py) \
 	$(addprefix tests/tuner/test_,forecast.py tuner_kill.py tuner_storage.py) tests/tools/test_wheel.py
 
@@ -23,8 +23,8 @@ help:
 	@echo 'make venv            makes .venv alone: what running needs, without the tests'
 	@echo 'make doctor          what this machine has and lacks, and what mends it'
 	@echo 'make quick           a part of the tests: about a minute'
-	@echo 'make test            the tests: about 11 minutes on two cores'
-	@echo 'make test-long       those that take minutes each: about 20 minutes on two cores'
+	@echo 'make test            the tests: about 9 minutes on two cores'
+	@echo 'make test-long       those that take minutes each: about 16 minutes on two cores'
 	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
 	@echo 'make lint            ruff and mypy: about a minute'
 	@echo 'make clean           removes .venv and what was built'
