@@ -184,8 +184,8 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     options = ctx.options._replace(**dict(zip(_TENSORS, tensors, strict=True)))
     of_q, of_k, of_v = asked = ctx.needs_input_grad[:3]
     if any(asked):
-        is_plain = not torch.is_grad_enabled() and not op.seen(q, k, v) and not op.seen(dout, o, lse)
-        compute = _backward if is_plain else torch.ops.flashladder.attention_backward
+        looked_at = torch.is_grad_enabled() or op.seen(q, k, v) or op.seen(dout, o, lse)
+        compute = torch.ops.flashladder.attention_backward if looked_at else _backward
         made = compute(dout, q, k, v, o, lse, dlse, *options, of_q, of_k or of_v)
         found[:3] = [gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)]
     if sinks is not None and ctx.needs_input_grad[_SINKS]:
@@ -194,7 +194,10 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
 
 
 class _Direct(torch.autograd.Function):
-    """Both operators and their gradients where nobody looks on: torch takes less time of the host to this."""
+    """Both operators and their gradients where nobody looks on: torch takes less time of the host to this.
+
+    Its last inputs are those of the general operator, as `differentiate` expects them.
+    """
 
     @staticmethod
     def forward(

@@ -19,25 +19,13 @@ from typing import Literal, TypeVar, overload
 
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import artifact as artifacts
-from flashladder.common.compiler.artifact import Artifact, LaunchInfo, PtxModule
+from flashladder.common.compiler.artifact import Artifact, PtxModule
 from flashladder.common.compiler.ninja import run_ninja, said, space_in_cache, temporary_folder
 from flashladder.common.compiler.sources import Sources, header_folders
 from flashladder.common.compiler.toolchain import Toolchain, toolchain
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import cache_dir
 from flashladder.common.problem.config import KernelConfig
-
-__all__ = [
-    "Artifact",
-    "BuildRequest",
-    "LaunchInfo",
-    "PtxModule",
-    "build",
-    "build_one",
-    "cached",
-    "translate",
-    "translated",
-]
 
 LINES = "-lineinfo"
 NVCC_FLAGS = ("-std=c++17", "-O3", LINES)
@@ -365,8 +353,7 @@ def _as_ptx(request: BuildRequest, folder: Path, place: Path, seconds: float) ->
     module = artifacts.module(folder, request.version, request.config, request.arch)
     artifacts.seal_ptx(folder)
     if place.exists() and not artifacts.has_whole_ptx(place):
-        with suppress(FileNotFoundError):
-            place.rename(folder.with_name(f"{place.name}-damaged"))
+        _give_way(place, folder)
     return replace(module, directory=_as_folder(request, folder, place, seconds))
 
 
@@ -379,6 +366,12 @@ def _as_folder(_request: BuildRequest, folder: Path, place: Path, _seconds: floa
     return place
 
 
+def _give_way(damaged: Path, folder: Path) -> None:
+    """Puts a damaged folder beside the finished one, which goes away with what is around it."""
+    with suppress(FileNotFoundError):
+        damaged.rename(folder.with_name(f"{damaged.name}-damaged"))
+
+
 def _install(folder: Path, place: Path) -> Artifact:
     """Renames a finished folder into place; another process's finished one is as good, a damaged one gives way."""
     while True:
@@ -388,8 +381,7 @@ def _install(folder: Path, place: Path) -> Artifact:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise BuildError(f"the artifact cannot be moved to {place}: {error.strerror}") from None
             if artifacts.load(place, cached=False) is None:
-                with suppress(FileNotFoundError):
-                    place.rename(folder.with_name(f"{place.name}-damaged"))
+                _give_way(place, folder)
                 continue
         if finished := artifacts.load(place, cached=False):
             return finished

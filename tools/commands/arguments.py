@@ -82,7 +82,7 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str, families: Sequence
 
     So are `families`, as far as the operation has them.
     """
-    parser.set_defaults(lse=True, window=(None, None), softcap=0.0)
+    parser.set_defaults(usual_families=families, lse=True, window=(None, None), softcap=0.0)
     group = parser.add_argument_group("problems")
     group.add_argument(
         "--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {seqlens})"
@@ -96,9 +96,7 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str, families: Sequence
     group.add_argument("--dtype", choices=_DTYPES, default="bf16")
     group.add_argument("--seed", type=int, default=0)
     usual = ",".join(families)
-    group.add_argument(
-        "--family", default=families, type=_names, metavar="NAME[,NAME]", help=f"of inputs (default: {usual})"
-    )
+    group.add_argument("--family", type=_names, metavar="NAME[,NAME]", help=f"of inputs (default: {usual})")
     _add_options(group)
 
 
@@ -244,8 +242,7 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
         "head_dim_v": arguments.head_dim_v,
     }
     own = _own(arguments, kind, kind.usual)
-    is_given = isinstance(arguments.family, list)  # the default is a tuple, of which an operation may lack some
-    families = [name for name in arguments.family if is_given or name in kind.families]
+    families = arguments.family or [name for name in arguments.usual_families if name in kind.families]
     given = {**kind.usual, **{name: value for name, value in sizes.items() if value is not None}}
     return [
         Problem(
