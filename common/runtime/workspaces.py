@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -59,10 +60,17 @@ class Scratch:
     def kept(self, stream: int, num_bytes: int) -> torch.Tensor:
         """A stream's own, for runs of any size. It grows in powers of 2: all that were kept are not twice as much."""
         if (found := self._kept.get(stream)) is None or found.numel() < num_bytes:
-            found = self._kept[stream] = self(stream, 1 << (num_bytes - 1).bit_length())
+            found = self._kept[stream] = self._that_stays(1 << (num_bytes - 1).bit_length())
         return found
 
-    def __call__(self, stream: int, num_bytes: int) -> torch.Tensor:
+    def _that_stays(self, num_bytes: int) -> torch.Tensor:
+        """Torch's of no pool. What a thread asks for may come out of the pool of a graph that torch.compile makes
+        ready, where nothing may stay: another thread asks.
+        """
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(self, 0, num_bytes).result()
+
+    def __call__(self, _: int, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 

@@ -12,6 +12,7 @@ from flashladder.common import catalog
 from flashladder.common.api import caches, fallback, op, packed
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError
+from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
@@ -186,6 +187,27 @@ def test_left_padding_with_a_static_cache(device):
 
 
 @pytest.mark.gpu
+def test_generate_compiles_its_steps():
+    """As transformers does with a static cache on a GPU: into CUDA graphs."""
+    triton_process.run(__file__, check=True)
+
+
+def require_compiled_steps_as_others():
+    """Up to the first token that differs: compiled, all else of the model is rounded elsewhere."""
+    flashladder.register_with_transformers()
+    model = made("Llama", "cuda", attn_implementation="ladder")
+    options = {"cache_implementation": "static", "return_dict_in_generate": True, "output_logits": True}
+    eager, compiled = (
+        model.generate(IDS.cuda(), attention_mask=REAL.cuda(), **TOKENS, **options, disable_compile=flag).logits
+        for flag in (True, False)
+    )
+    for wanted, given in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(given, wanted, rtol=0, atol=0.02 * wanted.abs().max().item())
+        if not torch.equal(given.argmax(-1), wanted.argmax(-1)):
+            return
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_gpu_waits_once_for_all_layers(padded):
     """torch tells of what waits."""
@@ -203,3 +225,7 @@ def test_a_gpu_waits_once_for_all_layers(padded):
         assert not [each for each in told if each.category is FallbackWarning]
         counts.append(len([each for each in told if "synchronizing CUDA operation" in str(each.message)]))
     assert counts[0] == counts[1] > 0
+
+
+if __name__ == "__main__":
+    require_compiled_steps_as_others()

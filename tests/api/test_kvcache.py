@@ -11,6 +11,7 @@ from flashladder.common import catalog
 from flashladder.common.api import kvcache
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
+from flashladder.tests import triton_process
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEADS, HEADS_K, COLUMNS, ROOM, PAGE = 4, 2, 64, 96, 16
@@ -358,3 +359,24 @@ def test_a_graph_serves_growing_lengths():
         graph.replay()
         torch.cuda.synchronize()
         check(o, lse, q, k, v, [length + number for length in (3, 4, 70)], causal=False)
+
+
+CAPTURED = """
+import torch
+from flashladder import flash_attn_with_kvcache
+
+def step(q, cache, lengths):
+    return flash_attn_with_kvcache(q * 2, cache, cache, cache_seqlens=lengths, num_splits=4) * 2
+
+q, cache = (torch.randn(2, n, 8, 64, device="cuda", dtype=torch.bfloat16) for n in (1, 500))
+compiled = torch.compile(step, fullgraph=True, mode="reduce-overhead")
+for length in (1, 100, 300, 500):
+    lengths = torch.full((2,), length, dtype=torch.int32, device="cuda")
+    assert torch.equal(compiled(q, cache, lengths).clone(), step(q, cache, lengths))
+"""
+
+
+@pytest.mark.gpu
+def test_compiled_for_a_gpu_and_captured():
+    """In the pool of torch.compile's graphs nothing may stay: memory that kernels keep is none of it."""
+    triton_process.run("-c", CAPTURED, check=True)

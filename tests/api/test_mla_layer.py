@@ -1,10 +1,7 @@
 """transformers' DeepSeek models with their projections absorbed: small and random, on the emulator or a GPU."""
 
 import copy
-import os
 import re
-import subprocess
-import sys
 import textwrap
 import warnings
 
@@ -15,6 +12,7 @@ from flashladder.common.api import fallback, op
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
@@ -172,8 +170,7 @@ def test_a_cuda_graph_makes_steps():
 @pytest.mark.gpu
 def test_generate_compiles_its_steps():
     """As transformers does with a static cache on a GPU: in a process in which Triton compiles."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # conftest.py's
-    subprocess.run([sys.executable, __file__], check=True, env=environment)
+    triton_process.run(__file__, check=True)
 
 
 def require_compiled_steps_as_others():

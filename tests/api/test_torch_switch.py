@@ -220,7 +220,7 @@ def test_on_a_gpu_models_train(dropout_p):
     inputs = [x.requires_grad_() for x in drawn(3, 2, 8, 200, 64).cuda().unbind()]
 
     def model(q, k, v):
-        return scaled_dot_product_attention(q * 2, k, v, dropout_p, is_causal=True) + 1
+        return scaled_dot_product_attention(q * 2, k, v, dropout_p=dropout_p, is_causal=True) + 1
 
     flashladder.register_with_torch()
     with switch.sdpa_kernel(switch.SDPBackend.FLASH_ATTENTION):

@@ -1,9 +1,6 @@
 """The references on the CPU: right on any problem they take, against the exact answer; refused clearly otherwise."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
+from flashladder.tests import triton_process
 from flashladder.tools.commands import run_version
 
 NAMES = ("py_fa1", "py_fa2", "c", "triton")
@@ -338,9 +336,7 @@ print(compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["pt
 
 def test_triton_becomes_tensor_core_code_without_a_gpu():
     reference("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE_TRITON]
-    ptx = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    ptx = triton_process.run("-c", COMPILE_TRITON, capture_output=True, text=True, check=True).stdout
     assert ".target sm_90a" in ptx
     assert "wgmma.mma_async" in ptx
     assert "cp.async" in ptx

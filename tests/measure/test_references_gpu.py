@@ -1,14 +1,11 @@
 """The references on a GPU, each in a process of its own as a person runs it."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from flashladder.common import catalog
 from flashladder.common.measure.references import missing
 from flashladder.common.paths import ROOT
+from flashladder.tests import triton_process
 
 pytestmark = pytest.mark.gpu
 SHAPES = {
@@ -27,9 +24,8 @@ def run(name, options):
     """What `flashladder run` prints; the test fails where it does."""
     if reason := missing(catalog.find_implementation(name)):
         pytest.skip(reason)
-    command = [sys.executable, ROOT / "tools" / "run_version.py", name, "--device", "gpu", "--no-log", *options.split()]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # conftest.py's
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [ROOT / "tools" / "run_version.py", name, "--device", "gpu", "--no-log", *options.split()]
+    done = triton_process.run(*command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

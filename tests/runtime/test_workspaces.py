@@ -86,6 +86,26 @@ def test_scratch_of_a_stream_grows(driver):
     assert lent(driver, small) == begun
 
 
+def test_no_pool_has_what_is_kept(driver, monkeypatch):
+    """Torch routes what a thread asks for to a pool: another one asks. What is captured is of the graph's pool."""
+    asked, empty = [], torch.empty
+
+    def noted(*given, **options):
+        asked.append(threading.get_ident())
+        return empty(*given, **options)
+
+    call = call_of()
+    call()
+    monkeypatch.setattr(torch, "empty", noted)
+    call()
+    assert asked
+    assert threading.get_ident() not in asked
+    asked.clear()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    call()
+    assert set(asked) == {threading.get_ident()}
+
+
 def test_much_scratch_is_not_kept(driver, monkeypatch):
     monkeypatch.setattr(workspaces, "MOST_KEPT", 100)
     made, empty = [], torch.empty
