@@ -302,15 +302,18 @@ def tflops(problem: Problem, time_us: float) -> float:
     return problem.flops / time_us / 1e6
 
 
+_MEASURED = (":!results", ":!configs/tuned")  # results, and winners of a search before
+
+
 @cache
 def commit() -> str | None:
-    """The commit of the checkout, with a + where files differ from it.
+    """The commit of the checkout, with a + where files differ from it, but for those that measuring writes.
 
     Outside a checkout, what $FLASHLADDER_COMMIT says, or None.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no") else head
+        return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_MEASURED) else head
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("FLASHLADDER_COMMIT")
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import subprocess
 from importlib import import_module
 
 import pytest
@@ -223,3 +224,25 @@ def test_the_page_says_how():
     assert [name for name, _ in commands] == ["search", "ladder", "received"]
     for name, words in commands:
         import_module(COMMANDS[name].module).parser().parse_args(words.split())
+
+
+def test_what_measuring_writes_is_no_change(tmp_path, monkeypatch):
+    """A search writes a winner; one behind it is still of that commit. A kernel that differs is told by a +."""
+    names = "kernel.cu", "results/runs.csv", "configs/tuned/h100.yaml"
+
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def git(*arguments):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True)
+
+    for name in names:
+        write(name, "before\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    for name in reversed(names):
+        write(name, "after\n")
+        assert records.commit.__wrapped__().endswith("+") == (name == "kernel.cu"), name

@@ -13,20 +13,21 @@
 // m is a whole number and moves by whole numbers, so what follows it is exact. A row's m depends on its own scores alone.
 //
 // bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P may grow by as much. The price: of V
-// below 2^-64 bits are lost. fp16 ends at 2^-24. So m begins at the first maximum there, and P may grow up to `limit`.
+// below 2^-64 bits are lost. fp16 ends at 2^-24. So m begins at the first maximum there, and P may grow until it would be
+// rounded to infinity.
 //
 // Hidden scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
 template <class T, bool with_lse>
 struct LaggingSoftmax {
     static constexpr bool is_half = std::is_same_v<T, __half>;
     static constexpr float headroom = is_half ? 0.0f : 62.0f;  // in log2
-    static constexpr float limit = is_half ? 0x1p15f : 2.0f;   // of P
+    static constexpr float limit = is_half ? 65520.0f : 2.0f;  // of P
     static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
     float scale;                            // of scores, in log2
     float m[2];
     float l[2];         // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs, and dropout
     float rounding[2];  // what rounding has added to l too much
-    uint32_t bits;      // of P of the last block, see `look`
+    uint32_t bits[is_half ? 2 : 1];  // of P of the last block, see `look`
     float factor[2];    // by which O is yet to be scaled
     bool raised;        // m, with the last block of scores
 
@@ -72,14 +73,17 @@ struct LaggingSoftmax {
         float sum[2];
         raised = false;
         exponentiate(s, sum);
-        if (__any_sync(0xffffffff, bits >= __float_as_uint(limit))) raise(s, sum, recompute);
+        if (any(seen() >= __float_as_uint(limit))) raise(s, sum, recompute);
         add(sum);
     }
 
     // O and its sums follow m.
     template <int columns>
     __device__ void rescale(Accumulator<16, columns> &o) const {
-        if (raised) each_row([&](int h) { scale_row(o, h, factor[h]); });
+        if (raised)
+            each_row([&](int h) {
+                if (any(factor[h] != 1.0f)) scale_row(o, h, factor[h]);
+            });
     }
 
     // A row's l, of all its lanes.
@@ -96,7 +100,7 @@ struct LaggingSoftmax {
     }
 
     // Always true, which the compiler cannot know: what is told from it comes behind all of P.
-    __device__ bool is_computed() const { return bits != 0xffffffff; }
+    __device__ bool is_computed() const { return seen() != 0xffffffff; }
 
   private:
     // m of a row with this maximum.
@@ -107,18 +111,18 @@ struct LaggingSoftmax {
     template <int cols>
     __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2]) {
         uint32_t before = 0;
-        bits = 0;
+        forget();
         each_row([&](int h) {
             // m stays what it is, as no P is negative. The compiler cannot know that, so it waits for most of the row
             // before: not for all of it, or the exponentials would pause.
             if (h > 0) m[h] = fmaxf(m[h], fminf(__uint_as_float(before), -FLT_MAX));
-            int seen = 0;
+            int done = 0;
             sum[h] = 0.0f;
             each_element(s, h, [&](float &x) {
                 x = exp2_approx(fmaf(x, scale, -m[h]));
                 sum[h] += x;  // no code unless it is used
-                look(x);
-                if (++seen == cols / 4 * 3 / 4) before = bits;
+                look(x, h);
+                if (++done == cols / 4 * 3 / 4) before = of_row(h);
             });
         });
     }
@@ -133,26 +137,36 @@ struct LaggingSoftmax {
             });
     }
 
-    // Floats that are not negative are in order as integers too, and the top bit of an exponent is set from 2 on.
-    __device__ void look(float p) {
+    // Floats that are not negative are in order as integers too. The top bit of an exponent is set from 2 on, which all P
+    // together tell; of fp16 the largest of each row is kept.
+    __device__ void look(float p, int h) {
         const uint32_t x = __float_as_uint(p);
-        bits = limit == 2.0f ? bits | x : max(bits, x);
+        of_row(h) = is_half ? max(of_row(h), x) : of_row(h) | x;
     }
+    __device__ uint32_t &of_row(int h) { return bits[is_half ? h : 0]; }
+    __device__ uint32_t seen() const { return is_half ? max(bits[0], bits[is_half]) : bits[0]; }
+    __device__ void forget() {
+        each_row([&](int h) { of_row(h) = 0; });
+    }
+
+    static __device__ bool any(bool of_lane) { return __any_sync(0xffffffff, of_lane); }
 
     // The rare path: P of some row has passed the limit. Its m goes up, and P comes down to where a first block's is.
     template <int cols, class Recompute>
     __device__ void raise(Accumulator<16, cols> &s, float (&sum)[2], Recompute recompute) {
         raised = true;
-        bits = 0;  // no register for it meanwhile
         float highest[2];
         bool is_lost[2];
         each_row([&](int h) {
-            highest[h] = row_max(s, h);
+            highest[h] = is_half ? quad_max(__uint_as_float(of_row(h))) : row_max(s, h);
             is_lost[h] = highest[h] >= lost;
+            factor[h] = 1.0f;
         });
-        if (__any_sync(0xffffffff, is_lost[0] || is_lost[1])) recompute(is_lost);
+        forget();  // no register for it meanwhile
+        if (any(is_lost[0] || is_lost[1])) recompute(is_lost);
         each_row([&](int h) {
-            const float before = m[h], scores = row_max(s, h);  // of a lost row
+            if (!any(highest[h] >= limit)) return;  // no row of this half moves
+            const float before = m[h], scores = any(is_lost[h]) ? row_max(s, h) : 0.0f;  // of a lost row
             if (is_lost[h])
                 m[h] = above(scores);
             else if (highest[h] >= limit)
