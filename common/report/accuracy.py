@@ -27,13 +27,13 @@ _SAME = ["device", "version", "dtype", "family", "seqlen_k", "has"]  # rows of w
 
 
 def latest(frame: pd.DataFrame, on_gpu: bool = True) -> pd.DataFrame:
-    """The newest row of each kernel, dtype, family and length, from the device that was last used: a GPU, or not.
+    """The newest row of each kernel, dtype, family and length, from the device it last ran on: a GPU, or not.
 
     Tiles are the emulator's in any case: those of most keys.
     """
     are_tiles = frame["computed_twice"].notna()
     rows = frame[~are_tiles & ((frame["device"] != "emulator") == on_gpu)]
-    rows = rows[rows["device"] == rows["device"].iloc[-1]] if len(rows) else rows
+    rows = rows[rows["device"] == rows.groupby("version")["device"].transform("last")]
     tiles = frame[are_tiles & (frame["seqlen_k"] == frame["seqlen_k"][are_tiles].max())]
     rows = pd.concat([rows, tiles]) if len(rows) else rows
     has = np.select([rows["time_us"].notna(), rows["computed_twice"].notna()], [TIME, TILES], ERRORS)

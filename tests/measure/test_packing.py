@@ -76,7 +76,8 @@ def test_a_configuration_may_be_asked_for(monkeypatch):
     place = target.resolve("gpu", None)
     usual = packing.kernels(problem, ahead.DEFAULT, place)
     asked = packing.kernels(problem, "46@block_n=64", place)
-    assert (usual["packed"].config.block_n, asked["packed"].config.block_n) == (128, 64)
+    assert usual["packed"].version == catalog.find(ahead.RIVALS[0]).name
+    assert (catalog.find("46").config_for(problem).block_n, asked["packed"].config.block_n) == (128, 64)
     assert asked["padded"].code == usual["padded"].code
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.problem.config import listing
 from flashladder.common.report import accuracy
 from flashladder.common.report.charts.accuracy import errors
 from flashladder.common.report.charts.theme import Chart
@@ -34,10 +36,16 @@ def text(page: Path, rows: pd.DataFrame) -> str:
         columns=["kernel", *accuracy.COLUMNS],
         rows=[[accuracy.title(kernel.version), *kernel.cells()] for kernel in accuracy.kernels(rows)],
         missed=accuracy.missed(rows),
-        lengths=[f"{keys:,}" for keys in sorted(judged["seqlen_k"].unique())],
-        judged=judged.iloc[-1] if len(judged) else None,
+        judged=[_measured(of_device) for _, of_device in judged.groupby("device")],
         counted=counted.iloc[-1] if len(counted) else None,
     )
+
+
+def _measured(of_device: pd.DataFrame) -> dict[str, Any]:
+    """What the last row of a device says of its measurement, which kernels and lengths these are."""
+    kernels = [accuracy.short(str(name)) for name in sorted(of_device["version"].unique())]
+    lengths = ", ".join(f"{keys:,}" for keys in sorted(of_device["seqlen_k"].unique()))
+    return {**of_device.iloc[-1], "kernels": kernels, "lengths": lengths}
 
 
 def _charts(page: Path, rows: pd.DataFrame) -> list[Chart]:
@@ -45,7 +53,7 @@ def _charts(page: Path, rows: pd.DataFrame) -> list[Chart]:
     return [
         Chart(
             page.with_name(f"{page.stem}_{dtype}.svg"),
-            f"Errors by family of inputs, {dtype}, on {of_dtype['device'].iloc[0]}",
+            f"Errors by family of inputs, {dtype}, on {listing(of_dtype['device'].unique())}",
             partial(errors, of_dtype),
         )
         for dtype, of_dtype in rows[rows["has"] == accuracy.ERRORS].groupby("dtype")
