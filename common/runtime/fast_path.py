@@ -20,7 +20,7 @@ from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.runtime.tuned import LONG_FROM
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-_preparing, _loading = threading.Lock(), threading.Lock()
+_preparing = threading.Lock()
 EXCHANGE = "__dlpack_c_exchange_api__"
 
 extension: ModuleType | None = None  # from when it is there
@@ -57,16 +57,16 @@ def prepare() -> None:
 def load() -> None:
     """Builds the extension, if need be, and has calls go through it from now on; `missing` says why not.
 
-    Where another thread is about it, waits for that one.
+    Of threads that are about it at a time, the first one's stays.
     """
     global extension, missing
-    with _loading:
-        if extension:
-            return
-        try:
-            extension, missing = made(), ""
-        except (FlashLadderError, OSError, ImportError) as error:
-            missing = str(error).splitlines()[0]
+    try:
+        found = made()
+    except (FlashLadderError, OSError, ImportError) as error:
+        missing = missing if extension else str(error).splitlines()[0]
+        return
+    if not extension:
+        extension, missing = found, ""
 
 
 def made() -> ModuleType:

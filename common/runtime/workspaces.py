@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import nullcontext
 
 import torch
 
@@ -64,11 +65,25 @@ class Scratch:
         return found
 
     def _that_stays(self, num_bytes: int) -> torch.Tensor:
-        """Torch's of no pool. What a thread asks for may come out of the pool of a graph that torch.compile makes
-        ready, where nothing may stay: another thread asks.
+        """Torch's of no pool, on the current stream. What a thread asks for may come out of the pool of a graph that
+        torch.compile makes ready, where nothing may stay: another thread asks.
         """
-        with ThreadPoolExecutor(1) as other:
-            return other.submit(self, 0, num_bytes).result()
+        is_gpu = self._device.type == "cuda"
+        here = torch.cuda.stream(torch.cuda.current_stream(self._device)) if is_gpu else nullcontext()
+        answer: Future[torch.Tensor] = Future()
+
+        def ask() -> None:
+            try:
+                with here:  # each thread has a current stream of its own
+                    answer.set_result(self(0, num_bytes))
+            except BaseException as error:  # the caller's, whatever it is
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=ask, name="flashladder: memory that stays", daemon=True).start()
+        except RuntimeError:  # the interpreter ends, and starts no thread
+            ask()
+        return answer.result()
 
     def __call__(self, _: int, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)

@@ -1,5 +1,6 @@
 """Memory that kernels are lent: who shares it, and that nobody comes between the kernels of a call that has it."""
 
+import contextlib
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,33 @@ def test_no_pool_has_what_is_kept(driver, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     call()
     assert set(asked) == {threading.get_ident()}
+
+
+def test_what_is_kept_is_the_callers_streams(monkeypatch):
+    """The allocator takes the memory for the stream of who asks: another thread asks for it on the caller's."""
+    on, asked = {}, []
+
+    @contextlib.contextmanager
+    def stream(given):
+        on[threading.get_ident()] = given
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {threading.get_ident()} on {device}")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: asked.append(threading.get_ident()))
+    workspaces.Scratch(torch.device("cuda:1")).kept(7, 100)
+    assert [on[each] for each in asked] == [f"that of {threading.get_ident()} on cuda:1"]
+    assert threading.get_ident() not in asked
+
+
+def test_what_is_kept_after_the_main_thread_is_there(monkeypatch):
+    """A thread cannot be started when the interpreter ends: then the caller asks."""
+
+    def refused(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert workspaces.Scratch(torch.device("cpu")).kept(7, 100).numel() == 128
 
 
 def test_much_scratch_is_not_kept(driver, monkeypatch):

@@ -338,6 +338,20 @@ def test_the_committed_page_shows_the_committed_log():
     assert sections.between(written, page.MARKER) == page.text(written, view.latest(frame))
 
 
+def test_each_kernel_is_shown_from_its_last_device():
+    """Also where the devices have other yardsticks."""
+    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
+    now = view.latest(frame)
+    before = frame[frame["version"].isin(["fa2", "43_across_tiles"]) & (frame["device"] == "NVIDIA H200")]
+    elsewhere = before.assign(device="NVIDIA GH200").replace({"version": {"fa2": "plain"}})
+    found = view.latest(pd.concat([elsewhere, frame], ignore_index=True))
+    device_of = found.groupby("version")["device"].agg(set)
+    assert device_of["plain"] == {"NVIDIA GH200"}
+    assert device_of["48_column_of_ones"] == set(now["device"][now["version"] == "48_column_of_ones"])
+    for chart in page._charts(Path("accuracy.md"), found):
+        assert chart.draw()
+
+
 def test_the_last_row_counts():
     frame = pd.DataFrame(columns=[*records.ACCURACY.columns])
     row = {"device": "G", "version": "16_static_stride", "dtype": "bf16", "family": "normal", "seqlen_k": 128}

@@ -57,8 +57,12 @@ def _judged(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each kernel and family, with its errors in the units of the picture."""
     errors_of = rows[rows["has"] == accuracy.ERRORS]
     ulp = torch.finfo(DTYPES[rows["dtype"].iloc[0]]).eps
-    yardstick = errors_of[errors_of["verdict"] == YARDSTICK].set_index(["family", "seqlen_k"])["rms_error"]
-    beside = yardstick.reindex(pd.MultiIndex.from_frame(errors_of[["family", "seqlen_k"]])).to_numpy()
+    same = ["family", "seqlen_k"]
+    yardsticks = errors_of[errors_of["verdict"] == YARDSTICK].drop_duplicates(
+        same, keep="last"
+    )  # devices have their own
+    yardstick = yardsticks.set_index(same)["rms_error"]
+    beside = yardstick.reindex(pd.MultiIndex.from_frame(errors_of[same])).to_numpy()
     floor = LEAST * ulp
     units = {
         "rms": errors_of["rms_error"].clip(lower=floor) / pd.Series(beside, errors_of.index).clip(lower=floor),
