@@ -63,10 +63,11 @@ def load() -> None:
     try:
         found = made()
     except (FlashLadderError, OSError, ImportError) as error:
-        missing = missing if extension else str(error).splitlines()[0]
-        return
-    if not extension:
-        extension, missing = found, ""
+        if not extension:
+            missing = str(error).splitlines()[0]
+    else:
+        if not extension:
+            extension, missing = found, ""
 
 
 def made() -> ModuleType:

@@ -58,10 +58,8 @@ def _judged(rows: pd.DataFrame) -> pd.DataFrame:
     errors_of = rows[rows["has"] == accuracy.ERRORS]
     ulp = torch.finfo(DTYPES[rows["dtype"].iloc[0]]).eps
     same = ["family", "seqlen_k"]
-    yardsticks = errors_of[errors_of["verdict"] == YARDSTICK].drop_duplicates(
-        same, keep="last"
-    )  # devices have their own
-    yardstick = yardsticks.set_index(same)["rms_error"]
+    yardsticks = errors_of[errors_of["verdict"] == YARDSTICK]
+    yardstick = yardsticks.drop_duplicates(same, keep="last").set_index(same)["rms_error"]  # each device has its own
     beside = yardstick.reindex(pd.MultiIndex.from_frame(errors_of[same])).to_numpy()
     floor = LEAST * ulp
     units = {

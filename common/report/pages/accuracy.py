@@ -42,7 +42,7 @@ def text(page: Path, rows: pd.DataFrame) -> str:
 
 
 def _measured(of_device: pd.DataFrame) -> dict[str, Any]:
-    """What the last row of a device says of its measurement, which kernels and lengths these are."""
+    """The last row of a device, with its kernels and its lengths."""
     kernels = [accuracy.short(str(name)) for name in sorted(of_device["version"].unique())]
     lengths = ", ".join(f"{keys:,}" for keys in sorted(of_device["seqlen_k"].unique()))
     return {**of_device.iloc[-1], "kernels": kernels, "lengths": lengths}
