@@ -21,6 +21,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.paths import REFERENCES, VERSIONS, results_dir
 
 VARIABLE = "FLASHLADDER_VERSIONS"
+FIRST = ""  # the ladder that versions/ itself holds
 FIRST_OPERATION = "forward"  # what the rungs of versions/ itself compute, and what is asked for where nobody says
 OPERATION_FILE = "operation.py"
 PRIVATE = VERSIONS / "private"
@@ -51,6 +52,7 @@ def ladders(root: Path = VERSIONS) -> dict[str, Path]:
 def declared(file: str) -> dict[str, Path]:
     """Where ladders have this file beside their rungs, by their names: this repository's, and one's own."""
     of_here = {path.parent.name: path for path in sorted(VERSIONS.glob(f"[!0-9]*/{file}"))}
+    of_here |= {FIRST: VERSIONS / file} if (VERSIONS / file).is_file() else {}
     return of_here | {name: folder / file for name, folder in ladders().items() if (folder / file).is_file()}
 
 

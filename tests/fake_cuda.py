@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import torch
 
 from flashladder.common.api import kvcache, op
+from flashladder.common.catalog import launches
+from flashladder.common.catalog.ladder import Ladder, Launch
 from flashladder.common.emulator import tensor_map
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.runtime import fast_path, gpu, target
+from flashladder.common.runtime import fast_path, gpu, ready, target
 
 DEVICE = torch.device("cpu")
 STREAM = 0x77
@@ -190,7 +192,21 @@ def install(monkeypatch, gpu_name="h100"):
 
 def for_attention(monkeypatch, gpu_name="h100"):
     """The same, with nothing ready yet and CPU tensors taken for ones on the GPU by `attention`; gives the driver."""
-    monkeypatch.setattr(op, "_ready", {})
+    forget_kernels(monkeypatch)
     monkeypatch.setattr(kvcache, "_planned", {})
-    monkeypatch.setattr(op, "is_gpu", lambda tensor: True)
+    monkeypatch.setattr(ready, "is_gpu", lambda tensor: True)
     return install(monkeypatch, gpu_name)
+
+
+def forget_kernels(monkeypatch):
+    """Nothing was called before."""
+    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (op, "_plain")):
+        monkeypatch.setattr(module, name, {})
+
+
+def launch_only(monkeypatch, *rungs):
+    """Calls launch these rungs alone, between which winners decide."""
+    by_name = {rung.name: rung for rung in rungs}
+    ladder = Ladder(launches=tuple(Launch(rung=name, rival=True) for name in by_name))
+    monkeypatch.setattr(launches, "find", by_name.__getitem__)
+    monkeypatch.setattr(launches, "ladder_of", lambda operation: ladder)

@@ -14,12 +14,11 @@ from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.check import expect, verify
-from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, target
+from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import EMULATED_SMS, on_emulator
 
 RUNGS = [
@@ -30,7 +29,11 @@ RUNGS = [
 ]
 ROUNDS_P_ALONE = catalog.find("48")  # beside dropout: its sum is of P before it is rounded
 GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, head_dim=64, causal=True))]
-LAUNCHED = [rung for rung in GENERAL if rung in map(catalog.find, ahead.GENERAL)]  # by `attention`
+LAUNCHED = [
+    rung
+    for rung in GENERAL
+    if rung in (catalog.find(launch.rung) for launch in catalog.ladder_of(FIRST_OPERATION).launches)
+]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 # Fields of a configuration that a problem decides.
 DECIDED = (
@@ -59,9 +62,12 @@ def decided(config):
 def built(rung, problem, **values):
     """The artifact for the emulator, for what it stands for; without `values` as `attention` configures it there. So do
     most tests, and the cache has it once."""
-    config = rung.config_for(problem, **values) if values else ahead.for_emulator(rung, problem)
-    rung.check(problem, config)
-    return build_one(rung, config, load_gpu(target.DEFAULT_GPU).arch)
+    card = target.resolve("emulator", None).card
+    chosen, config = catalog.choice(problem, card) if rung in LAUNCHED and not values else (None, None)
+    if chosen != rung:
+        config = rung.config_for(problem, **values)
+        rung.check(problem, config)
+    return build_one(rung, config, card.arch)
 
 
 def emulated(rung, problem, tensors=None, num_sms=EMULATED_SMS, **values):

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from flashladder.common import console
+from flashladder.common.catalog import winners
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.runtime import tuned
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tests.tuner_stock import make_predictions, make_stock
 from flashladder.tuner import campaign
@@ -34,7 +34,7 @@ class SimulatedJob(Job):
 
 def make_job(folder, storage=None):
     os.environ["FLASHLADDER_RESULTS"] = str(folder)
-    tuned.FOLDER = Path(folder) / "tuned"
+    winners.FOLDER = Path(folder) / "tuned"
     space = make_stock(Path(folder) / "artifacts").space
     return SimulatedJob(space, load_gpu("h100"), SearchSettings(study=STUDY, storage=storage, exhaustive=True))
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import flashladder
-from flashladder.common.api import attention, op
+from flashladder.common.api import attention
 from flashladder.common.errors import ToolchainError
+from flashladder.common.runtime import ready
 
 driver = fake_cuda.install(pytest.MonkeyPatch(), sys.argv[1])
-op.is_gpu = lambda tensor: True
+ready.is_gpu = lambda tensor: True
 begin = time.perf_counter()
 for dtype, head_dim, causal, return_lse in itertools.product(
     (torch.bfloat16, torch.float16), (64, 128), (False, True), (False, True)

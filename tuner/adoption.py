@@ -11,8 +11,8 @@ from flashladder.common import catalog
 from flashladder.common.api.adoption.demand import Alike, least_us, stand_in
 from flashladder.common.api.adoption.gains import Choose
 from flashladder.common.api.adoption.tables import Prediction
+from flashladder.common.catalog import winners
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import tuned
 from flashladder.common.runtime.target import Target
 from flashladder.tuner import AUTO, campaign, job
 from flashladder.tuner.job import Job, SearchSettings
@@ -51,7 +51,7 @@ def predictions(ranked: Sequence[Job], alike: Sequence[Alike]) -> list[Predictio
     least = {each: each.weight * least_us(each.problem, ranked[0].gpu) for each in alike}
     made = []
     for search in ranked:
-        found, kind = search.forecast(), tuned.kind_of(search.space.problems[0])
+        found, kind = search.forecast(), winners.name_of(search.space.problems[0])
         if found.kernels and (default := found.prices.get(search.space.default)):
             share = sum(time for each, time in least.items() if each.kind == kind) / sum(least.values())
             best = found.kernels[0][0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.compiler.compile import NVCC_FLAGS, PTXAS_FLAGS, BuildProgress
 from flashladder.common.compiler.sources import Sources
 from flashladder.common.compiler.toolchain import toolchain, version_text
@@ -19,7 +20,6 @@ from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.problem.config import GpuDescription, spell
-from flashladder.common.runtime import tuned
 from flashladder.common.runtime.gpu import require_gpu
 from flashladder.tuner import AUTO, candidates
 from flashladder.tuner.candidates import Candidate, Stock
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def home(self) -> Path | None:
-        """Where winners are kept, as tuned.path_of takes it."""
+        """Where winners are kept, as winners.path_of takes it."""
         return self.winners or self.space.version.home
 
     @property
@@ -170,7 +170,7 @@ class Job:
         return final, effort
 
     def save(self, stock: Stock, final: dict[str, Any]) -> None:
-        """Write the winner to configs/tuned, with its evidence."""
+        """Write the winner to configs/winners, with its evidence."""
         winner = next(kernel for kernel in stock.kernels if kernel.code == final["winner"])
         standing = next(each for each in final["standings"] if each["code"] == final["winner"])
         evidence = {
@@ -185,8 +185,8 @@ class Job:
             "study": self.study,
         }
         version = self.space.version
-        for kind in tuned.kinds_found_with(self.space.problems):
-            tuned.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, self.home)
+        for kind in winners.names_found_with(self.space.problems):
+            winners.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, self.home)
 
 
 def usual_trials(kernels: int) -> int:
@@ -219,7 +219,7 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
 def _kind(space: Space) -> str:
     masks = {problem.causal for problem in space.problems}
     mask = "both" if len(masks) == 2 else "causal" if True in masks else "full"
-    short = "-short" if not any(map(tuned.is_long, space.problems)) else ""
+    short = "-short" if not any(map(winners.is_long, space.problems)) else ""
     return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}{short}"
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from flashladder.common.catalog import winners
 from flashladder.common.console import aside, console, warn
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import spell
 from flashladder.common.report import formats
 from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.report.tables import folding, numbers, table
-from flashladder.common.runtime import tuned
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
 
@@ -49,14 +49,14 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
         )
     places = [str(trial_log.path_of(ledger.name, ledger.folder)), f"study {ledger.name} in {job.storage}"]
     if record:
-        places.insert(0, f"{tuned.path_of(job.gpu.name, job.home)}: {'; '.join(_kinds(job))}")
+        places.insert(0, f"{winners.path_of(job.gpu.name, job.home)}: {'; '.join(_kinds(job))}")
     aside("\n".join(places))
 
 
 def _kinds(job: Job) -> list[str]:
     """The kinds that a winner is for. What goes before it is told."""
-    kinds = tuned.kinds_found_with(job.space.problems)
-    for winner in tuned.winners(job.gpu.name, job.home):
+    kinds = winners.names_found_with(job.space.problems)
+    for winner in winners.of_gpu(job.gpu.name, job.home):
         if winner.version == job.space.version.name and any(winner.kind.startswith(f"{kind},") for kind in kinds):
             warn(f"for {winner.kind} its own winner goes before this one: delete it there, or search its lengths anew")
     return kinds

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashladder.common import catalog
-from flashladder.common.catalog import PTXAS_LEVEL, Version
+from flashladder.common.catalog import PTXAS_LEVEL, Version, winners
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, field_named
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import tuned
 
 PTXAS_LEVELS = (1, 3)  # of a rung that declares none: 2 gives the machine code of 3
 USUAL_PTXAS_LEVEL = 3  # where nothing is said
@@ -46,7 +45,8 @@ class Space:
         for problem in problems:
             version.check(problem, version.config_for(problem, gpu))
         only = dict(only or {})
-        decided = {name for problem in problems for name in catalog.decided_by(problem)}
+        decided = {name for problem in problems for name in catalog.kind_of(problem).decided(problem.head_dim)}
+        decided.add(catalog.ROW_STRIDE)
         for name, values in only.items():
             if name in decided:
                 raise ConfigError(f"{name} follows from the problem, so nothing is left to search")
@@ -76,8 +76,7 @@ class Space:
 
     def seeds(self, gpu: str) -> list[KernelConfig]:
         """What to try first: the default, and what won before: this rung's on the GPU, other rungs', other GPUs'."""
-        winners = tuned.every()
-        near = sorted(winners, key=lambda w: (w.gpu != gpu, w.version != self.version.name, w.gpu, w.version))
+        near = sorted(winners.every(), key=lambda w: (w.gpu != gpu, w.version != self.version.name, w.gpu, w.version))
         members = set(self.configs)
         known = [self._of_values(winner.values) for winner in near]
         return list(dict.fromkeys([self.default, *(config for config in known if config in members)]))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from flashladder.common.api import around_kernels, differentiable, dropout, general, given, gradients, op
+from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.runtime.ahead import DEFAULT
 
 
 def attention(
@@ -26,7 +26,7 @@ def attention(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     deterministic: bool = False,
-    version: str = DEFAULT,
+    version: str = FASTEST,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable.

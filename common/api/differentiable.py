@@ -7,25 +7,18 @@ the same backward pass, which is an operator of its own.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from flashladder.common import catalog
 from flashladder.common.api import general, gradients, op
-from flashladder.common.catalog import Version
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
-from flashladder.common.runtime.launch import ALIGNMENT, PROBLEMS_KEPT
-from flashladder.common.runtime.tuned import is_long
+from flashladder.common.runtime.launch import ALIGNMENT
+from flashladder.common.runtime.ready import choice_for, ready_for
 
-LADDER = "backward"  # the name of the ladder, and of what it computes
-# The first that runs on the GPU and takes a problem computes its gradients.
-RUNGS = ("backward/18", "backward/11")
-IN_ONE_ORDER = ("backward/19", "backward/11")  # where each run is to give the same bits
-ORDERED_HEAD_DIM = 128  # at which rung 19 is as fast as rung 18 or faster
+OPERATION = "backward"
 
 _SINKS = -3  # their place among the general operator's inputs
 _TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "rng_state")  # of the options
@@ -86,7 +79,7 @@ class Options(NamedTuple):
         }
         asked[DETERMINISTIC] = self.deterministic or _torch_wants_the_same_bits()
         more["options"] = tuple(asked.items())
-        return op.problem_of(q, k, self.causal, self.softmax_scale, True, operation=LADDER, **bounds, **more)
+        return op.problem_of(q, k, self.causal, self.softmax_scale, True, operation=OPERATION, **bounds, **more)
 
 
 def refuse(**asked: Any) -> None:
@@ -116,7 +109,7 @@ def forward(
 def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
     """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of."""
     if not torch.compiler.is_compiling() and not q.is_meta:
-        rung_for(options.problem(q, k), op.arch_of(q.device))
+        _require(options.problem(q, k), q)
 
 
 def _torch_wants_the_same_bits() -> bool:
@@ -124,26 +117,15 @@ def _torch_wants_the_same_bits() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-@lru_cache(PROBLEMS_KEPT)
-def rung_for(problem: Problem, arch: str) -> Version:
-    """The first of RUNGS that takes a problem, or of those IN_ONE_ORDER where it is deterministic.
-
-    UnsupportedProblemError says what the last one lacks.
-    """
-    asked: tuple[str, ...] = IN_ONE_ORDER if problem.deterministic else RUNGS
-    if problem.head_dim == ORDERED_HEAD_DIM:
-        asked = tuple(dict.fromkeys((IN_ONE_ORDER[0], *asked)))
-    rungs = [rung for rung in map(catalog.find, asked) if rung.runs_on(arch)]
-    if able := [rung for rung in rungs if rung.takes(problem)]:
-        return able[0]
+def _require(problem: Problem, q: torch.Tensor) -> None:
+    """UnsupportedProblemError where no rung takes a problem, with what would work."""
     try:
-        rungs[-1].config_for(problem)
+        choice_for(problem, q)
     except UnsupportedProblemError as error:
         instead = "call it in torch.no_grad()"
         if problem.deterministic:
             instead += ", or without deterministic and with torch.use_deterministic_algorithms(True, warn_only=True)"
         raise UnsupportedProblemError(f"the inputs want a gradient, and {error}: {instead}") from None
-    raise UnsupportedProblemError(f"the inputs want a gradient, and no backward rung takes {problem.name}")
 
 
 def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -263,14 +245,11 @@ def _backward(
     if packing.is_blind(q, k):
         return found
     problem = options.problem(q, k, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
-    rung = rung_for(problem, op.arch_of(q.device))
-    features = is_packed, problem.window, problem.softcap > 0, problem.alibi, problem.options, problem.dropout_p > 0
-    kind = (LADDER, rung.name, q.dtype, q.device, *q.shape[2:], k.shape[2], problem.causal, *features, is_long(problem))
-    ready = op.ready_for(kind, problem, q, rung.name)
+    _require(problem, q)
     given = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse}
     given |= general.more_inputs(packing, options.alibi_slopes, options.rng_state)
     given |= {} if dlse is None else {"dlse": dlse.contiguous()}
-    op.slow_path(ready, problem, given | made)
+    ready_for(problem, q).launch(problem, given | made)
     if is_packed and not q.is_cuda:  # the emulator gives all of its memory back
         for of, name in (("q", "dq"), ("k", "dk"), ("k", "dv")):
             if name in made:

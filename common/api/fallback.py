@@ -15,7 +15,7 @@ from flashladder.common.problem.head_dims import HEAD_DIMS
 from flashladder.common.problem.problem import DTYPES
 
 _said: set[str] = set()
-_TRAINED = catalog.versions(ladder=differentiable.LADDER)[0].supports  # the lowest one takes most
+_TRAINED = catalog.versions(ladder=differentiable.OPERATION)[0].supports  # the lowest one takes most
 
 
 class FallbackWarning(UserWarning):

@@ -11,7 +11,8 @@ from flashladder.common.api import given, gradients, op, sequences
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations.forward import ALL_KEYS
-from flashladder.common.runtime.ahead import DEFAULT
+from flashladder.common.runtime.outputs import new_lse, new_o, no_lse
+from flashladder.common.runtime.ready import ready_for
 
 Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
 OPEN: Window = (None, None)
@@ -144,7 +145,7 @@ def make_ready(
     others |= op.apart_of(q, v)
     if packed:
         others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
-    op.prepared(op.problem_of(q, k, True, None, False, **others), q, DEFAULT)
+    ready_for(op.problem_of(q, k, True, None, False, **others), q)
 
 
 def computed(
@@ -174,7 +175,7 @@ def computed(
     (batch, heads), sinks (heads,) and fp32; both contiguous. With a dropout_p there is an rng_state. `deterministic` is
     of the backward pass: this one always is.
     """
-    o, sums = _outputs(q, v, cu_seqlens_q is not None, lse)
+    o, sums = _new_outputs(q, v, cu_seqlens_q is not None, lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     bounds: dict[str, Any] = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
     bounds |= {"alibi": alibi_slopes is not None, "dropout_p": dropout_p, "sinks": sinks is not None}
@@ -191,12 +192,12 @@ def computed(
             _clear(o, sums, sinks)
             return o, sums
     problem = op.problem_of(q, k, causal, softmax_scale, lse, **others)
-    ready = op.prepared(problem, q, version)
+    ready = ready_for(problem, q, version)
     if problem.packed and not ready.rung.supports.rest:
         _clear(o, sums, sinks)
-    op.slow_path(ready, problem, tensors)
+    ready.launch(problem, tensors)
     if problem.packed and not q.is_cuda:  # the emulator gives all of its memory back
-        _clear(o[:, end_q:], sums[:, end_q:], sinks)
+        _clear(o[:, end_q:], sums[:, end_q:] if lse else sums, sinks)
     if op.watch is not None:
         op.watch(q, k, causal, softmax_scale, version, lse, cu_seqlens_q, cu_seqlens_k, **bounds)
     return o, sums
@@ -209,7 +210,7 @@ forward = torch.library.custom_op("flashladder::attention_general", computed, mu
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q, v, cu_seqlens_q is not None, options[-1])
+    return _new_outputs(q, v, cu_seqlens_q is not None, options[-1])
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,7 +228,5 @@ def _clear(o: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor | None) -> N
         sums.copy_(sinks[:, None])
 
 
-def _outputs(q: torch.Tensor, v: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, seqlen_q, num_heads, _ = q.shape
-    rows = ((num_heads, seqlen_q) if packed else (batch, num_heads, seqlen_q)) if lse else (0, 0)
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(rows, dtype=torch.float32)
+def _new_outputs(q: torch.Tensor, v: torch.Tensor, packed: bool, lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return new_o(q, v.shape[3]), (new_lse(q, packed) if lse else no_lse(q))

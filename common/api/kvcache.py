@@ -6,13 +6,11 @@ kernel reads outside of the cache, whatever lengths and tables say.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common import catalog
 from flashladder.common.api import caches, general, given, gradients, op
 from flashladder.common.api.caches import Cache
 from flashladder.common.api.rotary import rotary_of
@@ -21,17 +19,13 @@ from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.problem.problem import Problem
 from flashladder.common.problem.rotary import Rotary
-from flashladder.common.runtime import fast_path
+from flashladder.common.runtime import fast_path, ready
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
+from flashladder.common.runtime.outputs import new_lse, new_o
 from flashladder.common.runtime.plan import Plan
+from flashladder.common.runtime.ready import ready_for
 
-RUNG, ON_HOPPER = "decode/06", "decode/07"
-ONE_SEQUENCE = "decode/13"  # on Hopper, with as many row tiles as clusters of 8 CTAs that fill the GPU
-FEW_KEYS = 8192  # that a cache has room for: with more, equal parts win for pages, and for more than 8 row tiles
-BOUNDED = "decode/10"  # for padding, windows, softcaps and ALiBi; and for RUNG's other head_dims
-OF_FP8 = "decode/11"
-APPENDING = "decode/12"  # for new keys; all of BOUNDED too
 MOST_SPLITS = 256
 
 
@@ -138,7 +132,7 @@ def flash_attn_with_kvcache(
         o, lse = _filled_up(q, cache, others, new, rotary, options)
         return (o, lse) if return_softmax_lse else o
     o, lse = _attend(q, cache, others, new, rotary, options)
-    if op.is_gpu(q) and not op.watched():
+    if ready.is_gpu(q) and not op.watched():
         _remember(tensors, asked, _problem_of(q, cache, cache_leftpad, slopes, new[0], rotary, *options))
     return (o, lse) if return_softmax_lse else o
 
@@ -193,12 +187,12 @@ _planned: dict[bytes, tuple[int, float, torch.Tensor, Plan, Call]] = {}
 def _remember(tensors: tuple[Any, ...], options: tuple[Any, ...], problem: Problem) -> None:
     """That tensors and options like these are this problem, once there is a plan for it."""
     q, extension = tensors[0], fast_path.extension
-    call = op.prepared(problem, q, _rung(q.device, problem)).call
+    call = ready_for(problem, q).call
     plan = call and call.planned(problem, now=False)
     if extension and call and plan and (said := extension.said(tensors, options)):
         while len(_planned) >= PROBLEMS_KEPT:
             _planned.pop(next(iter(_planned)), None)
-        _planned[said] = plan.address, problem.softmax_scale, fast_path.new_lse(q), plan, call
+        _planned[said] = plan.address, problem.softmax_scale, new_lse(q), plan, call
 
 
 @torch.library.custom_op("flashladder::decode", mutates_args=())
@@ -284,7 +278,7 @@ def _append_rounded(
     """
     if not torch.compiler.is_compiling():
         problem = _problem_of(q, cache, leftpad, slopes, None, None, *options)
-        op.prepared(problem, q, _rung(q.device, problem)).check(problem)
+        ready_for(problem, q).check(problem)
         caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
     caches.check_apart(cache)
     places = caches.places(lengths, k.shape[1], cache.room)
@@ -300,16 +294,15 @@ def _append_rounded(
 @decode.register_fake
 @append_and_decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(q)
+    return new_o(q), new_lse(q)
 
 
 def _run(problem: Problem, given_tensors: dict[str, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp of tensors by their names, of which some are left out."""
     found = {name: tensor for name, tensor in given_tensors.items() if tensor is not None}
     tensors = {name: tensor if tensor.dim() == 4 else tensor.contiguous() for name, tensor in found.items()}
-    o, lse = _outputs(q := tensors["q"])
-    tensors |= {"o": o, "lse": lse}
-    op.slow_path(op.prepared(problem, q, _rung(q.device, problem)), problem, tensors)
+    o, lse = new_o(q := tensors["q"]), new_lse(q)
+    ready_for(problem, q).launch(problem, tensors | {"o": o, "lse": lse})
     return o, lse
 
 
@@ -347,30 +340,4 @@ def make_ready(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, so
     """Has made ready what a row of each sequence against such caches, in one piece, runs."""
     cache = caches.cache_of(q, k_cache, v_cache, None, None)
     problem = _problem_of(q[:, :1], cache, None, None, None, None, True, None, *general.OPEN, softcap, 0)
-    op.prepared(problem, q, _rung(q.device, problem))
-
-
-def _rung(device: torch.device, problem: Problem) -> str:
-    """What runs a problem on a device."""
-    if problem.fp8_cache:
-        return OF_FP8
-    if problem.new_keys:
-        return APPENDING
-    if problem.window or problem.softcap or problem.alibi or problem.leftpad:
-        return BOUNDED
-    if not _is_hopper(device):
-        return RUNG if problem.head_dim in catalog.find(RUNG).supports.head_dim else BOUNDED
-    tiles = problem.num_heads_k * -(-problem.num_heads // problem.num_heads_k * problem.seqlen_q // 16)
-    fits = problem.batch == 1 and not problem.num_splits and 8 <= tiles <= 16
-    is_short = problem.seqlen_k <= FEW_KEYS or (tiles == 8 and not problem.paged)
-    return ONE_SEQUENCE if fits and is_short else ON_HOPPER
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
-def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, seqlen_q, num_heads, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+    ready_for(problem, q)

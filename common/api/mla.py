@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from flashladder.common import catalog
 from flashladder.common.api import caches, given, gradients, op
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime.launch import PROBLEMS_KEPT
+from flashladder.common.runtime.outputs import new_lse, new_o
+from flashladder.common.runtime.ready import ready_for
 
-# The first that a GPU has the instructions for, and that takes a problem, computes it.
-RUNGS = ("mla/05", "mla/02", "mla/00")
-# Before them, where clusters are one wave: of few keys, or of as many row tiles as fill it.
-OF_8_CTAS, OF_4_CTAS = "mla/06", "mla/06@cluster_size=4"
-TILE_ROWS, FEW_TILES, MOST_TILES, FEW_KEYS, MOST_KEYS = 64, 8, 16, 1024, 8192
 HEAD_DIM, HEAD_DIM_V = 576, 512
 _OPTIONS = {  # of FlashMLA's newer releases, and what they would be for
     "is_fp8_kvcache": "caches in 8 bits",
@@ -97,7 +91,7 @@ def computed(
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp. Pages may overlap."""
-    o, lse = outputs(q)
+    o, lse = new_o(q, HEAD_DIM_V), new_lse(q)
     problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
     tensors = {
         "q": q,
@@ -108,7 +102,7 @@ def computed(
         "o": o,
         "lse": lse,
     }
-    op.slow_path(op.prepared(problem, q, _rung(problem, op.arch_of(q.device))), problem, tensors)
+    ready_for(problem, q).launch(problem, tensors)
     return o, lse
 
 
@@ -117,7 +111,7 @@ mla_decode = torch.library.custom_op("flashladder::mla_decode", computed, mutate
 
 @mla_decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return outputs(q)
+    return new_o(q, HEAD_DIM_V), new_lse(q)
 
 
 def _problem_of(
@@ -127,31 +121,6 @@ def _problem_of(
     options = {"paged": True, "page_size": page_size, "num_pages": k_cache.shape[0]}
     sizes: dict[str, Any] = {"operation": "mla", "head_dim_v": HEAD_DIM_V, "seqlen_k": page_size * block_table.shape[1]}
     return op.problem_of(q, k_cache, causal, softmax_scale, True, options=tuple(options.items()), **sizes)
-
-
-@functools.lru_cache(PROBLEMS_KEPT)
-def _rung(problem: Problem, arch: str) -> str:
-    """The last one of RUNGS takes all that is left; it refuses by name what it does not take."""
-    rungs = (*_of_clusters(problem), *RUNGS)
-    found = ((rung, catalog.find(rung.partition("@")[0])) for rung in rungs)
-    able = (rung for rung, version in found if version.runs_on(arch) and version.takes(problem))
-    return next(able, RUNGS[-1])
-
-
-def _of_clusters(problem: Problem) -> tuple[str, ...]:
-    """What goes before RUNGS. seqlen_k is what the table has room for: only the GPU knows the lengths."""
-    rows = problem.seqlen_q * problem.num_heads // problem.num_heads_k
-    row_tiles = problem.batch * problem.num_heads_k * -(-rows // TILE_ROWS)
-    if row_tiles <= FEW_TILES and problem.seqlen_k <= (MOST_KEYS if row_tiles == FEW_TILES else FEW_KEYS):
-        return (OF_8_CTAS,)
-    return (OF_4_CTAS,) if row_tiles <= MOST_TILES and problem.seqlen_k <= FEW_KEYS else ()
-
-
-def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for O and the log-sum-exp."""
-    batch, seqlen_q, num_heads, _ = q.shape
-    o = q.new_empty((batch, seqlen_q, num_heads, HEAD_DIM_V))
-    return o, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
 
 
 def _refuse(options: dict[str, Any]) -> None:

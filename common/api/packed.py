@@ -19,8 +19,8 @@ from flashladder.common.api import (
     gradients,
     sequences,
 )
+from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.runtime.ahead import DEFAULT
 
 
 def packed_attention(
@@ -41,7 +41,7 @@ def packed_attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     deterministic: bool = False,
-    version: str = DEFAULT,
+    version: str = FASTEST,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`attention` within each of many sequences, in one launch. Differentiable.
 

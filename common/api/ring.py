@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from flashladder.common.api import DEFAULT, attention, given, gradients
+from flashladder.common.api import attention, given, gradients
 from flashladder.common.api.states import merge_states
+from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
 
@@ -27,7 +28,7 @@ def ring_attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     return_lse: bool = False,
-    version: str = DEFAULT,
+    version: str = FASTEST,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`attention` of a sequence that lies on the ranks of a process group; forward only. All ranks call it alike.
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, given, op
+from flashladder.common.api import attention, given
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.timing import CYCLES_PER_US
+from flashladder.common.runtime import ready
 
 HOLD_US = 300  # within which the host has queued the events and the launch
 
@@ -34,7 +35,7 @@ def forward_timed(
     """
     given.tensors(q=q)
     given.text(version=version)
-    if not op.is_gpu(q):
+    if not ready.is_gpu(q):
         rung = version.partition("@")[0]
         raise DeviceError(f"q is on {q.device}: a kernel is timed on a GPU. `flashladder run {rung}` predicts its time")
     forward(q, k, v, version=version, **options)

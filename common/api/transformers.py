@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, general, kvcache, masks, op
+from flashladder.common.api import attention, general, kvcache, masks
 from flashladder.common.api.fallback import autocast, foresee, say
 from flashladder.common.api.packed import (
     Padding,
@@ -21,6 +21,7 @@ from flashladder.common.api.packed import (
 )
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
+from flashladder.common.runtime import ready
 
 NAME = "ladder"
 _NOT_SDPAS = {"softcap": "a softcap", "s_aux": "attention sinks"}
@@ -136,7 +137,7 @@ def _ours(
         o = only_o(attention(q, k, v, causal=causal, **scores))
     else:
         o = without_padding(q, k, v, _padding(mask, *q.shape[:2]), causal=causal, **scores)
-    if causal and not torch.compiler.is_compiling() and op.is_gpu(q):
+    if causal and not torch.compiler.is_compiling() and ready.is_gpu(q):
         _foresee_tokens(q, k, v, scores)
     return o
 

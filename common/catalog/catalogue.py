@@ -15,18 +15,24 @@ from typing import TYPE_CHECKING
 
 from flashladder.common import own
 from flashladder.common.catalog import loading, schema
-from flashladder.common.catalog.choice import HEAD_DIM_V, Configurable
+from flashladder.common.catalog.configurable import HEAD_DIM_V, Configurable
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
+from flashladder.common.catalog.ladder import forget as forget_ladders
+from flashladder.common.catalog.ladder import kind_of
 from flashladder.common.catalog.naming import address_of, among, in_short, qualified
 from flashladder.common.catalog.schema import Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
+from flashladder.common.own import FIRST
 from flashladder.common.paths import REFERENCES, VERSIONS
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, listing, spell
+from flashladder.common.problem.kind import Kind
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem  # it needs torch, which takes seconds
 
-FIRST = ""  # the ladder that versions/ itself holds
+    Asked = Problem | Kind  # a kind stands for all of its problems
+
+ROW_STRIDE = "row_stride"  # a field that a problem decides, and its kind does not: it is a size
 PTXAS_LEVEL = "ptxas_level"  # a field that every rung takes where it is given: it is the compiler's, not the kernel's
 
 _LACKS = {  # by a name in `supports`: what a problem that asks for it is told, to be read after a rung's name
@@ -38,15 +44,8 @@ _LACKS = {  # by a name in `supports`: what a problem that asks for it is told, 
     "packed": "takes no packed sequences",
     "dropout": "has no dropout",
     "lse": "gives no log-sum-exp",
-    "gqa": "needs as many K/V heads as Q heads, not {0.num_heads} and {0.num_heads_k}",
+    "gqa": "needs as many K/V heads as Q heads{0}",
 }
-
-
-def _asked(problem: "Problem") -> dict[str, bool]:
-    """Which of _LACKS a problem asks for, in their order."""
-    same = {name: bool(getattr(problem, name)) for name in ("causal", "window", "softcap", "alibi", "sinks", "packed")}
-    of_heads = problem.num_heads != problem.num_heads_k
-    return same | {"dropout": problem.dropout_p > 0, "lse": "lse" in problem.outputs, "gqa": of_heads}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class Implementation(Configurable):
     operation: str  # the name of what it computes
     root: Path  # the folder of all ladders and references
 
-    def config_for(self, problem: "Problem", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
+    def config_for(self, problem: "Asked", gpu: GpuDescription | None = None, /, **overrides: Value) -> KernelConfig:
         """Like `config`, but the fields that a problem decides (dtype, head_dim, causal, lse, ...) follow the problem.
 
         Raises UnsupportedProblemError where no configuration computes the problem.
@@ -76,7 +75,7 @@ class Implementation(Configurable):
         fields = {name: value for name, value in decided.items() if name in self.choices}
         return self.config(gpu, **{**usual, **fields, **overrides})
 
-    def check(self, problem: "Problem", config: KernelConfig) -> None:
+    def check(self, problem: "Asked", config: KernelConfig) -> None:
         """Raises UnsupportedProblemError unless this implementation, so configured, computes the problem."""
         if refusal := self._refusal(problem, config):
             if self.takes(problem):
@@ -90,12 +89,12 @@ class Implementation(Configurable):
         """The folder of the ladder of one's own that it is in, which keeps results and winners; else None."""
         return None
 
-    def alternative(self, problem: "Problem") -> str:
+    def alternative(self, problem: "Asked") -> str:
         """What else takes the problem, in words."""
         able = [other.name for other in references(self.root) if other.takes(problem)]
         return f"of the references {listing(able)} take it" if able else "no reference takes the problem"
 
-    def takes(self, problem: "Problem") -> bool:
+    def takes(self, problem: "Asked") -> bool:
         """Whether the default configuration computes the problem."""
         if self._unsupported(problem):
             return False
@@ -104,41 +103,46 @@ class Implementation(Configurable):
         except ConfigError:
             return False
 
-    def _unsupported(self, problem: "Problem") -> str | None:
+    def _unsupported(self, problem: "Asked") -> str | None:
         """Why no configuration takes the problem, to be read after the name; None when one may."""
-        supports = self.supports
+        supports, kind = self.supports, kind_of(problem)
         of_packed = ["packed"] if supports.packed and self.operation == own.FIRST_OPERATION else []
-        if problem.operation not in (computed := (self.operation, *of_packed)):
-            return f"computes the operation {listing(computed)}, not {problem.operation}"
-        if problem.dtype not in supports.dtype:
-            return f"takes dtype {listing(supports.dtype)}, not {problem.dtype}"
-        if not supports.takes_head_dim(problem.head_dim):
-            return f"takes head_dim {supports.head_dims()}, not {problem.head_dim}"
-        if refusal := supports.refusal_of_v(problem.head_dim, problem.head_dim_v):
+        if kind.operation not in (computed := (self.operation, *of_packed)):
+            return f"computes the operation {listing(computed)}, not {kind.operation}"
+        if kind.dtype not in supports.dtype:
+            return f"takes dtype {listing(supports.dtype)}, not {kind.dtype}"
+        if not supports.takes_head_dim(kind.head_dim):
+            return f"takes head_dim {supports.head_dims()}, not {kind.head_dim}"
+        if refusal := supports.refusal_of_v(kind.head_dim, kind.head_dim_v):
             return refusal
-        for name, value in problem.options:
-            if refusal := supports.refusal(name, value, problem.asked.option(name).default):
+        for name, value in problem.set_options.items():
+            usual = None if isinstance(problem, Kind) else problem.asked.option(name).default
+            if refusal := supports.refusal(name, value, usual):
                 return refusal
-        lacking = (name for name, asked in _asked(problem).items() if asked and not getattr(supports, name))
-        return next((_LACKS[name].format(problem) for name in lacking), None)
+        heads = "" if isinstance(problem, Kind) else f", not {problem.num_heads} and {problem.num_heads_k}"
+        lacking = (why for name, why in _LACKS.items() if getattr(kind, name) and not getattr(supports, name))
+        return next((why.format(heads) for why in lacking), None)
 
-    def _decided(self, problem: "Problem") -> dict[str, Value]:
-        decided = decided_by(problem, self.supports.columns(problem.head_dim))
+    def _decided(self, problem: "Asked") -> dict[str, Value]:
+        kind = kind_of(problem)
+        decided = kind.decided(self.supports.columns(kind.head_dim))
         if self.apart:
-            decided[HEAD_DIM_V] = self.supports.columns_v(problem.head_dim)
+            decided[HEAD_DIM_V] = self.supports.columns_v(kind.head_dim)
+        if ROW_STRIDE in self.choices and not isinstance(problem, Kind):
+            decided[ROW_STRIDE] = problem.num_heads * problem.head_dim
         return decided
 
-    def _refusal(self, problem: "Problem", config: KernelConfig) -> str | None:
+    def _refusal(self, problem: "Asked", config: KernelConfig) -> str | None:
         """Why it does not take the problem so configured, to be read after its name; None when it does."""
         if unsupported := self._unsupported(problem):
             return unsupported
-        if "row_stride" in config.fields and problem.layout != "bshd":
+        if ROW_STRIDE in config.fields and problem.layout != "bshd":
             return f"needs the layout bshd, whose rows are row_stride={config.row_stride} apart, not {problem.layout}"
         for name, value in self._decided(problem).items():
             if name in config.fields and getattr(config, name) != value:
                 configured = f"{name}={spell(getattr(config, name))}"
                 return f"is configured for {configured}, but the problem has {name}={spell(value)}"
-        for name in ("seqlen_q", "seqlen_k"):
+        for name in () if isinstance(problem, Kind) else ("seqlen_q", "seqlen_k"):
             tile, seqlen = getattr(self.supports, name), getattr(problem, name)
             if tile != "any" and seqlen % getattr(config, tile):
                 return f"takes {name} in multiples of {tile}={getattr(config, tile)}, not {seqlen}"
@@ -213,7 +217,7 @@ class Version(Implementation):
         """Whether the rung's instructions exist in this arch."""
         return INSTRUCTION_SETS[self.instruction_set].exists_on(arch)
 
-    def alternative(self, problem: "Problem") -> str:
+    def alternative(self, problem: "Asked") -> str:
         if able := nearest(self, problem):
             return f"the nearest rung that takes the problem is {able.name}"
         return f"no rung takes the problem; {super().alternative(problem)}"
@@ -225,16 +229,6 @@ class Reference(Implementation):
 
     devices: tuple[str, ...]  # cpu, gpu
     requires: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # module: line that installs it
-
-
-def decided_by(problem: "Problem", columns: int | None = None) -> dict[str, Value]:
-    """The configuration fields that a problem decides, in a rung that has them; `columns` is the kernel's head_dim."""
-    columns = columns or problem.head_dim
-    same = ("dtype", "head_dim_v", "causal", "lse", "packed", "window", "alibi", "sinks")
-    row_stride = problem.num_heads * problem.head_dim
-    decided = {name: getattr(problem, name) for name in same} | dict(problem.options)
-    decided |= {"head_dim": columns, "narrower": not columns == problem.head_dim == problem.head_dim_v}
-    return {**decided, "softcap": bool(problem.softcap), "dropout": bool(problem.dropout_p), "row_stride": row_stride}
 
 
 def ladders(root: Path = VERSIONS) -> list[str]:
@@ -267,6 +261,7 @@ def forget() -> None:
     """What was read of version.yaml is read again, as it may have changed."""
     _load.cache_clear()
     _load_reference.cache_clear()
+    forget_ladders()
 
 
 def find(name: str, root: Path = VERSIONS) -> Version:
@@ -325,7 +320,7 @@ def find_implementation(name: str, root: Path = VERSIONS) -> Version | Reference
     return _load_reference(root / REFERENCES / name, root) if name in _reference_names(root) else find(name, root)
 
 
-def nearest(version: Version, problem: "Problem") -> Version | None:
+def nearest(version: Version, problem: "Asked") -> Version | None:
     """The rung of the same ladder that takes the problem and is next above `version`, or else next below it.
 
     One for the same instruction set goes before all others: it runs where `version` does.

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashladder.common import own
 from flashladder.common.catalog import schema
-from flashladder.common.catalog.choice import choices_of
+from flashladder.common.catalog.configurable import choices_of
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.rules import Rule
 

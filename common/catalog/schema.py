@@ -90,12 +90,13 @@ class Supports(Declared):
             takes, known = head_dim_v == head_dim, f"{head_dim}, as head_dim"
         return None if takes else f"takes head_dim_v {known}, not {head_dim_v}"
 
-    def refusal(self, option: str, value: Value, default: Value) -> str | None:
-        """Why it does not take an option's value, to be read after the name; None where it does."""
+    def refusal(self, option: str, value: Value, usual: Value | None) -> str | None:
+        """Why it does not take an option's unusual value, to be read after the name; None where it does."""
         taken = self.options.get(option, ())
-        if taken == "any" or value in (default, *taken):
+        if taken == "any" or value in taken:
             return None
-        return f"takes {option} {listing(dict.fromkeys((default, *taken)))}, not {listing([value])}"
+        known = dict.fromkeys((*(() if usual is None else (usual,)), *taken))
+        return f"takes {option} {listing(known)}, not {listing([value])}"
 
 
 class DeclaredChoice(Declared):

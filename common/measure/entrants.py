@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from flashladder.common import catalog
-from flashladder.common.catalog import Reference, Version
+from flashladder.common.catalog import Reference, Version, winners
 from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import progress
 from flashladder.common.errors import BuildError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, parse_values
-from flashladder.common.runtime import tuned
 
 if TYPE_CHECKING:
     from flashladder.common.measure.references import Configured
@@ -42,7 +41,7 @@ class Entrant:
 
     def winner(self, problem: Problem) -> KernelConfig | None:
         """What was tuned for the GPU, where that was asked for and goes with the problem."""
-        return tuned.config(self.version, self.tuned_for, problem) if self.tuned_for else None
+        return winners.config(self.version, self.tuned_for, problem) if self.tuned_for else None
 
     def config(self, problem: Problem, gpu: GpuDescription | None) -> KernelConfig:
         """What is compiled for a problem, by default for `gpu`. UnsupportedProblemError where the rung refuses it."""

@@ -196,6 +196,11 @@ def field_named(name: str) -> Field:
     raise ConfigError(f"unknown field {name}{instead(name, FIELDS, 'the fields are')}")
 
 
+def is_field(name: str) -> bool:
+    """Whether there is such a field."""
+    return name in FIELDS or _of_ladders(name) is not None
+
+
 def _of_ladders(name: str) -> Field | None:
     """A field that a ladder declares for its rungs, {page_size: {type: int, meaning: rows of a page}} in fields.yaml.
 

@@ -18,6 +18,8 @@ from typing import Any
 import pandas as pd
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
+from flashladder.common.catalog.winners import Winner
 from flashladder.common.errors import FlashLadderError, ResultsError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.own import FIRST_OPERATION
@@ -27,8 +29,6 @@ from flashladder.common.records import records
 from flashladder.common.records.ladder_runs import FIELD, MOST_THERMAL, runs_of
 from flashladder.common.records.log import Log
 from flashladder.common.records.slowdowns import completed
-from flashladder.common.runtime import tuned
-from flashladder.common.runtime.tuned import Winner
 
 ROUNDED = 2e-3  # a part: figures of one measurement that are rounded apart, or are medians of other things
 OF_MEDIANS = 0.05  # a ratio of medians, beside the median of ratios
@@ -135,11 +135,11 @@ def _of_winners(path: Path) -> list[str]:
     gpu = path.stem
     described = load_gpu(gpu) if gpu in gpu_names() else None
     home = path.absolute().parent
-    if home.name != tuned.FOLDER.name:
-        raise ResultsError(f"{path} should lie in a folder {tuned.FOLDER.name}, as the tuner writes it")
-    winners = tuned.winners(gpu, home.parent)
-    wrong = [] if winners else [f"{path} has no winners"]
-    for winner in winners:
+    if home.name != winners.FOLDER.name:
+        raise ResultsError(f"{path} should lie in a folder {winners.FOLDER.name}, as the tuner writes it")
+    found = winners.of_gpu(gpu, home.parent)
+    wrong = [] if found else [f"{path} has no winners"]
+    for winner in found:
         where = f"{path.name}, {winner.version}, {winner.kind}"
         wrong += [f"{where}: {fault}" for fault in _of_winner(winner, described)]
     return wrong
@@ -152,7 +152,7 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         return
     yield from _of_place(evidence, gpu)
     try:
-        tuned.standing(winner)
+        winners.standing(winner)
     except FlashLadderError as error:
         yield str(error)
     try:
@@ -166,7 +166,7 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         yield f"it has {len(problems)} problems, {len(ours)} times and {len(theirs)} of the baseline"
         return
     for problem, time_us in zip(problems, ours, strict=True):
-        if winner.kind not in tuned.kinds_for(problem)[:2]:  # of its class of lengths, or of any
+        if winner.kind not in winners.names_for(problem)[:2]:  # of its class of lengths, or of any
             yield f"it was found with {problem.name}, which is of another kind"
         yield from _of_speed(problem, time_us, gpu)
     yield from _of_ratio(ratio, low, high)

@@ -13,90 +13,17 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
-from flashladder.common import catalog
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import Card, choice
 from flashladder.common.compiler.compile import BuildRequest
 from flashladder.common.compiler.prebuilt import compile_into
 from flashladder.common.errors import ConfigError, FlashLadderError
-from flashladder.common.problem.config import (
-    GpuDescription,
-    KernelConfig,
-    gpu_names,
-    listing,
-    load_gpu,
-    parse_values,
-)
-from flashladder.common.runtime import tuned
+from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.problem.config import gpu_names, listing, load_gpu
+from flashladder.common.problem.kind import LENGTHS, Kind
 
-if TYPE_CHECKING:
-    from flashladder.common.problem.problem import Problem
-
-# Hopper's fastest rungs: winners decide between them, and without any the first one is taken. In none of them a row's
-# bits depend on other rows. A winner of another rung does not go before them: it was never measured against theirs.
-RIVALS = ("column_of_ones",)
-# They take any mask and any lengths; the fastest first.
-GENERAL = (*RIVALS, "place_of_q", "own_rows", "wide_heads", "woven_general")
-EMULATED_TILE = 64  # rows and keys
-DEFAULT = "fastest"  # of these, on the GPU and for the problem at hand
-DTYPES, HEAD_DIMS = ("bf16", "fp16"), (64, 128)
+_KINDS = (("bf16", "fp16"), (64, 128), (False, True), (False, True), LENGTHS)  # dtype, head_dim, causal, lse, length
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
-
-
-def fastest(problem: Problem, arch: str, gpu: str, emulated: bool = False, adopted: Path | None = None) -> Version:
-    """Of the general rungs: the first one that is able, or the rival whose winner on the GPU is (tuned.fastest).
-
-    The emulator's time is that of their instructions, so that it takes the oldest one first. The oldest one too where
-    none takes the problem; it then says why.
-    """
-    rungs = [catalog.find(name) for name in GENERAL]
-    able = [rung for rung in rungs if rung.runs_on(arch) and rung.takes(problem)] or rungs[-1:]
-    if emulated:
-        return able[-1]
-    rivals = [rung for rung in rungs[: len(RIVALS)] if rung in able]
-    return tuned.fastest(rivals, gpu, problem, adopted) or able[0]
-
-
-def chosen(
-    version: str, problem: Problem, arch: str, gpu: str, emulated: bool = False, adopted: Path | None = None
-) -> Version:
-    """The rung that `attention(version=...)` launches for a problem, with what is adopted in a folder."""
-    return fastest(problem, arch, gpu, emulated, adopted) if version == DEFAULT else catalog.find(version)
-
-
-def configured(
-    version: str,
-    problem: Problem,
-    arch: str,
-    gpu: GpuDescription,
-    emulated: bool = False,
-    adopted: Path | None = None,
-) -> tuple[Version, KernelConfig]:
-    """The same, as tuned for the GPU, or as stands behind the version: 46@block_n=64."""
-    name, _, fields = version.partition("@")
-    rung, values = chosen(name, problem, arch, gpu.name, emulated, adopted), parse_values(fields)
-    if emulated and version == DEFAULT:
-        return rung, for_emulator(rung, problem, gpu)
-    as_tuned = None if values else tuned.config(rung, gpu.name, problem, adopted)
-    return rung, as_tuned or rung.config_for(problem, gpu, **values)
-
-
-def for_emulator(rung: Version, problem: Problem, gpu: GpuDescription | None = None) -> KernelConfig:
-    """A rung's configuration; the emulator's own rung has small tiles: half the time to compile, and as fast to run."""
-    usual = rung.config_for(problem, gpu)
-    if rung != catalog.find(GENERAL[-1]):
-        return usual
-    return rung.config_for(problem, gpu, block_m=EMULATED_TILE, block_n=min(EMULATED_TILE, usual.block_n))
-
-
-def request(
-    version: str, problem: Problem, arch: str, gpu: GpuDescription, adopted: Path | None = None
-) -> BuildRequest:
-    """What `attention(version=...)` launches for a problem, to be built; with what is adopted in a folder."""
-    rung, config = configured(version, problem, arch, gpu, adopted=adopted)
-    return BuildRequest(rung, config, arch, lines=False)
 
 
 def requests(archs: str) -> list[BuildRequest]:
@@ -124,22 +51,9 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
         raise ConfigError(
             f"configs/gpus describes no GPU with {arch}; of those described the architectures are {known}"
         )
-    no_yes = (False, True)
-    lengths = tuned.LENGTHS.values()
-    kinds = itertools.product(DTYPES, HEAD_DIMS, no_yes, no_yes, lengths)
-    for gpu, kind in itertools.product(gpus, kinds):
-        yield request(DEFAULT, _problem(*kind), arch, gpu)
-
-
-def _problem(dtype: str, head_dim: int, causal: bool, lse: bool, seqlen_k: int) -> Problem:
-    """What of a problem decides a configuration: a Problem itself needs torch, which builds of a package lack."""
-    sizes = {"num_heads": 1, "num_heads_k": 1, "seqlen_q": 1, "seqlen_k": seqlen_k}
-    operation = catalog.find(GENERAL[0]).operation
-    asked = {"operation": operation, "layout": "bshd", "outputs": ("o", "lse") if lse else ("o",)}
-    features = {"packed": False, "window": False, "softcap": 0.0, "alibi": False, "sinks": False, "dropout_p": 0.0}
-    without = {**features, "options": (), "set_options": {}}
-    kind = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim, "causal": causal, "lse": lse}
-    return cast("Problem", SimpleNamespace(**sizes, **asked, **without, **kind))
+    for gpu, (dtype, head_dim, causal, lse, length) in itertools.product(gpus, itertools.product(*_KINDS)):
+        kind = Kind(FIRST_OPERATION, dtype, head_dim, head_dim, causal=causal, lse=lse, length=length)
+        yield BuildRequest(*choice(kind, Card(arch, gpu)), arch, lines=False)
 
 
 if __name__ == "__main__":  # setup.py runs it

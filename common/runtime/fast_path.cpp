@@ -100,13 +100,13 @@ PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
 
 // The kind of tensors that was found last: calls that come often are of one. What stands ready stays so.
 struct Kind {
-    PyObject *ready, *version, *causal, *lse, *is_long;
+    PyObject *ready, *version, *is_gqa, *causal, *lse, *is_long;
     DLDataType dtype;
     DLDevice device;
     int64_t num_heads, head_dim;
 
     bool operator==(const Kind &other) const {
-        return ready == other.ready && version == other.version && causal == other.causal && lse == other.lse &&
+        return ready == other.ready && version == other.version && is_gqa == other.is_gqa && causal == other.causal && lse == other.lse &&
                is_long == other.is_long && dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
                dtype.lanes == other.dtype.lanes && device.device_type == other.device.device_type &&
                device.device_id == other.device.device_id &&
@@ -120,8 +120,8 @@ const Plan *look_up(const Kind &kind, PyObject *q) {
     const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
     const Owned num_heads(PyLong_FromLongLong(kind.num_heads)), head_dim(PyLong_FromLongLong(kind.head_dim));
     if (!dtype || !device || !num_heads || !head_dim) return nullptr;
-    const Owned key(PyTuple_Pack(8, kind.version, dtype.get(), device.get(), num_heads.get(), head_dim.get(),
-                                 kind.causal, kind.lse, kind.is_long));
+    const Owned key(PyTuple_Pack(9, kind.version, dtype.get(), device.get(), num_heads.get(), kind.is_gqa,
+                                 head_dim.get(), kind.causal, kind.lse, kind.is_long));
     PyObject *found = key ? PyDict_GetItemWithError(kind.ready, key.get()) : nullptr;
     const Owned plan(found ? PyObject_GetAttr(found, plan_name) : nullptr);
     return plan ? static_cast<const Plan *>(PyLong_AsVoidPtr(plan.get())) : nullptr;
@@ -132,7 +132,8 @@ const Plan *find(PyObject *ready, PyObject *q, const View &view, const View &of_
                  PyObject *lse) {
     if (view.ndim != 4 || of_k.ndim != 4) return nullptr;
     PyObject *is_long = of_k.shape[1] >= long_from ? Py_True : Py_False;
-    const Kind kind{ready, version, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
+    PyObject *is_gqa = view.shape[2] != of_k.shape[2] ? Py_True : Py_False;
+    const Kind kind{ready, version, is_gqa, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
     if (plan_of_last && kind == last) return plan_of_last;
     const Plan *plan = look_up(kind, q);
     if (!plan) return nullptr;

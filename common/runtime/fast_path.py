@@ -15,9 +15,11 @@ from types import ModuleType
 import torch
 from torch.autograd import forward_ad
 
+from flashladder.common.catalog import ladder_of
 from flashladder.common.compiler import library
 from flashladder.common.errors import FlashLadderError, ToolchainError
-from flashladder.common.runtime.tuned import LONG_FROM
+from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.runtime.outputs import new_lse, new_o
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _preparing = threading.Lock()
@@ -26,19 +28,6 @@ EXCHANGE = "__dlpack_c_exchange_api__"
 extension: ModuleType | None = None  # from when it is there
 NOT_ASKED = "no call was made ready yet"
 missing = NOT_ASKED  # why it is not there
-
-
-def new_o(q: torch.Tensor, head_dim_v: int | None = None) -> torch.Tensor:
-    """Memory for an output like q, contiguous, with as many columns as V has if that is given."""
-    if head_dim_v in (None, q.shape[-1]):
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
-    return q.new_empty((*q.shape[:-1], head_dim_v))
-
-
-def new_lse(q: torch.Tensor) -> torch.Tensor:
-    """Memory for the log-sum-exp of each row of q, (batch, num_heads, seqlen_q)."""
-    batch, seqlen_q, num_heads, _ = q.shape
-    return q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
 
 
 def prepare() -> None:
@@ -78,5 +67,5 @@ def made() -> ModuleType:
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
     of_torch = getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, vars(forward_ad), torch.empty_like
-    module.set_up(*of_torch, new_o, new_lse, LONG_FROM)
+    module.set_up(*of_torch, new_o, new_lse, ladder_of(FIRST_OPERATION).long_from)
     return module

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from flashladder.common.catalog import Card
 from flashladder.common.compiler.artifact import PtxModule
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
@@ -25,6 +26,11 @@ class Target:
     on_gpu: bool
     arch: str
     gpu: GpuDescription
+
+    @property
+    def card(self) -> Card:
+        """What kernels are chosen for."""
+        return Card(self.arch, self.gpu, emulated=not self.on_gpu)
 
     @property
     def title(self) -> str:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from flashladder.common import catalog, console
 from flashladder.common.api import op
 from flashladder.common.api.adoption import export, gains
 from flashladder.common.api.adoption.demand import Demand, least_us, stand_in
+from flashladder.common.catalog import launches, winners
 from flashladder.common.compiler import prebuilt
 from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.common.measure.entrants import Entrant
@@ -23,7 +25,7 @@ from flashladder.common.measure.statistics import paired_ratio
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.common.runtime import ahead, target, tuned
+from flashladder.common.runtime import ready, target
 from flashladder.tools.commands import adopt
 from flashladder.tuner import campaign, job
 
@@ -219,8 +221,8 @@ def on_a_gpu(monkeypatch, tmp_path):
     def found(jobs, workers, seconds):
         for each in jobs:
             values = {**each.space.declared(each.space.default), **WINNER}
-            for kind in tuned.kinds_found_with(each.space.problems):
-                tuned.save("h100", each.space.version.name, kind, values, {"ratio": "1.1"}, each.home)
+            for kind in winners.names_found_with(each.space.problems):
+                winners.save("h100", each.space.version.name, kind, values, {"ratio": "1.1"}, each.home)
         return 0
 
     class Arena:
@@ -285,6 +287,10 @@ def test_a_folder_that_is_not_there_is_no_export(monkeypatch):
         Entrant("", RUNG, {}, tuned_for="h100").config(PLAIN, H100)
 
 
+def fastest(problem):
+    return catalog.choice(problem, catalog.Card(H100.arch, H100))[0]
+
+
 def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path, monkeypatch):
     """Without --version: Hopper's where it takes the problem."""
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
@@ -293,28 +299,30 @@ def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path,
     assert tool("--problems", file, "--export", tmp_path / "out") == 0
     guard = export.load_guard(tmp_path / "out")
     rungs = {gain.problem: gain.rung for gain in guard.gains}
-    assert rungs == {problem: ahead.fastest(problem, H100.arch, H100.name).name for problem in problems}
+    assert rungs == {problem: fastest(problem).name for problem in problems}
     assert len(set(rungs.values())) == 2
-    assert {winner.version for winner in tuned.winners("h100", tmp_path / "out")} == set(rungs.values())
+    assert {winner.version for winner in winners.of_gpu("h100", tmp_path / "out")} == set(rungs.values())
 
 
 def test_a_problem_stays_with_the_rung_that_it_was_tuned_for(on_a_gpu, tmp_path, monkeypatch):
     """Also where it is checked or adopted again after another rung was found faster."""
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
     monkeypatch.setattr(prebuilt, "missing", lambda folder, requests: [])
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setattr(ahead, "RIVALS", ahead.GENERAL[:2])
-    out, first, second = tmp_path / "out", *(catalog.find(name) for name in ahead.RIVALS)
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
+    ladder = catalog.ladder_of("forward")
+    rivals = tuple(launch.model_copy(update={"rival": True}) for launch in ladder.launches[:2])
+    monkeypatch.setattr(launches, "ladder_of", lambda operation: ladder.model_copy(update={"launches": rivals}))
+    out, first, second = tmp_path / "out", *(catalog.find(launch.rung) for launch in rivals)
     Demand(("mine.py",), {PLAIN: 10}, {}).save(file := tmp_path / "p.json")
     assert tool("--problems", file, "--export", out) == 0
-    tuned.save("h100", second.name, tuned.kind_of(PLAIN), {}, {"ratio": "9.0"})
+    winners.save("h100", second.name, winners.name_of(PLAIN), {}, {"ratio": "9.0"})
     assert tool("--check", "--export", out) == 0
     assert tool("--problems", file, "--export", out) == 0
     assert [gain.rung for gain in export.load_guard(out).gains] == [first.name]
-    assert {winner.version for winner in tuned.winners("h100", out)} == {first.name}
-    assert ahead.fastest(PLAIN, H100.arch, "h100") == second
+    assert {winner.version for winner in winners.of_gpu("h100", out)} == {first.name}
+    assert fastest(PLAIN) == second
     monkeypatch.setenv("FLASHLADDER_ADOPTED", str(out))
-    assert ahead.fastest(PLAIN, H100.arch, "h100") == first
+    assert fastest(PLAIN) == first
 
 
 def test_short_keys_and_long_ones_have_a_search_each(on_a_gpu, tmp_path, monkeypatch):
@@ -322,8 +330,10 @@ def test_short_keys_and_long_ones_have_a_search_each(on_a_gpu, tmp_path, monkeyp
     long = replace(PLAIN, seqlen_q=4096, seqlen_k=4096)
     Demand(("mine.py",), {PLAIN: 10, WINDOW: 1, long: 3}, {}).save(file := tmp_path / "p.json")
     assert tool("--problems", file, "--export", tmp_path / "out", "--version", "24") == 0
-    kinds = {winner.kind for winner in tuned.winners("h100", tmp_path / "out")}
-    assert kinds == {f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS}
+    kinds = {winner.kind for winner in winners.of_gpu("h100", tmp_path / "out")}
+    assert kinds == {
+        f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in catalog.ladder_of("forward").lengths
+    }
 
 
 def test_a_regression_is_told(exported, on_a_gpu, capsys):
@@ -378,11 +388,11 @@ def test_a_program_on_a_gpu(tmp_path, monkeypatch):
     assert gain.to_default.value > 0.97
     subprocess.run([*words, "--check"], check=True)
     monkeypatch.setenv("FLASHLADDER_ADOPTED", str(out))
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     q = torch.randn(1, 300, 2, 128, device="cuda").bfloat16()
     o = attention(q, q, q, causal=True)
-    (ready,) = set(op._ready.values())
-    assert ready.artifact.directory.parent == out / "kernels"
+    (found,) = set(ready.by_kind.values())
+    assert found.artifact.directory.parent == out / "kernels"
     heads = q.float().transpose(1, 2)
     exact = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2)
     torch.testing.assert_close(o.float(), exact, rtol=0, atol=0.03)
@@ -390,10 +400,10 @@ def test_a_program_on_a_gpu(tmp_path, monkeypatch):
 
 def test_what_is_timed_is_what_is_launched(monkeypatch, tmp_path):
     """Also where the export has no winner for a problem, but the repository has."""
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     (tmp_path / "mine").mkdir()
     rung, timed = catalog.find("next_q"), []
-    tuned.save("h100", rung.name, tuned.kind_of(PLAIN), {"num_stages": 2, "q_stages": 1}, {})
+    winners.save("h100", rung.name, winners.name_of(PLAIN), {"num_stages": 2, "q_stages": 1}, {})
     monkeypatch.setattr(gains, "assemble", lambda entrants, *_: (timed.extend(entrants), ({}, []))[1])
     gains.measure([SimpleNamespace(problem=PLAIN)], lambda _: rung, SimpleNamespace(gpu=H100), tmp_path / "mine", None)
-    assert timed[-1].values == tuned.config(rung, "h100", PLAIN, tmp_path / "mine").as_dict()
+    assert timed[-1].values == winners.config(rung, "h100", PLAIN, tmp_path / "mine").as_dict()

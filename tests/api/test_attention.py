@@ -12,12 +12,14 @@ from onlookers import require_an_operator
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.api import DEFAULT, attention, op
+from flashladder.common.api import attention, op
+from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem.check import expect
+from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, fast_path
+from flashladder.common.runtime import fast_path, ready
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -53,11 +55,11 @@ def test_it_is_attention(problem, device):
 
 
 def test_no_log_sum_exp_is_summed_that_is_not_returned(device, monkeypatch):
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     _, inputs = qkv(Problem(seqlen_q=48, head_dim=64), device)
     attention(*inputs, version="24")
     _, lse = attention(*inputs, return_lse=True, version="24")
-    assert [ready.artifact.config.lse for ready in dict.fromkeys(op._ready.values())] == [False, True]
+    assert [each.artifact.config.lse for each in dict.fromkeys(ready.by_kind.values())] == [False, True]
     assert lse.isfinite().all()
 
 
@@ -110,8 +112,8 @@ def test_torch_sees_through_it(device, monkeypatch):
     monkeypatch.setattr(fast_path, "extension", fast_path.made())
     _, inputs = qkv(Problem(seqlen_q=16, seqlen_k=32, num_heads=2, num_heads_k=1, head_dim=64), device)
     ops = torch.ops.flashladder
-    torch.library.opcheck(ops.attention.default, (*inputs, True, 0.125, DEFAULT, True))
-    torch.library.opcheck(ops.attention_out.default, (*inputs, inputs[0].clone(), True, None, DEFAULT, False))
+    torch.library.opcheck(ops.attention.default, (*inputs, True, 0.125, FASTEST, True))
+    torch.library.opcheck(ops.attention_out.default, (*inputs, inputs[0].clone(), True, None, FASTEST, False))
 
     def model(q, k, v):
         o, lse = attention(q, k, v, return_lse=True)
@@ -198,23 +200,28 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 
 
 def test_the_default_takes_what_models_have():
-    for name in ahead.GENERAL:
-        supports = catalog.find(name).supports
+    for launch in catalog.ladder_of("forward").launches:
+        supports = catalog.find(launch.rung).supports
         assert (supports.causal, supports.gqa, supports.seqlen_q, supports.seqlen_k) == (True, True, "any", "any")
+
+
+def fastest(problem, gpu="h100", emulated=False):
+    card = catalog.Card(load_gpu(gpu).arch, load_gpu(gpu), emulated)
+    return catalog.choice(problem, card)[0]
 
 
 def test_the_fastest_rung_that_the_gpu_has_is_taken():
     problem = Problem(num_heads=4, num_heads_k=2, seqlen_q=100, causal=True)
-    assert ahead.fastest(problem, "sm_90a", "h100").name == "48_column_of_ones"
-    assert ahead.fastest(problem, "sm_90a", "h100", emulated=True).name == "24_woven_general"
-    assert ahead.fastest(problem, "sm_80", "a100").name == "24_woven_general"
+    assert fastest(problem).name == "48_column_of_ones"
+    assert fastest(problem, emulated=True).name == "24_woven_general"
+    assert fastest(problem, "a100").name == "24_woven_general"
     wide, wider, too_wide = (dataclasses.replace(problem, head_dim=d, head_dim_v=d) for d in (192, 256, 264))
-    assert ahead.fastest(wide, "sm_90a", "h100", emulated=True).name == "24_woven_general"
-    assert {ahead.fastest(each, "sm_90a", "h100").name for each in (wide, wider)} == {"36_wide_heads"}
+    assert fastest(wide, emulated=True).name == "24_woven_general"
+    assert {fastest(each).name for each in (wide, wider)} == {"36_wide_heads"}
     for asked, able in (({"softcap": 30.0}, "48_column_of_ones"), ({"alibi": True}, "24_woven_general")):
-        assert ahead.fastest(dataclasses.replace(problem, **asked), "sm_90a", "h100").name == able
+        assert fastest(dataclasses.replace(problem, **asked)).name == able
     with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 264"):
-        ahead.fastest(too_wide, "sm_80", "a100").config_for(too_wide)
+        fastest(too_wide, "a100")
 
 
 def test_heads_without_columns_are_refused():
@@ -239,8 +246,8 @@ def driver(request, monkeypatch):
 def test_a_length_that_is_new_is_a_launch_and_nothing_else(driver, monkeypatch):
     q, k = (torch.zeros(1, rows, 4, 64, dtype=torch.bfloat16) for rows in (1, 100))
     attention(q, k, k, causal=True)
-    for name in ("ahead", "target", "build_one", "Call"):
-        monkeypatch.setattr(op, name, None)  # not even asked
+    for name in ("choice", "target", "build_one", "Call"):
+        monkeypatch.setattr(ready, name, None)  # not even asked
     for seqlen in (101, 3000):
         more = torch.zeros(1, seqlen, 4, 64, dtype=torch.bfloat16)
         attention(q, more, more, causal=True)
@@ -275,16 +282,16 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
     q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16)
     attention(q, q, q)
     capsys.readouterr()
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     attention(q, q, q)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     monkeypatch.setattr(op, "cached", lambda *_: None)
     attention(q, q, q)
     said = capsys.readouterr().err
     assert "note: compiling 48_column_of_ones for sm_90a, once" in said
     assert re.search(r"note: compiled in \d+\.\d s", said)
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     monkeypatch.setenv("FLASHLADDER_QUIET", "1")
     attention(q, q, q)
     assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ from flashladder.common import catalog
 from flashladder.common.api import differentiable
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.check import expect
+from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 
@@ -23,7 +24,7 @@ def device(request):
 
 def drawn(device, **sizes):
     """A problem of the backward pass, its tensors, and q, k and v of them that want gradients."""
-    problem = Problem(**(SIZES | sizes), operation=differentiable.LADDER)
+    problem = Problem(**(SIZES | sizes), operation=differentiable.OPERATION)
     tensors = make_inputs(problem, device)
     return problem, tensors, [tensors.by_name[name].detach().requires_grad_() for name in "qkv"]
 
@@ -163,9 +164,9 @@ def same_bits():
 @pytest.fixture
 def asked_for(monkeypatch):
     """Problems for which a rung was looked for."""
-    found, rung_for = [], differentiable.rung_for
+    found, choice_for = [], differentiable.choice_for
     monkeypatch.setattr(
-        differentiable, "rung_for", lambda problem, arch: found.append(problem) or rung_for(problem, arch)
+        differentiable, "choice_for", lambda problem, q: found.append(problem) or choice_for(problem, q)
     )
     return found
 
@@ -288,6 +289,11 @@ def test_views_of_one_packed_tensor(device):
     torch.testing.assert_close(together.grad[None], apart.grad, rtol=0, atol=2**-7)
 
 
+def chosen(problem, arch):
+    gpu = load_gpu("h100" if arch == "sm_90a" else "a100")
+    return catalog.choice(problem, catalog.Card(arch, gpu))[0]
+
+
 @pytest.mark.parametrize(
     ("more", "arch", "rung"),
     [
@@ -302,8 +308,8 @@ def test_views_of_one_packed_tensor(device):
     ],
 )
 def test_the_first_rung_that_takes_the_problem(more, arch, rung):
-    problem = Problem(**{**SIZES, **more}, operation=differentiable.LADDER)
-    assert differentiable.rung_for(problem, arch) == catalog.find(rung)
+    problem = Problem(**{**SIZES, **more}, operation=differentiable.OPERATION)
+    assert chosen(problem, arch) == catalog.find(rung)
 
 
 @pytest.mark.parametrize(
@@ -317,5 +323,5 @@ def test_the_first_rung_that_takes_the_problem(more, arch, rung):
     ],
 )
 def test_the_first_rung_that_gives_the_same_bits(arch, more, rung):
-    problem = Problem(**(SIZES | more), options={"deterministic": True}, operation=differentiable.LADDER)
-    assert differentiable.rung_for(problem, arch) == catalog.find(rung)
+    problem = Problem(**(SIZES | more), options={"deterministic": True}, operation=differentiable.OPERATION)
+    assert chosen(problem, arch) == catalog.find(rung)

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from flashladder import flash_mla_with_kvcache, get_mla_metadata
+from flashladder.common import catalog
 from flashladder.common.api import mla
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import load_gpu
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 COLUMNS, COLUMNS_V, PAGE = 576, 512, 64
@@ -152,20 +154,20 @@ def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch):
 
     Few keys of few tiles are a cluster's.
     """
-    monkeypatch.setattr(mla, "RUNGS", ("mla/05", "mla/00"))
     q, cache, table, _ = inputs("cpu", (50,))
-    rung = mla._rung.__wrapped__
     long, many = table.repeat(1, 20), table.repeat(9, 1)
     for rows, pages, pages_of, arch, chosen in (
-        (q, cache, table, "sm_90a", "mla/06"),
-        (q, cache, long, "sm_90a", "mla/05"),
-        (q.repeat(9, 1, 1, 1), cache, many, "sm_90a", "mla/06@cluster_size=4"),
-        (q.repeat(17, 1, 1, 1), cache, table.repeat(17, 1), "sm_90a", "mla/05"),
-        (q.repeat(8, 1, 1, 1), cache, long.repeat(8, 1), "sm_90a", "mla/06"),
-        (q, cache[:, :24], table, "sm_90a", "mla/00"),
-        (q, cache, table, "sm_80", "mla/00"),
+        (q, cache, table, "sm_90a", ("mla/06", 8)),
+        (q, cache, long, "sm_90a", ("mla/05", 8)),
+        (q.repeat(9, 1, 1, 1), cache, many, "sm_90a", ("mla/06", 4)),
+        (q.repeat(17, 1, 1, 1), cache, table.repeat(17, 1), "sm_90a", ("mla/05", 8)),
+        (q.repeat(8, 1, 1, 1), cache, long.repeat(8, 1), "sm_90a", ("mla/06", 8)),
+        (q, cache[:, :24], table, "sm_90a", ("mla/02", 8)),
+        (q, cache, table, "sm_80", ("mla/00", 8)),
     ):
-        assert rung(mla._problem_of(rows, pages, pages_of, None, False), arch) == chosen
+        gpu = load_gpu("h100" if arch == "sm_90a" else "a100")
+        rung, config = catalog.choice(mla._problem_of(rows, pages, pages_of, None, False), catalog.Card(arch, gpu))
+        assert (rung.address, config.as_dict().get("cluster_size", 8)) == chosen
 
 
 def test_a_gradient_is_refused():

@@ -9,9 +9,10 @@ from test_transformers import IDS, PADDED, made, near
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.api import caches, fallback, op, packed
+from flashladder.common.api import caches, fallback, packed
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError
+from flashladder.common.runtime import ready
 from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
@@ -45,22 +46,21 @@ def stock(monkeypatch):
     """Kernels that compute nothing: which problems one was made ready for. CPU tensors are taken for ones on a GPU."""
     problems = []
 
-    def prepare(kind, problem, q, version):
+    def prepare(kind, problem, q):
         problems.append(problem)
-        op._ready[kind] = SimpleNamespace(
+        ready.by_kind[kind] = SimpleNamespace(
             rung=catalog.find("woven_general"),
-            artifact=None,
-            call=SimpleNamespace(launch_fast=lambda *_: True, planned=lambda *_, **__: None),
+            launch=lambda *_, **__: None,
+            call=SimpleNamespace(planned=lambda *_, **__: None),
         )
-        return op._ready[kind]
+        return ready.by_kind[kind]
 
     for name, value in {
-        "_ready": {},
+        "by_kind": {},
         "_prepare": prepare,
         "is_gpu": lambda tensor: True,
-        "slow_path": lambda *_: None,
     }.items():
-        monkeypatch.setattr(op, name, value)
+        monkeypatch.setattr(ready, name, value)
     monkeypatch.setattr(caches, "can_look_at", lambda tensor: False)
     return problems
 
@@ -158,14 +158,14 @@ def test_nothing_is_compiled_after_an_unpadded_call(name, kernels, stock):
 
 
 def test_what_cannot_be_made_ready_is_told_when_it_is_needed(stock, monkeypatch):
-    prepare = op._prepare
+    prepare = ready._prepare
 
     def unable(kind, problem, *others):
         if problem.packed:
             raise ToolchainError("no nvcc")
         return prepare(kind, problem, *others)
 
-    monkeypatch.setattr(op, "_prepare", unable)
+    monkeypatch.setattr(ready, "_prepare", unable)
     model = random_model("Llama")
     model.generate(IDS, attention_mask=REAL, **TOKENS)
     with pytest.raises(ToolchainError, match="no nvcc"):

@@ -7,28 +7,28 @@ import torch
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.api import op
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import ready
 from flashladder.tests import fake_cuda
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("version", ["02", "16", "02@block_m=128,num_warps=8", "general"])
 def test_any_rung_in_any_configuration(version, device, monkeypatch):
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     problem = Problem(seqlen_q=128, num_heads=2)
     tensors = make_inputs(problem, device)
     o, lse = flashladder.forward(tensors.q, tensors.k, tensors.v, version=version)
     expected = expect(problem, tensors)
     assert (o - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
     assert (lse - expected.exact["lse"]).abs().max() <= expected.tolerances["lse"]
-    (ready,) = set(op._ready.values())
-    assert ready.rung == catalog.find(version.partition("@")[0])
+    (found,) = set(ready.by_kind.values())
+    assert found.rung == catalog.find(version.partition("@")[0])
     if "@" in version:
-        assert (ready.artifact.config.block_m, ready.artifact.config.num_warps) == (128, 8)
+        assert (found.artifact.config.block_m, found.artifact.config.num_warps) == (128, 8)
 
 
 def test_what_a_rung_cannot_do_is_said():

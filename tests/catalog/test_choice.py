@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-from types import SimpleNamespace
 
 import fake_cuda
 import pytest
@@ -10,17 +9,20 @@ import torch
 from tiny_ladder import make_rung
 
 from flashladder.common import catalog
-from flashladder.common.api import attention, op
+from flashladder.common.api import attention
 from flashladder.common.api.adoption import export
+from flashladder.common.catalog import launches, winners
+from flashladder.common.catalog.ladder import Launch
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, fast_path, tuned
-from flashladder.common.runtime.tuned import LONG_FROM
+from flashladder.common.runtime import ahead, fast_path, ready
 
-RIVALS = (ahead.RIVALS[0], "across_tiles")  # the second one takes no softcap
+LAUNCHES = catalog.ladder_of("forward").launches
+RIVALS = (LAUNCHES[0].rung, "43_across_tiles")  # the second one takes no softcap
 FIRST, SECOND = map(catalog.find, RIVALS)
 BOTH = (FIRST, SECOND)
+LONG_FROM, LENGTHS = catalog.ladder_of("forward").long_from, catalog.ladder_of("forward").lengths
 ANY = "dtype=bf16,head_dim=128,causal=false"
 SHORT, LONG = f"{ANY},length=short", f"{ANY},length=long"
 PROBLEMS = {SHORT: Problem(seqlen_q=4096, seqlen_k=1024), LONG: Problem(seqlen_q=64, seqlen_k=4096)}
@@ -29,15 +31,17 @@ PROBLEMS = {SHORT: Problem(seqlen_q=4096, seqlen_k=1024), LONG: Problem(seqlen_q
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     """No winners, but those that a test saves."""
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     return tmp_path / "tuned"
 
 
 @pytest.fixture(autouse=True)
 def rivals(monkeypatch):
     """Two rungs between which winners decide."""
-    monkeypatch.setattr(ahead, "GENERAL", (*RIVALS, *ahead.GENERAL[1:]))
-    monkeypatch.setattr(ahead, "RIVALS", RIVALS)
+    second = Launch(rung=RIVALS[1], rival=True, emulated=False)
+    ladder = catalog.ladder_of("forward")
+    ladder = ladder.model_copy(update={"launches": (ladder.launches[0], second, *ladder.launches[1:])})
+    monkeypatch.setattr(launches, "ladder_of", lambda operation: ladder)
 
 
 @pytest.fixture
@@ -48,11 +52,16 @@ def mine(tmp_path):
 
 
 def save(rung, kind, ratio, home=None, gpu="h200", **values):
-    tuned.save(gpu, rung.name, kind, values, {"ratio": ratio} if ratio else {}, home)
+    winners.save(gpu, rung.name, kind, values, {"ratio": ratio} if ratio else {}, home)
+
+
+def fastest(problem, gpu="h200", arch="sm_90a", emulated=False, adopted=None):
+    described = dataclasses.replace(load_gpu("h200"), name=gpu)
+    return catalog.choice(problem, catalog.Card(arch, described, emulated), adopted=adopted)[0]
 
 
 def taken(kind, gpu="h200", **options):
-    return ahead.fastest(PROBLEMS[kind], "sm_90a", gpu, **options)
+    return fastest(PROBLEMS[kind], gpu, **options)
 
 
 def test_without_winners_it_is_the_first():
@@ -85,7 +94,7 @@ def test_another_gpus_winners_say_nothing():
 def test_the_emulator_and_other_architectures_take_the_oldest():
     save(SECOND, SHORT, "2.0")
     assert taken(SHORT, emulated=True).name == "24_woven_general"
-    assert ahead.fastest(PROBLEMS[SHORT], "sm_80", "h200").name == "24_woven_general"
+    assert fastest(PROBLEMS[SHORT], arch="sm_80").name == "24_woven_general"
 
 
 def test_a_winner_for_one_class_only():
@@ -122,13 +131,13 @@ def timed(*times_us):
 )
 def test_winners_are_compared_by_problems_that_they_share(first, second, best):
     for rung, evidence in zip(BOTH, (first, second), strict=True):
-        tuned.save("h200", rung.name, SHORT, {}, evidence)
+        winners.save("h200", rung.name, SHORT, {}, evidence)
     assert taken(SHORT) == best
 
 
 @pytest.mark.parametrize("times", [[40.0], ["fast", 40.0], [0, 40.0], [-1.0, 40.0], 5])
 def test_damaged_times_are_named(times):
-    tuned.save("h200", FIRST.name, SHORT, {}, timed(50, 40) | {"times_us": times})
+    winners.save("h200", FIRST.name, SHORT, {}, timed(50, 40) | {"times_us": times})
     with pytest.raises(ConfigError, match=rf"the winner of {FIRST.name} for .* is damaged"):
         taken(SHORT)
 
@@ -136,11 +145,11 @@ def test_damaged_times_are_named(times):
 @pytest.mark.parametrize("problems", [5, None, "seqlen_k=512", [[1]]])
 def test_problems_that_are_none_are_no_problem(problems):
     for rung, times in zip(BOTH, ((50, 40), (49, 39)), strict=True):
-        tuned.save("h200", rung.name, SHORT, {}, timed(*times) | ({"problems": problems} if rung == FIRST else {}))
+        winners.save("h200", rung.name, SHORT, {}, timed(*times) | ({"problems": problems} if rung == FIRST else {}))
     assert taken(SHORT) == SECOND, "by their ratios"
 
 
-@pytest.mark.parametrize("name", ahead.GENERAL[1:])
+@pytest.mark.parametrize("name", [launch.rung for launch in LAUNCHES[1:]])
 def test_a_winner_of_a_rung_that_is_no_rival_says_nothing(name):
     """As rung 24's on an H200, which was found before there were rungs for Hopper."""
     save(catalog.find(name), SHORT, "9.0")
@@ -150,7 +159,7 @@ def test_a_winner_of_a_rung_that_is_no_rival_says_nothing(name):
 def test_a_rival_that_does_not_take_the_problem_is_not_taken():
     save(SECOND, SHORT, "2.0")
     for asked, able in (({"softcap": 30.0}, "48_column_of_ones"), ({"alibi": True}, "24_woven_general")):
-        assert ahead.fastest(dataclasses.replace(PROBLEMS[SHORT], **asked), "sm_90a", "h200").name == able
+        assert fastest(dataclasses.replace(PROBLEMS[SHORT], **asked)).name == able
 
 
 def test_one_that_the_rung_has_no_more_does_not_count():
@@ -178,8 +187,8 @@ def test_a_problem_stays_with_the_rung_that_was_adopted_for_it(monkeypatch, mine
     monkeypatch.setenv("FLASHLADDER_ADOPTED", str(mine))
     assert taken(SHORT) == taken(LONG) == FIRST, "as its configuration is: whatever its length"
     other = dataclasses.replace(PROBLEMS[SHORT], head_dim=64, head_dim_v=64)
-    save(SECOND, tuned.kind_of(other), "2.0")
-    assert ahead.fastest(other, "sm_90a", "h200") == SECOND, "what it did not ask for"
+    save(SECOND, winners.name_of(other), "2.0")
+    assert fastest(other) == SECOND, "what it did not ask for"
 
 
 def test_an_adopted_winner_that_stands_no_more_gives_way(monkeypatch, mine):
@@ -196,17 +205,16 @@ def test_an_export_has_what_is_launched_with_it(monkeypatch, mine, adopted):
     for kind, rung in adopted.items():
         save(rung, kind, "1.0", mine)
     gpu = load_gpu("h200")
-    made = export.kernels(mine, ahead.DEFAULT, "sm_90a", gpu, [PROBLEMS[SHORT]])
+    made = export.kernels(mine, catalog.FASTEST, "sm_90a", gpu, [PROBLEMS[SHORT]])
     monkeypatch.setenv("FLASHLADDER_ADOPTED", str(mine))
-    place = SimpleNamespace(arch="sm_90a", gpu=gpu, on_gpu=True)
     for problem in PROBLEMS.values():
         for lse in (False, True):
             asked = dataclasses.replace(problem, lse=lse)
-            assert op._configured(ahead.DEFAULT, asked, place) in [(each.version, each.config) for each in made]
+            assert catalog.choice(asked, catalog.Card("sm_90a", gpu)) in [(each.version, each.config) for each in made]
 
 
 def test_a_wheel_has_both_rungs():
-    kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS]
+    kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in LENGTHS]
     for rung, kind in zip(BOTH, kinds, strict=True):
         save(rung, kind, "1.0")
     asked = {"bf16": {FIRST.name, SECOND.name}, "fp16": {FIRST.name}}
@@ -227,9 +235,7 @@ def driver(request, monkeypatch, tiny):
     """CPU tensors are taken for ones on a GPU, whose rivals are two tiny rungs; with both ways of a call."""
     made = fake_cuda.for_attention(monkeypatch)
     monkeypatch.setattr(fast_path, "extension", fast_path.made() if request.param == "C++" else None)
-    monkeypatch.setattr(ahead, "catalog", SimpleNamespace(find=tiny.__getitem__))
-    monkeypatch.setattr(ahead, "RIVALS", tuple(tiny))
-    monkeypatch.setattr(ahead, "GENERAL", tuple(tiny))
+    fake_cuda.launch_only(monkeypatch, *tiny.values())
     return made
 
 
@@ -238,17 +244,25 @@ def attend(seqlen_k):
     return attention(q, k, k, return_lse=True)
 
 
+def rungs_by_length():
+    """That stand ready."""
+    return {kind.length: each.rung.name for (kind, *_), each in ready.by_kind.items()}
+
+
 @pytest.mark.parametrize("first", [LONG_FROM - 3, LONG_FROM + 3])
 def test_a_rung_for_short_keys_and_another_for_long_ones(driver, tiny, monkeypatch, first):
     """Both stand ready from the first call on, whichever that is of."""
-    for (name, block_m), length in zip({"08_other": 128, "07_tiny": 64}.items(), tuned.LENGTHS, strict=True):
+    for (name, block_m), length in zip({"08_other": 128, "07_tiny": 64}.items(), LENGTHS, strict=True):
         kind = f"dtype=bf16,head_dim=64,causal=false,length={length}"
         save(tiny[name], kind, "1.0", gpu="h100", block_m=block_m)
     attend(first)
-    assert {kind[-1]: ready.rung.name for kind, ready in op._ready.items()} == {False: "08_other", True: "07_tiny"}
-    assert all(ready.artifact.version == ready.rung.name for ready in op._ready.values())
-    for name in ("ahead", "target", "build_one", "Call", "Problem"):
-        monkeypatch.setattr(op, name, None)  # not even asked
+    assert rungs_by_length() == {
+        "short": "08_other",
+        "long": "07_tiny",
+    }
+    assert all(each.artifact.version == each.rung.name for each in ready.by_kind.values())
+    for name in ("choice", "target", "build_one", "Call"):
+        monkeypatch.setattr(ready, name, None)  # not even asked
     driver.launches.clear()
     lengths = [*range(LONG_FROM - 3, LONG_FROM + 3), 1, 5 * LONG_FROM, 1]
     for seqlen_k in lengths:
@@ -259,9 +273,9 @@ def test_a_rung_for_short_keys_and_another_for_long_ones(driver, tiny, monkeypat
 
 
 def test_two_rungs_of_one_configuration_are_two(driver, tiny):
-    kinds = [f"dtype=bf16,head_dim=64,causal=false,length={length}" for length in tuned.LENGTHS]
+    kinds = [f"dtype=bf16,head_dim=64,causal=false,length={length}" for length in LENGTHS]
     for rung, kind in zip(tiny.values(), kinds, strict=True):
         save(rung, kind, "1.0", gpu="h100")
     attend(1)
-    assert [ready.rung.name for _, ready in sorted(op._ready.items(), key=lambda each: each[0][-1])] == list(tiny)
+    assert rungs_by_length() == dict(zip(LENGTHS, tiny, strict=True))
     assert driver.loads == 2

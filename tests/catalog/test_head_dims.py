@@ -3,11 +3,11 @@
 import pytest
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.head_dims import padded_head_dim
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, tuned
 
 
 def test_the_next_one_of_multiples_of_8():
@@ -32,7 +32,7 @@ def test_the_next_one_of_multiples_of_8():
 @pytest.mark.parametrize("gpu", ["h200", "a100"])
 def test_what_attention_runs(head_dim, options, address, gpu):
     gpu, problem = load_gpu(gpu), Problem(seqlen_q=64, head_dim=head_dim, **options)
-    rung, config = ahead.configured(ahead.DEFAULT, problem, gpu.arch, gpu)
+    rung, config = catalog.choice(problem, catalog.Card(gpu.arch, gpu))
     assert rung.address == (address if gpu.name == "h200" else "24")
     assert config.head_dim == padded_head_dim(head_dim)
     assert config.as_dict().get("narrower") in (None, True)
@@ -52,11 +52,11 @@ def test_what_attention_runs(head_dim, options, address, gpu):
 def test_what_attention_runs_where_v_is_narrower_or_with_sinks(widths, options, address):
     gpu, (head_dim, head_dim_v) = load_gpu("h200"), widths
     problem = Problem(seqlen_q=64, head_dim=head_dim, head_dim_v=head_dim_v, **options)
-    rung, config = ahead.configured(ahead.DEFAULT, problem, gpu.arch, gpu)
+    rung, config = catalog.choice(problem, catalog.Card(gpu.arch, gpu))
     assert (rung.address, config.head_dim) == (address, padded_head_dim(head_dim))
     assert config.as_dict().get("head_dim_v") == (128 if config.head_dim == 192 and address == "48" else None)
     rung.check(problem, config)
-    before, _ = ahead.configured(ahead.DEFAULT, problem, load_gpu("a100").arch, load_gpu("a100"))
+    before, _ = catalog.choice(problem, catalog.Card("sm_80", load_gpu("a100")))
     assert before.address == "24"
 
 
@@ -76,10 +76,10 @@ def test_a_kernel_with_head_dims_apart_has_both_in_its_configuration():
 
 
 def test_its_winners_where_v_is_narrower():
-    kinds = tuned.kinds_for(Problem(head_dim=192, head_dim_v=128))
+    kinds = winners.names_for(Problem(head_dim=192, head_dim_v=128))
     assert {kind.partition(",causal")[0] for kind in kinds} == {"dtype=bf16,head_dim=192,head_dim_v=128"}
-    winner = tuned.Winner("h200", catalog.find("48").name, kinds[0], {"block_n": 64}, {})
-    assert (tuned.standing(winner).head_dim_v, tuned.standing(winner).block_n) == (128, 64)
+    winner = winners.Winner("h200", catalog.find("48").name, kinds[0], {"block_n": 64}, {})
+    assert (winners.standing(winner).head_dim_v, winners.standing(winner).block_n) == (128, 64)
 
 
 def test_a_problem_of_its_configuration_is_one_that_it_takes():
@@ -90,10 +90,10 @@ def test_a_problem_of_its_configuration_is_one_that_it_takes():
 
 
 def test_winners_are_of_one_head_dim():
-    kinds = tuned.kinds_for(Problem(seqlen_q=64, head_dim=72))
+    kinds = winners.names_for(Problem(seqlen_q=64, head_dim=72))
     assert [kind.split(",")[1] for kind in kinds] == 3 * ["head_dim=72"]
-    winner = tuned.Winner("h200", catalog.find("47").name, kinds[0], {"block_n": 64}, {})
-    assert (tuned.standing(winner).head_dim, tuned.standing(winner).block_n) == (96, 64)
+    winner = winners.Winner("h200", catalog.find("47").name, kinds[0], {"block_n": 64}, {})
+    assert (winners.standing(winner).head_dim, winners.standing(winner).block_n) == (96, 64)
 
 
 def test_narrower_tensors_have_defaults_of_their_own():

@@ -5,13 +5,12 @@ import csv
 import pytest
 
 from flashladder.common import catalog, console, own
-from flashladder.common.catalog import find
+from flashladder.common.catalog import find, winners
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT, VERSIONS
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import tuned
 from flashladder.common.workshop import exercises, scaffold
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tools.commands import run_version
@@ -116,11 +115,11 @@ def test_its_results_are_beside_it(mine, run, monkeypatch, tmp_path):
 
 def test_its_winners_and_studies_are_beside_it(mine):
     rung, problem = find("my_idea"), Problem()
-    path = tuned.save("h100", rung.name, KIND, {"block_n": 64}, {}, rung.home)
+    path = winners.save("h100", rung.name, KIND, {"block_n": 64}, {}, rung.home)
     assert path == mine / "tuned" / "h100.yaml"
-    assert tuned.config(rung, "h100", problem).block_n == 64
-    assert rung.name in {winner.version for winner in tuned.every()}
-    assert rung.name not in {winner.version for winner in tuned.winners("h100")}
+    assert winners.config(rung, "h100", problem).block_n == 64
+    assert rung.name in {winner.version for winner in winners.every()}
+    assert rung.name not in {winner.version for winner in winners.of_gpu("h100")}
     job = Job(Space.of(rung, (problem,)), load_gpu("h100"), SearchSettings())
     assert job.storage == f"sqlite:///{mine / 'results' / 'tuning' / 'studies.db'}"
     assert trial_log.path_of(job.study, job.folder).parent == mine / "results" / "tuning"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_ladder import make_rung
 
+from flashladder.common import catalog
 from flashladder.common.api import op
 from flashladder.common.compiler import BuildRequest, build_one, prebuilt, toolchain
 from flashladder.common.compiler import compile as build_module
@@ -16,7 +17,7 @@ from flashladder.common.compiler.cubin import sections
 from flashladder.common.errors import ConfigError, ToolchainError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead
+from flashladder.common.runtime import ahead, ready
 from flashladder.tests import fake_cuda
 
 ARCH = "sm_80"
@@ -114,15 +115,15 @@ def test_what_is_foreign_is_named_and_not_used(rung, capsys):
 def test_attention_looks_here_first(monkeypatch):
     fake_cuda.for_attention(monkeypatch, "a100")
     kind = Problem(num_heads=2, head_dim=64, dtype="fp16", causal=True, lse=False)
-    rung = ahead.fastest(kind, "sm_80", "a100")
+    rung = catalog.choice(kind, catalog.Card("sm_80", load_gpu("a100")))[0]
     asked = [request for request in ahead.requests("8.0") if request.config.header() == _default(rung, kind).header()]
     assert len(asked) == 1, "it is among what is built into a wheel"
     artifact = build_one(rung, asked[0].config, ARCH)
     looked_for = []
-    monkeypatch.setattr(op.prebuilt, "find", lambda *what: looked_for.append(what) or artifact)
-    monkeypatch.setattr(op, "build_one", None)
+    monkeypatch.setattr(ready.prebuilt, "find", lambda *what: looked_for.append(what) or artifact)
+    monkeypatch.setattr(ready, "build_one", None)
     q = torch.zeros(1, 10, 2, 64, dtype=torch.float16)
-    op.forward(q, q, q, None, True, None, ahead.DEFAULT, False)
+    op.forward(q, q, q, None, True, None, catalog.FASTEST, False)
     assert looked_for == [(rung, asked[0].config, ARCH)]
 
 

@@ -15,7 +15,7 @@ from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.log import Log
-from flashladder.common.runtime import ahead, target
+from flashladder.common.runtime import target
 from flashladder.tools.commands import packed
 
 
@@ -60,7 +60,7 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     assert "equal, full: 2 sequences of 10 to 20 tokens" in capsys.readouterr().out
     rows, _ = records.packed("h100").read()
     assert list(rows["contender"]) == 3 * ["fa2", "packed", "padded"]
-    names = 2 * [catalog.find(ahead.RIVALS[0]).name]
+    names = 2 * [catalog.launched("forward", "sm_90a")[0].name]
     assert list(rows["version"][:3]) == ["fa2", *names]
     assert rows["passed"].all()
     assert list(rows["mix"].unique()) == list(packing.MIXES)
@@ -74,9 +74,9 @@ def test_a_configuration_may_be_asked_for(monkeypatch):
     fake_gpu.install(monkeypatch)
     problem = Problem(operation="packed", seqlens_q=(100, 200), causal=True)
     place = target.resolve("gpu", None)
-    usual = packing.kernels(problem, ahead.DEFAULT, place)
+    usual = packing.kernels(problem, catalog.FASTEST, place)
     asked = packing.kernels(problem, "46@block_n=64", place)
-    assert usual["packed"].version == catalog.find(ahead.RIVALS[0]).name
+    assert usual["packed"].version == catalog.launched("forward", "sm_90a")[0].name
     assert (catalog.find("46").config_for(problem).block_n, asked["packed"].config.block_n) == (128, 64)
     assert asked["padded"].code == usual["padded"].code
 

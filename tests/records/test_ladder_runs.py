@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flashladder.common import catalog
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import ladder_runs, ladders, records
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed, remarks
 from flashladder.common.report import ladder_tables
-from flashladder.common.runtime.tuned import LONG_FROM
 from flashladder.tests import made_up
 
 CARD, OTHER_CARD = "0a0a0a0a0a0a", "0b0b0b0b0b0b"
@@ -153,7 +153,7 @@ def test_a_configuration_of_its_own_for_long_keys_is_told():
     rows = run()
     for row in rows:
         if row["version"].startswith("07") and row["kind"] == "own":
-            is_long = row["seqlen_k"] >= LONG_FROM
+            is_long = row["seqlen_k"] >= catalog.ladder_of("forward").long_from
             chosen = {"chosen_by": "tuner", "config": "block_m=128,block_n=32"} if is_long else {"chosen_by": "default"}
             row |= chosen
     assert len({row["config"] for row in rows if row["version"].startswith("07")}) > 1

@@ -9,10 +9,10 @@ from importlib import import_module
 import pytest
 
 from flashladder.common import console
+from flashladder.common.catalog import winners
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received, records
-from flashladder.common.runtime import tuned
 from flashladder.tools.commands import COMMANDS
 from flashladder.tools.commands import received as command
 
@@ -30,8 +30,8 @@ def known(monkeypatch):
 
 
 def test_the_repositorys_own_results_stand(capsys):
-    assert tool(LADDER, *sorted(tuned.FOLDER.glob("*.yaml"))) == 0
-    assert capsys.readouterr().out.count("nothing contradicts itself") == 1 + len(list(tuned.FOLDER.glob("*.yaml")))
+    assert tool(LADDER, *sorted(winners.FOLDER.glob("*.yaml"))) == 0
+    assert capsys.readouterr().out.count("nothing contradicts itself") == 1 + len(list(winners.FOLDER.glob("*.yaml")))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flashladder.common import catalog, console, own
+from flashladder.common.catalog import winners
 from flashladder.common.compiler import build_one
 from flashladder.common.compiler.sass import read
 from flashladder.common.errors import BuildError, ConfigError, EmulatorError, UnsupportedProblemError
@@ -19,7 +20,6 @@ from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received, records
-from flashladder.common.runtime import tuned
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch
 from flashladder.tests import fake_gpu
@@ -90,7 +90,9 @@ def test_a_problem_has_the_operations_own_sizes():
     row = records.of_problem(task)
     assert (row["options"], row["head_dim_v"], records.problem_of(row)) == ("segment=4", 64, task)
     assert records.of_problem(Problem())["head_dim_v"] is None
-    assert tuned.kind_of(task) == "dtype=bf16,head_dim=96,head_dim_v=64,causal=false,segment=4,length=short"
+    assert winners.name_of(task) == "dtype=bf16,head_dim=96,head_dim_v=64,causal=false,length=short", (
+        "a size is none of a kind"
+    )
 
 
 @pytest.mark.parametrize(
@@ -299,9 +301,9 @@ def test_tuner(folder):
     finally:
         worker.stop()
         ledger.close()
-    (winner,) = tuned.winners("a100", folder)
+    (winner,) = winners.of_gpu("a100", folder)
     assert winner.values["block_m"] == 32
-    assert tuned.config(rung, "a100", task).block_m == 32
+    assert winners.config(rung, "a100", task).block_m == 32
 
 
 def test_evidence(run, folder):

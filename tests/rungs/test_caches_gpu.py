@@ -4,15 +4,14 @@ import pytest
 from right_on_gpu import require_right_on_a_gpu
 
 from flashladder.common import catalog
-from flashladder.common.api import kvcache, mla
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES, Problem
 
 pytestmark = pytest.mark.gpu
 DECODE = {"operation": "decode", "num_heads": 32, "num_heads_k": 8, "head_dim": 128}
 LATENTS = {"operation": "mla", "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512}
-OF_MLA = [catalog.find(name) for name in (mla.RUNGS[0], mla.OF_8_CTAS)]
-OF_DECODE = [catalog.find(name) for name in (kvcache.RUNG, kvcache.ON_HOPPER, kvcache.BOUNDED, kvcache.ONE_SEQUENCE)]
+OF_MLA = catalog.launched("mla", "sm_90a")[:2]
+OF_DECODE = [catalog.find(name) for name in ("decode/06", "decode/07", "decode/10", "decode/13")]
 LENGTHS = [(1,), (1024,), (8192, 0, 1, 777), (700,) * 64]
 
 

@@ -7,12 +7,12 @@ from rung_features import cases
 from rung_table import DECIDED, GENERAL, LAUNCHED, OTHERS, RUNGS, covering, default_kind, emulated_as_configured, id_of
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.compiler import build_one
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import ahead, tuned
 
-RIVALS = [catalog.find(name) for name in ahead.RIVALS]
+RIVALS = [catalog.find(launch.rung) for launch in catalog.ladder_of("forward").launches if launch.rival]
 WOVEN = catalog.find("woven_general")  # what the emulator is given, and GPUs before Hopper
 
 
@@ -41,12 +41,12 @@ def of_launched_rungs():
             yield rung, config
 
 
-def winners():
+def winning():
     """Each that the tuner found, in every kind that it stands for."""
     found = {}
-    for winner in tuned.every():
+    for winner in winners.every():
         if (rung := catalog.find(winner.version)) in RIVALS:
-            config = tuned.standing(winner)
+            config = winners.standing(winner)
             found[rung, str(config)] = rung, config
     return list(found.values())
 
@@ -66,7 +66,7 @@ def test_what_attention_may_launch(rung, config):
     emulated_as_configured(rung, config)
 
 
-@each(winners())
+@each(winning())
 def test_what_attention_launches(rung, config):
     emulated_as_configured(rung, config)
 

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashladder.common.catalog import winners
 from flashladder.common.compiler.sass import occupancy_of, throughput
 from flashladder.common.compiler.sass.pipes import tensor_peak
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import device, tuned
+from flashladder.common.runtime import device
 from flashladder.tests.cards import H100, card
 
 # As drivers report them: names, SMs, GiB.
@@ -128,12 +129,12 @@ def test_a_clock_that_the_driver_does_not_say_is_no_crash():
 def test_winners_of_a_measured_gpu_are_saved_and_found(monkeypatch, tmp_path):
     from flashladder.common import catalog
 
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    monkeypatch.setattr(winners, "FOLDER", tmp_path)
     gpu, problem, rung = device.describe(card(*STRANGERS[-1])), Problem(), catalog.find("02")
-    path = tuned.save(gpu.name, rung.name, tuned.kind_of(problem), {"block_n": 32}, {"ratio": "1"})
+    path = winners.save(gpu.name, rung.name, winners.name_of(problem), {"block_n": 32}, {"ratio": "1"})
     assert path.name == "of-tomorrow-200sm.yaml"
     assert "of-tomorrow-200sm, which configs/gpus does not describe" in path.read_text()
-    assert tuned.config(rung, gpu.name, problem).block_n == 32
+    assert winners.config(rung, gpu.name, problem).block_n == 32
 
 
 @pytest.fixture

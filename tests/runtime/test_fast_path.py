@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onlookers import require_an_operator
 
-from flashladder.common.api import attention, op
+from flashladder.common.api import attention
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.problem import inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import fast_path
+from flashladder.common.runtime import fast_path, ready
 
 VERSIONS = ("24", "34")  # plain; a persistent grid, with a counter and tensor maps
 
@@ -123,7 +123,7 @@ def test_kinds_in_turns(driver, short, monkeypatch):
         short.clear()
         assert launched_function(driver, calls[place], monkeypatch) == kernels[place]
         assert short[0] is not None
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     calls[1]()
     assert short.pop() is None, "what was ready elsewhere is not ready here"
 
@@ -217,12 +217,12 @@ def test_a_failure_is_told(driver, short):
 
 def test_an_interrupt_is_none_of_its_business(short, monkeypatch):
     attention(Q, K, K, version="34")
-    (ready,) = set(op._ready.values())
+    (found,) = set(ready.by_kind.values())
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    ready.call._plan.workspaces[0].lend, ready.call._plan.workspaces[0].of_stream = interrupted, {}
+    found.call._plan.workspaces[0].lend, found.call._plan.workspaces[0].of_stream = interrupted, {}
     with pytest.raises(KeyboardInterrupt):
         attention(Q, K, K, version="34")
 

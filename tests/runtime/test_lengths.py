@@ -12,15 +12,16 @@ from tiny_ladder import make_rung
 from flashladder.common import catalog
 from flashladder.common.api import attention, general, op
 from flashladder.common.api.adoption import export
+from flashladder.common.catalog import winners
 from flashladder.common.errors import BuildError, ConfigError, DeviceError
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received
-from flashladder.common.runtime import ahead, fast_path, target, tuned
-from flashladder.common.runtime.tuned import LONG_FROM
+from flashladder.common.runtime import ahead, fast_path, ready, target
 
+LONG_FROM, LENGTHS = catalog.ladder_of("forward").long_from, catalog.ladder_of("forward").lengths
 RUNG = catalog.find("02")
 ANY = "dtype=bf16,head_dim=128,causal=false"
 SHORT, LONG = f"{ANY},length=short", f"{ANY},length=long"
@@ -31,27 +32,27 @@ PROBLEMS = {SHORT: Problem(seqlen_q=4096, seqlen_k=1024), LONG: Problem(seqlen_q
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     """No winners, but those that a test saves."""
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     return tmp_path / "tuned"
 
 
 def save(*kinds, home=None, **values):
     for kind in kinds:
-        tuned.save("h100", RUNG.name, kind, values or {"block_n": BLOCK_N[kind]}, {}, home)
+        winners.save("h100", RUNG.name, kind, values or {"block_n": BLOCK_N[kind]}, {}, home)
 
 
 def found(kind):
     """The block_n of the winner for a problem of a kind."""
-    config = tuned.config(RUNG, "h100", PROBLEMS[kind])
+    config = winners.config(RUNG, "h100", PROBLEMS[kind])
     return config and config.block_n
 
 
 def test_a_problem_is_of_a_class_by_its_keys():
     for seqlen_k, kind in ((1, SHORT), (LONG_FROM - 1, SHORT), (LONG_FROM, LONG), (10**6, LONG)):
-        assert tuned.kind_of(Problem(seqlen_q=LONG_FROM, seqlen_k=seqlen_k)) == kind
+        assert winners.name_of(Problem(seqlen_q=LONG_FROM, seqlen_k=seqlen_k)) == kind
     packed = Problem(operation="packed", head_dim=128, seqlens_q=(5, 9), seqlens_k=(3, LONG_FROM))
-    assert tuned.kind_of(packed) == LONG, "by its longest sequence"
-    assert [tuned.kind_of(Problem(seqlen_q=64, seqlen_k=keys)) for keys in tuned.LENGTHS.values()] == [SHORT, LONG]
+    assert winners.name_of(packed) == LONG, "by its longest sequence"
+    assert [winners.name_of(Problem(seqlen_q=64, seqlen_k=keys)) for keys in LENGTHS.values()] == [SHORT, LONG]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +103,14 @@ def test_a_class_that_there_is_not_is_damage(folder):
 def test_winners_of_before_there_were_classes_stand(monkeypatch):
     """As they are in this repository: each is for any length."""
     monkeypatch.undo()
-    for winner in tuned.every():
+    for winner in winners.every():
         version, values = catalog.find(winner.version), dict(pair.split("=") for pair in winner.kind.split(","))
         if "length" not in values:
             kind = {"dtype": values["dtype"], "head_dim": int(values["head_dim"]), "causal": values["causal"] == "true"}
-            for seqlen_k in tuned.LENGTHS.values():
+            for seqlen_k in LENGTHS.values():
                 problem = Problem(seqlen_q=4096, seqlen_k=seqlen_k, lse=True, **kind)
-                assert winner.kind in tuned.kinds_for(problem)
-                assert tuned.choose(version, problem, [winner]), winner
+                assert winner.kind in winners.names_for(problem)
+                assert winners.choose(version, problem, [winner]), winner
 
 
 KINDS = st.builds(Problem, seqlen_q=st.just(64), seqlen_k=st.sampled_from([1, 2047, 2048, 9999]), causal=st.booleans())
@@ -117,11 +118,11 @@ KINDS = st.builds(Problem, seqlen_q=st.just(64), seqlen_k=st.sampled_from([1, 20
 
 @given(st.lists(KINDS, min_size=1))
 def test_a_winner_is_for_what_it_was_found_with(problems):
-    kinds = tuned.kinds_found_with(problems)
+    kinds = winners.names_found_with(problems)
     assert len(set(kinds)) == len(kinds) == len({problem.causal for problem in problems})
     for problem in problems:
-        (kind,) = set(kinds).intersection(tuned.kinds_for(problem)[:2])
-        lengths = {tuned.kind_of(other) for other in problems if other.causal == problem.causal}
+        (kind,) = set(kinds).intersection(winners.names_for(problem)[:2])
+        lengths = {winners.name_of(other) for other in problems if other.causal == problem.causal}
         assert ("length" in kind) == (len(lengths) == 1)
 
 
@@ -129,9 +130,11 @@ def test_a_winner_is_for_what_it_was_found_with(problems):
 def test_a_problem_of_the_other_class_differs_in_its_keys_alone(problem, packed):
     if packed:
         problem = Problem(operation="packed", seqlens_q=(3, 5), seqlens_k=(2, problem.seqlen_k))
-    own, other = tuned.of_each_length(problem)
+    own, other = winners.of_each_length(problem)
     assert own is problem
-    assert {tuned.kind_of(own), tuned.kind_of(other)} == set(tuned.kinds_for(problem)) - {tuned.kinds_for(problem)[1]}
+    assert {winners.name_of(own), winners.name_of(other)} == set(winners.names_for(problem)) - {
+        winners.names_for(problem)[1]
+    }
     changed = {"seqlen_k": own.seqlen_k, "seqlens_q": own.seqlens_q, "seqlens_k": own.seqlens_k}
     assert dataclasses.replace(other, **changed) == own
 
@@ -141,7 +144,7 @@ def test_a_winner_that_was_found_with_another_class_is_named(folder):
     place = dict.fromkeys(("device", "driver", "torch", "toolkit", "commit", "time", "study", "measured"), "x")
     for kind, is_wrong in ((SHORT, True), (ANY, False), (LONG, False)):
         (folder / "h100.yaml").unlink(missing_ok=True)
-        tuned.save("h100", RUNG.name, kind, {"block_n": 32}, evidence | place)
+        winners.save("h100", RUNG.name, kind, {"block_n": 32}, evidence | place)
         faults = received.faults(folder / "h100.yaml")
         assert any("which is of another kind" in fault for fault in faults) == is_wrong
 
@@ -149,8 +152,8 @@ def test_a_winner_that_was_found_with_another_class_is_named(folder):
 @pytest.mark.parametrize(("head_dim", "stands"), [(64, True), (128, False)])
 def test_a_winner_stands_where_it_fits_its_head_dim(folder, head_dim, stands):
     kind = f"dtype=bf16,head_dim={head_dim},causal=false,length=long"
-    tuned.save("h200", "38_next_q", kind, {"block_m": 192, "block_n": 128, "num_stages": 3, "q_stages": 2}, {})
-    (winner,) = tuned.winners("h200")
+    winners.save("h200", "38_next_q", kind, {"block_m": 192, "block_n": 128, "num_stages": 3, "q_stages": 2}, {})
+    (winner,) = winners.of_gpu("h200")
     evidence = dict.fromkeys(received._WINNER, "x")
     faults = list(received._of_winner(dataclasses.replace(winner, evidence=evidence), None))
     assert any("shared memory" in fault for fault in faults) != stands
@@ -158,9 +161,9 @@ def test_a_winner_stands_where_it_fits_its_head_dim(folder, head_dim, stands):
 
 def test_a_wheel_has_the_kernels_of_both(monkeypatch):
     usual = ahead.requests("9.0a")
-    kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in tuned.LENGTHS]
+    kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in LENGTHS]
     for kind, num_stages in zip(kinds, (6, 4), strict=True):
-        tuned.save("h200", "48_column_of_ones", kind, {"num_stages": num_stages}, {})
+        winners.save("h200", "48_column_of_ones", kind, {"num_stages": num_stages}, {})
     made = ahead.requests("9.0a")
     assert {each.config.num_stages for each in made if each not in usual} == {4}
     assert set(usual) < set(made)
@@ -185,14 +188,14 @@ def driver(request, monkeypatch, tiny):
     """CPU tensors are taken for ones on a GPU, on which attention launches a tiny rung; with both ways of a call."""
     made = fake_cuda.for_attention(monkeypatch)
     monkeypatch.setattr(fast_path, "extension", fast_path.made() if request.param == "C++" else None)
-    monkeypatch.setattr(ahead, "chosen", lambda *_, **__: tiny)
+    fake_cuda.launch_only(monkeypatch, tiny)
     return made
 
 
-def winners(tiny, **block_m):
+def save_winners(tiny, **block_m):
     for length, value in block_m.items():
         kind = f"dtype=bf16,head_dim=64,causal=false,length={length}"
-        tuned.save("h100", tiny.name, kind, {"block_m": value}, {})
+        winners.save("h100", tiny.name, kind, {"block_m": value}, {})
 
 
 def attend(seqlen_k):
@@ -208,10 +211,10 @@ def blocks(driver):
 @pytest.mark.parametrize("first", [LONG_FROM - 3, LONG_FROM + 3])
 def test_nothing_is_made_ready_amid_generation(driver, tiny, monkeypatch, first):
     """Not even where it crosses from short keys to long ones."""
-    winners(tiny, short=128, long=64)
+    save_winners(tiny, short=128, long=64)
     attend(first)
-    for name in ("ahead", "target", "build_one", "Call", "Problem"):
-        monkeypatch.setattr(op, name, None)  # not even asked
+    for name in ("choice", "target", "build_one", "Call"):
+        monkeypatch.setattr(ready, name, None)  # not even asked
     loads = driver.loads
     driver.launches.clear()
     lengths = [*range(LONG_FROM - 3, LONG_FROM + 3), 1, 5 * LONG_FROM, 1]
@@ -222,45 +225,45 @@ def test_nothing_is_made_ready_amid_generation(driver, tiny, monkeypatch, first)
 
 
 def test_a_graph_may_capture_what_the_first_call_was_not_of(driver, tiny, monkeypatch):
-    winners(tiny, short=128, long=64)
+    save_winners(tiny, short=128, long=64)
     attend(100)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     attend(LONG_FROM)
     assert blocks(driver) == [128, 64]
-    monkeypatch.setattr(op, "_ready", {})
+    fake_cuda.forget_kernels(monkeypatch)
     with pytest.raises(DeviceError, match="which a CUDA graph cannot capture"):
         attend(100)
 
 
 @pytest.mark.parametrize("there", [{}, {"short": 128}, {"long": 128}, {"short": 128, "long": 128}])
 def test_one_kernel_where_both_are_the_same(driver, tiny, there):
-    winners(tiny, **there)
+    save_winners(tiny, **there)
     for seqlen_k in (LONG_FROM - 1, LONG_FROM):
         attend(seqlen_k)
-    (ready,) = set(op._ready.values())
-    assert len(op._ready) == 2
+    (found,) = set(ready.by_kind.values())
+    assert len(ready.by_kind) == 2
     assert driver.loads == 1
     assert blocks(driver) == [128 if there else 64] * 2
-    assert ready.artifact.config.block_m == (128 if there else 64)
+    assert found.artifact.config.block_m == (128 if there else 64)
 
 
 def test_where_one_cannot_be_built_neither_is_ready(driver, tiny, monkeypatch):
     """So a first call tells it, not a later one."""
-    winners(tiny, short=128, long=64)
-    build = op.build_one
+    save_winners(tiny, short=128, long=64)
+    build = ready.build_one
 
     def unable(rung, config, arch):
         if config.block_m == 64:
             raise BuildError("ptxas fails")
         return build(rung, config, arch)
 
-    monkeypatch.setattr(op, "build_one", unable)
+    monkeypatch.setattr(ready, "build_one", unable)
     with pytest.raises(BuildError, match="ptxas fails"):
         attend(100)
-    assert not op._ready
-    monkeypatch.setattr(op, "build_one", build)
+    assert not ready.by_kind
+    monkeypatch.setattr(ready, "build_one", build)
     attend(100)
-    assert len(op._ready) == 2
+    assert len(ready.by_kind) == 2
 
 
 def test_keys_without_rows_or_heads_are_refused_as_before(driver, tiny):
@@ -273,20 +276,20 @@ def test_keys_without_rows_or_heads_are_refused_as_before(driver, tiny):
 
 def test_packed_sequences_are_as_long_as_the_longest(monkeypatch):
     asked = []
-    monkeypatch.setattr(op, "_ready", {})
-    monkeypatch.setattr(op, "_made", lambda rung, config, *_: asked.append(config) or config.name)
+    fake_cuda.forget_kernels(monkeypatch)
+    monkeypatch.setattr(ready, "_made", lambda rung, config, *_: asked.append(config) or config.name)
     monkeypatch.setattr(target, "resolve", lambda *_: target.Target(True, "sm_90a", load_gpu("h100")))
     for length, block_n in (("short", 64), ("long", 128)):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
-        tuned.save("h100", "48_column_of_ones", kind, {"block_m": 128, "block_n": block_n, "num_stages": 2}, {})
+        winners.save("h100", "48_column_of_ones", kind, {"block_m": 128, "block_n": block_n, "num_stages": 2}, {})
     q = torch.zeros(1, 9999, 2, 64, dtype=torch.bfloat16)
     general.make_ready(q, *[q[:, :100]] * 2, general.OPEN, 0.0, packed=True, sinks=False)
     assert {config.block_n for config in asked} == {64, 128}
     assert all(config.packed for config in asked)
     for longest, block_n in ((LONG_FROM - 1, 64), (LONG_FROM, 128)):
         sizes = {"operation": "packed", "batch": 1, "total_q": 9999, "total_k": 9999, "seqlen_k": longest}
-        ready = op.prepared(op.problem_of(q, q, True, None, False, **sizes), q, ahead.DEFAULT)
-        assert KernelConfig.parse(ready).block_n == block_n
+        found = ready.ready_for(op.problem_of(q, q, True, None, False, **sizes), q)
+        assert KernelConfig.parse(found).block_n == block_n
     assert len(asked) == 2
 
 
@@ -297,10 +300,10 @@ def test_a_gpu_crosses_the_boundary(version, field, values, monkeypatch):
     here, rung = target.resolve("gpu", None), catalog.find(version)
     if not rung.runs_on(here.arch):
         pytest.skip(f"{rung.name} has no instructions for this GPU")
-    for length, value in zip(tuned.LENGTHS, values, strict=True):
+    for length, value in zip(LENGTHS, values, strict=True):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
-        tuned.save(here.gpu.name, rung.name, kind, {field: value}, {})
-    monkeypatch.setattr(op, "_ready", {})
+        winners.save(here.gpu.name, rung.name, kind, {field: value}, {})
+    fake_cuda.forget_kernels(monkeypatch)
     fast_path.load()
     assert fast_path.extension, fast_path.missing
     extension, out = fast_path.extension, {}
@@ -313,8 +316,8 @@ def test_a_gpu_crosses_the_boundary(version, field, values, monkeypatch):
         assert torch.equal(out[extension], out[None])
         expected = expect(problem, tensors)
         assert (out[None] - expected.exact["o"]).abs().max() <= expected.tolerances["o"]
-    assert len({ready.artifact.code for ready in op._ready.values()}) == 2
-    monkeypatch.setattr(op, "_ready", {})
+    assert len({each.artifact.code for each in ready.by_kind.values()}) == 2
+    fake_cuda.forget_kernels(monkeypatch)
     attention(tensors.q, tensors.k[:, :50], tensors.v[:, :50], causal=True, version=version)
     o, graph = torch.empty_like(tensors.q), torch.cuda.CUDAGraph()
     tensors = make_inputs(dataclasses.replace(problem, seqlen_k=LONG_FROM), "cuda")
@@ -338,10 +341,10 @@ def test_a_damaged_file_is_named(folder, content, message):
     folder.mkdir()
     (folder / "h100.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        tuned.winners("h100")
+        winners.of_gpu("h100")
 
 
 def test_a_file_that_is_a_folder_is_named(folder):
     (folder / "h100.yaml").mkdir(parents=True)
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        tuned.winners("h100")
+        winners.of_gpu("h100")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder import flash_attn_with_kvcache
-from flashladder.common.api import kvcache, op
+from flashladder.common.api import kvcache
 from flashladder.common.api.differentiable import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path
@@ -64,16 +64,16 @@ def launched(driver, call):
 
 def launched_in_python(driver, monkeypatch, call):
     """The same; the stand-in notes kernels' arguments as long as they are, from now on."""
-    ready_for = op.ready_for
+    ready_for = kvcache.ready_for
 
     def noting(*given):
-        ready = ready_for(*given)
-        driver.parts |= {each.entry: (each.launch.params_bytes,) for each in ready.artifact.kernels}
-        return ready
+        found = ready_for(*given)
+        driver.parts |= {each.entry: (each.launch.params_bytes,) for each in found.artifact.kernels}
+        return found
 
     with monkeypatch.context() as patch:
         patch.setattr(fast_path, "extension", Answering())
-        patch.setattr(op, "ready_for", noting)
+        patch.setattr(kvcache, "ready_for", noting)
         call()
         return launched(driver, call)
 
@@ -141,7 +141,6 @@ SCALES = dict.fromkeys(("k_descale", "v_descale"), torch.ones(2, HEADS_K))
 )
 def test_caches_in_8_bits(driver, monkeypatch, dtype, scales):
     """By a plan too, as on Hopper, where the combining kernel begins before the other one is done."""
-    monkeypatch.setattr(kvcache, "_is_hopper", lambda device: True)
     q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).to(dtype)
     options = {"cache_seqlens": torch.tensor([3, 5]).int(), "return_softmax_lse": True, "num_splits": 2, **scales}
     call = functools.partial(flash_attn_with_kvcache, q, cache, cache, **options)

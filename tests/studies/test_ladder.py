@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flashladder.common import catalog, console
-from flashladder.common.catalog import find
+from flashladder.common.catalog import find, winners
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure import contest, nvml
 from flashladder.common.measure.baselines import Baseline, forward
@@ -14,7 +14,6 @@ from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.config import parse_values, spell
 from flashladder.common.problem.operations.forward import Forward
 from flashladder.common.records import ladder_runs, ladders, records
-from flashladder.common.runtime import tuned
 from flashladder.common.studies.experiments import ladder as experiment
 from flashladder.tests import fake_gpu
 from flashladder.tools.commands import ladder
@@ -26,7 +25,7 @@ SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--round
 def run(monkeypatch, tmp_path, capsys):
     """Calls the tool as a person does; gives its exit code, output and errors."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     monkeypatch.setattr(Forward, "usual", {"num_heads": 1})
     fake_gpu.install(monkeypatch)
 
@@ -116,8 +115,8 @@ def test_every_rung_has_a_row_for_each_configuration_and_shape(run, contests):
 def test_own_is_what_was_tuned_for_the_gpu_or_else_the_default(run):
     """A winner holds for its dtype; and the row says where its configuration is from."""
     run("02", *SMALL, "--seqlens", "128")
-    tuned.save("h100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
-    tuned.save("a100", "07_auto_tuned", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
+    winners.save("h100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
+    winners.save("a100", "07_auto_tuned", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32}, {})
     code, out, err = run("02", "07", *SMALL, "--seqlens", "128", "--dtypes", "bf16,fp16")
     assert code == 0, err
     assert "goes on" not in out, "what was measured before it was tuned is no row of the winner"

@@ -11,10 +11,11 @@ import time
 import pytest
 
 from flashladder.common import catalog, console
+from flashladder.common.catalog import winners
 from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import ROOT
 from flashladder.common.records import records
-from flashladder.common.runtime import launch, tuned
+from flashladder.common.runtime import launch
 from flashladder.tests import fake_gpu, interruptible
 from flashladder.tools.commands import run_version
 
@@ -24,7 +25,7 @@ TOOL = ROOT / "tools" / "run_version.py"
 @pytest.fixture(autouse=True)
 def results(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     return tmp_path
 
 
@@ -33,7 +34,7 @@ def figure(out, name):
 
 
 def test_what_was_tuned_for_the_gpu_is_picked_up(run):
-    tuned.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32, "num_warps": 4}, {})
+    winners.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 32, "num_warps": 4}, {})
     _, out, _ = run("02", "--gpu", "a100")
     assert "block_n=32" in figure(out, "configuration")
     assert figure(out, "tuned").split()[1:4] == ["by", "`flashladder", "search`,"]
@@ -44,7 +45,7 @@ def test_what_was_tuned_for_the_gpu_is_picked_up(run):
 
 
 def test_a_winner_that_does_not_take_the_problem_is_left_aside(run):
-    tuned.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 128}, {})
+    winners.save("a100", "02_swizzling", "dtype=bf16,head_dim=128,causal=false", {"block_n": 128}, {})
     code, out, _ = run("02", "--gpu", "a100", "--seqlen", "64")
     assert code == 0
     assert "block_n=64" in figure(out, "configuration")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashladder.common import catalog, console
+from flashladder.common.catalog import winners
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError, DeviceError, VerificationError
 from flashladder.common.measure import contest
@@ -17,7 +18,6 @@ from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.report.charts import studies
-from flashladder.common.runtime import tuned
 from flashladder.tests import fake_gpu
 from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import arguments as options
@@ -40,7 +40,7 @@ MASK = "dtype=bf16,head_dim=128,causal=false"
 @pytest.fixture(autouse=True)
 def places(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_rung_is_tuned(run, simulated):
     assert "02_swizzling: 4 configurations are 2 kernels" in out
     assert "02_swizzling on simulated: finalists" in out
     assert "winner" in out
-    assert str(tuned.FOLDER / "h100.yaml") in out
+    assert str(winners.FOLDER / "h100.yaml") in out
     frame, _ = trial_log.read(trial_log.path_of(STUDY)).read()
     assert len(frame) == 2
     assert frame["predicted_us"].notna().all()
@@ -97,13 +97,13 @@ def test_a_rung_is_tuned(run, simulated):
     ],
 )
 def test_a_winner_is_for_the_lengths_of_its_problems(run, simulated, seqlens, study, kind):
-    tuned.save("h100", "02_swizzling", f"{MASK},length=short", {"block_n": 32}, {})
-    tuned.save("h100", "04_interleaved_loads", f"{MASK},length=short", {"block_n": 32}, {})
+    winners.save("h100", "02_swizzling", f"{MASK},length=short", {"block_n": 32}, {})
+    winners.save("h100", "04_interleaved_loads", f"{MASK},length=short", {"block_n": 32}, {})
     code, out, err = run("02", "--gpu", "h100", "--seqlens", seqlens, "--tokens", "4096")
     assert code == 0, err
     assert f"h100.yaml: {kind} " in out
     assert trial_log.path_of(study).exists()
-    (found,) = (each for each in tuned.winners("h100") if "study" in each.evidence)
+    (found,) = (each for each in winners.of_gpu("h100") if "study" in each.evidence)
     assert (found.version, found.kind) == ("02_swizzling", kind)
     goes_first = f"for {MASK},length=short its own winner goes before this one"
     assert err.count(goes_first) == (kind == MASK)
@@ -112,7 +112,7 @@ def test_a_winner_is_for_the_lengths_of_its_problems(run, simulated, seqlens, st
 def test_several_rungs_in_one_go(run, simulated):
     code, _, err = run("02", "04", "--gpu", "h100", "--study", "mine")
     assert code == 0, err
-    assert {winner.version for winner in tuned.winners("h100")} == {"02_swizzling", "04_interleaved_loads"}
+    assert {winner.version for winner in winners.of_gpu("h100")} == {"02_swizzling", "04_interleaved_loads"}
     for name in ("mine-02_swizzling", "mine-04_interleaved_loads"):
         assert trial_log.path_of(name).exists()
 
@@ -133,7 +133,7 @@ def test_rungs_share_a_budget_evenly(run, simulated, monkeypatch):
     assert code == 0, err
     first, second = shares
     assert 150 < first <= 300 < second < 600, "what one leaves is the other's"
-    assert {winner.version for winner in tuned.winners("h100")} == {"02_swizzling", "04_interleaved_loads"}
+    assert {winner.version for winner in winners.of_gpu("h100")} == {"02_swizzling", "04_interleaved_loads"}
 
 
 def test_a_budget_that_is_spent_leaves_time_for_some_kernels(run, simulated):
@@ -163,9 +163,9 @@ def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
     assert "ptxas_level=1" in out
     frame, _ = trial_log.read(trial_log.path_of(f"{STUDY}-v_fragments=2-ptxas_level=1+3")).read()
     assert frame["config"].str.contains("ptxas_level=1").any()
-    (winner,) = tuned.winners("h100")
+    (winner,) = winners.of_gpu("h100")
     assert winner.values.get("ptxas_level", 1) == 1, "the usual level goes without saying"
-    found = tuned.config(catalog.find("02"), "h100", Problem())
+    found = winners.config(catalog.find("02"), "h100", Problem())
     assert found.as_dict().get("ptxas_level") == winner.values.get("ptxas_level")
 
 
@@ -186,7 +186,7 @@ def test_without_a_gpu_it_ranks_and_says_that_it_predicts(run, arguments, monkey
     assert "The same command goes on" not in out
     path = results_dir() / "predicted" / "02_swizzling-a100-bf16-d128-full-short.csv"
     assert path.read_text().count(",predicted,all 4 configurations\n") == 2
-    assert tuned.every() == [], "a prediction is no winner"
+    assert winners.every() == [], "a prediction is no winner"
 
 
 def test_a_budget_is_of_all_rungs_together_and_a_minute_each_where_none_is_given(run, monkeypatch):
@@ -348,8 +348,8 @@ class TestGpuBench:
         assert bench.place()["baseline_version"] == ""
 
     def test_the_place_can_be_written_beside_a_winner(self, bench):
-        tuned.save("h100", "02_swizzling", "kind", {"block_n": 32}, bench.place())
-        (winner,) = tuned.winners("h100")
+        winners.save("h100", "02_swizzling", "kind", {"block_n": 32}, bench.place())
+        (winner,) = winners.of_gpu("h100")
         assert winner.evidence["torch"] == torch.__version__
 
     def test_the_tensors_are_made_once(self, bench, artifacts, monkeypatch):

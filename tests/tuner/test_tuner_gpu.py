@@ -3,8 +3,9 @@
 import pytest
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import target, tuned
+from flashladder.common.runtime import target
 from flashladder.tests.tiny_ladder import make_rung
 from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.candidates import compile_all
@@ -46,7 +47,7 @@ def space(tmp_path):
 
 def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     gpu = target.resolve("gpu", None).gpu
     task = job.Job(space, gpu, job.SearchSettings(exhaustive=True))
     assert campaign.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS, "forward")) == 0
@@ -58,5 +59,5 @@ def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, m
         for config in [kernel.config]
     }
     assert len(found) > len(VERDICTS)
-    (winner,) = tuned.winners(gpu.name)
+    (winner,) = winners.of_gpu(gpu.name)
     assert winner.values["q_fragments"] == 0

@@ -23,7 +23,7 @@ KILLS = 15
 @pytest.fixture
 def places(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
-    monkeypatch.setattr("flashladder.common.runtime.tuned.FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr("flashladder.common.catalog.winners.FOLDER", tmp_path / "tuned")
     return tmp_path
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from optuna.trial import TrialState
 
+from flashladder.common.catalog import winners
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.runtime import tuned
 from flashladder.tests.simulated_bench import Simulated, time_us
 from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log
@@ -25,7 +25,7 @@ from flashladder.tuner.worker import Comparison, Interrupted, Worker
 @pytest.fixture(autouse=True)
 def places(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
 
 
 class Setup:
@@ -106,15 +106,15 @@ def test_log_and_storage_agree(tmp_path):
 def test_the_winner_and_its_evidence_are_saved_and_found(tmp_path):
     setup = Setup(tmp_path)
     final, _ = setup.tune()
-    (winner,) = tuned.winners("h100")
+    (winner,) = winners.of_gpu("h100")
     assert winner.version == "02_swizzling"
-    assert winner.kind == tuned.kind_of(PROBLEM)
+    assert winner.kind == winners.name_of(PROBLEM)
     standing = next(each for each in final["standings"] if each["code"] == final["winner"])
     assert winner.evidence["ratio"].startswith(f"{standing['ratio']:.4f} [")
     assert winner.evidence["problems"] == [PROBLEM.name]
-    found = tuned.config(setup.stock.space.version, "h100", PROBLEM)
+    found = winners.config(setup.stock.space.version, "h100", PROBLEM)
     assert setup.stock.of(setup.stock.space._of_values(found.as_dict())).code == final["winner"]
-    assert tuned.config(setup.stock.space.version, "a100", PROBLEM) is None
+    assert winners.config(setup.stock.space.version, "a100", PROBLEM) is None
 
 
 def test_a_winner_may_go_to_a_folder_of_its_own(tmp_path):
@@ -122,9 +122,9 @@ def test_a_winner_may_go_to_a_folder_of_its_own(tmp_path):
     setup.job = replace(setup.job, winners=tmp_path / "adopted")
     (tmp_path / "adopted").mkdir()
     setup.tune()
-    (winner,) = tuned.winners("h100", tmp_path / "adopted")
+    (winner,) = winners.of_gpu("h100", tmp_path / "adopted")
     assert winner.evidence["study"] == setup.job.study
-    assert tuned.winners("h100") == []
+    assert winners.of_gpu("h100") == []
 
 
 def test_a_large_space_is_searched_in_part(tmp_path):

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.compiler import build_one
 from flashladder.common.compiler.artifact import CUBIN
 from flashladder.common.compiler.cubin import code_digest, sections
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import tuned
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
@@ -22,7 +22,7 @@ PROBLEM = Problem(batch=1, num_heads=2, seqlen_q=256)
 
 @pytest.fixture(autouse=True)
 def no_winners(monkeypatch, tmp_path):
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
 
 
 ONE_LEVEL = {"ptxas_level": (3,)}
@@ -125,10 +125,10 @@ def test_problems_that_a_rung_does_not_take():
 
 def test_earlier_winners_are_tried_first_the_nearest_before_others():
     kind = "dtype=bf16,head_dim=128,causal=false"
-    tuned.save("a100", "02_swizzling", kind, {"block_n": 32}, {})
-    tuned.save("h100", "16_static_stride", kind, {"block_n": 128, "double_buffer": True}, {})
-    tuned.save("h100", "02_swizzling", kind, {"q_fragments": 2}, {})
-    tuned.save("h100", "01_base", kind, {"block_n": 999 * 16}, {})
+    winners.save("a100", "02_swizzling", kind, {"block_n": 32}, {})
+    winners.save("h100", "16_static_stride", kind, {"block_n": 128, "double_buffer": True}, {})
+    winners.save("h100", "02_swizzling", kind, {"q_fragments": 2}, {})
+    winners.save("h100", "01_base", kind, {"block_n": 999 * 16}, {})
     space = space_of("02")
     default = space.default.as_dict()
     assert space.seeds("h100") == [
@@ -140,21 +140,21 @@ def test_earlier_winners_are_tried_first_the_nearest_before_others():
 
 
 def test_a_damaged_file_of_winners_is_named(tmp_path):
-    tuned.FOLDER.mkdir()
-    (tuned.FOLDER / "h100.yaml").write_text("02_swizzling: [1, 2]")
+    winners.FOLDER.mkdir()
+    (winners.FOLDER / "h100.yaml").write_text("02_swizzling: [1, 2]")
     with pytest.raises(ConfigError, match=r"h100.yaml is damaged: it should map rungs to their winners"):
         space_of("02").seeds("h100")
-    (tuned.FOLDER / "h100.yaml").write_text("02_swizzling: {kind: {config: block_m=1000000000x}}")
+    (winners.FOLDER / "h100.yaml").write_text("02_swizzling: {kind: {config: block_m=1000000000x}}")
     with pytest.raises(ConfigError, match="the winner of 02_swizzling is damaged"):
-        tuned.winners("h100")
+        winners.of_gpu("h100")
 
 
 def test_winners_stand_side_by_side_and_replace_their_own_kind():
     for kind, block_n in (("causal=false", 32), ("causal=true", 64), ("causal=false", 128)):
-        tuned.save("h100", "02_swizzling", kind, {"block_n": block_n}, {"ratio": "1.0"})
-    found = {winner.kind: winner.values for winner in tuned.winners("h100")}
+        winners.save("h100", "02_swizzling", kind, {"block_n": block_n}, {"ratio": "1.0"})
+    found = {winner.kind: winner.values for winner in winners.of_gpu("h100")}
     assert found == {"causal=false": {"block_n": 128}, "causal=true": {"block_n": 64}}
-    text = (tuned.FOLDER / "h100.yaml").read_text()
+    text = (winners.FOLDER / "h100.yaml").read_text()
     assert text.startswith("# The configurations that measured best on an NVIDIA H100")
 
 

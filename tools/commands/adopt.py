@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
+from flashladder.common.catalog import FASTEST
 from flashladder.common.console import EXIT_ERROR, Parser, console, warn
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.problem.config import gpu_names
-from flashladder.common.runtime.ahead import DEFAULT, chosen
 from flashladder.tools.commands.arguments import above_zero
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def parser() -> Parser:
     made.add_argument("--record", action="store_true", help="note the problems, and do no more")
     made.add_argument("--check", action="store_true", help="measure an export again, and say what is slower")
     made.add_argument("--export", type=Path, default=Path("adopted"), metavar="DIR", help="default: adopted")
-    made.add_argument("--version", default=DEFAULT, metavar="RUNG", help="to tune (default: what attention() launches)")
+    made.add_argument("--version", default=FASTEST, metavar="RUNG", help="to tune (default: what attention() launches)")
     described = ", ".join(gpu_names())
     made.add_argument("--gpu", metavar="NAME", help=f"without a GPU: what to rank for ({described}; default: h100)")
     made.add_argument(
@@ -64,20 +64,20 @@ def main(arguments: argparse.Namespace) -> int:
     if sum((bool(arguments.program), bool(arguments.problems), arguments.check)) != 1:
         raise ConfigError("give one of these: a program after --, --problems FILE, or --check")
     from flashladder.common.api.adoption import export, program
-    from flashladder.common.api.adoption.demand import Demand, refusal
+    from flashladder.common.api.adoption.demand import Demand, chooser, refusal
     from flashladder.common.runtime import target
     from flashladder.tuner import adoption
 
     if arguments.check:
         return _check(arguments.export)
-    if arguments.version != DEFAULT:
+    if arguments.version != FASTEST:
         catalog.find(arguments.version)  # refuses it now
     folder = export.folder_for(arguments.export)
     place = target.resolve("auto", arguments.gpu)
     demand = Demand.load(arguments.problems) if arguments.problems else program.record(arguments.program)
     demand.save(folder / export.PROBLEMS)
-    choose = partial(chosen, arguments.version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
-    wanted = demand.only(lambda problem: refusal(choose(problem), problem))
+    choose = chooser(place.card, arguments.version, folder)
+    wanted = demand.only(partial(refusal, choose))
     alike = wanted.alike(place.gpu)
     _show(wanted, alike, place)
     if not alike:
@@ -118,9 +118,10 @@ def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None)
 def _export(version: str, demand: Demand, alike: Sequence[Alike], place: Target, folder: Path) -> None:
     """Measures what was gained, and exports it. DeviceError where nothing could be timed."""
     from flashladder.common.api.adoption import export, gains, tables
+    from flashladder.common.api.adoption.demand import chooser
     from flashladder.common.measure.timing import TimingSettings
 
-    choose = partial(chosen, version, arch=place.arch, gpu=place.gpu.name, adopted=folder)
+    choose = chooser(place.card, version, folder)
     measured, left_out = gains.measure(alike[: gains.TIMED], choose, place, folder, TimingSettings("hot"))
     for reason in left_out:
         warn(reason)

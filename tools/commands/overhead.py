@@ -42,11 +42,11 @@ def main(arguments: argparse.Namespace) -> int:
 
     from flashladder.common.api import host_costs
     from flashladder.common.problem.inputs import Tensors, make_inputs
-    from flashladder.common.runtime import ahead, fast_path, gpu, target
+    from flashladder.common.runtime import fast_path, gpu, target
 
     place = target.resolve("gpu", None)
     problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)
-    usual = [ahead.fastest(problem, place.arch, place.gpu.name), catalog.find(ahead.GENERAL[-1])]
+    usual = [catalog.choice(problem, place.card)[0], catalog.launched(problem.operation, place.arch)[-1]]
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors = make_inputs(problem, "cuda")
     wanting = Tensors(

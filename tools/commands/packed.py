@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flashladder.common.catalog import FASTEST
 from flashladder.common.console import Parser, aside, console
 from flashladder.common.report import display
-from flashladder.common.runtime.ahead import DEFAULT
 from flashladder.tools.commands import arguments as options
 
 
@@ -21,7 +21,7 @@ def parser() -> Parser:
     made = Parser(__doc__)
     made.add_argument(
         "--version",
-        default=DEFAULT,
+        default=FASTEST,
         metavar="RUNG",
         help="a rung, @ a configuration; default: what attention() takes for them",
     )

@@ -36,7 +36,8 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.api import DEFAULT, ring_trial
+    from flashladder.common.api import ring_trial
+    from flashladder.common.catalog import FASTEST
     from flashladder.common.runtime import target
 
     if arguments.ranks < 1:
@@ -46,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
     problem = options.problem(arguments, FIRST_OPERATION, **defaults)
     if not on_gpu:
         warn(f"no GPU: {problem.seqlen_q} tokens (--seqlen), on the emulator; the answer is checked, and not timed")
-    trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or DEFAULT)
+    trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or FASTEST)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
     rows = ((name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}") for name, error in trial.errors.items())
     console.print(table("", ["output", *numbers("error", "tolerance")], rows))

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.compiler import BuildRequest, build_one
 from flashladder.common.compiler.sass import Code, read
 from flashladder.common.compiler.sass.commits import sides
@@ -31,7 +32,6 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, gpu_names, listing, load_gpu
 from flashladder.common.report import sass as show
 from flashladder.common.report import sass_commits as show_commits
-from flashladder.common.runtime import tuned
 from flashladder.tools.commands import arguments as options
 
 EXIT_DIFFERENT = 1  # of --commits
@@ -118,28 +118,28 @@ def _kernels(arguments: argparse.Namespace, gpu: GpuDescription) -> list[BuildRe
     names = arguments.versions or catalog.ladders()
     rungs = [rung for rung in catalog.select(names) if rung.runs_on(gpu.arch)]
     values = options.config_values(arguments.config)
-    winners = [] if values else tuned.every()
+    known = [] if values else winners.every()
     found: list[BuildRequest] = []
     for rung in rungs:
-        configs = [rung.config(gpu, **values), *_standing(rung, gpu.arch, winners)]
+        configs = [rung.config(gpu, **values), *_standing(rung, gpu.arch, known)]
         configs += _features(rung, gpu, values) if arguments.features else []
         found += [BuildRequest(rung, config, gpu.arch) for config in dict.fromkeys(configs)]
     return found
 
 
-def _standing(rung: catalog.Version, arch: str, winners: Iterable[tuned.Winner]) -> Iterator[KernelConfig]:
+def _standing(rung: catalog.Version, arch: str, winners: Iterable[winners.Winner]) -> Iterator[KernelConfig]:
     """A rung's winners on the GPUs of an arch, as far as it still has them."""
     for winner in winners:
         if winner.version == rung.name and winner.gpu in gpu_names() and load_gpu(winner.gpu).arch == arch:
             with suppress(ConfigError):
-                yield tuned.standing(winner)
+                yield winners.standing(winner)
 
 
 def _features(rung: catalog.Version, gpu: GpuDescription, values: dict[str, Value]) -> Iterator[KernelConfig]:
     """The default configuration with each value of each field that the problem decides."""
     from flashladder.common.problem.problem import Problem
 
-    for name in catalog.decided_by(Problem()).keys() & rung.choices.keys():
+    for name in catalog.kind_of(Problem()).decided(Problem().head_dim).keys() & rung.choices.keys():
         for value in rung.choices[name].values:
             with suppress(ConfigError):  # not every value goes with the other defaults
                 yield rung.config(gpu, **{**values, name: value})

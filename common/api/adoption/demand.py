@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import Card, Version, choice, winners
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import tuned
 
 FORMAT = 1
 _DERIVED = ("batch", "seqlen_q", "seqlen_k", "total_q", "total_k")  # of packed sequences: their lengths say these
@@ -32,7 +31,7 @@ class Alike:
     @property
     def kind(self) -> str:
         """That winners belong to."""
-        return tuned.kind_of(self.problem)
+        return winners.name_of(self.problem)
 
 
 @dataclass(frozen=True)
@@ -100,10 +99,15 @@ def least_us(problem: Problem, gpu: GpuDescription) -> float:
     return max(p.flops / gpu.dense_bf16_tflops / 1e6, num_bytes / gpu.bandwidth_gb_s / 1e3)
 
 
-def refusal(rung: Version, problem: Problem) -> str | None:
-    """Why the rung does not take a problem, in words that are the same for all such problems."""
+def chooser(card: Card, version: str, folder: Path) -> Callable[[Problem], Version]:
+    """What gives the rung that `attention(version=...)` launches for a problem, with what is adopted in a folder."""
+    return lambda problem: choice(problem, card, version, folder)[0]
+
+
+def refusal(choose: Callable[[Problem], Version], problem: Problem) -> str | None:
+    """Why no rung is chosen for a problem, in words that are the same for all such problems."""
     try:
-        rung.check(problem, rung.config_for(problem))
+        choose(problem)
     except (ConfigError, UnsupportedProblemError) as refused:
         return str(refused).partition(";")[0]
     return None
@@ -172,4 +176,4 @@ def _likeness(problem: Problem) -> object:
     sizes = p.num_heads, p.num_heads_k, None if p.packed else p.batch
     lengths = p.seqlen_q.bit_length(), p.seqlen_k.bit_length()
     features = p.window_left, p.window_right, p.softcap > 0, p.alibi, p.dropout_p > 0
-    return p.operation, tuned.kind_of(p), p.lse, sizes, lengths, *features
+    return p.operation, winners.name_of(p), p.lse, sizes, lengths, *features

@@ -15,13 +15,13 @@ from typing import Any
 
 from flashladder.common.api.adoption.demand import Demand, read_json, write_json
 from flashladder.common.api.adoption.gains import Gain
+from flashladder.common.catalog import Card, choice, winners
 from flashladder.common.compiler import prebuilt
 from flashladder.common.compiler.compile import BuildRequest
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.common.runtime import ahead, tuned
 from flashladder.common.runtime.target import Target
 
 PROBLEMS, GUARD, TUNED = "problems.json", "guard.json", "tuned"
@@ -90,17 +90,18 @@ def kernels(
     folder: Path, version: str, arch: str, gpu: GpuDescription, problems: Iterable[Problem]
 ) -> list[BuildRequest]:
     """What `attention` makes ready for the problems with a folder's winners, with the log-sum-exp and without."""
-    of_each_length = [each for problem in problems for each in tuned.of_each_length(problem)]
+    of_each_length = [each for problem in problems for each in winners.of_each_length(problem)]
     asked = [replace(problem, lse=lse) for problem in of_each_length for lse in (False, True)]
-    return list(dict.fromkeys(ahead.request(version, each, arch, gpu, folder) for each in asked))
+    chosen = (choice(each, Card(arch, gpu), version, folder) for each in asked)
+    return list(dict.fromkeys(BuildRequest(*each, arch, lines=False) for each in chosen))
 
 
 def faults(folder: Path, guard: Guard, demand: Demand, gpu: GpuDescription) -> list[str]:
     """What is wrong with an export, as far as it shows without a GPU, in sentences."""
     wrong = []
-    for winner in tuned.winners(guard.gpu, folder):
+    for winner in winners.of_gpu(guard.gpu, folder):
         try:
-            tuned.standing(winner)
+            winners.standing(winner)
         except ConfigError as error:
             wrong.append(f"the winner of {winner.version} for {winner.kind} does not stand any more: {error}")
     wanted = kernels(folder, guard.version, guard.arch, gpu, demand.calls)

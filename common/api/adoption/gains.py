@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flashladder.common.api.adoption.demand import Alike, fields_of
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import Version, winners
 from flashladder.common.measure import baselines
 from flashladder.common.measure.baselines import Baseline
 from flashladder.common.measure.baselines.forward import AS_TORCH_CHOOSES
@@ -21,7 +21,6 @@ from flashladder.common.measure.statistics import Estimate, paired_ratio
 from flashladder.common.measure.timing import Measurement, TimingSettings
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import tuned
 from flashladder.common.runtime.target import Target
 
 TIMED = 12  # problems of a program that are timed, the heaviest
@@ -78,7 +77,7 @@ class Gain:
 
 
 def measure(
-    alike: Sequence[Alike], choose: Choose, place: Target, winners: Path, settings: TimingSettings
+    alike: Sequence[Alike], choose: Choose, place: Target, folder: Path, settings: TimingSettings
 ) -> tuple[list[Gain], list[str]]:
     """The gain of each problem, by its rung and the winners in a folder; and in sentences what was not timed, and why.
 
@@ -87,7 +86,7 @@ def measure(
     gains, left_out = [], []
     for each in alike:
         rung = choose(each.problem)
-        config = tuned.config(rung, place.gpu.name, each.problem, winners)
+        config = winners.config(rung, place.gpu.name, each.problem, folder)
         entrants = [Entrant(DEFAULT, rung, {})]
         if config is not None:
             entrants.append(Entrant(WINNER, rung, config.as_dict()))

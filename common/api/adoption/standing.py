@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from flashladder.common.api.adoption import export, gains
-from flashladder.common.api.adoption.demand import Demand, refusal
+from flashladder.common.api.adoption.demand import Demand, chooser, refusal
 from flashladder.common.api.adoption.gains import Gain
+from flashladder.common.catalog import Card
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.timing import TimingSettings
 from flashladder.common.problem.config import gpu_names
 from flashladder.common.runtime import target
-from flashladder.common.runtime.ahead import chosen
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Standing:
 def examine(folder: Path) -> Standing:
     """Measures an export again, on a GPU like that of the export. DeviceError on another one."""
     guard, demand = export.load_guard(folder), Demand.load(folder / export.PROBLEMS)
-    choose = partial(chosen, guard.version, arch=guard.arch, gpu=guard.gpu, adopted=folder)
-    demand = demand.only(lambda problem: refusal(choose(problem), problem))
     place = target.resolve("auto", guard.gpu if guard.gpu in gpu_names() else None)
+    choose = chooser(Card(guard.arch, replace(place.gpu, name=guard.gpu)), guard.version, folder)
+    demand = demand.only(partial(refusal, choose))
     wrong = export.faults(folder, guard, demand, place.gpu)
     if not place.on_gpu:
         return Standing(False, (), 0, (), tuple(wrong))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from flashladder.common import catalog
-from flashladder.common.catalog import Version
+from flashladder.common.catalog import Version, winners
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, DeviceError, ToolchainError
@@ -24,7 +24,6 @@ from flashladder.common.records import records
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Run
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import RoundTimes
-from flashladder.common.runtime import tuned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,7 +167,7 @@ class LadderTimer:
         """Where a rung's own configuration is from."""
         if _kind(label) != OWN:
             return None
-        winner = tuned.config(catalog.find(label.split()[0]), self.gpu, problem) if self.gpu else None
+        winner = winners.config(catalog.find(label.split()[0]), self.gpu, problem) if self.gpu else None
         return "tuner" if winner == kernel.config else "default"
 
 

@@ -1,8 +1,8 @@
 """The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
 Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. A winner belongs to a
-rung, a dtype, a head_dim, a mask and, unless it won among all lengths, a class of lengths. The figures that it won
-with stand beside it.
+rung and a kind of problem (common/problem/kind.py): of one class of lengths, unless it won among all. The figures that
+it won with stand beside it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flashladder.common import own, yaml_files
-from flashladder.common.catalog import find
+from flashladder.common.catalog.catalogue import find
+from flashladder.common.catalog.ladder import kind_of, ladder_of
 from flashladder.common.errors import ConfigError, ResultsError, UnsupportedProblemError
 from flashladder.common.paths import CONFIGS, adopted_dir
 from flashladder.common.problem.config import KernelConfig, Value, gpu_names, listing, load_gpu, parse_values, spelled
+from flashladder.common.problem.kind import FEATURES, LENGTHS
 
 if TYPE_CHECKING:
-    from flashladder.common.catalog import Version
+    from flashladder.common.catalog.catalogue import Version
+    from flashladder.common.problem.kind import Kind
     from flashladder.common.problem.problem import Problem
 
+    Asked = Problem | Kind
+
 FOLDER = CONFIGS / "tuned"
-# Keys, from which on they are long: where rungs 37 and 38 are level at head_dim 64 under a mask (versions/38_next_q).
-LONG_FROM = 2048
-LENGTHS = {"short": LONG_FROM // 2, "long": LONG_FROM}  # the classes: keys for an example, of whole blocks in any rung
-_LENGTH = ",length="  # before a kind's class
+_LENGTH = ",length="  # before a kind's class of lengths
 
 
 @dataclass(frozen=True)
@@ -42,65 +44,59 @@ class Winner:
 
     gpu: str
     version: str  # the rung's name
-    kind: str  # as one of `kinds_for` spells it
+    kind: str  # as one of `names_for` spells it
     values: dict[str, Value]
     evidence: dict[str, Any]
 
 
-def is_long(problem: Problem) -> bool:
-    """Whether its keys are of the class of the long ones; packed sequences are as long as the longest."""
-    return problem.seqlen_k >= LONG_FROM
+def name_of(asked: Asked) -> str:
+    """The kind of a problem, as winners are named: 'dtype=bf16,head_dim=128,causal=false,length=long'."""
+    kind = kind_of(asked)
+    return f"{_any_length(kind)}{_LENGTH}{kind.length}"
 
 
-def kind_of(problem: Problem) -> str:
-    """The problems that share a winner, with the log-sum-exp or without.
-
-    'dtype=bf16,head_dim=128,causal=false,length=long'
-    """
-    return f"{_any_length(problem)}{_LENGTH}{'long' if is_long(problem) else 'short'}"
-
-
-def kinds_for(problem: Problem) -> list[str]:
+def names_for(asked: Asked) -> list[str]:
     """Whose winners will do for a problem, the best first: those of its class, of any length, of the other class.
 
-    None of another head_dim: rows that begin amid 128 bytes of memory want other tiles.
+    Then those of other sizes, and of problems without its features. None of another head_dim: rows that begin amid 128
+    bytes of memory want other tiles.
     """
-    any_length, own = _any_length(problem), kind_of(problem).partition(_LENGTH)[2]
-    lengths = [f"{_LENGTH}{own}", "", *(f"{_LENGTH}{length}" for length in LENGTHS)]
-    return list(dict.fromkeys(f"{any_length}{length}" for length in lengths))
+    kind = kind_of(asked)
+    plain = replace(kind, **dict.fromkeys(FEATURES, False))
+    lengths = [f"{_LENGTH}{kind.length}", "", *(f"{_LENGTH}{length}" for length in LENGTHS)]
+    likes = [_any_length(kind), kind.any_size, _any_length(plain), plain.any_size]
+    return list(dict.fromkeys(f"{like}{length}" for like in likes for length in lengths))
 
 
-def kinds_found_with(problems: Iterable[Problem]) -> list[str]:
-    """The kinds of a winner that was found with problems: with both classes of lengths, it is for any length."""
+def names_found_with(problems: Iterable[Problem]) -> list[str]:
+    """The names of a winner that was found with problems: with both classes of lengths, it is for any length."""
     found: dict[str, set[str]] = {}
     for problem in problems:
-        found.setdefault(_any_length(problem), set()).add(kind_of(problem))
-    return [kind for any_length, kinds in found.items() for kind in (kinds if len(kinds) == 1 else [any_length])]
+        found.setdefault(_any_length(kind_of(problem)), set()).add(name_of(problem))
+    return [name for any_length, names in found.items() for name in (names if len(names) == 1 else [any_length])]
 
 
 def of_each_length(problem: Problem) -> list[Problem]:
     """The problem, and one like it of the other class of lengths; so are the kernels for both found beforehand."""
-    others = (replace(problem, seqlen_k=keys, seqlens_q=(), seqlens_k=()) for keys in LENGTHS.values())
-    return [problem, *(other for other in others if is_long(other) != is_long(problem))]
+    ladder = ladder_of(problem.operation)
+    others = {length: keys for length, keys in ladder.lengths.items() if length != ladder.length_of(problem.seqlen_k)}
+    return [problem, *(replace(problem, seqlen_k=keys, seqlens_q=(), seqlens_k=()) for keys in others.values())]
 
 
-def _any_length(problem: Problem) -> str:
-    kind: dict[str, Value] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
-    if problem.head_dim_v != problem.head_dim:
-        kind["head_dim_v"] = problem.head_dim_v
-    return spelled({**kind, "causal": problem.causal, **problem.set_options})
+def _any_length(kind: Kind) -> str:
+    return ",".join(filter(None, (kind.any_size, spelled(dict(kind.classes)))))
 
 
-def config(version: Version, gpu: str, problem: Problem, adopted: Path | None = None) -> KernelConfig | None:
+def config(version: Version, gpu: str, problem: Asked, adopted: Path | None = None) -> KernelConfig | None:
     """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem.
 
     Those that a program adopted go first, whose folder is the program's own by default: see common/adoption.
     """
     homes = _homes(version.home, adopted)
-    return next(filter(None, (choose(version, problem, winners(gpu, home)) for home in homes)), None)
+    return next(filter(None, (choose(version, problem, of_gpu(gpu, home)) for home in homes)), None)
 
 
-def fastest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path | None = None) -> Version | None:
+def fastest(rungs: Sequence[Version], gpu: str, problem: Asked, adopted: Path | None = None) -> Version | None:
     """Of a ladder's rungs the one whose winner has the highest ratio, the first of equals; None where none has one.
 
     Only winners of one kind are compared, the first kind that any of them has, and by the problems that all of them
@@ -108,8 +104,8 @@ def fastest(rungs: Sequence[Version], gpu: str, problem: Problem, adopted: Path 
     was tuned for it.
     """
     for home in _homes(None, adopted):
-        among = {(winner.kind, winner.version): winner for winner in winners(gpu, home)}
-        for kind in kinds_for(problem):
+        among = {(winner.kind, winner.version): winner for winner in of_gpu(gpu, home)}
+        for kind in names_for(problem):
             of_kind = [(rung, among[kind, rung.name]) for rung in rungs if (kind, rung.name) in among]
             if able := [(rung, winner) for rung, winner in of_kind if _as_won(rung, problem, winner)]:
                 common = set.intersection(*(set(_problems(winner)) for _, winner in able))
@@ -147,19 +143,19 @@ def _ratio(winner: Winner, home: Path | None, problems: Collection[str]) -> floa
     raise ConfigError(f"{path}: the winner of {winner.version} for {winner.kind} is damaged: its ratio is {text!r}")
 
 
-def choose(version: Version, problem: Problem, among: Iterable[Winner]) -> KernelConfig | None:
+def choose(version: Version, problem: Asked, among: Iterable[Winner]) -> KernelConfig | None:
     """Of a rung's winners, one of each kind, the best that takes the problem, and that the rung still has.
 
     None where there is none.
     """
     of_rung = {winner.kind: winner for winner in among if winner.version == version.name}
-    for kind in kinds_for(problem):
+    for kind in names_for(problem):
         if (winner := of_rung.get(kind)) and (found := _as_won(version, problem, winner)):
             return found
     return None
 
 
-def _as_won(version: Version, problem: Problem, winner: Winner) -> KernelConfig | None:
+def _as_won(version: Version, problem: Asked, winner: Winner) -> KernelConfig | None:
     """A winner's configuration for the problem; None where the rung has it no more, or it does not take that."""
     with suppress(ConfigError, UnsupportedProblemError):
         found = version.config_for(problem, **winner.values)
@@ -183,7 +179,7 @@ def path_of(gpu: str, home: Path | None = None) -> Path:
     return (home / "tuned" if home else FOLDER) / f"{gpu}.yaml"
 
 
-def winners(gpu: str, home: Path | None = None) -> list[Winner]:
+def of_gpu(gpu: str, home: Path | None = None) -> list[Winner]:
     """All winners on a GPU; ConfigError where its file is damaged."""
     path = path_of(gpu, home)
     found = _read(path).items()
@@ -194,7 +190,7 @@ def every() -> list[Winner]:
     """The winners on all GPUs, those of one's own ladders too."""
     homes = (None, *own.ladders().values())
     files = ((path, home) for home in homes for path in sorted(path_of("", home).parent.glob("*.yaml")))
-    return [winner for path, home in files for winner in winners(path.stem, home)]
+    return [winner for path, home in files for winner in of_gpu(path.stem, home)]
 
 
 def save(

@@ -1,0 +1,135 @@
+"""What a ladder says of itself, in the ladder.yaml beside its rungs: which of them calls launch, and when.
+
+    operations: [decode]   what its rungs compute
+    long_from: 8192        keys, from which on a problem's length is of the class `long`
+    sizes:                 more sizes of a problem, by those it has
+      tiles: num_heads_k * seqlen_q
+    classes:               what its sizes come to; a kind has no more of them
+      one_wave: batch == 1 and tiles <= 16
+    launches:              in this order: the first that runs on the card, takes the kind, and whose `when` holds
+      - {rung: decode/13, when: one_wave and length == 'short', rival: true}
+      - {rung: decode/06, config: {block_n: 64}}
+
+`when` reads the fields of a kind (common/problem/kind.py), its options and its classes. Of those that are rivals, the
+tuner's winners decide which goes first. `emulated: false` keeps a rung from the emulator, whose time is that of its
+instructions; `emulated: {block_m: 64}` gives it tiles of at most so many rows there.
+
+A ladder of one's own may have such a file; without it, nothing launches its rungs but their names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from flashladder.common import own
+from flashladder.common.catalog import loading, schema
+from flashladder.common.catalog.schema import Declared, Fields
+from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import is_field, listing
+from flashladder.common.problem.kind import LONG, SHORT, Kind
+from flashladder.common.problem.rules import Expression
+
+if TYPE_CHECKING:
+    from flashladder.common.problem.problem import Operation, Problem
+
+FILE = "ladder.yaml"
+KINDS_KEPT = 256  # of problems that came last
+_SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")  # that classes read, beside options
+_FIELDS = tuple(field.name for field in dataclasses.fields(Kind))
+
+
+class Launch(Declared):
+    """A rung that calls launch."""
+
+    rung: StrictStr
+    when: StrictStr = "True"
+    config: Fields = Field({})  # fields that are not at the rung's defaults
+    rival: StrictBool = False
+    emulated: Literal[False] | dict[StrictStr, StrictInt] = Field({})
+
+    def holds(self, kind: Kind) -> bool:
+        """Whether `when` does. ConfigError where it reads what kinds of the operation have not."""
+        values = {name: getattr(kind, name) for name in _FIELDS} | dict(kind.options) | dict(kind.classes)
+        return bool(_expression(self.when, "condition `when`").value(values))
+
+
+class Ladder(Declared):
+    """What a ladder.yaml says."""
+
+    operations: tuple[StrictStr, ...] = ()
+    long_from: StrictInt = Field(2048, ge=2)
+    sizes: dict[StrictStr, StrictStr] = Field({})
+    classes: dict[StrictStr, StrictStr] = Field({})
+    launches: tuple[Launch, ...] = ()
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The classes of lengths, each with a number of keys for an example, of whole blocks in any rung."""
+        return {SHORT: self.long_from // 2, LONG: self.long_from}
+
+    def length_of(self, seqlen_k: int) -> str:
+        """The class of a number of keys."""
+        return LONG if seqlen_k >= self.long_from else SHORT
+
+
+@cache
+def ladder_of(operation: str) -> Ladder:
+    """The ladder whose rungs compute an operation for calls; one without launches where none does."""
+    for path in own.declared(FILE).values():
+        if operation in (found := _read(path)).operations:
+            return found
+    return Ladder()
+
+
+def kind_of(asked: Problem | Kind) -> Kind:
+    """All of a problem that decides which kernel computes it; a kind is its own."""
+    return asked if isinstance(asked, Kind) else _kind_of(asked)
+
+
+@lru_cache(KINDS_KEPT)
+def _kind_of(problem: Problem) -> Kind:
+    ladder, asked = ladder_of(problem.operation), dict(problem.options)
+    sizes = {name: getattr(problem, name) for name in _SIZES} | asked
+    for name, text in ladder.sizes.items():
+        sizes[name] = _expression(text, name).value(sizes)
+    kept = _kept(problem.asked)
+    same = ("operation", "dtype", "head_dim", "head_dim_v", "causal", "lse", "packed", "window", "alibi", "sinks")
+    return Kind(
+        **{name: getattr(problem, name) for name in (*same, "layout")},
+        softcap=problem.softcap > 0,
+        dropout=problem.dropout_p > 0,
+        gqa=problem.num_heads != problem.num_heads_k,
+        options=tuple((name, asked[name]) for name in kept),
+        unusual=tuple(name for name in problem.set_options if name in kept),
+        length=ladder.length_of(problem.seqlen_k),
+        classes=tuple((name, _expression(text, name).value(sizes)) for name, text in ladder.classes.items()),
+    )
+
+
+@cache
+def _kept(operation: Operation) -> tuple[str, ...]:
+    """The options that a kind has: flags, and what is a configuration field too. The others are sizes."""
+    return tuple(option.name for option in operation.options if option.type is bool or is_field(option.name))
+
+
+_expression = cache(Expression)
+
+
+def forget() -> None:
+    """What was read of ladder.yaml is read again, as it may have changed."""
+    for function in (ladder_of, _kind_of, _kept):
+        function.cache_clear()
+
+
+def _read(path: Path) -> Ladder:
+    """ConfigError names the file and what is wrong with it."""
+    with loading.named_in_errors(path):
+        found = schema.read(path, Ladder)
+        if taken := [name for name in found.classes if name in _FIELDS]:
+            raise ConfigError(f"{listing(taken)}: every kind has that field, so it is no class of sizes")
+        return found

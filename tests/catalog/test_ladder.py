@@ -1,0 +1,117 @@
+"""What a ladder.yaml says: that it stands, and which rungs calls launch by it."""
+
+import itertools
+import re
+
+import pytest
+
+from flashladder.common import catalog
+from flashladder.common.catalog.ladder import FILE, Ladder, Launch, _read
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.paths import ROOT
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem, operation_named, operation_names
+
+H100, A100 = (catalog.Card(load_gpu(name).arch, load_gpu(name)) for name in ("h100", "a100"))
+OWN = {"mla": {"head_dim": 576, "head_dim_v": 512, "num_heads_k": 1}, "packed": {"seqlens_q": (1,)}}
+OPERATIONS = [name for name in operation_names() if catalog.ladder_of(name).launches]
+
+
+def test_every_ladder_here_has_one():
+    assert {"forward", "packed", "backward", "decode", "mla"} <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_it_names_rungs_and_what_kinds_have(operation):
+    """Options that `when` reads are flags that are false by default."""
+    ladder, options = catalog.ladder_of(operation), operation_named(operation).options
+    kind = catalog.kind_of(
+        Problem(
+            operation=operation,
+            seqlen_q=1,
+            **({"head_dim": 576, "head_dim_v": 512, "num_heads_k": 1} if operation == "mla" else {}),
+            **({"seqlens_q": (1,)} if operation == "packed" else {}),
+        )
+    )
+    for launch in ladder.launches:
+        rung = catalog.find(launch.rung)
+        assert operation in (rung.operation, "packed")
+        launch.holds(kind)
+        for name in launch.config:
+            assert name in rung.choices
+    assert {name for name, _ in kind.options} <= {option.name for option in options}
+    assert [name for name, _ in kind.classes] == list(ladder.classes)
+
+
+SEQUENCES = {"operation": "decode", "head_dim": 128, "seqlen_q": 1}
+LATENTS = {"operation": "mla", "head_dim": 576, "head_dim_v": 512, "num_heads_k": 1, "seqlen_q": 1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "card", "rung"),
+    [
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024}, H100, "decode/13"),
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 32768}, H100, "decode/13"),
+        ({"num_heads": 16, "num_heads_k": 16, "seqlen_k": 32768}, H100, "decode/07"),
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024, "batch": 8}, H100, "decode/07"),
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024, "options": {"num_splits": 4}}, H100, "decode/07"),
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024}, A100, "decode/06"),
+        ({"head_dim": 96, "seqlen_k": 1024}, A100, "decode/10"),
+        ({"window_left": 100, "seqlen_k": 1024}, H100, "decode/10"),
+        ({"options": {"new_keys": True}, "seqlen_k": 1024}, H100, "decode/12"),
+        ({"options": {"fp8_cache": True}, "seqlen_k": 1024}, H100, "decode/11"),
+        ({**LATENTS, "num_heads": 128, "seqlen_k": 32768, "batch": 64, "options": {"paged": True}}, H100, "mla/05"),
+    ],
+)
+def test_which_rung_calls_launch(sizes, card, rung):
+    assert catalog.choice(Problem(**SEQUENCES | sizes), card)[0].address == rung
+
+
+def test_what_no_rung_of_the_card_takes_is_refused_with_the_reason():
+    with pytest.raises(UnsupportedProblemError, match=r"11_fp8_cache uses hopper instructions, which need sm_90a"):
+        catalog.choice(Problem(**SEQUENCES, seqlen_k=99, options={"fp8_cache": True}), A100)
+    with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 304"):
+        catalog.choice(Problem(seqlen_q=1, head_dim=304), H100)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("operations: [forward]\nlaunch: []", "unknown key launch"),
+        ("classes: {causal: batch == 1}", "causal: every kind has that field"),
+        ("launches: [{rung: 1}]", "launches.0.rung"),
+        ("long_from: 1", "long_from"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}/{FILE}: .*{re.escape(message)}"):
+        _read(tmp_path / FILE)
+
+
+def test_a_condition_reads_what_kinds_have():
+    kind = catalog.kind_of(Problem(seqlen_q=1))
+    assert Launch(rung="02", when="not causal and length == 'short'").holds(kind)
+    with pytest.raises(ConfigError, match=r"reads batch; there are .*causal"):
+        Launch(rung="02", when="batch == 1").holds(kind)
+
+
+def test_a_ladder_without_a_file_has_lengths_and_no_launches():
+    assert (Ladder().length_of(1), Ladder().length_of(10**6), Ladder().launches) == ("short", "long", ())
+
+
+RUNG = re.compile(r"\b(?:(?:backward|decode|mla)/\d\d|\d\d_[a-z]\w+)\b")
+# Pictures and tables of rungs, and an example for --help.
+NAMING = {f"common/report/{name}.py" for name in ("neighbours", "pictures/gallery", "pictures/device")}
+NAMING |= {"tools/commands/run_version.py"}
+
+
+def test_no_rung_is_named_in_code():
+    """In docstrings for an example alone."""
+    found = set()
+    for folder, path in itertools.product(("common", "tools", "tuner"), [ROOT]):
+        for file in (path / folder).rglob("*.py"):
+            code = re.sub(r'"""(?:.|\n)*?"""|#.*', "", file.read_text())
+            if RUNG.search(code):
+                found.add(str(file.relative_to(ROOT)))
+    assert found == NAMING
