@@ -7,6 +7,7 @@ from pathlib import Path
 from flashladder.common.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
+AS_NAMES = "surrogateescape"  # errors= of text that has names of files in it, which may be of another encoding
 VERSIONS = ROOT / "versions"
 REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
@@ -30,6 +31,11 @@ def mixed_checkouts(place: Path) -> str | None:
         f"{place} would run the code of another checkout, {ROOT}, which {sys.executable} knows as flashladder: run "
         f"`make venv` in {root}, or set PYTHONPATH to a folder in which `flashladder` is a link to it"
     )
+
+
+def unescaped(name: str) -> str:
+    """A file's name in PTX or in nvdisasm's text, where it has C's escapes: what is not ASCII is in octal."""
+    return os.fsdecode(os.fsencode(name).decode("unicode_escape").encode("latin-1")) if "\\" in name else name
 
 
 def cache_dir() -> Path:

@@ -1,7 +1,7 @@
 """What the compiler made of a version and a configuration, kept as a folder of the cache: PTX by nvcc, SASS by ptxas.
 
-The folder holds config.cuh, kernel.ptx, kernel.cubin, build.log and, written last, artifact.json with the facts about
-them and their digests, by which a damaged folder is known.
+The folder holds config.cuh, the preprocessor's options, kernel.ptx, kernel.cubin, build.log and, written last,
+artifact.json with the facts about them and their digests, by which a damaged folder is known.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from flashladder.common.compiler import declaration
 from flashladder.common.compiler.cubin import code_digest
 from flashladder.common.compiler.declaration import LaunchInfo, ParamsField, TensorMapInfo, Workspace
 from flashladder.common.errors import BuildError
+from flashladder.common.paths import AS_NAMES
 from flashladder.common.problem.config import KernelConfig, listing
 
 HEADER, PTX, CUBIN, LOG, FACTS = "config.cuh", "kernel.ptx", "kernel.cubin", "build.log", "artifact.json"
@@ -134,7 +135,7 @@ def entry_of(operation: str) -> str:
 
 def module(directory: Path, version: Version, config: KernelConfig, arch: str) -> PtxModule:
     """What nvcc made in a folder, read; BuildError where the rung declares no main kernel."""
-    declared = declaration.read((directory / PTX).read_text())
+    declared = declaration.read((directory / PTX).read_text(errors=AS_NAMES))
     if (main := entry_of(version.operation)) not in declared.launches:
         raise BuildError(f"the rung declares no launch of {main}, only of {listing(declared.launches)}")
     kernels = tuple(DeclaredKernel(entry, launch) for entry, launch in declared.launches.items())
@@ -143,7 +144,7 @@ def module(directory: Path, version: Version, config: KernelConfig, arch: str) -
 
 def seal(ptx: PtxModule, compile_seconds: float) -> None:
     """Reads what ptxas made in a module's folder and writes artifact.json, which makes the folder an artifact."""
-    log = (ptx.directory / LOG).read_text()
+    log = (ptx.directory / LOG).read_text(errors=AS_NAMES)
     facts = dataclasses.asdict(ptx) | {"config": ptx.config.name, "compile_seconds": compile_seconds}
     for kernel in facts["kernels"]:
         kernel |= resources(log, kernel["entry"])

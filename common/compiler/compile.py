@@ -20,17 +20,17 @@ from typing import Literal, TypeVar, overload
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import artifact as artifacts
 from flashladder.common.compiler.artifact import Artifact, PtxModule
-from flashladder.common.compiler.ninja import run_ninja, said, space_in_cache, temporary_folder
+from flashladder.common.compiler.ninja import plain, run_ninja, said, space_in_cache, temporary_folder, write_options
 from flashladder.common.compiler.sources import Sources, header_folders
 from flashladder.common.compiler.toolchain import Toolchain, toolchain
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import cache_dir
+from flashladder.common.paths import AS_NAMES, cache_dir
 from flashladder.common.problem.config import KernelConfig
 
 LINES = "-lineinfo"
 NVCC_FLAGS = ("-std=c++17", "-O3", LINES)
 PTXAS_FLAGS = ("-v", LINES)
-DEPENDENCIES = "kernel.d"
+DEPENDENCIES, OPTIONS = "kernel.d", "options"
 RULES = f"""
 rule nvcc
   command = cd $folder && ($line) > {artifacts.LOG} 2>&1 || ! rm -f {artifacts.PTX}
@@ -235,7 +235,8 @@ def without_flaws(request: BuildRequest, result: Artifact | BuildError) -> Artif
     """The result, or a BuildError when ptxas made less of it than its rung promises."""
     if isinstance(result, BuildError):
         return result
-    if request.version.instruction_set != "ampere" and (said := _SERIALISED.search(result.log.read_text())):
+    log = result.log.read_text(errors=AS_NAMES)
+    if request.version.instruction_set != "ampere" and (said := _SERIALISED.search(log)):
         return BuildError(f"{request} has matrix products that do not run beside other instructions. ptxas: {said[0]}")
     return _without_local_memory(request, result)
 
@@ -280,50 +281,64 @@ def _compile_batch(
 ) -> dict[Path, Made | BuildError]:
     """Compiles in a temporary folder, one subfolder each, and moves what succeeds into place."""
     with space_in_cache(), temporary_folder() as temporary:
-        for place, request in batch.items():
-            folder = temporary / place.name
+        by_name = {str(number): request for number, request in enumerate(batch.values())}
+        for name, request in by_name.items():
+            folder = temporary / name
             folder.mkdir()
             (folder / artifacts.HEADER).write_text(request.config.header())
-        (temporary / "build.ninja").write_text(_ninja_file(batch, compiler, last))
-        by_name = {place.name: request for place, request in batch.items()}
+            write_options(folder / OPTIONS, _preprocessed(request))
+        (temporary / "build.ninja").write_text(_ninja_file(by_name, _plain(compiler, temporary), last))
         output = run_ninja(temporary, lambda edge: listener.ended(by_name[Path(edge).parent.name], temporary / edge))
         seconds = _compile_seconds(temporary / ".ninja_log", last)
         now = Sources()
         results: dict[Path, Made | BuildError] = {}
-        for place, request in batch.items():
-            folder, kernel = temporary / place.name, request.version.kernel
+        for name, (place, request) in zip(by_name, batch.items(), strict=True):
+            folder, kernel = temporary / name, request.version.kernel
             try:
-                if place.name not in seconds:
-                    raise BuildError(said(folder / artifacts.LOG, output))
+                if name not in seconds:
+                    unread = f"{kernel}: ptxas reads no path with a quotation mark\n" if '"' in str(kernel) else ""
+                    raise BuildError(unread + said(folder / artifacts.LOG, output))
                 sources.check_complete(kernel, folder / DEPENDENCIES)
                 if now.digest(kernel) != sources.digest(kernel):
                     raise BuildError("its source was edited while it was compiled; build it again")
-                results[place] = keep(request, folder, place, seconds[place.name])
+                results[place] = keep(request, folder, place, seconds[name])
             except BuildError as error:
                 results[place] = BuildError(f"{request} cannot be built:\n{error}")
     return results
 
 
-def _ninja_file(batch: dict[Path, BuildRequest], compiler: Toolchain, last: str) -> str:
-    """Two edges for each configuration: nvcc makes PTX of the kernel, ptxas a cubin of the PTX, if that is wanted."""
+def _plain(compiler: Toolchain, folder: Path) -> Toolchain:
+    """The same tools, as a build in this folder calls them."""
+    tools = compiler.nvcc, compiler.ptxas, compiler.host_compiler
+    nvcc, ptxas, host_compiler = (Path(plain(tool, folder)) for tool in tools)
+    return replace(compiler, nvcc=nvcc, ptxas=ptxas, host_compiler=host_compiler)
+
+
+def _ninja_file(batch: dict[str, BuildRequest], compiler: Toolchain, last: str) -> str:
+    """Two edges for each configuration, by its folder: nvcc makes PTX of the kernel, and ptxas a cubin if wanted."""
     lines = [RULES]
-    for place, request in batch.items():
-        ptx, cubin = f"{place.name}/{artifacts.PTX}", f"{place.name}/{artifacts.CUBIN}"
+    for name, request in batch.items():
+        ptx, cubin = f"{name}/{artifacts.PTX}", f"{name}/{artifacts.CUBIN}"
         edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": ptxas_command(request, compiler)}
         for edge, words in edges.items():
-            line = shlex.join(words).replace("$", "$$")
-            lines += [f"build {edge}", f"  folder = {place.name}", f"  line = {line}"]
-        lines.append(f"default {place.name}/{last}")
+            lines += [f"build {edge}", f"  folder = {name}", f"  line = {shlex.join(words)}"]
+        lines.append(f"default {name}/{last}")
     return "\n".join([*lines, ""])
 
 
 def _nvcc(request: BuildRequest, compiler: Toolchain) -> list[str]:
     flags, virtual_arch = request.flags[0], request.arch.replace("sm_", "compute_")
-    folders = [word for folder in (*header_folders(request.version.kernel), ".") for word in ("-I", folder)]
-    dependencies = ["-Xcompiler", f"-MD,-MF,{DEPENDENCIES}"]  # nvcc's own -MD would read all headers a second time
     tool = [compiler.nvcc, *flags, f"-arch={virtual_arch}", "-ccbin", compiler.host_compiler]
-    words = (*tool, *folders, *dependencies, "-ptx", "-o", artifacts.PTX, request.version.kernel)
-    return [str(word) for word in words]
+    source = ["-Xcompiler", f"@{OPTIONS}", "-x", "cu", "/dev/null"]  # the options include the kernel
+    return [str(word) for word in (*tool, *source, "-ptx", "-o", artifacts.PTX)]
+
+
+def _preprocessed(request: BuildRequest) -> list[str | Path]:
+    """What nvcc's preprocessor is told of a kernel: where its headers are, and to read it behind CUDA's own header."""
+    headers: list[str | Path] = [*header_folders(request.version.kernel), "."]
+    folders = [word for folder in headers for word in ("-I", folder)]
+    dependencies = ["-MD", "-MF", DEPENDENCIES]  # nvcc's own -MD would read all headers a second time
+    return [*folders, *dependencies, "-include", "cuda_runtime.h", "-include", request.version.kernel]
 
 
 def ptxas_command(request: BuildRequest, compiler: Toolchain) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashladder.common import host
-from flashladder.common.compiler.ninja import run_ninja, said, space_in_cache, temporary_folder
+from flashladder.common.compiler.ninja import plain, run_ninja, said, space_in_cache, temporary_folder, write_options
 from flashladder.common.compiler.toolchain import find_host_compiler, version_text
 from flashladder.common.errors import BuildError, ToolchainError
 from flashladder.common.paths import cache_dir
@@ -21,7 +21,7 @@ FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "
 LIBRARIES = ("-lm",)
 EXTENSION_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall")
 FILE = "library.so"
-LOG = "build.log"
+LOG, OPTIONS = "build.log", "options"
 
 
 def find_c_compiler() -> Path:
@@ -88,12 +88,12 @@ def _compiled(source: Path, command: Sequence[str], libraries: Sequence[str], pl
 
 def _compile(source: Path, command: Sequence[str], libraries: Sequence[str], place: Path) -> None:
     with space_in_cache(), temporary_folder() as temporary:
-        folder = temporary / place.name
+        folder = temporary / "library"
         folder.mkdir()
-        line = shlex.join([*command, "-o", f"{place.name}/{FILE}", str(source.resolve()), *libraries])
-        rule = f"{line} > {place.name}/{LOG} 2>&1".replace("$", "$$")
-        ninja = f"rule compile\n  command = {rule}\n\nbuild {place.name}/{FILE}: compile\n"
-        (temporary / "build.ninja").write_text(ninja)
+        write_options(folder / OPTIONS, [*command[1:], "-o", FILE, source.resolve(), *libraries])
+        compiler = shlex.quote(plain(Path(command[0]), temporary))
+        rule = f"cd {folder.name} && {compiler} @{OPTIONS} > {LOG} 2>&1"
+        (temporary / "build.ninja").write_text(f"rule compile\n  command = {rule}\n\nbuild {FILE}: compile\n")
         output = run_ninja(temporary)
         if not (folder / FILE).exists():
             raise BuildError(f"{source} cannot be compiled:\n{said(folder / LOG, output)}")

@@ -1,20 +1,26 @@
-"""ninja, run in a temporary folder of the cache, from where a finished result is renamed into place."""
+"""ninja, run in a temporary folder of the cache, from where a finished result is renamed into place.
+
+ninja and nvcc hand command lines to a shell, nvcc with names in them that it does not quote: that of its temporary
+files, of its source and of itself. So no name of a person's folder or file is in these command lines: what is compiled
+is named in a file of options, which compilers read themselves, and all else is relative.
+"""
 
 import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flashladder.common.compiler.toolchain import find_ninja
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import cache_dir
+from flashladder.common.paths import AS_NAMES, cache_dir
 
 LOCK = "lock"  # of a temporary folder: held by whoever builds in it, as long as they live; compilers too
 STALE_SECONDS = 24 * 3600  # age at which a temporary folder without a lock is swept away
@@ -68,7 +74,7 @@ def said(log: Path, ninja_output: str) -> str:
 
     On a full disk there may be no room for words.
     """
-    words = log.read_text().strip() if log.exists() else ""
+    words = log.read_text(errors=AS_NAMES).strip() if log.exists() else ""
     silenced = not words and shutil.disk_usage(log.parent).free < _LEAST_FREE
     if silenced or _FULL_IN_WORDS.search(words + ninja_output):
         return _no_space()
@@ -93,22 +99,39 @@ def _no_space() -> str:
     )
 
 
+def write_options(file: Path, words: Iterable[str | Path]) -> None:
+    """Writes arguments of gcc or clang into a file that they read as @file, whatever characters they have."""
+    escaped = (re.sub(r"([^\w\n])", r"\\\1", str(word), flags=re.ASCII).replace("\n", "'\n'") for word in words)
+    file.write_bytes(os.fsencode("\n".join(escaped)))
+
+
+def plain(tool: Path, folder: Path) -> str:
+    """What a tool is called in a subfolder of the build: by its path, or by a link where a shell would misread that."""
+    if shlex.quote(str(tool)) == str(tool):
+        return str(tool)
+    link = folder / f"folder_of_{tool.name}"
+    link.symlink_to(tool.parent.absolute())
+    return f"../{link.name}/{tool.name}"
+
+
 def run_ninja(folder: Path, ended: Callable[[str], None] | None = None) -> str:
     """Runs ninja to the end, whatever fails, and gives what it printed.
 
     `ended` is called with the description of each edge that ended, well or not; meanwhile the others run on.
     """
-    command = [str(find_ninja()), "-C", str(folder), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
+    command = [str(find_ninja()), "-k", "0", "-j", str(len(os.sched_getaffinity(0)))]
     # TMPDIR: the compiler's own temporary files go where a killed build is cleaned up after.
-    environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": str(folder)}
+    environment = {**os.environ, "NINJA_STATUS": "%f/%t ", "TMPDIR": "."}
     lines = []
     with subprocess.Popen(
         command,
+        cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
+        errors=AS_NAMES,
         close_fds=False,  # compilers hold the folder's lock, and may outlive who is killed
     ) as ninja:
         assert ninja.stdout is not None

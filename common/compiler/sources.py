@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+from flashladder.common.paths import AS_NAMES, CUDA_HEADERS, VERSIONS
 
 Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 
@@ -64,7 +64,7 @@ class Sources:
             contents = [hashlib.sha256(self._text(path)).hexdigest() for path in self.closure(kernel)]
             lines = [f"{content} {name}\n" for content, name in zip(contents, known_by, strict=True)]
             self._digests[kernel, paths] = hashlib.sha256(
-                "".join(lines if paths else sorted(lines)).encode()
+                os.fsencode("".join(lines if paths else sorted(lines)))
             ).hexdigest()
         return self._digests[kernel, paths]
 
@@ -108,7 +108,7 @@ def own_line(chain: Sequence[Place]) -> Place:
 
 
 def _dependencies(depfile: Path) -> list[Path]:
-    """The prerequisites in a Makefile rule as the preprocessor writes it."""
-    prerequisites = depfile.read_text().replace("\\\n", " ").partition(": ")[2]
-    words = re.findall(r"(?:\\.|[^\s\\])+", prerequisites)
-    return [Path(re.sub(r"\\(.)", r"\1", word).replace("$$", "$")).resolve() for word in words]
+    """The absolute prerequisites in a Makefile rule of the preprocessor: all but config.cuh."""
+    prerequisites = depfile.read_text(errors=AS_NAMES).replace("\\\n", " ").partition(": ")[2]
+    words = re.findall(r"(?<!\S)/(?:\\.|[^\s\\])+", prerequisites)
+    return [Path(re.sub(r"\\([ #])", r"\1", word).replace("$$", "$")).resolve() for word in words]

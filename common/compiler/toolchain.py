@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flashladder.common.errors import ToolchainError
 from flashladder.common.packages import brings
+from flashladder.common.paths import AS_NAMES
 
 MINIMUM_RELEASE = (12, 0)  # the first that knows sm_90a
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
@@ -140,7 +141,7 @@ def remedy(name: str) -> str:
 def version_text(tool: Path) -> str:
     """What `tool --version` prints; ToolchainError when it cannot be run."""
     try:
-        return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, "--version"], capture_output=True, errors=AS_NAMES, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise ToolchainError(f"{tool} is there but does not run: {error}") from None
 

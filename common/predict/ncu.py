@@ -17,6 +17,7 @@ from pathlib import Path
 
 from flashladder.common.compiler.sass.opcodes import FILLER, kind_of
 from flashladder.common.errors import DeviceError, ToolchainError
+from flashladder.common.paths import AS_NAMES
 
 RAW, SOURCE = "raw.csv", "source.csv"
 _PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
@@ -107,16 +108,18 @@ def profile(command: Sequence[str], folder: Path, entry: str) -> Profile:
     _run([ncu, *options, "--force-overwrite", "--export", str(report), *command])
     for page, name in (("raw", RAW), ("source", SOURCE)):
         units = ["--print-units", "base"] if page == "raw" else []
-        (folder / name).write_text(_run([ncu, "--import", str(report), "--csv", "--page", page, *units]))
+        (folder / name).write_text(
+            _run([ncu, "--import", str(report), "--csv", "--page", page, *units]), errors=AS_NAMES
+        )
     report.unlink()
     return load(folder)
 
 
 def load(folder: Path) -> Profile:
     """The profile whose pages are in a folder."""
-    values = parse_raw((folder / RAW).read_text())
+    values = parse_raw((folder / RAW).read_text(errors=AS_NAMES))
     numbers = {name: number for name, text in values.items() if (number := _parsed(text)) is not None}
-    return Profile(tuple(parse_source((folder / SOURCE).read_text())), numbers, values.get(_DEVICE, ""))
+    return Profile(tuple(parse_source((folder / SOURCE).read_text(errors=AS_NAMES))), numbers, values.get(_DEVICE, ""))
 
 
 def parse_source(text: str) -> list[Counted]:
@@ -170,7 +173,7 @@ def _number(text: str) -> int:
 
 
 def _run(command: Sequence[str]) -> str:
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, errors=AS_NAMES)
     said = "\n".join(part for part in (result.stdout.strip(), result.stderr.strip()) if part)
     if _NO_PERMISSION in said:
         raise DeviceError(

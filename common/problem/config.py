@@ -208,7 +208,7 @@ def _of_ladders(name: str) -> Field | None:
     """
     for path in own.declared("fields.yaml").values():
         try:
-            if declared := _parsed(path.read_text()).get(name):
+            if declared := _parsed(path.read_bytes()).get(name):
                 return Field(name, _TYPES[declared["type"]], str(declared["meaning"]))
         except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: {name}: not a type ({', '.join(_TYPES)}) and a meaning: {error!r}") from None
@@ -273,7 +273,7 @@ def load_gpu(name: str) -> GpuDescription:
     path = CONFIGS / "gpus" / f"{name.lower()}.yaml"
     if name.lower() not in gpu_names():
         raise unknown("description of the GPU", name, gpu_names())
-    values = yaml_files.parsed(path.read_text())
+    values = yaml_files.parsed(path.read_bytes())
     expected = {field.name for field in dataclasses.fields(GpuDescription)} - {"name"}
     wrong = {*(expected - {"unconfirmed"} - values.keys()), *(values.keys() - expected)}
     if wrong:

@@ -14,6 +14,7 @@ from flashladder.common.compiler.artifact import Artifact, PtxModule
 from flashladder.common.console import duration, warn
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import EmulatorError
+from flashladder.common.paths import AS_NAMES
 from flashladder.common.problem.inputs import Tensors, make_inputs
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
 from flashladder.common.runtime.launch import KernelLaunch, Launcher
@@ -83,7 +84,7 @@ def on_emulator(
         memory.add(f"workspace {workspace.name}", np.zeros(num_bytes, np.uint8), initialised=workspace.zeroed)
         for workspace, num_bytes in zip(module.workspaces, launcher.workspace_bytes(problem), strict=True)
     ]
-    pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text()
+    pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text(errors=AS_NAMES)
     reports: list[Report] = []
     earlier: dict[str, str] = {}  # what kernels that may still run write, and which of them does
     for launch in launcher.launches(problem, tensors, num_sms, addresses):

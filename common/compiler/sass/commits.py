@@ -28,7 +28,7 @@ from flashladder.common.compiler.sass.diff import changed, normalised
 from flashladder.common.compiler.sass.instruction import SassInstruction, disassemble_functions
 from flashladder.common.compiler.sass.opcodes import histogram
 from flashladder.common.errors import BuildError, ConfigError
-from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
+from flashladder.common.paths import AS_NAMES, CUDA_HEADERS, ROOT, VERSIONS
 
 SOURCES = tuple(str(folder.relative_to(ROOT)) for folder in (VERSIONS, CUDA_HEADERS))  # what a kernel is compiled from
 _SECONDS = 3.0  # of one core, to compile a kernel
@@ -184,7 +184,7 @@ def _reason(error: BuildError) -> str:
 
 
 def _figures(folder: Path, code: Functions) -> Figures:
-    log = (folder / artifacts.LOG).read_text()
+    log = (folder / artifacts.LOG).read_text(errors=AS_NAMES)
     found = [artifacts.resources(log, entry) for entry in _ENTRY.findall(log)]
     return Figures(
         instructions=sum(map(len, code.values())),

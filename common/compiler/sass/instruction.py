@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from flashladder.common.compiler.toolchain import find_tool
 from flashladder.common.errors import ToolchainError
+from flashladder.common.paths import AS_NAMES, unescaped
 
 BYTES = 16  # of every instruction, on sm_70 and later
 NO_BARRIER = 7
@@ -20,7 +21,7 @@ _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x([0-9a-
 _SECOND_WORD = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")
 _SECTION = re.compile(r"^\t\.section\t\.text\.([\w.$]+),")
 _LABEL = re.compile(r"^([\w.$]+):$")
-_SOURCE = re.compile(r'^\s*//## File "([^"]+)", line (\d+)')
+_SOURCE = re.compile(r'^\s*//## File "((?:\\.|[^"\\])+)", line (\d+)')
 _GUARD = re.compile(r"^@(!?U?P\w+)\s+(.*)$")
 _TARGET = re.compile(r"`\(([\w.$]+)\)")
 _COMMA = re.compile(r",\s*(?![^\[]*\])")  # between operands, not within an address
@@ -114,7 +115,7 @@ def disassemble(cubin: Path, others: Collection[str] = ()) -> list[SassInstructi
 def _nvdisasm(cubin: Path, *options: str) -> str:
     """What it prints; ToolchainError where it prints no instruction."""
     command = [str(find_tool("nvdisasm")), *options, str(cubin)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, errors=AS_NAMES)
     if result.returncode or not any(map(_INSTRUCTION.match, result.stdout.splitlines())):
         said = result.stderr.strip() or "it printed no instructions"
         raise ToolchainError(f"nvdisasm cannot disassemble {cubin}: {said}. A whole cubin of one kernel would work")
@@ -166,7 +167,7 @@ def _lines(listing: str) -> Iterator[_Line | str]:
         if match := _SOURCE.match(row):
             if source_is_complete:
                 source, source_is_complete = [], False
-            source.append(Position(match[1], int(match[2])))
+            source.append(Position(unescaped(match[1]), int(match[2])))
         elif match := _LABEL.match(row):
             yield match[1]
         elif match := _INSTRUCTION.match(row):

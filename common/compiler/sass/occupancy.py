@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.paths import AS_NAMES
 from flashladder.common.problem.config import GpuDescription
 
 SUB_CORES = 4  # of an SM; each has a quarter of the registers, and warps of its own
@@ -65,7 +66,7 @@ def occupancy_of(registers: int, num_threads: int, shared_bytes: int, gpu: GpuDe
 
 def static_shared_bytes(artifact: Artifact) -> int:
     """Shared memory that the kernel declares with a size, in the words of ptxas."""
-    match = re.search(r"(\d+) bytes smem", artifact.log.read_text())
+    match = re.search(r"(\d+) bytes smem", artifact.log.read_text(errors=AS_NAMES))
     return int(match[1]) if match else 0
 
 

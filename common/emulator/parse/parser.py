@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from flashladder.common.paths import unescaped
+
 from ..errors import PtxSyntaxError
 from .ptx import (
     NUMPY_TYPES,
@@ -84,7 +86,8 @@ def parse(text: str, entry: str | None = None) -> PtxKernel:
 class _PtxParser:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.files: dict[str, str] = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M))
+        files = re.findall(r'^\s*\.file\s+(\d+)\s+"((?:\\.|[^"\\])*)"', text, re.M)
+        self.files = {number: unescaped(name) for number, name in files}
         self.globals: dict[str, Variable] = {}
         self.kernels: dict[str, PtxKernel] = {}
         self.target = ""

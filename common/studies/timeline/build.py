@@ -15,6 +15,7 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.compile import ptxas_command, without_flaws
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError
+from flashladder.common.paths import AS_NAMES
 from flashladder.common.studies.timeline.stamps import Site, stamp
 
 
@@ -36,9 +37,10 @@ def stamped(request: BuildRequest) -> Iterator[StampedKernel]:
     with tempfile.TemporaryDirectory(prefix="flashladder-timeline-") as folder:
         place = Path(folder) / plain.directory.name
         place.mkdir()
-        (place / artifacts.PTX).write_text(made.ptx)
-        ptxas = subprocess.run(ptxas_command(request, toolchain()), cwd=place, capture_output=True, text=True)
-        (place / artifacts.LOG).write_text(ptxas.stdout + ptxas.stderr)
+        (place / artifacts.PTX).write_text(made.ptx, errors=AS_NAMES)
+        command = ptxas_command(request, toolchain())
+        ptxas = subprocess.run(command, cwd=place, capture_output=True, errors=AS_NAMES)
+        (place / artifacts.LOG).write_text(ptxas.stdout + ptxas.stderr, errors=AS_NAMES)
         if ptxas.returncode:
             raise BuildError(f"{request} cannot be built with time stamps:\n{ptxas.stderr.strip()}")
         artifacts.seal(artifacts.module(place, request.version, request.config, request.arch), 0.0)

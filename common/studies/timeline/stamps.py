@@ -24,6 +24,7 @@ from flashladder.common.emulator.parse.ptx import (
     TensorAddress,
 )
 from flashladder.common.errors import BuildError
+from flashladder.common.paths import AS_NAMES
 
 LANES, EVENTS = 16, 1024  # warpgroups that are recorded, and the events of each
 EVENT_BYTES = 8  # the clock; where, and what
@@ -72,7 +73,7 @@ class _Stamp:
 
 def stamp(artifact: Artifact) -> Stamped:
     """The artifact's PTX with stamps. BuildError where it has no products of Hopper, or a wait of an unknown form."""
-    text = artifact.ptx.read_text()
+    text = artifact.ptx.read_text(errors=AS_NAMES)
     kernel = parse(text, artifact.entry)
     if not any(i.opcode.startswith("wgmma.mma_async") for i in kernel.instructions):
         raise BuildError(f"{artifact.version} has no products of warpgroups: time stamps are for rungs from 25 on")
