@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashladder.common import trust
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import declaration
 from flashladder.common.compiler.cubin import code_digest
@@ -178,11 +179,12 @@ def _launch(facts: dict[str, Any]) -> LaunchInfo:
 
 def copy_machine_code(artifact: Artifact, directory: Path) -> None:
     """What a GPU needs of an artifact, and the facts about it, to a new folder."""
-    directory.mkdir(parents=True)
+    trust.make(directory)
     shutil.copyfile(artifact.cubin, directory / CUBIN)
     facts = json.loads((artifact.directory / FACTS).read_text())
     facts["digests"] = _digests(directory, [CUBIN])
     (directory / FACTS).write_text(json.dumps(facts, indent=1))
+    trust.withhold(directory)
 
 
 def seal_ptx(directory: Path) -> None:

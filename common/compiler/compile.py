@@ -20,11 +20,20 @@ from typing import Literal, TypeVar, overload
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import artifact as artifacts
 from flashladder.common.compiler.artifact import Artifact, PtxModule
-from flashladder.common.compiler.ninja import plain, run_ninja, said, space_in_cache, temporary_folder, write_options
+from flashladder.common.compiler.ninja import (
+    in_cache,
+    plain,
+    put,
+    run_ninja,
+    said,
+    space_in_cache,
+    temporary_folder,
+    write_options,
+)
 from flashladder.common.compiler.sources import Sources, header_folders
 from flashladder.common.compiler.toolchain import Toolchain, toolchain
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import AS_NAMES, cache_dir
+from flashladder.common.paths import AS_NAMES
 from flashladder.common.problem.config import KernelConfig
 
 LINES = "-lineinfo"
@@ -210,17 +219,17 @@ class _Listener:
 
 def _place(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
     """The folder of an artifact in the cache, named after everything that decides its content."""
-    return cache_dir() / "artifacts" / folder_name(request, sources, compiler.identity)
+    return in_cache("artifacts", folder_name(request, sources, compiler.identity))
 
 
 def _place_of_code(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
     """The same of what `machine_code` makes."""
-    return cache_dir() / "code" / folder_name(request, sources, compiler.identity)
+    return in_cache("code", folder_name(request, sources, compiler.identity))
 
 
 def _place_of_ptx(request: BuildRequest, sources: Sources, compiler: Toolchain) -> Path:
     """The same of what `translate` makes."""
-    return cache_dir() / "ptx" / folder_name(request, sources, compiler.identity)
+    return in_cache("ptx", folder_name(request, sources, compiler.identity))
 
 
 def folder_name(request: BuildRequest, sources: Sources, compiler: str = "") -> str:
@@ -374,7 +383,7 @@ def _as_ptx(request: BuildRequest, folder: Path, place: Path, seconds: float) ->
 
 def _as_folder(_request: BuildRequest, folder: Path, place: Path, _seconds: float) -> Path:
     try:
-        folder.rename(place)
+        put(folder, place)
     except OSError as error:
         if not place.exists():  # or another process has put the same there
             raise BuildError(f"what was compiled cannot be moved to {place}: {error.strerror}") from None
@@ -391,7 +400,7 @@ def _install(folder: Path, place: Path) -> Artifact:
     """Renames a finished folder into place; another process's finished one is as good, a damaged one gives way."""
     while True:
         try:
-            folder.rename(place)
+            put(folder, place)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise BuildError(f"the artifact cannot be moved to {place}: {error.strerror}") from None

@@ -12,10 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashladder.common import host
-from flashladder.common.compiler.ninja import plain, run_ninja, said, space_in_cache, temporary_folder, write_options
+from flashladder.common.compiler.ninja import (
+    in_cache,
+    plain,
+    put,
+    run_ninja,
+    said,
+    space_in_cache,
+    temporary_folder,
+    write_options,
+)
 from flashladder.common.compiler.toolchain import find_host_compiler, version_text
-from flashladder.common.errors import BuildError, ToolchainError
-from flashladder.common.paths import cache_dir
+from flashladder.common.errors import BuildError, ConfigError, ToolchainError
 
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 LIBRARIES = ("-lm",)
@@ -53,10 +61,10 @@ def build_extension(source: Path) -> Path:
 
 
 def find_extension(source: Path) -> Path | None:
-    """The same if it is in the cache."""
+    """The same if it is in the cache, and may be run."""
     try:
         _, place = _extension(source)
-    except ToolchainError:
+    except (ConfigError, ToolchainError):
         return None
     return place / FILE if (place / FILE).exists() else None
 
@@ -77,7 +85,7 @@ def _extension(source: Path) -> tuple[list[str], Path]:
 
 def _place(source: Path, command: list[str], *decisive: object) -> Path:
     key = hashlib.sha256(repr((source.read_bytes(), command, *decisive)).encode()).hexdigest()[:24]
-    return cache_dir() / "libraries" / f"{source.stem}-{key}"
+    return in_cache("libraries", f"{source.stem}-{key}")
 
 
 def _compiled(source: Path, command: Sequence[str], libraries: Sequence[str], place: Path) -> Path:
@@ -98,7 +106,7 @@ def _compile(source: Path, command: Sequence[str], libraries: Sequence[str], pla
         if not (folder / FILE).exists():
             raise BuildError(f"{source} cannot be compiled:\n{said(folder / LOG, output)}")
         try:
-            folder.rename(place)
+            put(folder, place)
         except OSError as error:
             if not (place / FILE).exists():  # or another process has put the same library there
                 raise BuildError(f"the library cannot be moved to {place}: {error.strerror}") from None

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from flashladder.common import trust
 from flashladder.common.compiler.toolchain import find_ninja
 from flashladder.common.errors import BuildError
 from flashladder.common.paths import AS_NAMES, cache_dir
@@ -35,9 +36,8 @@ def temporary_folder() -> Iterator[Path]:
     """A folder in the cache, on the file system of the artifacts; those that killed builds left are swept away."""
     root = cache_dir() / "building"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for kind in ("artifacts", "code", "ptx", "libraries"):
-            (cache_dir() / kind).mkdir(exist_ok=True)
+        for folder in (root, *(cache_dir() / kind for kind in ("artifacts", "code", "ptx", "libraries"))):
+            trust.make(folder)
         for leftover in filter(_is_abandoned, root.iterdir()):
             shutil.rmtree(leftover, ignore_errors=True)
         made = tempfile.TemporaryDirectory(dir=root)
@@ -53,6 +53,19 @@ def temporary_folder() -> Iterator[Path]:
         os.set_inheritable(lock.fileno(), True)
         Path(lock.name).rename(Path(name, LOCK))  # a lock that is there is held
         yield Path(name)
+
+
+def in_cache(kind: str, name: str) -> Path:
+    """Where something that is run lies in the cache, or will lie; ConfigError where others could have put it there."""
+    place = cache_dir() / kind / name
+    trust.check(place, cache_dir())
+    return place
+
+
+def put(folder: Path, place: Path) -> None:
+    """Moves a finished folder into its place, where nobody else can write it. OSError as of a rename."""
+    trust.withhold(folder)
+    folder.rename(place)
 
 
 def _is_abandoned(folder: Path) -> bool:

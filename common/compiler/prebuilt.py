@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from flashladder.common import trust
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import artifact as artifacts
 from flashladder.common.compiler.artifact import Artifact
@@ -26,7 +27,8 @@ KERNELS = "kernels"  # of a folder that a program adopted
 def find(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
     """The kernel that a program adopted, or that the package has; None without.
 
-    One that is damaged, or is not what its folder says, is named and not used.
+    One that is damaged, or is not what its folder says, is named and not used. ConfigError where others can write what
+    was adopted.
     """
     request = BuildRequest(version, config, arch, lines=False)
     name = folder_name(request, Sources())
@@ -34,6 +36,8 @@ def find(version: Version, config: KernelConfig, arch: str) -> Artifact | None:
     place = next((home / name for home in homes if (home / name).exists()), None)
     if place is None:
         return None
+    if adopted and place.parent != PREBUILT:  # whoever can write that can write this package too
+        trust.check(place, adopted)
     found = artifacts.load(place, cached=True, files=[artifacts.CUBIN])
     if found is None:
         warn(f"{place} is damaged, and is not used: install flashladder again, or adopt again")

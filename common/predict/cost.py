@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from flashladder.common import trust
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import BuildRequest, build, sass
 from flashladder.common.compiler.artifact import Artifact
@@ -64,7 +65,7 @@ class MainLoop:
         code = sass.read(artifact)
         blocks = code.loop_blocks or _blocks_by_ffma(code) or 1.0
         loop = cls(tuple(map(Step.of, code.usual_loop)), code.whole_warps, blocks, TileWork.of(code))
-        place.parent.mkdir(parents=True, exist_ok=True)
+        trust.make(place.parent)
         temporary = place.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(dataclasses.asdict(loop)))
         temporary.replace(place)
