@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class SearchSettings:
     rounds: int = ROUNDS
     seed: int = 0
     study: str | None = None
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)  # it may hold a password
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.report.tables import folding, numbers, table
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
+from flashladder.tuner.storage import without_password
 
 if TYPE_CHECKING:
     from flashladder.common.problem.config import KernelConfig
@@ -47,7 +48,10 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
         console.print(
             f"Predicted and measured times: Spearman's rank correlation {correlation:.2f}, {len(ratios)} kernels"
         )
-    places = [str(trial_log.path_of(ledger.name, ledger.folder)), f"study {ledger.name} in {job.storage}"]
+    places = [
+        str(trial_log.path_of(ledger.name, ledger.folder)),
+        f"study {ledger.name} in {without_password(job.storage)}",
+    ]
     if record:
         places.insert(0, f"{winners.path_of(job.gpu.name, job.home)}: {'; '.join(_kinds(job))}")
     aside("\n".join(places))

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import optuna
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from flashladder.common.errors import ResultsError, first_line
@@ -19,6 +21,9 @@ from flashladder.common.errors import ResultsError, first_line
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 90  # without a heartbeat, and the process that measured a trial is taken for dead
 CONNECT_SECONDS = 10
+HIDDEN = "***"
+FILES = ("sqlite", "journal")  # schemes of storages that are files
+_SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)  # in a query
 
 
 def default_url(results: Path) -> str:
@@ -31,11 +36,17 @@ def open_storage(url: str) -> BaseStorage:
     scheme, _, rest = url.partition("://")
     with named(url), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if scheme == "grpc":
-            host, _, port = rest.partition(":")
-            return GrpcStorageProxy(host=host, port=int(port))
         if scheme == "journal":
             return JournalStorage(JournalFileBackend(_with_folder(rest)))
+        if not (parts := _parts(url)):
+            raise ValueError(
+                "it is no URL that can be read in one way only; in user, password and database %40 stands for @, %2F "
+                "for / and %3F for ?"
+            )
+        if scheme == "grpc":
+            if parts.username or not parts.port:
+                raise ValueError("grpc://host:port has a port, and neither user nor password")
+            return GrpcStorageProxy(host=parts.host or "", port=parts.port)
         if scheme == "sqlite":
             _with_folder(rest.removeprefix("/"))
         return optuna.storages.get_storage(
@@ -66,15 +77,50 @@ def named(url: str) -> Iterator[None]:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError, OSError, ValueError) as error:
         cause = error.__cause__ or error
+        tells = _tells(error, url)
+        words = f"{type(cause).__name__}, whose message might show the password" if tells else first_line(cause)
         raise ResultsError(
-            f"the storage {without_password(url)} cannot be used: {first_line(cause)}. A file works on one machine, "
+            f"the storage {without_password(url)} cannot be used: {words}. A file works on one machine, "
             "sqlite:////home/me/studies.db; a server for several, postgresql://user:password@host/database"
-        ) from error
+        ) from (None if tells else error)
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
+    """The URL as it may be shown; of one that cannot be read no more than its scheme."""
+    if url.partition(":///")[0] in FILES or re.fullmatch(r"[\w./-]*", url):
+        return url
+    if not (parts := _parts(url)):
+        scheme = re.match(r"[\w+]*:?//", url)
+        return f"{scheme[0] if scheme else ''}{HIDDEN}"
+    query = {name: HIDDEN if _is_secret(name, value) else value for name, value in parts.query.items()}
+    return parts.set(query=query).render_as_string().replace(quote(HIDDEN, safe=""), HIDDEN)
+
+
+def _parts(url: str) -> URL | None:
+    """What a URL consists of; None where it is none, or where a part of the password may pass for another."""
+    try:
+        parts = make_url(url)
+    except (SQLAlchemyError, ValueError):
+        return None
+    return None if url.count("@") > 1 or re.search(r"\?.*=.*@", url) else parts
+
+
+def _tells(error: BaseException | None, url: str) -> bool:
+    """Whether an error, or one that it comes from, has the URL or a password of it in its message."""
+    secrets = {url}
+    if parts := _parts(url):
+        queried = parts.normalized_query.items()
+        secrets.update(each for name, values in queried for each in values if _is_secret(name, each))
+        secrets.add(str(parts.password or url))
+    while error:
+        if any(secret in words for secret in secrets for words in (str(error), unquote(str(error)))):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_secret(name: str, value: str | tuple[str, ...]) -> bool:
+    return bool(_SECRET.search(f"{name} {value}"))
 
 
 def _connection(scheme: str) -> dict[str, Any]:

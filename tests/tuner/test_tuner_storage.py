@@ -1,14 +1,17 @@
 """One study, many searches: a PostgreSQL server, claims that collide, searches that die; and storages that fail."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -18,7 +21,8 @@ from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.tests import postgres, tuner_simulation
 from flashladder.tests.tuner.test_tuner_kill import assert_log_agrees
 from flashladder.tuner import ledger as ledgers
-from flashladder.tuner import storage, trial_log
+from flashladder.tuner import show, storage, trial_log
+from flashladder.tuner.job import SearchSettings
 from flashladder.tuner.ledger import ABANDONED, DUPLICATE, Ledger, code_of, verdict_of
 
 FIELDS = {"block_m": [64, 128], "double_buffer": [False, True]}
@@ -223,6 +227,81 @@ def test_unusable_storages(study, url, message):
     with pytest.raises(ResultsError, match=message) as raised:
         study(url)
     assert "secret" not in str(raised.value)
+
+
+SECRET = [
+    "postgresql://me:SE/CRET@127.0.0.1:1/studies",
+    "postgresql://me:SE@CRET@127.0.0.1:1/studies",
+    "postgresql://me:SE@x/CRET@127.0.0.1:1/studies",
+    "postgresql://me:SE?CRET=#@127.0.0.1:1/studies",
+    "postgresql://me:SE%2fCRET%40@127.0.0.1:1/studies",
+    "postgresql://me:SE:CRET@127.0.0.1:1/studies",
+    "postgresql://:SE-CRET@127.0.0.1:1/studies",
+    "postgresql://me:SE-CRET@127.0.0.1:port/studies",
+    "postgresql://me:SE-CRET",
+    "postgresql://127.0.0.1:1/studies?user=me&password=SE-CRET",
+    "postgresql://127.0.0.1:1/studies?password=SE@CRET",
+    "postgresql://127.0.0.1?password=SE@CRET",
+    "postgresql://me@127.0.0.1:1/studies?sslpassword=SE-CRET&password=CRET",
+    "postgresql//me:SE-CRET@127.0.0.1:1/studies",
+    "host=127.0.0.1 port=1 password=SE-CRET",
+    "mysql+nothing://me:SE-CRET@127.0.0.1:1/studies",
+    "grpc://me:SE-CRET@127.0.0.1:1",
+    "grpc://127.0.0.1:SE-CRET",
+    "journal://me:SE-CRET@127.0.0.1/x/y",
+    "sqlite://me:SE-CRET@127.0.0.1/studies",
+]
+
+
+@pytest.mark.parametrize("url", SECRET)
+def test_no_part_of_a_password_is_shown(study, url, monkeypatch, tmp_path):
+    """Not even by --traceback."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "journal:").write_text("")  # no folder can be made here
+    (tmp_path / "me:SE-CRET@127.0.0.1").write_text("")
+    with pytest.raises(ResultsError, match="cannot be used") as raised:
+        study(url)
+    shown = "".join(traceback.format_exception_only(raised.value)) + storage.without_password(url)
+    cause = raised.value
+    while cause := cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__):
+        shown += str(cause)
+    assert not re.search("SE|CRET|%2f", shown), shown
+    assert url not in repr(SearchSettings(storage=url))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:local@localhost:5432/local", "postgresql://me:***@localhost:5432/local"),
+        ("postgresql://me@localhost/studies?passfile=a", "postgresql://me@localhost/studies?passfile=a"),
+        (
+            "postgresql://h/s?user=me&password=x&sslmode=require",
+            "postgresql://h/s?password=***&sslmode=require&user=me",
+        ),
+        ("sqlite:////home/me@work/a?b/studies.db", "sqlite:////home/me@work/a?b/studies.db"),
+        ("journal:///home/me@work:1/journal.log", "journal:///home/me@work:1/journal.log"),
+        ("grpc://localhost:13000", "grpc://localhost:13000"),
+    ],
+)
+def test_what_is_no_secret_is_shown(url, shown):
+    assert storage.without_password(url) == shown
+
+
+def test_an_error_that_has_the_password_in_its_words_is_not_repeated():
+    url = "postgresql://me:s%2Fcret@localhost/studies"
+    for words in ("s/cret is wrong", "at s%2fcret", f"cannot parse {url}"):
+        with pytest.raises(ResultsError) as raised, storage.named(url):
+            raise ValueError(words)
+        assert "cannot be used: ValueError, whose message might show the password" in str(raised.value)
+        assert raised.value.__suppress_context__
+    with pytest.raises(ResultsError, match="cannot be used: connection refused"), storage.named(url):
+        raise ValueError("connection refused")
+
+
+def test_the_end_of_a_search_shows_no_password(study, capsys):
+    job = SimpleNamespace(space=SimpleNamespace(version=SimpleNamespace(name="02")), storage=SECRET[0])
+    show.final(job, study(), None, "")
+    assert "study study in postgresql://me:***@127.0.0.1:1/studies" in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_database(study, tmp_path):
