@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
             meant = "".join(did_you_mean(option, self._option_string_actions) for option in options[:1])
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+            words = (re.sub("//.*", "//...", word) for word in unknown)  # of a URL, which may hold a password
+            self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
         if parsed.own_ladders:
             from flashladder.common import own
 

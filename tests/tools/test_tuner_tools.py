@@ -258,6 +258,13 @@ def test_an_unusable_storage_is_named_before_anything_is_compiled(run, simulated
     assert "postgresql://me:***@127.0.0.1:1/studies cannot be used" in err
 
 
+def test_a_url_where_none_is_taken_is_not_repeated(run, capsys):
+    with pytest.raises(SystemExit):
+        run("02", "--gpu", "h100", "--storag", "postgresql://me:secret@127.0.0.1:1/studies")
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --storag postgresql://...; did you mean --storage?" in said
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
     [("3", "--workers 3: each needs a GPU of its own, and 2 are visible"), ("many", "neither auto nor a number")],
