@@ -163,12 +163,10 @@ def new_keys(
         raise UnsupportedProblemError(
             f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {cache.room} keys"
         )
-    if cache.table is not None:
-        pages = places(lengths, k.shape[1], cache.room) // cache.k.shape[1]
-        if (cache.table.gather(1, pages) < 0).any():
-            raise UnsupportedProblemError(
-                f"block_table is -1, which is no page, where new keys come to: behind cache_seqlens={lengths.tolist()}"
-            )
+    if not new_places(cache, lengths, k.shape[1])[1].all():
+        raise UnsupportedProblemError(
+            f"block_table is -1, which is no page, where new keys come to: behind cache_seqlens={lengths.tolist()}"
+        )
     return k, v
 
 
@@ -198,31 +196,52 @@ def check_apart(cache: Cache) -> None:
 
 
 def places(lengths: torch.Tensor, new: int, room: int) -> torch.Tensor:
-    """Which keys of their sequences so many new ones become: (batch, new)."""
-    return (lengths[:, None].long() + torch.arange(new, device=lengths.device)).clamp_(0, room - 1)
+    """Which keys of their sequences so many new ones become, (batch, new); from `room` on there is no memory."""
+    return lengths.clamp(0, room)[:, None].long() + torch.arange(new, device=lengths.device)
 
 
-def pages_of(cache: Cache, sequences: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The page and the row in it of each of some keys; a page that is none is the last one, as kernels read it."""
+def pages_of(
+    cache: Cache, sequences: torch.Tensor, keys: torch.Tensor
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The page and the row in it of each of some keys, and whether there is such a page.
+
+    If there is none it is the last one, as kernels read it.
+    """
     if cache.table is None:
-        return sequences, keys
-    pages = cache.table[sequences, keys // cache.k.shape[1]]
-    return pages.long().remainder_(2**32).clamp_(max=len(cache.k) - 1), keys % cache.k.shape[1]
+        return (sequences, keys), torch.ones_like(keys, dtype=torch.bool)
+    num_pages, page_size = cache.k.shape[:2]
+    numbers = cache.table[sequences, keys // page_size].long()
+    pages = numbers.remainder(2**32).clamp_(max=num_pages - 1)
+    return (pages, keys % page_size), pages == numbers
 
 
-def new_places(cache: Cache, lengths: torch.Tensor, new: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The page and the row in it of each of so many new keys of each sequence, both (batch, new)."""
-    at = places(lengths, new, cache.room)
-    return pages_of(cache, torch.arange(len(at), device=at.device)[:, None].expand_as(at), at)
+def new_places(cache: Cache, lengths: torch.Tensor, new: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The page and the row in it of each of so many new keys of each sequence, (batch * new), and whether it has them.
+
+    If it has none they are another key's.
+    """
+    keys = places(lengths, new, cache.room).flatten()
+    sequences = torch.arange(lengths.shape[0], device=keys.device)[:, None].expand(-1, new).flatten()
+    where, is_page = pages_of(cache, sequences, keys.clamp(max=cache.room - 1))
+    return where, is_page & (keys < cache.room)
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, lengths: torch.Tensor) -> None:
-    """Writes new keys behind those of sequences of 8-bit floats, by the cache's scales."""
-    where = new_places(cache, lengths, k.shape[1])
+    """Writes new keys behind those of sequences of 8-bit floats, by the cache's scales, where they have a place.
+
+    The host does not know how many have one. So each is written, one without a place as the first that has one: the
+    same number to the same memory, in whatever order. Where none has a place, what is there is written.
+    """
+    if not k.shape[1]:
+        return
+    (pages, rows), has_place = new_places(cache, lengths, k.shape[1])
+    source = torch.where(has_place, torch.arange(rows.shape[0], device=rows.device), has_place.int().argmax())
+    where, is_new = (pages[source], rows[source]), has_place[source][:, None, None]
     for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):
         assert descale is not None
         # torch has no index_put_ of 8-bit floats everywhere
-        into.view(torch.uint8).index_put_(where, quantised(new, descale[:, None]).view(torch.uint8))
+        memory, numbers = (x.view(torch.uint8) for x in (into, quantised(new, descale[:, None]).flatten(0, 1)))
+        memory.index_put_(where, torch.where(is_new, numbers[source], memory[where]))
 
 
 def gathered(
@@ -242,7 +261,7 @@ def gathered(
     place = torch.arange(total, dtype=torch.int32, device=k.device)
     of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
     keys = (place - cu_seqlens_k[of]).clamp_(0, cache.room - 1)
-    if can_look_at(block_table) and (block_table[of, keys // k.shape[1]] < 0).any():
+    where, is_page = pages_of(cache, of, keys)
+    if can_look_at(block_table) and not is_page.all():
         raise UnsupportedProblemError("block_table is -1, which is no page, where cu_seqlens_k says that keys are")
-    where = pages_of(cache, of, keys)
     return k[where], v[where]

@@ -173,7 +173,7 @@ def _filled_up(
         caches.check_apart(cache)
     o, lse = _attend(wide_q, wide, others, wide_new, rotary, (causal, scale, *more))
     if new[0] is not None:
-        where = caches.new_places(cache, others[0], new[0].shape[1])
+        where, _ = caches.new_places(cache, others[0], new[0].shape[1])  # to another key's comes what is there
         for into, written in ((cache.k, k_cache), (cache.v, v_cache)):
             into.index_put_(where, written[where][..., :head_dim])
     return o[..., :head_dim], lse
@@ -281,14 +281,14 @@ def _append_rounded(
         ready_for(problem, q).check(problem)
         caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
     caches.check_apart(cache)
-    places = caches.places(lengths, k.shape[1], cache.room)
     if rotary:
         causal, _, *window = options[:4]
         in_order = causal or tuple(window) != general.OPEN
         of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
-        q, k = rotary.turned(q, of_rows.expand(-1, q.shape[1])), rotary.turned(k, places)
+        q = rotary.turned(q, of_rows.expand(-1, q.shape[1]))
+        k = rotary.turned(k, caches.places(lengths, k.shape[1], cache.room))
     caches.append(k, v, cache, lengths)
-    return q, lengths + k.shape[1]
+    return q, lengths.clamp(0, cache.room) + k.shape[1]
 
 
 @decode.register_fake

@@ -18,8 +18,12 @@ class Rotary(NamedTuple):
     interleaved: bool
 
     def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """x, (batch, rows, heads, head_dim), at positions (batch, rows): computed in fp32, and rounded once."""
-        half = self.cos.shape[1]
+        """x, (batch, rows, heads, head_dim), at positions (batch, rows): computed in fp32, and rounded once.
+
+        Rows beyond the last position of the tables turn as that one.
+        """
+        count, half = self.cos.shape
+        positions = positions.clamp(max=count - 1)
         cos, sin = (table[positions].float()[:, :, None] for table in (self.cos, self.sin))
         columns = x[..., : 2 * half].float()
         a, b = (columns[..., 0::2], columns[..., 1::2]) if self.interleaved else columns.split(half, -1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flashladder import flash_attn_with_kvcache
+from flashladder.common.api import caches as api_caches
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8, quantised
 
@@ -57,6 +58,34 @@ def test_new_keys_are_rounded_by_the_scales():
     wide = widened(k, SCALES[:1].expand(3, -1)), widened(v, torch.ones(3, HEADS_K))
     expected = flash_attn_with_kvcache(q, *wide, **options | {"cache_seqlens": LENGTHS + 2})
     same((o, lse), expected)
+
+
+NOWHERE = {  # lengths and tables, in the order of sequences, of which some new keys have no place
+    "a full sequence": ([ROOM, 5, 70], None),
+    "some of them fit": ([ROOM - 1, 5, 70], None),
+    "lengths that are none": ([-3, 2**31 - 1, ROOM + 5], None),
+    "no page": ([16, 15, 0], [[1, -1], [2, 3], [-1, 0]]),
+    "no such page": ([16, 15, 31], [[1, 5], [2, 2**31 - 1], [0, 3]]),
+    "no page of any": ([0, 16, 32], [[-1, -1]] * 3),
+}
+
+
+@pytest.mark.parametrize(("lengths", "table"), NOWHERE.values(), ids=NOWHERE)
+def test_new_keys_without_a_place_are_not_written(lengths, table, monkeypatch):
+    """As to caches of 16 bits, whose kernel leaves them out; what is written by them is the same."""
+    monkeypatch.setattr(api_caches, "can_look_at", lambda _: False)  # as on a GPU
+    shape = (3, ROOM, HEADS_K, COLUMNS) if table is None else (5, 16, HEADS_K, COLUMNS)
+    new = [quantised(normal(3, 2, HEADS_K, COLUMNS, seed=seed), torch.ones(HEADS_K)).bfloat16() for seed in (3, 4)]
+    narrow = [quantised(normal(*shape, seed=seed), torch.ones(HEADS_K)) for seed in (1, 2)]
+    wide = [cache.bfloat16() for cache in narrow]
+    options = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32), "causal": True, "return_softmax_lse": True}
+    options |= {} if table is None else {"block_table": torch.tensor(table, dtype=torch.int32)}
+    found, expected = (
+        flash_attn_with_kvcache(normal(3, 2, HEADS, COLUMNS), *both, *new, **options) for both in (narrow, wide)
+    )
+    for cache, like in zip(narrow, wide, strict=True):
+        assert torch.equal(cache.bfloat16(), like)
+    same(found, expected)
 
 
 @pytest.mark.parametrize(
