@@ -63,7 +63,8 @@ def flash_attn_with_kvcache(
     New keys `k` and `v`, (batch, seqlen_new, heads_k, head_dim), are first written behind the cached ones, in place,
     and count as cached. With rotary_cos and rotary_sin, (positions, columns / 2), they and q are turned before. New
     keys have the positions from cache_seqlens on. So have rows of q with a causal mask or a window; else all rows have
-    the first of these.
+    the first of these. The tables have a position for each key that there is room for, at least; q may have rows beyond
+    it, where it has more rows than there are new keys. A row beyond the last of the positions turns as that one.
 
     The caches may be 8-bit floats, torch.float8_e4m3fn, where q is of 16 bits. A number in them means itself times its
     head's scale: k_descale and v_descale, (batch, heads_k) or (1, heads_k), fp32, positive; None: 1. The products are

@@ -88,6 +88,21 @@ def test_new_keys_without_a_place_are_not_written(lengths, table, monkeypatch):
     same(found, expected)
 
 
+@pytest.mark.parametrize(("causal", "positions"), [(False, ROOM), (True, ROOM), (True, ROOM + 3)])
+def test_rows_turn_as_beside_a_cache_in_16_bits(causal, positions):
+    """Also beyond the room, where there are more rows than new keys."""
+    new = [torch.full((3, 1, HEADS_K, COLUMNS), number).bfloat16() for number in (0, 1)]  # exact in 8 bits, turned too
+    narrow = [quantised(normal(3, ROOM, HEADS_K, COLUMNS, seed=seed), torch.ones(HEADS_K)) for seed in (1, 2)]
+    angles = torch.outer(torch.arange(positions), 0.5 ** torch.arange(COLUMNS // 2))
+    options = {"rotary_cos": angles.cos().bfloat16(), "rotary_sin": angles.sin().bfloat16(), "causal": causal}
+    options |= {"cache_seqlens": torch.tensor([0, 5, ROOM - 1], dtype=torch.int32), "return_softmax_lse": True}
+    found, expected = (
+        flash_attn_with_kvcache(normal(3, 3, HEADS, COLUMNS), *both, *new, **options)
+        for both in (narrow, [cache.bfloat16() for cache in narrow])
+    )
+    same(found, expected)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

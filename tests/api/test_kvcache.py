@@ -203,6 +203,19 @@ def test_rotary_embeddings(device, causal, interleaved, columns):
     check(o, lse, rows.bfloat16(), found, both[1], [length + 2 for length in LENGTHS], causal, near=0.03)
 
 
+@pytest.mark.parametrize("positions", [ROOM, ROOM + 3])
+def test_rows_beyond_the_room_turn_as_far_as_there_are_angles(device, positions):
+    """More rows of Q than new keys, in a cache that is full then."""
+    q, both = normal(1, 3, HEADS, COLUMNS, device=device), caches(device, (ROOM - 1,))
+    k, v = (normal(1, 1, HEADS_K, COLUMNS, seed=seed, device=device) for seed in (4, 5))
+    angles = torch.outer(torch.arange(positions), 0.5 ** torch.arange(COLUMNS // 2)).to(device)
+    tables = {"rotary_cos": angles.cos().bfloat16(), "rotary_sin": angles.sin().bfloat16()}
+    options = {"cache_seqlens": lengths_of((ROOM - 1,), device), "window_size": (ROOM, 0), "return_softmax_lse": True}
+    o, lse = flash_attn_with_kvcache(q, *both, k, v, **tables, **options)
+    places = (ROOM - 1 + torch.arange(3, device=device)).clamp(max=positions - 1)
+    check(o, lse, turned(q, angles, places[None], True).bfloat16(), *both, (ROOM,), causal=True, near=0.03)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -15,7 +15,7 @@ APPENDS = catalog.find(APPENDING)
 ROTARY = {"rotary": True, "rotary_dim": 20}
 GROWTHS = {  # each kind is compiled once
     "keys": {"layout": "padded"},
-    "turned, in pages": {"options": {**PAGED, **ROTARY, "leftpad": True}, "layout": "padded"},
+    "turned, in pages": {"options": {**PAGED, **ROTARY, "leftpad": True, "rotary_positions": 200}, "layout": "padded"},
     "turned, interleaved": {"options": {"rotary": True, "rotary_interleaved": True, "num_splits": 2}, "causal": False},
 }
 
@@ -96,7 +96,7 @@ def test_bits_with_new_keys_do_not_depend_on_the_rest_of_the_batch():
     [
         ("__syncthreads();  // before any warp reads them", "", "race on shared memory"),
         ("if (!has_place(params, sequence, key)) return;", "", "v_cache"),
-        ("min(position, params.seqlen_k - 1)", "position", "rotary_cos"),
+        ("min(position, params.rotary_positions - 1)", "position", "rotary_cos"),
     ],
 )
 def test_a_fault_is_found(broken, old, new, message):  # noqa: F811

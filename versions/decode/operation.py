@@ -14,7 +14,8 @@
 A paged cache is (num_pages, page_size, num_heads_k, head_dim). Keys i * page_size to (i + 1) * page_size of sequence b
 are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less;
 windows and distances of ALiBi are aligned to the end alike. New keys have the positions from cache_seqlens on. So have
-rows of Q under a causal mask or a window; else all of them have the first of these.
+rows of Q under a causal mask or a window; else all of them have the first of these. A row beyond the last of the
+rotary_positions turns as that one.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ class Decode(Forward):
             "target_parts": target_parts,
             "seqlen_new": seqlen_new,
             "rotary_dim": rotary_dim,
+            "rotary_positions": rotary_positions,
             "num_pages": num_pages,
             "max_pages": max_pages,
         }
@@ -329,7 +331,7 @@ def _turned(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> list[torch
     rows = p.seqlen_q if p.causal or p.window else 1
     made = []
     for name, count in (("q", rows), (NEW[0], seqlen_new(p))):
-        positions = (first + torch.arange(count, device=first.device)).clamp(0, p.seqlen_k - 1)
+        positions = first + torch.arange(count, device=first.device)
         made.append(rotary.turned(tensors[name], positions.expand(-1, tensors[name].shape[1])))
     return made
 

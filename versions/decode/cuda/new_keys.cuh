@@ -16,12 +16,13 @@ struct NewKeys : Params {
     __device__ int keys_of(int sequence) const { return min(keys_before(sequence) + seqlen_new, Params::seqlen_k); }
 };
 
-// Tables (positions, rotary_dim / 2) of one row for each place in a cache, at least. The first rotary_dim columns turn.
+// Tables (rotary_positions, rotary_dim / 2), of one row for each place in a cache at least. The first rotary_dim columns
+// turn.
 template <class Params>
 struct Rotary : Params {
     const void *rotary_cos, *rotary_sin;
-    int rotary_dim;
-    FLASHLADDER_FURTHER_FIELDS(Params, rotary_cos, rotary_sin, rotary_dim)
+    int rotary_dim, rotary_positions;
+    FLASHLADDER_FURTHER_FIELDS(Params, rotary_cos, rotary_sin, rotary_dim, rotary_positions)
 };
 
 using GrowingCache = std::conditional_t<config::new_keys, NewKeys<PaddedCache>, PaddedCache>;
@@ -49,11 +50,11 @@ struct ColumnPair {
     }
 };
 
-// Turns pair i of a row, whose elements are a and b, by the angle of a position. In fp32, without fma: rounded once, to the
-// bits that torch's operators give.
+// Turns pair i of a row, whose elements are a and b, by the angle of a position, or of the last one that has an angle. In
+// fp32, without fma: rounded once, to the bits that torch's operators give.
 template <class T, class Params>
 __device__ inline void turn(T &a, T &b, const Params &params, int position, int i) {
-    const long long at = min(position, params.seqlen_k - 1) * static_cast<long long>(params.rotary_dim / 2) + i;
+    const long long at = min(position, params.rotary_positions - 1) * static_cast<long long>(params.rotary_dim / 2) + i;
     const float cos = static_cast<const T *>(params.rotary_cos)[at], sin = static_cast<const T *>(params.rotary_sin)[at];
     const float a_ = a, b_ = b;
     a = static_cast<T>(__fsub_rn(__fmul_rn(a_, cos), __fmul_rn(b_, sin)));
