@@ -171,7 +171,7 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
         made = compute(dout, q, k, v, o, lse, dlse, *options, of_q, of_k or of_v)
         found[:3] = [gradient if wanted else None for gradient, wanted in zip(made, asked, strict=True)]
     if sinks is not None and ctx.needs_input_grad[_SINKS]:
-        found[_SINKS] = _of_sinks(sinks, o, lse, dout, dlse)
+        found[_SINKS] = _of_sinks(sinks, o, lse, dout, dlse, options.cu_seqlens_q)
     return tuple(found)
 
 
@@ -207,12 +207,20 @@ class _Direct(torch.autograd.Function):
 
 
 def _of_sinks(
-    sinks: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
+    sinks: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor:
     """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
     share = (sinks[:, None] - lse).exp().masked_fill(lse == -math.inf, 0)  # no key, and no sink
     pull = -(dout.float() * o).sum(-1).transpose(1, 2).view_as(lse)  # packed, lse has no batch
     pulled = share * (pull if dlse is None else pull + dlse)
+    if cu_seqlens_q is not None:
+        row = torch.arange(lse.shape[-1], device=lse.device)
+        pulled = pulled.masked_fill(row >= cu_seqlens_q[-1], 0)  # of no sequence; dO and dLSE may be NaN there
     return pulled.transpose(0, -2).flatten(1).sum(1)
 
 

@@ -50,8 +50,8 @@ def packed_attention(
     (sequences + 1), int32, on q's device. A sequence may have no rows; none has more than max_seqlen_q and
     max_seqlen_k. Returns O, (total_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exps,
     (num_heads, total_q), fp32. Rows of q behind the last sequence, and those that see no key, have O = 0 and a log-
-    sum-exp of -inf, or, with sinks, the sink. The options are those of `attention`, `deterministic` among them;
-    alibi_slopes are (num_heads,) or (sequences, num_heads).
+    sum-exp of -inf, or, with sinks, the sink. Gradients of rows behind the last sequence count nowhere. The options are
+    those of `attention`, `deterministic` among them; alibi_slopes are (num_heads,) or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 

@@ -157,6 +157,20 @@ def test_gradients_beside_sinks(packed, head_dim, wants, device):
             torch.testing.assert_close(ours.grad.double(), theirs.grad.nan_to_num(), rtol=0.01, atol=0.03)
 
 
+def test_gradients_ignore_rows_behind_the_last_sequence(device):
+    """Also NaN there, in the gradients of O and of the log-sum-exp."""
+    inputs = [drawn(9, heads, 64, seed=i, device=device).requires_grad_() for i, heads in enumerate((4, 2, 2))]
+    inputs.append(SINKS.clone().to(device).requires_grad_())
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32, device=device)
+    outputs = packed_attention(*inputs[:3], ends, ends, 4, 4, causal=True, sinks=inputs[3], return_lse=True)
+    made = []
+    for behind in (0, torch.nan):
+        of_o, of_lse = drawn(9, 4, 64, seed=7, device=device), drawn(4, 9, seed=8, device=device).float()
+        of_o[6:], of_lse[:, 6:] = behind, behind
+        made.append(torch.autograd.grad(outputs, inputs, (of_o, of_lse), retain_graph=True))
+    torch.testing.assert_close(*made)
+
+
 def test_the_gradient_of_sinks_does_not_overflow(device):
     """dO O is beyond fp16."""
     q, k = (
