@@ -46,8 +46,10 @@ def attention(
     (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses slope * |i + seqlen_k - seqlen_q - j|.
 
     With a `dropout_p`, each weight of P is dropped with that probability, rounded to 1/256, and at least 1/256 and at
-    most 255/256. The others are multiplied by 1 / (1 - p) for the p so rounded. The log-sum-exp is that of all weights.
-    Which are dropped is drawn from torch's generator of the device; `dropout_mask` gives it.
+    most 255/256. The others are multiplied by 1 / (1 - p) for the p so rounded, so that the mean of O is O without
+    dropout. flash-attn and torch multiply by that of the p asked for: with p up to 0.5 this differs by up to 0.4 %, by
+    0.23 % at 0.17. The log-sum-exp is that of all weights. Which are dropped is drawn from torch's generator of the
+    device; `dropout_mask` gives it.
 
     With `sinks`, (num_heads,), fp32, bf16 or fp16, exp(sink) joins the sum of each row, as if of a key whose V is 0. A
     row that sees no key still has O = 0; its log-sum-exp is the sink.

@@ -1,9 +1,9 @@
 """Dropout: which weights of P count. The same as common/cuda/softmax/dropout.cuh, in Python.
 
 A weight is dropped where its byte is below `dropped(p)`: of 256 as many. So p is that number / 256, and what is kept
-is multiplied by 1 / (1 - p) for that p. The bytes are those of Philox 4x32 (Salmon et al., SC 2011) of 7 rounds, the
-fewest that pass the test suite BigCrush. Its key is the seed, its counter the place of the score and the offset. So the
-mask depends on neither tiles nor kernels.
+is multiplied by 1 / (1 - p) for that p: then the mean of O is O without dropout. The bytes are those of Philox
+4x32 (Salmon et al., SC 2011) of 7 rounds, the fewest that pass the test suite BigCrush. Its key is the seed, its
+counter the place of the score and the offset. So the mask depends on neither tiles nor kernels.
 """
 
 from __future__ import annotations

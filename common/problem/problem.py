@@ -53,7 +53,7 @@ class Problem:
     a logit more that joins the sum of its rows, and has no value; they are a tensor too.
 
     With a dropout_p, weights of P are dropped with that probability, in steps of 1/256, and the others grow by
-    1 / (1 - dropout_p); the log-sum-exp is that of all. common/problem/dropout.py says which are dropped.
+    1 / (1 - p) of the p so rounded; the log-sum-exp is that of all. common/problem/dropout.py says which are dropped.
 
     Packed sequences have their lengths in seqlens_q and seqlens_k (as seqlens_q where left out). These say how many
     there are (batch), the longest (seqlen_q, seqlen_k) and the rows of all together (total_q, total_k). Where only the
