@@ -10,7 +10,13 @@ from flashladder.common.problem.fp8 import FP8, quantised
 
 HEADS, HEADS_K, COLUMNS, ROOM = 4, 2, 64, 96
 LENGTHS = torch.tensor([0, 1, 70], dtype=torch.int32)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCALES = torch.tensor([[0.25, 2.0], [1.0, 0.5], [0.125, 4.0]])  # powers of 2: the same cache is exact in 16 bits
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
 
 
 def normal(*shape, seed=0):
@@ -60,7 +66,11 @@ def test_new_keys_are_rounded_by_the_scales():
     same((o, lse), expected)
 
 
-NOWHERE = {  # lengths and tables, in the order of sequences, of which some new keys have no place
+def exact_in_8_bits(*shape, device, seeds=(1, 2)):
+    return [quantised(normal(*shape, seed=seed), torch.ones(HEADS_K)).to(device) for seed in seeds]
+
+
+NOWHERE = {  # lengths and tables of which some new keys have no place
     "a full sequence": ([ROOM, 5, 70], None),
     "some of them fit": ([ROOM - 1, 5, 70], None),
     "lengths that are none": ([-3, 2**31 - 1, ROOM + 5], None),
@@ -71,33 +81,61 @@ NOWHERE = {  # lengths and tables, in the order of sequences, of which some new 
 
 
 @pytest.mark.parametrize(("lengths", "table"), NOWHERE.values(), ids=NOWHERE)
-def test_new_keys_without_a_place_are_not_written(lengths, table, monkeypatch):
-    """As to caches of 16 bits, whose kernel leaves them out; what is written by them is the same."""
+def test_new_keys_without_a_place_are_not_written(lengths, table, device, monkeypatch):
+    """As to caches of 16 bits, whose kernel leaves them out."""
     monkeypatch.setattr(api_caches, "can_look_at", lambda _: False)  # as on a GPU
     shape = (3, ROOM, HEADS_K, COLUMNS) if table is None else (5, 16, HEADS_K, COLUMNS)
-    new = [quantised(normal(3, 2, HEADS_K, COLUMNS, seed=seed), torch.ones(HEADS_K)).bfloat16() for seed in (3, 4)]
-    narrow = [quantised(normal(*shape, seed=seed), torch.ones(HEADS_K)) for seed in (1, 2)]
+    new = [keys.bfloat16() for keys in exact_in_8_bits(3, 2, HEADS_K, COLUMNS, device=device, seeds=(3, 4))]
+    narrow = exact_in_8_bits(*shape, device=device)
     wide = [cache.bfloat16() for cache in narrow]
-    options = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32), "causal": True, "return_softmax_lse": True}
-    options |= {} if table is None else {"block_table": torch.tensor(table, dtype=torch.int32)}
+    numbers = {"cache_seqlens": lengths} | ({} if table is None else {"block_table": table})
+    options = {name: torch.tensor(value, dtype=torch.int32, device=device) for name, value in numbers.items()}
+    q = normal(3, 2, HEADS, COLUMNS).to(device)
     found, expected = (
-        flash_attn_with_kvcache(normal(3, 2, HEADS, COLUMNS), *both, *new, **options) for both in (narrow, wide)
+        flash_attn_with_kvcache(q, *both, *new, **options, causal=True, return_softmax_lse=True)
+        for both in (narrow, wide)
     )
     for cache, like in zip(narrow, wide, strict=True):
         assert torch.equal(cache.bfloat16(), like)
     same(found, expected)
 
 
+@pytest.mark.gpu
+def test_a_graph_leaves_out_new_keys_without_a_place():
+    """Captured before a sequence is full; other keys come with each replay."""
+    q, narrow = normal(3, 1, HEADS, COLUMNS).cuda(), exact_in_8_bits(3, ROOM, HEADS_K, COLUMNS, device="cuda")
+    new = [keys.bfloat16() for keys in exact_in_8_bits(3, 1, HEADS_K, COLUMNS, device="cuda", seeds=(3, 4))]
+    wide = [cache.bfloat16() for cache in narrow]
+    lengths = torch.tensor([ROOM - 4, 5, ROOM - 2], dtype=torch.int32, device="cuda")
+
+    def step():
+        for keys in new:
+            keys.neg_()
+        o = [flash_attn_with_kvcache(q, *both, *new, cache_seqlens=lengths) for both in (narrow, wide)]
+        lengths.add_(1)
+        return o
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, expected = step()
+    for _ in range(5):
+        graph.replay()
+    for cache, like in zip(narrow, wide, strict=True):
+        assert torch.equal(cache.bfloat16(), like)
+    torch.testing.assert_close(o, expected, rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize(("causal", "positions"), [(False, ROOM), (True, ROOM), (True, ROOM + 3)])
-def test_rows_turn_as_beside_a_cache_in_16_bits(causal, positions):
+def test_rows_turn_as_beside_a_cache_in_16_bits(causal, positions, device):
     """Also beyond the room, where there are more rows than new keys."""
-    new = [torch.full((3, 1, HEADS_K, COLUMNS), number).bfloat16() for number in (0, 1)]  # exact in 8 bits, turned too
-    narrow = [quantised(normal(3, ROOM, HEADS_K, COLUMNS, seed=seed), torch.ones(HEADS_K)) for seed in (1, 2)]
-    angles = torch.outer(torch.arange(positions), 0.5 ** torch.arange(COLUMNS // 2))
+    q, new = normal(3, 3, HEADS, COLUMNS).to(device), torch.zeros(3, 1, HEADS_K, COLUMNS).bfloat16().to(device)
+    narrow = exact_in_8_bits(3, ROOM, HEADS_K, COLUMNS, device=device)
+    angles = torch.outer(torch.arange(positions), 0.5 ** torch.arange(COLUMNS // 2)).to(device)
     options = {"rotary_cos": angles.cos().bfloat16(), "rotary_sin": angles.sin().bfloat16(), "causal": causal}
-    options |= {"cache_seqlens": torch.tensor([0, 5, ROOM - 1], dtype=torch.int32), "return_softmax_lse": True}
+    options["cache_seqlens"] = torch.tensor([0, 5, ROOM - 1], dtype=torch.int32, device=device)
     found, expected = (
-        flash_attn_with_kvcache(normal(3, 3, HEADS, COLUMNS), *both, *new, **options)
+        flash_attn_with_kvcache(q, *both, new, new, **options, return_softmax_lse=True)
         for both in (narrow, [cache.bfloat16() for cache in narrow])
     )
     same(found, expected)
