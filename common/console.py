@@ -7,15 +7,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.segment import Segment
 from rich.table import Column
 
 from flashladder.common.errors import FlashLadderError, did_you_mean
+from flashladder.common.escape import controls
 from flashladder.common.packages import lack
 
 PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
@@ -28,9 +30,17 @@ def _width(stream: TextIO) -> int | None:
     return None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
 
 
+class _Console(Console):
+    """Shows control characters that a text holds, which to a terminal would be commands."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(controls(segment.text), segment.style)
+
+
 # A name in brackets, as in flashladder[tuner], is no style: text is printed as it is, and styles are given apart.
-console = Console(highlight=False, markup=False, width=_width(sys.stdout), record=True)
-errors = Console(highlight=False, markup=False, width=_width(sys.stderr), stderr=True)
+console = _Console(highlight=False, markup=False, width=_width(sys.stdout), record=True)
+errors = _Console(highlight=False, markup=False, width=_width(sys.stderr), stderr=True)
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

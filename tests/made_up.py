@@ -6,7 +6,7 @@ import numpy as np
 
 from flashladder.common import catalog
 from flashladder.common.records.log import Log
-from flashladder.common.records.schemas import BENCH, LADDER, RUNS, RoundTimes
+from flashladder.common.records.schemas import BENCH, LADDER, RUNS, round_times
 
 FIELD = {"cudnn": 1.9, "fa3": 2.0, "triton": 1.3}
 RATIOS = {"01": 0.16, "02": 0.76, "07": 0.91, "16": 1.06}  # of the rungs' own configurations
@@ -20,7 +20,7 @@ def round_us(time_us, shape, who, noise=2e-4):
     """Times of rounds: all that take part in a shape's rounds share a large drift, and each has a small noise."""
     drift = np.cumprod(1 + random.Random(str(shape)).gauss(0, 0.02) * np.ones(ROUNDS))
     rng = random.Random(f"{shape} {who}")
-    return RoundTimes.of(np.array([time_us * slow * rng.gauss(1, noise) for slow in drift]))
+    return round_times(np.array([time_us * slow * rng.gauss(1, noise) for slow in drift]))
 
 
 def field(name, seqlen, dtype="bf16", **changes):
@@ -92,7 +92,7 @@ def runs(folder):
     """Writes a log of runs, on the emulator and on a GPU, and one of comparisons."""
     emulated = dict.fromkeys(("time_us", "tflops", "ratio", "baseline", "baseline_us", "verdict"))
     for name, schema in (("runs.csv", RUNS), ("bench.csv", BENCH)):
-        lines = [row("16", "own", 512), row("02", "own", 512, device="emulator", **emulated)]
+        lines = [row("16", "own", 512), row("02", "own", 512, device="emulator") | emulated]
         Log(folder / name, schema).append([{k: v for k, v in line.items() if k in schema.columns} for line in lines])
 
 

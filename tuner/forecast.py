@@ -30,7 +30,8 @@ from flashladder.common.errors import DeviceError
 from flashladder.common.paths import cache_dir
 from flashladder.common.predict import cost
 from flashladder.common.problem.config import GpuDescription, KernelConfig
-from flashladder.common.records.log import Log, PositiveFloat, Schema
+from flashladder.common.records.cells import PositiveFloat
+from flashladder.common.records.log import Log, Schema
 from flashladder.tuner import candidates
 from flashladder.tuner.candidates import Candidate
 from flashladder.tuner.space import Space

@@ -15,8 +15,8 @@ from optuna.trial import FrozenTrial
 
 from flashladder.common.errors import ResultsError
 from flashladder.common.paths import results_dir
-from flashladder.common.records.log import Log, PositiveFloat, Schema
-from flashladder.common.records.schemas import ConfigText
+from flashladder.common.records.cells import ConfigText, PositiveFloat
+from flashladder.common.records.log import Log, Schema
 from flashladder.tuner.ledger import Ledger, code_of, outcome_of, verdict_of
 
 if TYPE_CHECKING:

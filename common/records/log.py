@@ -10,17 +10,24 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from typing_extensions import Required, TypedDict
 
 from flashladder.common.console import warn
 from flashladder.common.errors import ResultsError
+from flashladder.common.escape import quoted
 from flashladder.common.paths import cache_dir
+from flashladder.common.records import cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,31 +35,17 @@ if TYPE_CHECKING:
 Cell = str | int | float | bool | None
 
 
-class PositiveFloat(float):
-    """A time, rate or ratio: what is not above zero and finite was never measured. ValueError for such."""
-
-    def __new__(cls, value: str) -> PositiveFloat:
-        number = super().__new__(cls, value)
-        if not 0 < number < math.inf:
-            raise ValueError(f"{value} is not above zero and finite")
-        return number
-
-
-class Share(float):
-    """A part of a whole. ValueError for what is not from 0 to 1."""
-
-    def __new__(cls, value: str) -> Share:
-        number = super().__new__(cls, value)
-        if not 0 <= number <= 1:
-            raise ValueError(f"{value} is not from 0 to 1")
-        return number
-
-
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a log, in order, each with the type of its cells; a cell may be empty."""
+    """The columns of a log, in order, each with what its cells may hold, which `cells` has; a plain type will do.
 
-    columns: Mapping[str, type]
+    A cell may be empty, unless its column is required, or one of `figures`, which a row has all if it has the first.
+    A figure with NAME_low and NAME_high lies between them.
+    """
+
+    columns: Mapping[str, Any]
+    required: Collection[str] = ()
+    figures: Sequence[str] = ()
 
     def line(self, row: Mapping[str, Cell], header: Sequence[str]) -> str:
         """The row as a line under a file's header, which has all columns and may have more."""
@@ -64,10 +57,49 @@ class Schema:
         """The cells of a line. ValueError, saying why, where the line is no row."""
         if not line.endswith("\n"):
             raise ValueError("torn: the line has no end")
-        cells = _cells(line)
-        if len(cells) != len(header):
-            raise ValueError(f"{len(cells)} cells under {len(header)} columns")
-        return [_parse(name, cell, self.columns.get(name, str)) for name, cell in zip(header, cells, strict=True)]
+        texts = _cells(line)
+        if len(texts) != len(header):
+            raise ValueError(f"{len(texts)} cells under {len(header)} columns")
+        row = self.validate(dict(zip(header, texts, strict=True)))
+        return [row.get(name, text or self._empty(name)) for name, text in zip(header, texts, strict=True)]
+
+    def validate(self, texts: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of cells, without the empty ones. ValueError names each that is wrong, and what is right."""
+        try:
+            row = self._row.validate_python({name: text for name, text in texts.items() if text})
+        except ValidationError as invalid:
+            raise ValueError("; ".join(map(_in_words, invalid.errors()))) from None
+        if row.keys() & self.figures[:1] and (lacking := [name for name in self.figures if name not in row]):
+            raise ValueError(f"it has {self.figures[0]}, and lacks {', '.join(lacking)}")
+        for name in self._intervals:
+            low, value, high = (row.get(column) for column in (f"{name}_low", name, f"{name}_high"))
+            bounds = [bound for bound in (low, value, high) if bound is not None]
+            if bounds != sorted(bounds):
+                figure = name if value is None else f"{name}={value:.3f}"
+                raise ValueError(f"{figure} is not in its interval, {low:.3f} to {high:.3f}")
+        return row
+
+    @cached_property
+    def _row(self) -> TypeAdapter[dict[str, Any]]:
+        kinds = {name: cells.kind(column) for name, column in self.columns.items()}
+        row = {name: Required[kind] if name in self.required else kind for name, kind in kinds.items()}
+        return TypeAdapter(TypedDict("Row", row, total=False))
+
+    @cached_property
+    def _intervals(self) -> list[str]:
+        return [name.removesuffix("_low") for name in self.columns if name.endswith("_low")]
+
+    def _empty(self, name: str) -> Cell:
+        return "" if cells.base(self.columns.get(name, str)) is str else None
+
+
+def _in_words(error: ErrorDetails) -> str:
+    """What is wrong with a cell."""
+    name = error["loc"][0]
+    if error["type"] == "missing":
+        return f"it lacks {name}"
+    words = error["msg"].removeprefix("Input ")
+    return f"{name}={quoted(str(error['input']))} {words[0].lower()}{words[1:]}"
 
 
 @dataclass(frozen=True)
@@ -210,8 +242,12 @@ class Log:
 
 
 def _open(path: Path, mode: str) -> IO[str]:
-    """Text whose lines end at a newline and nowhere else, and whose damaged bytes survive a round trip."""
-    return path.open(mode, encoding="utf-8", errors="surrogateescape", newline="\n")
+    """Text whose lines end at a newline and nowhere else, and whose damaged bytes survive a round trip.
+
+    A spreadsheet's mark at the beginning is not read.
+    """
+    encoding = "utf-8-sig" if mode == "r" else "utf-8"
+    return path.open(mode, encoding=encoding, errors="surrogateescape", newline="\n")
 
 
 def _write(file: IO[str], lines: Iterable[str]) -> None:
@@ -243,22 +279,23 @@ def _spell(value: Cell) -> str:
     return " ".join(str(value).split())  # a row is one line
 
 
-def _parse(name: str, cell: str, kind: type) -> Cell:
-    if kind is str:
-        return cell
-    if not cell and not issubclass(kind, str):
-        return None
-    try:
-        value: Cell = {"true": True, "false": False}[cell] if kind is bool else kind(cell)
-    except (KeyError, ValueError):
-        raise ValueError(f"{name}={cell!r} is no {kind.__name__}") from None
-    return value
+def gpu_of(path: Path, pattern: str) -> str:
+    """The GPU that stands for a pattern's `*` in a file's name; ResultsError where that is none."""
+    first, _, last = pattern.partition("*")
+    gpu = path.name.removeprefix(first).removesuffix(last)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", gpu):
+        raise ResultsError(f"{quoted(path.name)} should be {pattern} with a GPU's name, such as h100 or l40s-142sm")
+    return gpu
 
 
 def read_all(folder: Path, pattern: str, schema: Schema, damaged: list[Damage]) -> dict[str, pd.DataFrame]:
-    """The logs of a folder that a pattern names, by what stands for its `*`; damaged rows are added to `damaged`."""
+    """The logs of a folder that a pattern names, by the GPU that stands for its `*`; damaged rows go to `damaged`.
+
+    Raises ResultsError where that is no name of a GPU.
+    """
     frames = {}
     for path in sorted(folder.glob(pattern)):
-        frames[path.stem.removeprefix(pattern.partition("*")[0])], wrong = Log(path, schema).read()
+        gpu = gpu_of(path, pattern)
+        frames[gpu], wrong = Log(path, schema).read()
         damaged.extend(wrong)
     return frames

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+import yaml
 
-from flashladder.common import catalog
+from flashladder.common import catalog, yaml_files
 from flashladder.common.catalog import winners
 from flashladder.common.catalog.winners import Winner
-from flashladder.common.errors import FlashLadderError, ResultsError, UnsupportedProblemError
+from flashladder.common.errors import FlashLadderError, ResultsError
+from flashladder.common.escape import quoted
 from flashladder.common.measure import baselines
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu, parse_values
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
+from flashladder.common.records.cells import Pairs, PositiveFloat, Share, Size, text
 from flashladder.common.records.ladder_runs import FIELD, MOST_THERMAL, runs_of
-from flashladder.common.records.log import Log
+from flashladder.common.records.log import Log, Schema, gpu_of
+from flashladder.common.records.schemas import PLACE, PROBLEM, RESOURCES
 from flashladder.common.records.slowdowns import completed
 
 ROUNDED = 2e-3  # a part: figures of one measurement that are rounded apart, or are medians of other things
@@ -36,8 +39,16 @@ ABOVE_PEAK = 1.1  # the peak is at a clock that a card may exceed
 NOISY = 0.05  # a kernel beside itself
 LEAST_ROUNDS = 8
 _KEY = ["run", "kind", "version", "dtype", "seqlen_q", "causal"]
-_WINNER = ("problems", "times_us", "baseline_us", "device", "driver", "torch", "toolkit", "commit", "time")
-_INTERVAL = re.compile(r"(\S+) \[(\S+), (\S+)\]")
+_LADDER = "ladder_*.csv"
+_NOT_ALWAYS = {"notes", "chosen_by", "window_left", "window_right", "softcap", "operation", "head_dim_v", "options"}
+_OF_RUNGS = {"config", "arch", "code", *RESOURCES}  # one of the field has none
+_INTERVAL = r"(\d+\.?\d*) \[(\d+\.?\d*), (\d+\.?\d*)\]"
+_Ratio = Annotated[str, text(_INTERVAL, "a ratio with an interval, such as 1.0756 [1.0745, 1.0771]")]
+_PLACE = {name: PLACE[name] for name in ("device", "driver", "torch", "toolkit", "commit", "time")}
+_FOUND = {"problems": list[Pairs], "times_us": list[PositiveFloat], "baseline_us": list[PositiveFloat], "ratio": _Ratio}
+_EVIDENCE = Schema({**_PLACE, **_FOUND, "to_default": _Ratio}, {**_PLACE, **_FOUND})
+_SIZES = dict.fromkeys(("total_q", "total_k"), Size)
+_PROBLEM = Schema({**PROBLEM, **_SIZES, "alibi": bool, "sinks": bool, "dropout_p": Share})
 
 
 def faults(path: Path, known: Path | None = None) -> list[str]:
@@ -47,8 +58,8 @@ def faults(path: Path, known: Path | None = None) -> list[str]:
     """
     if not path.is_file():
         raise ResultsError(f"there is no file {path}")
-    if match := re.fullmatch(r"ladder_(.+)\.csv", path.name):
-        return _of_ladder(path, match[1], known)
+    if path.match(_LADDER):
+        return _of_ladder(path, gpu_of(path, _LADDER), known)
     if path.suffix == ".yaml":
         return _of_winners(path)
     raise ResultsError(
@@ -58,17 +69,24 @@ def faults(path: Path, known: Path | None = None) -> list[str]:
 
 def _of_ladder(path: Path, gpu: str, known: Path | None) -> list[str]:
     frame, damaged = Log(path, records.LADDER).read()
-    wrong = [str(damage) for damage in damaged]
+    if damaged:  # the other rows are not numbered as in the file
+        return [str(damage) for damage in damaged]
+    if extra := [name for name in frame.columns if name not in records.LADDER.columns]:
+        return [f"{path.name} has columns that a ladder's log has not: {', '.join(map(quoted, extra))}"]
     if known:
         before = Log(known, records.LADDER).read()[0][_KEY].itertuples(index=False, name=None)
         frame = frame[~frame[_KEY].apply(tuple, axis=1).isin(set(before))]
     if frame.empty:
-        return [*wrong, f"{path} has no rows" + (" that are new" if known else "")]
+        return [f"{path} has no rows" + (" that are new" if known else "")]
     described = load_gpu(gpu) if gpu in gpu_names() else None
     frame = completed(frame)
-    for number, row in zip(frame.index, frame.to_dict("records"), strict=True):
-        where = f"{path.name}, row {number + 2} ({row['kind']} {row['version']})"
-        wrong += [f"{where}: {fault}" for fault in _of_row(row, described)]
+    rows = {
+        f"{path.name}, row {number + 2} ({row['kind']} {row['version']})": row
+        for number, row in zip(frame.index, frame.to_dict("records"), strict=True)
+    }
+    if lacking := [f"{where}: it lacks {', '.join(names)}" for where, row in rows.items() if (names := _lacking(row))]:
+        return lacking
+    wrong = [f"{where}: {fault}" for where, row in rows.items() for fault in _of_row(row, described)]
     for run in runs_of(frame):
         for name in ("gpu_id", "device", "driver", "torch"):
             if len(found := set(run.rows[name])) > 1:
@@ -84,6 +102,12 @@ def _of_ladder(path: Path, gpu: str, known: Path | None) -> list[str]:
     return wrong
 
 
+def _lacking(row: Mapping[str, Any]) -> list[str]:
+    """The cells that are empty, and that `flashladder ladder` writes."""
+    may_lack = _NOT_ALWAYS | _OF_RUNGS if row["kind"] == FIELD else _NOT_ALWAYS
+    return [name for name in records.LADDER.columns if name not in may_lack and (pd.isna(row[name]) or row[name] == "")]
+
+
 def _of_row(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]:
     """What is wrong with a row of a ladder."""
     yield from _of_place(row, gpu)
@@ -96,20 +120,17 @@ def _of_row(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]
     for error, tolerance in (("max_error", "tolerance"), ("lse_error", "lse_tolerance")):
         if not row[error] <= row[tolerance]:
             yield f"{error}={row[error]:.3g} is above {tolerance}={row[tolerance]:.3g}"
-    if pd.isna(row["time_us"]):
-        return
     if words := records.bounds(row["window_left"], row["window_right"], row["softcap"]):
         yield f"its problem has a bound{words}: a ladder's problems have none"
         return
     try:
         problem = records.problem_of(row)
-    except UnsupportedProblemError as error:
+    except FlashLadderError as error:
         yield str(error)
         return
     yield from _of_speed(problem, float(row["time_us"]), gpu)
     if not math.isclose(row["tflops"], records.tflops(problem, row["time_us"]), rel_tol=ROUNDED):
         yield f"tflops={row['tflops']:.1f}, but its time gives {records.tflops(problem, row['time_us']):.1f}"
-    yield from _of_ratio(*(float(row[name]) for name in ("ratio", "ratio_low", "ratio_high")))
     if not math.isclose(row["ratio"], row["baseline_us"] / row["time_us"], rel_tol=OF_MEDIANS):
         yield f"ratio={row['ratio']:.3f}, but its times give {row['baseline_us'] / row['time_us']:.3f}"
     if not (row["control_low"] <= 1 + NOISY and row["control_high"] >= 1 - NOISY):
@@ -119,9 +140,6 @@ def _of_row(row: Mapping[str, Any], gpu: GpuDescription | None) -> Iterator[str]
 
 def _of_rounds(row: Mapping[str, Any]) -> Iterator[str]:
     """The times of rounds, from which figures follow."""
-    if not row["round_us"] or pd.isna(row["round_us"]):
-        yield "its rounds were not kept, so that nothing can be paired"
-        return
     times = [float(word) for word in row["round_us"].split()]
     if len(times) != row["rounds"] or len(times) < LEAST_ROUNDS:
         yield f"it has the times of {len(times)} rounds; rounds={row['rounds']}, and {LEAST_ROUNDS} are the least"
@@ -137,6 +155,10 @@ def _of_winners(path: Path) -> list[str]:
     home = path.absolute().parent
     if home.name != winners.FOLDER.name:
         raise ResultsError(f"{path} should lie in a folder {winners.FOLDER.name}, as the tuner writes it")
+    try:
+        yaml_files.check_plain(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise ResultsError(f"{path} is damaged: {error}") from None
     found = winners.of_gpu(gpu, home.parent)
     wrong = [] if found else [f"{path} has no winners"]
     for winner in found:
@@ -146,21 +168,21 @@ def _of_winners(path: Path) -> list[str]:
 
 
 def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
-    evidence = winner.evidence
-    if lacking := [name for name in _WINNER if not evidence.get(name)]:
-        yield f"it lacks {', '.join(lacking)}, which the tuner writes"
+    try:
+        evidence = _EVIDENCE.validate(winner.evidence)
+    except ValueError as error:
+        yield str(error)
         return
     yield from _of_place(evidence, gpu)
     try:
         winners.standing(winner)
     except FlashLadderError as error:
         yield str(error)
+    ours, theirs, (ratio, low, high) = evidence["times_us"], evidence["baseline_us"], _interval(evidence["ratio"])
     try:
-        problems = [problem_named(str(name)) for name in evidence["problems"]]
-        ours, theirs = ([float(time) for time in evidence[name]] for name in ("times_us", "baseline_us"))
-        ratio, low, high = _interval(evidence.get("ratio"))
-    except (TypeError, ValueError, UnsupportedProblemError) as error:
-        yield f"its evidence cannot be read: {error}"
+        problems = [problem_named(name) for name in evidence["problems"]]
+    except (ValueError, FlashLadderError) as error:
+        yield f"its problems cannot be read: {error}"
         return
     if not len(problems) == len(ours) == len(theirs):
         yield f"it has {len(problems)} problems, {len(ours)} times and {len(theirs)} of the baseline"
@@ -169,7 +191,8 @@ def _of_winner(winner: Winner, gpu: GpuDescription | None) -> Iterator[str]:
         if winner.kind not in winners.names_for(problem)[:2]:  # of its class of lengths, or of any
             yield f"it was found with {problem.name}, which is of another kind"
         yield from _of_speed(problem, time_us, gpu)
-    yield from _of_ratio(ratio, low, high)
+    if not low <= ratio <= high:
+        yield f"ratio={ratio:.3f} is not in its interval, {low:.3f} to {high:.3f}"
     given = math.exp(sum(math.log(b / t) for b, t in zip(theirs, ours, strict=True)) / len(ours))
     if not math.isclose(given, ratio, rel_tol=OF_MEDIANS):
         yield f"ratio={ratio:.3f}, but its times give {given:.3f}"
@@ -205,41 +228,28 @@ def _of_config(version: str, config: str) -> Iterator[str]:
 
 
 def _of_speed(problem: Problem, time_us: float, gpu: GpuDescription | None) -> Iterator[str]:
-    if not 0 < time_us < math.inf:
-        yield f"time_us={time_us} was never measured"
-    elif gpu is not None and (rate := records.tflops(problem, time_us)) > ABOVE_PEAK * gpu.dense_bf16_tflops:
+    if gpu is not None and (rate := records.tflops(problem, time_us)) > ABOVE_PEAK * gpu.dense_bf16_tflops:
         yield f"{rate:.0f} TFLOP/s is beyond the {gpu.dense_bf16_tflops:.0f} of a {gpu.title}"
 
 
-def _of_ratio(ratio: float, low: float, high: float) -> Iterator[str]:
-    if not 0 < low <= ratio * (1 + ROUNDED) or not ratio * (1 - ROUNDED) <= high < math.inf:
-        yield f"ratio={ratio:.3f} is not in its interval, {low:.3f} to {high:.3f}"
-
-
-def _interval(text: object) -> tuple[float, float, float]:
-    if not (match := _INTERVAL.fullmatch(str(text))):
-        raise ValueError(f"{text!r} is no ratio with an interval, such as 1.0756 [1.0745, 1.0771]")
-    value, low, high = map(float, match.groups())
-    return value, low, high
-
-
-_READ: dict[str, Callable[[str], Any]] = {"true": lambda _: True, "false": lambda _: False, "none": lambda _: None}
+def _interval(text: str) -> list[float]:
+    """Value, low and high of a _Ratio."""
+    return [float(number) for number in re.findall(r"[\d.]+", text)]
 
 
 def problem_named(name: str) -> Problem:
     """The problem of a `Problem.name`; ValueError or UnsupportedProblemError for what is none."""
-    known = {each.name: str(each.type) for each in fields(Problem)}
-    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     options = []
     for pair in name.split(","):
         field, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"{pair!r} is no field of a problem and its value")
-        if field not in known:
-            options.append(pair)
-        elif text in _READ:
-            values[field] = _READ[text](text)
+        if field in _PROBLEM.columns:
+            texts[field] = text
         else:
-            values[field] = text if known[field] == "str" else float(text) if "float" in known[field] else int(text)
+            options.append(pair)
+    without = {field: None for field, text in texts.items() if text == "none"}
+    values = _PROBLEM.validate(texts | without)
     kind = operation_named(values.get("operation", FIRST_OPERATION))
-    return Problem(**values, options=tuple(kind.parse(",".join(options)).items()))
+    return Problem(**values, **without, options=tuple(kind.parse(",".join(options)).items()))

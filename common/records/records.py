@@ -23,6 +23,7 @@ from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem.check import Check
 from flashladder.common.problem.config import spelled
 from flashladder.common.problem.problem import Problem, operation_named
+from flashladder.common.records.cells import base
 from flashladder.common.records.log import Cell, Log
 from flashladder.common.records.schemas import (
     ACCURACY,
@@ -176,7 +177,7 @@ def of_problem(problem: Problem) -> Row:
 def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a row; UnsupportedProblemError where it is none."""
     filled = {name: row[name] for name in PROBLEM if row.get(name) not in (None, "") and row[name] == row[name]}
-    given = {name: PROBLEM[name](value) for name, value in filled.items()}
+    given = {name: base(PROBLEM[name])(value) for name, value in filled.items()}
     options = operation_named(given.get("operation", FIRST_OPERATION)).parse(given.pop("options", ""))
     return Problem(**given, options=tuple(options.items()))
 

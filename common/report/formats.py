@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flashladder.common.escape import Markdown, markdown
+
 
 def rate(value: float, unit: str = "TFLOP/s") -> str:
     """A speed in its unit; of what is slower than one, as CPUs are, two digits. Memory's speed has two decimals."""
@@ -42,6 +44,6 @@ def change(values: Iterable[float]) -> str:
     return " → ".join(f"{value:,.0f}" for value in dict.fromkeys(values))
 
 
-def bold(text: str) -> str:
+def bold(text: str) -> Markdown:
     """In Markdown."""
-    return f"**{text}**"
+    return Markdown(f"**{markdown(text)}**")

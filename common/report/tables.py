@@ -9,6 +9,9 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from flashladder.common import escape
+from flashladder.common.escape import Markdown
+
 Rows = Iterable[Sequence[object]]
 
 
@@ -58,11 +61,11 @@ def facts(title: str, values: Mapping[str, str | Text]) -> Table:
     return made
 
 
-def markdown(columns: Sequence[str], rows: Rows) -> str:
-    """A table in Markdown; short rows end with empty cells."""
+def markdown(columns: Sequence[str], rows: Rows) -> Markdown:
+    """A table in Markdown; short rows end with empty cells. Cells and heads are text, unless they are Markdown."""
     lines: list[Sequence[object]] = [columns, ["---:" if isinstance(head, Number) else "---" for head in columns]]
     lines += [[*cells, *[""] * (len(columns) - len(cells))] for cells in rows]
-    return "\n".join(f"| {' | '.join(map(_spelled, cells))} |" for cells in lines)
+    return Markdown("\n".join(f"| {' | '.join(map(escape.markdown, cells))} |" for cells in lines))
 
 
 def _spelled(cell: object) -> str:

@@ -11,14 +11,18 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from flashladder.common.catalog import Version, schema
 from flashladder.common.compiler.sources import Sources
+from flashladder.common.escape import Markdown
+from flashladder.common.escape import markdown as escaped
 from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
 from flashladder.common.problem.config import KernelConfig, spell
 from flashladder.common.records import records
-from flashladder.common.records.log import Log, PositiveFloat, Schema
-from flashladder.common.records.schemas import RUNS, ConfigText
+from flashladder.common.records.cells import ConfigText, PositiveFloat
+from flashladder.common.records.log import Log, Schema
+from flashladder.common.records.schemas import RUNS
 from flashladder.common.report import formats
 from flashladder.common.report.pages import documents
 from flashladder.common.report.sections import Section
@@ -239,7 +243,7 @@ def _cells(row: Any) -> tuple[str, ...]:
     is_measured = row.verdict in verdict.ADVICE
     ratio = formats.with_interval(row.ratio, row.ratio_low, row.ratio_high) if is_measured else ""
     device = "" if not is_measured else f", {row.device}"
-    change = (row.note or _code(row.change)).replace("|", "\\|")
+    change = row.note or _code(row.change)
     figures = (formats.change((getattr(row, f"parent_{name}"), getattr(row, name))) for name in _FIGURES)
     against = row.parent.rpartition("/")[2][:2]
     return row.time[:10], change, against, _at(row.problem), *figures, ratio, f"{row.verdict}{device}", _link(row.patch)
@@ -253,12 +257,13 @@ def _at(problem: str) -> str:
     return f"d{values['head_dim']}{causal}{dtype}, {int(values['seqlen_q']):,} rows"
 
 
-def _code(change: str) -> str:
+def _code(change: str) -> Markdown:
     """A change in a cell, its line as code."""
     counts, _, line = change.partition(": ")
     short = line if len(line) <= MOST_WORDS else f"{line[:MOST_WORDS]}..."
-    return f"{counts}: `{short}`" if line else counts
+    code = short.replace("`", "'").replace("|", "\\|")  # in code nothing else acts
+    return Markdown(f"{escaped(counts)}: `{code}`") if line else escaped(counts)
 
 
-def _link(file: str) -> str:
-    return f"[patch]({file})" if file else ""
+def _link(file: str) -> Markdown:
+    return Markdown(f"[patch]({quote(file)})" if file else "")

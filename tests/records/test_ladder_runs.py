@@ -192,10 +192,10 @@ def test_a_damaged_round_or_share_is_a_damaged_row(tmp_path):
     log = made_up.ladder(tmp_path, dtypes=("bf16",))
     text = log.path.read_text()
     log.path.write_text(text.replace(",0.9,0.0,0.0,,", ",1.9,0.0,0.0,,", 1))
-    assert "power_cap_share='1.9' is no Share" in str(Log(log.path, LADDER).read()[1][0])
+    assert "power_cap_share='1.9' should be less than or equal to 1" in str(Log(log.path, LADDER).read()[1][0])
     first = text.splitlines()[1].split(",")[-1]
     log.path.write_text(text.replace(first, first.replace(" ", " -", 1), 1))
-    assert "is no RoundTimes" in str(Log(log.path, LADDER).read()[1][0])
+    assert "round_us=" in str(Log(log.path, LADDER).read()[1][0])
 
 
 def test_what_memory_bounds_is_told_in_its_unit():

@@ -28,6 +28,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    from flashladder.common.escape import spreadsheet
     from flashladder.common.records import ladders
     from flashladder.common.report.dashboard import data, opcodes, page
     from flashladder.common.report.pages import cells, ladder, readme, references
@@ -58,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
     if not is_own:
         aside(f"the READMEs are left as they are: they tell of {ROOT / 'results'}")
     folder.mkdir(parents=True, exist_ok=True)
-    summary.to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
+    spreadsheet(summary).to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
     (folder / "dashboard.html").write_text(page.render(results, summary))
     aside(f"{folder / 'dashboard.csv'}\n{folder / 'dashboard.html'}")
     return 0

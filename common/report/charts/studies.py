@@ -36,7 +36,7 @@ def draw(study: optuna.Study) -> dict[str, bytes]:
     if len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))) < FEWEST:
         return {}
     found = {}
-    with plt.rc_context(), warnings.catch_warnings():
+    with plt.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Optuna's matplotlib plots are experimental
         for title, plot in (
             ("History", plots.plot_optimization_history),

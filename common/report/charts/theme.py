@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
+from flashladder.common.escape import controls
 from flashladder.common.report.templating import render
 
 # What a colour is for, with its light and its dark value. The categories keep apart for colour-blind eyes (Okabe, Ito).
@@ -152,6 +153,7 @@ def _style() -> dict[Any, Any]:
         "ytick.minor.size": 0,
         "legend.frameon": False,
         "svg.fonttype": "none",
+        "text.parse_math": False,  # a $ of a log is a $
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "ytick.labelcolor"), colour("ink")),
         "xtick.labelcolor": colour("muted"),
         **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), colour("grid")),
@@ -163,7 +165,7 @@ def _svg(drawn: Figure, name: str, title: str, paint: Callable[[str], str]) -> s
     text = io.StringIO()
     with mpl.rc_context({**_style(), "svg.hashsalt": name}):
         drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(text.getvalue())
+    root = ElementTree.fromstring(controls(text.getvalue()))
     _tidy(root, title)
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from flashladder.common.records import ladders
+from flashladder.common.records.cells import Arch, ConfigText, Name, Pairs, PositiveFloat
 from flashladder.common.records.ladder_runs import Ladder
-from flashladder.common.records.log import Damage, Log, PositiveFloat, Schema, read_all
-from flashladder.common.records.schemas import BENCH, EXPERIMENT, RUNS, ConfigText
+from flashladder.common.records.log import Damage, Log, Schema, read_all
+from flashladder.common.records.schemas import BENCH, EXPERIMENT, RUNS
 from flashladder.common.records.slowdowns import completed
 from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
 
@@ -18,16 +19,20 @@ from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
 TUNING = Schema(
     {
         "trial": int,
-        "version": str,
+        "version": Name,
         "config": ConfigText,
         "verdict": str,
         "reason": str,
         "ratio": PositiveFloat,
         "final_ratio": PositiveFloat,
         "winner": bool,
-    }
+    },
+    ("trial", "version", "config"),
 )
-SASS = Schema({"version": str, "config": str, "arch": str, "kind": str, "pipe": str, "loop": int, "kernel": int})
+SASS = Schema(
+    {"version": Name, "config": Pairs, "arch": Arch, "kind": Name, "pipe": Name, "loop": int, "kernel": int},
+    ("version", "kind", "loop", "kernel"),
+)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _in_full(gpu: str, runs: Runs) -> str:
 
 def _short(gpu: str, runs: Runs) -> str:
     """A line for each dtype, head_dim and mask."""
-    of_kind = {_kind(rows): best(rows) for rows in runs}
+    of_kind = {_kind(rows): cells for rows in runs if (cells := best(rows))}
     lengths = sorted({seqlen for cells in of_kind.values() for seqlen in cells})
     made = []
     for kind, cells in of_kind.items():

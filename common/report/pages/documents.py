@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from flashladder.common.escape import Markdown
 from flashladder.common.report import sections
 from flashladder.common.report.templating import render
 
@@ -35,7 +36,7 @@ def evidence(number: str, title: str, dropped: str = "") -> str:
 
 def _document(title: str, beginning: str, words: Mapping[str, str]) -> str:
     bodies = {
-        part: [*filter(None, (text, sections.empty(MADE[part]) if part in MADE else ""))]
+        part: [Markdown(block) for block in (text, sections.empty(MADE[part]) if part in MADE else "") if block]
         for part, text in words.items()
     }
-    return render("rung.md.j2", title=title, beginning=beginning, bodies=bodies) + "\n"
+    return render("rung.md.j2", title=title, beginning=Markdown(beginning), bodies=bodies) + "\n"

@@ -170,7 +170,7 @@ def _predicted(version: Version) -> list[str]:
     figures = [_for_gpu(read(artifact), gpu) for artifact, (_, gpu) in zip(built, pairs, strict=True)]
     columns = [figures[i : i + len(rungs)] for i in range(0, len(figures), len(rungs))]
     title = f"predicted from machine code, never measured: {rungs[0].name} → {version.name}"
-    heads = [f"{gpu.title}, `block_n={code.config.block_n}`" for gpu, code in zip(gpus, built[1::2], strict=True)]
+    heads = [f"{gpu.title}, block_n={code.config.block_n}" for gpu, code in zip(gpus, built[1::2], strict=True)]
     return [_table(title, heads, [_row(name, name, columns) for name in figures[0]])]
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import pandas as pd
 
 from flashladder.common import catalog
+from flashladder.common.escape import Markdown, markdown
 from flashladder.common.paths import VERSIONS
 from flashladder.common.records import ladder_runs, ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
@@ -105,16 +107,17 @@ def _part(folder: Path, of_gpu: Measured) -> dict[str, Any]:
         "lengths": first["lengths"].max(),
         "fewer": [f"{row.rung or row.title}: {row.lengths}" for row in fewer.itertuples()],
         "torch": first["torch"].iloc[0],
-        "missing": [f"{link(rung.name, folder)} ({rung.title})" for rung in missing],
+        "missing": [Markdown(f"{link(rung.name, folder)} ({markdown(rung.title)})") for rung in missing],
         "log": of_gpu.log(folder).name,
         "again": on_two_cards(first, of_gpu.ladder, in_full=True) if of_gpu.ladder.again else None,
     }
 
 
-def link(version: str, folder: Path, title: str = "") -> str:
+def link(version: str, folder: Path, title: str = "") -> Markdown:
     """To a rung's page, from a document in this folder."""
     place = Path(os.path.relpath(VERSIONS / version, folder)).as_posix()
-    return f"[{catalog.address_of(version)}{title and f' {title}'}]({place})"
+    name = f"{catalog.address_of(version)} {title}".strip()
+    return Markdown(f"[{markdown(name)}]({quote(place)})")
 
 
 def _table(lines: pd.DataFrame, folder: Path) -> tuple[list[str], Rows]:

@@ -37,6 +37,7 @@ class MeasuredTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     source: str
+    log: str
 
     @property
     def markdown(self) -> str:
@@ -98,7 +99,7 @@ def table(rows: pd.DataFrame, log: str) -> MeasuredTable:
     mask = "causal" if last["causal"] else "full"
     official = _label(last["baseline"], "")
     title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
-    return MeasuredTable(title, ("S", *numbers(*lengths, "mean", "95 %")), tuple(lines), _source(rows, log))
+    return MeasuredTable(title, ("S", *numbers(*lengths, "mean", "95 %")), tuple(lines), _source(rows), log)
 
 
 def _cell(row: Any, factor: int) -> str:
@@ -132,7 +133,7 @@ def _changes(implementation: Implementation, config: str) -> dict[str, Value]:
     return {name: value for name, value in values.items() if getattr(default, name, None) != value}
 
 
-def _source(rows: pd.DataFrame, log: str) -> str:
+def _source(rows: pd.DataFrame) -> str:
     """Where and when, and with what."""
     last = rows.iloc[-1]
     shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
@@ -143,5 +144,4 @@ def _source(rows: pd.DataFrame, log: str) -> str:
     cells = {"run": last["run"], "card": last["gpu_id"], "commit": last["commit"]}
     marks = ", ".join(f"{name} {cell}" for name, cell in cells.items() if isinstance(cell, str) and cell)
     where = f"{last['device']} ({marks}), {shape}; {software}; {last['time'][:10]}."
-    disturbed = remarks(rows, "GPU" if driver else "CPU")
-    return f"{where}{disturbed} Made by `flashladder dashboard` from results/{log}."
+    return where + remarks(rows, "GPU" if driver else "CPU")

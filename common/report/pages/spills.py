@@ -66,7 +66,7 @@ def _machine_code() -> str:
         (version.number, *(f"{usual[name]:,} → {low[name]:,}" for name in FIGURES))
         for version, usual, low in zip(rungs(), figures[::2], figures[1::2], strict=True)
     ]
-    return markdown([f"{ARCH}, `-O{USUAL}` → `-O{LOW}`", *numbers(*FIGURES.values())], rows)
+    return markdown([f"{ARCH}, -O{USUAL} → -O{LOW}", *numbers(*FIGURES.values())], rows)
 
 
 def measured() -> str:
@@ -79,7 +79,7 @@ def measured() -> str:
         fields = parse_values(best["config"])
         ratios = [*(_of_default(version, trials, level) for level in (USUAL, LOW)), best["ratio"]]
         rows.append((version.number, *map(formats.ratio, ratios), f"{fields['k_fragments']}, {fields['v_fragments']}"))
-    heads = ("default", f"default, `-O{LOW}`", f"best at `-O{LOW}`", "its K, V")
+    heads = ("default", f"default, -O{LOW}", f"best at -O{LOW}", "its K, V")
     return markdown(["ratio to FlashAttention-2", *numbers(*heads)], rows)
 
 

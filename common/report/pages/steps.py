@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from flashladder.common import escape
 from flashladder.common.catalog import Version
 from flashladder.common.paths import ROOT
 from flashladder.common.report import formats, ladder_tables
@@ -65,7 +66,7 @@ def measured(version: Version) -> list[str]:
         if lines:
             head = f"{_title(gpu)}: ratio to FlashAttention-2"
             columns = [head, *numbers("rung below", "this rung", "step"), "configuration", *numbers("registers")]
-            parts += [markdown(columns, lines), fill(_source(ladder, version, version.below()))]
+            parts += [markdown(columns, lines), fill(escape.markdown(_source(ladder, version, version.below())))]
     return parts
 
 

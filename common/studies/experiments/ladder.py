@@ -23,7 +23,7 @@ from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Run
 from flashladder.common.records.log import Log
-from flashladder.common.records.schemas import RoundTimes
+from flashladder.common.records.schemas import round_times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +175,7 @@ def _rounds(result: contest.Contest, name: str) -> records.Row:
     """The times of a contender's rounds, where it was timed."""
     if result.measurement is None or name not in result.measurement.checks:
         return {}
-    return {"round_us": RoundTimes.of(result.measurement.times(name))}
+    return {"round_us": round_times(result.measurement.times(name))}
 
 
 def _code(kernel: Artifact | Configured) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flashladder.common.errors import ResultsError
+from flashladder.common.escape import Markdown
 from flashladder.common.report.tables import facts, folding, numbers, table
 from flashladder.common.report.templating import render
 from flashladder.common.workshop.exercises.exercise import Exercise
@@ -34,7 +35,7 @@ def begin(exercise: Exercise, folder: Path) -> Grade:
 
 
 def _task(start: Grade) -> str:
-    values = {"exercise": start.exercise, "goal": goal(start), "kernel": KERNEL}
+    values = {"exercise": start.exercise, "task": Markdown(start.exercise.task), "goal": goal(start), "kernel": KERNEL}
     return render("exercise.md.j2", **values, gpu=GPU) + "\n"
 
 
