@@ -69,16 +69,18 @@ def sinks_of(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None
 def pair_of(name: str, window: Any, everything: int | None) -> tuple[Any, Any]:
     """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none.
 
-    A tensor of two is read, which waits for the GPU that it may be on.
+    A tensor is read, which waits for the GPU that it may be on.
     """
-    if isinstance(window, torch.Tensor):
+    if hasattr(window, "tolist"):
         window = window.tolist()
-    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
-    if not is_pair or not all(type(each) in (int, type(everything)) for each in window):
+    try:
+        if not isinstance(window, (tuple, list)):
+            raise ValueError
+        left, right = (each if each is everything else given.whole(name, each) for each in window)
+    except (ValueError, UnsupportedProblemError):
         raise UnsupportedProblemError(
             f"{name}={window!r}: it should be (left, right), each a number of keys, or {everything} for all"
-        )
-    left, right = window
+        ) from None
     return left, right
 
 

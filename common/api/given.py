@@ -47,21 +47,30 @@ def text(**given: object) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """A number of Python, NumPy or torch; UnsupportedProblemError for anything else."""
-    if isinstance(value, (float, int, *_SYMBOLS)):
-        return value  # type: ignore[return-value]
+    """A number of Python, NumPy or torch as a float, True as 1.0, as torch takes it; UnsupportedProblemError for
+    anything else.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, _SYMBOLS):
+        return torch.sym_float(value)  # type: ignore[no-any-return]
     try:
-        return float(value.__float__())
+        value_of = value.item() if hasattr(value, "item") else value  # of which text and complex numbers are no floats
+        return float(value_of if isinstance(value_of, int) else value_of.__float__())
+    except OverflowError:
+        raise UnsupportedProblemError(f"{name} is larger than a floating-point number can be") from None
     except (AttributeError, TypeError, ValueError, RuntimeError):
         raise _refusal(name, value, "a number") from None
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number of Python, NumPy or torch; UnsupportedProblemError for anything else, and for True and False."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+    """A whole number of Python, NumPy or torch as an int; UnsupportedProblemError for anything else, and for True and
+    False.
+    """
+    if type(value) is int or isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
             raise TypeError
         return operator.index(value)
     except (TypeError, RuntimeError):

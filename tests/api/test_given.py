@@ -1,0 +1,133 @@
+"""Numbers of Python, NumPy and torch as arguments: each is taken as the number that it is, or refused by name."""
+
+import enum
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import fake_cuda
+import numpy as np
+import pytest
+import torch
+
+from flashladder import attention, flash_attn_func, flash_attn_with_kvcache, packed_attention
+from flashladder.common.api import general, given, op
+from flashladder.common.errors import UnsupportedProblemError
+
+
+class Two(enum.IntEnum):
+    TWO = 2
+
+
+class Float(float):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(2, 2.0, Float(2), Two.TWO, Fraction(2), Decimal(2)),
+        *(np.float64(2), np.float16(2), np.int8(2), np.array(2), np.array([2.0])),
+        *(torch.tensor(2.0), torch.tensor(2), torch.tensor([[2.0]])),
+    ],
+    ids=repr,
+)
+def test_a_number_is_a_float(value):
+    assert type(found := given.number("softmax_scale", value)) is float
+    assert found == 2.0
+
+
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True)], ids=repr)
+def test_true_is_a_number_and_no_whole_number(value):
+    """As in torch's own attention, whose scale may be True; and as its indices may not be NumPy's."""
+    assert repr(given.number("softmax_scale", value)) == "1.0"
+    with pytest.raises(UnsupportedProblemError, match=r"num_splits.* is of type .*; it should be a whole number"):
+        given.whole("num_splits", value)
+
+
+def test_minus_zero_and_what_is_not_finite_stay_so():
+    assert math.copysign(1, given.number("softcap", -0.0)) == -1
+    assert math.isnan(given.number("softcap", np.float32("nan")))
+    assert given.number("softcap", -math.inf) == -math.inf
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2",
+        b"2",
+        np.str_("2"),
+        np.array("2"),
+        1j,
+        np.complex64(1 + 2j),
+        torch.tensor(1j),
+        np.ones(2),
+        torch.ones(2),
+        float,
+    ],
+    ids=repr,
+)
+def test_what_is_no_real_number_is_refused(value):
+    with pytest.raises(UnsupportedProblemError, match=r"softmax_scale.* is of type .*; it should be a number"):
+        given.number("softmax_scale", value)
+
+
+def test_a_number_beyond_all_floats_is_refused():
+    with pytest.raises(UnsupportedProblemError, match="softmax_scale is larger than a floating-point number can be"):
+        given.number("softmax_scale", 10**400)
+
+
+@pytest.mark.parametrize("value", [2, Two.TWO, np.int64(2), np.uint8(2), np.array(2), torch.tensor(2)], ids=repr)
+def test_a_whole_number_is_an_int(value):
+    assert type(found := given.whole("num_splits", value)) is int
+    assert found == 2
+    assert general.pair_of("window", (value, None), None) == (2, None)
+    assert general.pair_of("window_size", [-1, value], -1) == (-1, 2)
+    assert {type(each) for each in general.pair_of("window_size", (value, value), -1)} == {int}
+
+
+@pytest.mark.parametrize("pair", [np.array([5, -1]), torch.tensor([5, -1]), [np.int32(5), torch.tensor(-1)]], ids=repr)
+def test_pairs_of_numbers(pair):
+    assert general.pair_of("window_size", pair, -1) == (5, -1)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [5, (5,), (5, 5, 5), (5, 1.0), (5, True), "50", {5, 6}, np.array([5.0, 1.0]), torch.tensor(5), (5, None)],
+    ids=repr,
+)
+def test_what_is_no_pair_is_refused(pair):
+    with pytest.raises(UnsupportedProblemError, match=r"it should be \(left, right\), each a number of keys, or -1"):
+        general.pair_of("window_size", pair, -1)
+
+
+@pytest.mark.parametrize("of", [Two, np.int64, np.array, torch.tensor], ids=lambda of: of.__name__)
+def test_every_door_takes_them(of, monkeypatch):
+    """What kernels are told of a call by numbers of any kind is what they are told by Python's own."""
+    driver = fake_cuda.for_attention(monkeypatch)
+    q, numbers = torch.zeros(2, 9, 2, 64).bfloat16(), torch.tensor([4, 5]).int()
+    starts, flat = torch.tensor([0, 2, 4]).int(), torch.zeros(4, 2, 64).bfloat16()
+
+    def called(two):
+        driver.launches.clear()
+        attention(q, q, q, window=(two, two), softcap=two, softmax_scale=two)
+        flash_attn_func(q, q, q, window_size=(two, two), softcap=two, softmax_scale=two)
+        packed_attention(flat, flat, flat, starts, starts, two, two, window=(two, None), softmax_scale=two)
+        options = {"window_size": (two, 0), "softcap": two, "softmax_scale": two, "num_splits": two}
+        flash_attn_with_kvcache(q[:, :1], q, q, cache_seqlens=numbers, **options)
+        return [(launch.function, launch.shape) for launch in driver.launches], seen
+
+    seen, problem_of = [], op.problem_of
+
+    def noting(*given, **others):
+        seen.append(made := problem_of(*given, **others))
+        return made
+
+    monkeypatch.setattr(op, "problem_of", noting)
+    expected, problems = called(2)
+    assert all(problem.softmax_scale == 2.0 and type(problem.softmax_scale) is float for problem in problems)
+    first = list(problems)
+    seen.clear()
+    assert called(of(2))[0] == expected
+    assert seen == first
+    assert [repr(problem) for problem in seen] == [repr(problem) for problem in first], "also of the same types"
