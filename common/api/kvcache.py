@@ -180,9 +180,9 @@ def _filled_up(
     return o[..., :head_dim], lse
 
 
-# The plans of problems that came often, by what tensors and options say: a plan's address, the scale, what the
-# log-sum-exp is like; and what these need.
-_planned: dict[bytes, tuple[int, float, torch.Tensor, Plan, Call]] = {}
+# The plans of problems that came often, by what tensors and options say: a plan, the scale, what the log-sum-exp is
+# like; and what these need.
+_planned: dict[bytes, tuple[Plan, float, torch.Tensor, Call]] = {}
 
 
 def _remember(tensors: tuple[Any, ...], options: tuple[Any, ...], problem: Problem) -> None:
@@ -193,7 +193,7 @@ def _remember(tensors: tuple[Any, ...], options: tuple[Any, ...], problem: Probl
     if extension and call and plan and (said := extension.said(tensors, options)):
         while len(_planned) >= PROBLEMS_KEPT:
             _planned.pop(next(iter(_planned)), None)
-        _planned[said] = plan.address, problem.softmax_scale, new_lse(q), plan, call
+        _planned[said] = plan, problem.softmax_scale, new_lse(q), call
 
 
 @torch.library.custom_op("flashladder::decode", mutates_args=())

@@ -30,8 +30,7 @@ class Call:
             self._kernel = gpu.load(artifact)
             self._lenders = [lender(self._kernel, each, device) for each in self._kernel.launcher.workspaces]
             torch.cuda.synchronize()  # counters are zero, for any stream
-            self._plan = plan.plan(rung, self._kernel, self._lenders, problem, device)
-        self.plan_at = self._plan.address if self._plan else 0  # for fast_path.cpp
+            self.plan = plan.plan(rung, self._kernel, self._lenders, problem, device)
         self._rung = rung
         self._plans: dict[Problem, plan.Plan | None] = {}
         fast_path.prepare()
@@ -40,16 +39,16 @@ class Call:
         """Whether C++ launched on these tensors, in the operation's order; else nothing is done, and `__call__` may say
         what is wrong with them.
         """
-        return self._plan is not None and self.launch_by(self._plan, tensors, softmax_scale)
+        return self.plan is not None and self.launch_by(self.plan, tensors, softmax_scale)
 
     def launch_by(self, planned: plan.Plan, tensors: Sequence[torch.Tensor | None], softmax_scale: float) -> bool:
         """The same by a plan of its own for these tensors, as `planned` gives it."""
         if fast_path.extension is None:
             return False
         if torch.cuda.current_device() == self._index:
-            return bool(fast_path.extension.launch(planned.address, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(planned, tuple(tensors), softmax_scale))
         with torch.cuda.device(self._device):
-            return bool(fast_path.extension.launch(planned.address, tuple(tensors), softmax_scale))
+            return bool(fast_path.extension.launch(planned, tuple(tensors), softmax_scale))
 
     def planned(self, problem: Problem, now: bool = True) -> plan.Plan | None:
         """A plan for one problem that the rung takes; None where there is none.

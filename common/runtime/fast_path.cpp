@@ -1,6 +1,9 @@
 // Calls in C++: from Python's tensors to a launch by plan.h; and what op.py does around it. What is not plainly right is left
 // to Python. An extension of Python that reads tensors through DLPack's C structures, and needs nothing else of torch's
 // C++; the driver's function is handed over. common/runtime/fast_path.py builds it.
+//
+// What it uses while Python may run it owns: Python, or another thread, may drop it meanwhile. It needs the GIL, which a
+// Python without one turns on when it loads this.
 #include "plan.h"
 
 #include <cmath>
@@ -14,9 +17,9 @@ struct Released {
 };
 using Owned = std::unique_ptr<PyObject, Released>;
 
-// Of torch, and of fast_path.py: set once.
-const DLPackExchangeAPI *exchange;
-PyTypeObject *tensor_type;
+// Of torch, and of fast_path.py.
+const DLPackExchangeAPI *exchange;  // null until the others are set
+PyTypeObject *tensor_type, *plan_type;
 PyObject *torch_c, *forward_ad;  // what torch._C and torch.autograd.forward_ad hold, by name
 PyObject *new_o, *new_lse, *empty_like;
 long long long_from;                  // keys: as tuned.py has it
@@ -24,22 +27,51 @@ PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_na
 PyObject *level_name, *enabled_name, *wanted_name;  // of derivatives
 
 bool is_viewed(PyObject *tensor, View &view) {
-    return view.is_there = PyObject_TypeCheck(tensor, tensor_type) &&
-                           exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0;
+    DLTensor seen;
+    return PyObject_TypeCheck(tensor, tensor_type) && exchange->dltensor_from_py_object_no_sync(tensor, &seen) == 0 &&
+           view.read(seen);
 }
 
-// An address, or a tensor's.
-void *address(PyObject *memory) {
-    if (PyLong_Check(memory)) return PyLong_AsVoidPtr(memory);
-    View view;
-    return is_viewed(memory, view) ? view.begin() : nullptr;
+// A plan of plan.py, which lives as long as its object; null, perhaps with an error, for what is none.
+const Plan *plan_of(PyObject *object) {
+    Py_buffer memory;
+    if (!PyObject_TypeCheck(object, plan_type) || PyObject_GetBuffer(object, &memory, PyBUF_SIMPLE)) return nullptr;
+    const auto *plan = memory.len == sizeof(Plan) ? static_cast<const Plan *>(memory.buf) : nullptr;
+    PyBuffer_Release(&memory);
+    return plan;
 }
+
+// A number of Python's own, of which True is none; false, perhaps with an error, for anything else.
+bool is_number(PyObject *object, double &number) {
+    if (!PyFloat_Check(object) && !PyLong_CheckExact(object)) return false;
+    number = PyFloat_AsDouble(object);
+    return !PyErr_Occurred();
+}
+
+// A whole number likewise.
+bool is_whole(PyObject *object, long long &number) {
+    if (!PyLong_CheckExact(object)) return false;
+    number = PyLong_AsLongLong(object);
+    return !PyErr_Occurred();
+}
+
+// An address, or a tensor's; false, perhaps with an error, for what is neither.
+bool is_memory(PyObject *object, void *&address) {
+    View view;
+    if (PyLong_CheckExact(object)) address = PyLong_AsVoidPtr(object);
+    else if (is_viewed(object, view)) address = view.begin();
+    else return false;
+    return !PyErr_Occurred();
+}
+
+// What a dict has, to be released; null, perhaps with an error, where it has nothing.
+PyObject *held(PyObject *dict, PyObject *key) { return Py_XNewRef(PyDict_GetItemWithError(dict, key)); }
 
 // What a function of torch._C returns, without an argument or with one; null, perhaps with an error.
 PyObject *asked(PyObject *name, PyObject *argument = nullptr) {
-    PyObject *function = PyDict_GetItemWithError(torch_c, name);
+    const Owned function(held(torch_c, name));
     if (!function) return nullptr;
-    return argument ? PyObject_CallOneArg(function, argument) : PyObject_CallNoArgs(function);
+    return argument ? PyObject_CallOneArg(function.get(), argument) : PyObject_CallNoArgs(function.get());
 }
 
 // Python looks at what is left to it, and comes upon an error again, unless it is an interrupt.
@@ -52,14 +84,13 @@ PyObject *left(PyObject *answer) {
 // A workspace. What is captured, or new to the stream, is lent by Python.
 PyObject *lent(const Call &call, const WorkspacePlan &workspace, PyObject *stream, bool is_captured) {
     if (workspace.of_stream != Py_None && !is_captured) {
-        PyObject *kept = PyDict_GetItemWithError(workspace.of_stream, stream);
-        if (kept) return Py_NewRef(kept);
-        if (PyErr_Occurred()) return nullptr;
+        PyObject *kept = held(workspace.of_stream, stream);
+        if (kept || PyErr_Occurred()) return kept;
     }
-    const Owned sizes(PyTuple_New(call.plan.num_sizes));
+    const Owned lend(Py_NewRef(workspace.lend)), sizes(PyTuple_New(call.plan.num_sizes));
     for (int i = 0; sizes && i < call.plan.num_sizes; ++i)
         PyTuple_SET_ITEM(sizes.get(), i, PyLong_FromLongLong(call.sizes[i]));
-    return sizes ? PyObject_CallFunctionObjArgs(workspace.lend, stream, sizes.get(), nullptr) : nullptr;
+    return sizes && !PyErr_Occurred() ? PyObject_CallFunctionObjArgs(lend.get(), stream, sizes.get(), nullptr) : nullptr;
 }
 
 // Whether it launched, on torch's current stream; else with a Python error, perhaps. The device is current.
@@ -68,27 +99,33 @@ bool is_launched(Call &call) {
     if (!call.is_taken()) return false;
     const Owned index(PyLong_FromLong(plan.device_index));
     const Owned stream(index ? asked(stream_name, index.get()) : nullptr);
-    if (!stream) return false;
+    void *stream_at;
+    if (!stream || !is_memory(stream.get(), stream_at)) return false;
     Owned memory[max_workspaces];  // the allocator waits until the stream is done
     void *workspaces[max_workspaces];
     const Owned capturing(plan.num_workspaces ? asked(capturing_name) : Py_NewRef(Py_False));
     if (!capturing) return false;
     for (int i = 0; i < plan.num_workspaces; ++i) {
         memory[i].reset(lent(call, plan.workspaces[i], stream.get(), capturing.get() != Py_False));
-        if (!memory[i]) return false;
-        workspaces[i] = address(memory[i].get());
+        if (!memory[i] || !is_memory(memory[i].get(), workspaces[i])) return false;
     }
-    void *stream_at = address(stream.get());
-    return !PyErr_Occurred() && launch(call, workspaces, stream_at) == 0;
+    return launch(call, workspaces, stream_at) == 0;
+}
+
+// Whether a function has its arguments, and has been told what it needs; else with an error.
+bool is_asked_right(const char *name, Py_ssize_t count, Py_ssize_t wanted) {
+    if (exchange && count == wanted) return true;
+    PyErr_Format(PyExc_TypeError, exchange ? "%s takes %zd arguments, not %zd" : "%s waits for set_up", name, wanted, count);
+    return false;
 }
 
 // launch(plan, tensors, softmax_scale) -> whether it launched; tensors in the operation's order, None for one left out
 PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (count != 3 || !PyTuple_Check(given[1]))
+    if (!is_asked_right("launch", count, 3)) return nullptr;
+    const Plan *plan = plan_of(given[0]);
+    double scale;
+    if (!plan || !PyTuple_Check(given[1]) || !is_number(given[2], scale))
         return PyErr_Format(PyExc_TypeError, "launch takes a plan, a tuple of tensors and a scale");
-    const auto *plan = static_cast<const Plan *>(PyLong_AsVoidPtr(given[0]));
-    const double scale = PyFloat_AsDouble(given[2]);
-    if (PyErr_Occurred()) return nullptr;
     Call call{*plan, scale};
     if (PyTuple_GET_SIZE(given[1]) != plan->num_tensors) return Py_NewRef(Py_False);
     for (int i = 0; i < plan->num_tensors; ++i) {
@@ -114,39 +151,40 @@ struct Kind {
     }
 };
 Kind last;  // which keeps its objects
-const Plan *plan_of_last;
+PyObject *plan_of_last;
 
-const Plan *look_up(const Kind &kind, PyObject *q) {
+PyObject *look_up(const Kind &kind, PyObject *q) {
     const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
     const Owned num_heads(PyLong_FromLongLong(kind.num_heads)), head_dim(PyLong_FromLongLong(kind.head_dim));
     if (!dtype || !device || !num_heads || !head_dim) return nullptr;
     const Owned key(PyTuple_Pack(9, kind.version, dtype.get(), device.get(), num_heads.get(), kind.is_gqa,
                                  head_dim.get(), kind.causal, kind.lse, kind.is_long));
-    PyObject *found = key ? PyDict_GetItemWithError(kind.ready, key.get()) : nullptr;
-    const Owned plan(found ? PyObject_GetAttr(found, plan_name) : nullptr);
-    return plan ? static_cast<const Plan *>(PyLong_AsVoidPtr(plan.get())) : nullptr;
+    const Owned found(key ? held(kind.ready, key.get()) : nullptr);
+    return found ? PyObject_GetAttr(found.get(), plan_name) : nullptr;
 }
 
-// What stands ready for tensors of a kind, as op.py has it; null, perhaps with an error, where nothing does.
-const Plan *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
-                 PyObject *lse) {
+// The plan that stands ready for tensors of a kind, as op.py has it, to be released; null, perhaps with an error, where
+// nothing does.
+PyObject *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
+               PyObject *lse) {
     if (view.ndim != 4 || of_k.ndim != 4) return nullptr;
     PyObject *is_long = of_k.shape[1] >= long_from ? Py_True : Py_False;
     PyObject *is_gqa = view.shape[2] != of_k.shape[2] ? Py_True : Py_False;
     const Kind kind{ready, version, is_gqa, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
-    if (plan_of_last && kind == last) return plan_of_last;
-    const Plan *plan = look_up(kind, q);
+    if (plan_of_last && kind == last) return Py_NewRef(plan_of_last);
+    PyObject *plan = look_up(kind, q);
     if (!plan) return nullptr;
-    for (PyObject *held : {ready, version}) Py_INCREF(held);  // the others are True or False
+    for (PyObject *kept : {ready, version, plan}) Py_INCREF(kept);  // the others are True or False
     const Kind before = std::exchange(last, kind);
-    plan_of_last = plan;
-    for (PyObject *held : {before.ready, before.version}) Py_XDECREF(held);
+    PyObject *const plan_before = std::exchange(plan_of_last, plan);
+    for (PyObject *kept : {before.ready, before.version, plan_before}) Py_XDECREF(kept);
     return plan;
 }
 
 bool is_current(const Plan &plan) {
     const Owned current(asked(current_device_name));
-    return current && PyLong_AsLong(current.get()) == plan.device_index;
+    long long index;
+    return current && is_whole(current.get(), index) && index == plan.device_index;
 }
 
 // Whether one of the functions says so, or torch computes derivatives with what is computed; or with an error.
@@ -155,26 +193,26 @@ bool is_anyone(PyObject *onlookers) {
         const Owned answer(PyObject_CallNoArgs(PyTuple_GET_ITEM(onlookers, i)));
         if (!answer || PyObject_IsTrue(answer.get())) return true;
     }
-    PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
-    return !level || PyLong_AsLong(level) >= 0;
+    const Owned level(held(forward_ad, level_name));
+    long long number;
+    return !level || !is_whole(level.get(), number) || number >= 0;
 }
 
 // Tensors that need no second look: exactly torch's, as subclasses may want to see an operator, and nobody wants gradients.
 struct Plain {
-    const bool has_gradients;
+    const Owned has_gradients{asked(enabled_name)};
 
-    Plain() : has_gradients(Owned(asked(enabled_name)).get() != Py_False) {}
-
+    // False, perhaps with an error, for others.
     bool operator()(PyObject *tensor, View &view) const {
-        if (Py_TYPE(tensor) != tensor_type || !is_viewed(tensor, view)) return false;
-        return !has_gradients || Owned(PyObject_GetAttr(tensor, wanted_name)).get() == Py_False;
+        if (!has_gradients || Py_TYPE(tensor) != tensor_type || !is_viewed(tensor, view)) return false;
+        return has_gradients.get() == Py_False || Owned(PyObject_GetAttr(tensor, wanted_name)).get() == Py_False;
     }
 };
 
 // O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. They come last in a plan: O is like
 // Q unless it is given, and the log-sum-exp is None where nobody asks for it.
 PyObject *outputs(Call &call, int num_inputs, PyObject *q, Owned o, Owned lse) {
-    if (call.plan.num_tensors != num_inputs + 2) return nullptr;
+    if (!num_inputs || call.plan.num_tensors != num_inputs + 2) return nullptr;
     if (!o) o.reset(PyObject_CallOneArg(call.views[0].is_like_new() ? empty_like : new_o, q));
     const bool is_alone = lse.get() == Py_None;
     if (!o || !lse || !is_viewed(o.get(), call.views[num_inputs]) ||
@@ -193,13 +231,13 @@ PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors
     const Plain is_plain;
     for (int i = 0; i < (out == Py_None ? 3 : 4); ++i)
         if (!is_plain(tensors[i], views[i])) return nullptr;
-    const bool is_scale = softmax_scale == Py_None || PyFloat_Check(softmax_scale) || PyLong_Check(softmax_scale);
-    if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !is_scale) return nullptr;
-    const Plan *plan = find(ready, q, views[0], views[1], causal, version, with_lse);
+    if (!PyBool_Check(causal) || !PyBool_Check(with_lse)) return nullptr;
+    const Owned kept(find(ready, q, views[0], views[1], causal, version, with_lse));
+    const Plan *plan = kept ? plan_of(kept.get()) : nullptr;
     if (!plan || !is_current(*plan)) return nullptr;
 
-    const double scale = softmax_scale == Py_None ? std::pow(views[0].shape[3], -0.5) : PyFloat_AsDouble(softmax_scale);
-    if (PyErr_Occurred()) return nullptr;
+    double scale = std::pow(views[0].shape[3], -0.5);
+    if (softmax_scale != Py_None && !is_number(softmax_scale, scale)) return nullptr;
     Call call{*plan, scale};
     std::copy_n(views, 3, call.views);
     return outputs(call, 3, q, Owned(out == Py_None ? nullptr : Py_NewRef(out)),
@@ -209,8 +247,9 @@ PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors
 // straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not
 // done, also where an onlooker, of a tuple of functions, says so
 PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (count != 10) return PyErr_Format(PyExc_TypeError, "straight takes 10 arguments, not %zd", count);
-    if (!PyTuple_Check(given[0])) return PyErr_Format(PyExc_TypeError, "onlookers are a tuple");
+    if (!is_asked_right("straight", count, 10)) return nullptr;
+    if (!PyTuple_Check(given[0]) || !PyDict_Check(given[1]))
+        return PyErr_Format(PyExc_TypeError, "onlookers are a tuple, and what is ready a dict");
     PyObject *done = straight(given[0], given[1], given + 2, given[6], given[7], given[8], given[9]);
     return done ? done : left(Py_None);
 }
@@ -224,15 +263,16 @@ struct Said {
 
     // False, perhaps with an error, for what is out of the ordinary.
     bool read(PyObject *tensors, PyObject *options) {
-        if (!PyTuple_Check(tensors) || PyTuple_GET_SIZE(tensors) > max_tensors) return false;
+        if (!is_plain.has_gradients || !PyTuple_Check(tensors) || PyTuple_GET_SIZE(tensors) > max_tensors) return false;
         key.reserve(512);
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i)
             if (!add_tensor(PyTuple_GET_ITEM(tensors, i))) return false;
-        return add_option(options);
+        return add_option(options, max_depth);
     }
     PyObject *bytes() const { return PyBytes_FromStringAndSize(key.data(), key.size()); }
 
    private:
+    static constexpr int max_depth = 2, max_options = 16;  // of tuples, and in one
     const Plain is_plain;
 
     template <class T>
@@ -248,21 +288,20 @@ struct Said {
         return true;
     }
     // None, a truth value, a number, or a tuple of these. True is not 1, nor is 1.0.
-    bool add_option(PyObject *option) {
+    bool add_option(PyObject *option, int depth) {
+        long long number;
         if (option == Py_None || PyBool_Check(option)) {
             key += option == Py_None ? 'N' : option == Py_True ? 'T' : 'F';
         } else if (PyFloat_CheckExact(option)) {
-            const double number = PyFloat_AS_DOUBLE(option);
-            key += 'f', add(&number);
-        } else if (PyLong_CheckExact(option)) {
-            const long long number = PyLong_AsLongLong(option);
+            const double fraction = PyFloat_AS_DOUBLE(option);
+            key += 'f', add(&fraction);
+        } else if (is_whole(option, number)) {
             key += 'i', add(&number);
-            return !PyErr_Occurred();
-        } else if (PyTuple_CheckExact(option)) {
+        } else if (PyTuple_CheckExact(option) && depth && PyTuple_GET_SIZE(option) <= max_options) {
             const Py_ssize_t size = PyTuple_GET_SIZE(option);
             key += '(', add(&size);
             for (Py_ssize_t i = 0; i < size; ++i)
-                if (!add_option(PyTuple_GET_ITEM(option, i))) return false;
+                if (!add_option(PyTuple_GET_ITEM(option, i), depth - 1)) return false;
         } else {
             return false;
         }
@@ -270,19 +309,20 @@ struct Said {
     }
 };
 
-// A problem's entry is (address of its plan, scale, what the log-sum-exp is like, ...), which keeps all that it needs.
+// A problem's entry is (its plan, scale, what the log-sum-exp is like, ...), which keeps all that it needs.
 PyObject *remembered(PyObject *onlookers, PyObject *plans, PyObject *tensors, PyObject *options, PyObject *with_lse) {
+    if (is_anyone(onlookers) || !PyBool_Check(with_lse)) return nullptr;
     Said said;
-    if (is_anyone(onlookers) || !PyBool_Check(with_lse) || !said.read(tensors, options)) return nullptr;
+    if (!said.read(tensors, options)) return nullptr;
     const Owned key(said.bytes());
-    PyObject *found = key ? PyDict_GetItemWithError(plans, key.get()) : nullptr;
-    if (!found) return nullptr;
-    const Owned entry(Py_NewRef(found));  // another thread may forget it
-    const auto *plan = static_cast<const Plan *>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 0)));
-    if (!is_current(*plan)) return nullptr;
-    Call call{*plan, PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(found, 1))};
+    const Owned entry(key ? held(plans, key.get()) : nullptr);
+    if (!entry || !PyTuple_CheckExact(entry.get()) || PyTuple_GET_SIZE(entry.get()) < 3) return nullptr;
+    const Plan *plan = plan_of(PyTuple_GET_ITEM(entry.get(), 0));
+    double scale;
+    if (!plan || !is_number(PyTuple_GET_ITEM(entry.get(), 1), scale) || !is_current(*plan)) return nullptr;
+    Call call{*plan, scale};
     std::copy_n(said.views, said.count, call.views);
-    PyObject *lse_like = PyTuple_GET_ITEM(found, 2);
+    PyObject *lse_like = PyTuple_GET_ITEM(entry.get(), 2);
     return outputs(call, said.count, PyTuple_GET_ITEM(tensors, 0), nullptr,
                    Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(empty_like, lse_like)));
 }
@@ -290,7 +330,7 @@ PyObject *remembered(PyObject *onlookers, PyObject *plans, PyObject *tensors, Py
 // remembered(onlookers, plans, tensors, options, lse) -> as straight; plans by what `said` gives for tensors, None for those
 // left out, and options. Q is the first of the tensors.
 PyObject *py_remembered(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "remembered takes 5 arguments, not %zd", count);
+    if (!is_asked_right("remembered", count, 5)) return nullptr;
     if (!PyTuple_Check(given[0]) || !PyDict_Check(given[1]))
         return PyErr_Format(PyExc_TypeError, "onlookers are a tuple, and plans a dict");
     PyObject *done = remembered(given[0], given[1], given[2], given[3], given[4]);
@@ -299,35 +339,40 @@ PyObject *py_remembered(PyObject *, PyObject *const *given, Py_ssize_t count) {
 
 // said(tensors, options) -> bytes; None for what is out of the ordinary
 PyObject *py_said(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "said takes 2 arguments, not %zd", count);
+    if (!is_asked_right("said", count, 2)) return nullptr;
     Said said;
     return said.read(given[0], given[1]) ? said.bytes() : left(Py_None);
 }
 
-// set_up(torch.Tensor's exchange, torch.Tensor, torch._C, what forward_ad holds, torch.empty_like, new_o, new_lse, long_from):
-// what it needs of torch and of fast_path.py
+// set_up(torch.Tensor's exchange, torch.Tensor, plan.Plan, torch._C, what forward_ad holds, torch.empty_like, new_o, new_lse,
+// long_from): what it needs of torch and of fast_path.py
 PyObject *set_up(PyObject *, PyObject *given) {
-    PyObject *capsule;
-    if (!PyArg_ParseTuple(given, "OOOO!OOOL", &capsule, &tensor_type, &torch_c, &PyDict_Type, &forward_ad, &empty_like,
-                          &new_o, &new_lse, &long_from))
+    PyObject *capsule, *tensor, *plan, *module, *of_forward_ad, *functions[3];
+    long long keys;
+    if (!PyArg_ParseTuple(given, "OO!O!O!O!OOOL", &capsule, &PyType_Type, &tensor, &PyType_Type, &plan, &PyModule_Type,
+                          &module, &PyDict_Type, &of_forward_ad, functions, functions + 1, functions + 2, &keys))
         return nullptr;
-    Py_INCREF(given);  // which keeps all of them
-    torch_c = PyModule_GetDict(torch_c);
-    dtype_name = PyUnicode_InternFromString("dtype");
-    device_name = PyUnicode_InternFromString("device");
-    plan_name = PyUnicode_InternFromString("plan_at");
-    stream_name = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
-    current_device_name = PyUnicode_InternFromString("_cuda_getDevice");
-    capturing_name = PyUnicode_InternFromString("_cuda_isCurrentStreamCapturing");
-    level_name = PyUnicode_InternFromString("_current_level");
-    enabled_name = PyUnicode_InternFromString("is_grad_enabled");
-    wanted_name = PyUnicode_InternFromString("requires_grad");
-    exchange = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-    if (!exchange) return nullptr;
-    if (exchange->header.version.major != DLPACK_MAJOR_VERSION || !exchange->dltensor_from_py_object_no_sync)
+    const auto *api = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    if (!api) return nullptr;
+    if (api->header.version.major != DLPACK_MAJOR_VERSION || !api->dltensor_from_py_object_no_sync)
         return PyErr_Format(PyExc_ImportError, "torch's exchange by DLPack is of version %u, not %d",
-                            exchange->header.version.major, DLPACK_MAJOR_VERSION);
+                            api->header.version.major, DLPACK_MAJOR_VERSION);
+    Py_INCREF(given);  // which keeps all of them, for good: calls may be under way
+    tensor_type = reinterpret_cast<PyTypeObject *>(tensor), plan_type = reinterpret_cast<PyTypeObject *>(plan);
+    torch_c = PyModule_GetDict(module), forward_ad = of_forward_ad;
+    empty_like = functions[0], new_o = functions[1], new_lse = functions[2];
+    long_from = keys, exchange = api;
     Py_RETURN_NONE;
+}
+
+// Whether all names are there; else with an error.
+bool has_names() {
+    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"},
+                                     {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"},
+                                     {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"},
+                                     {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}})
+        if (!(*name = PyUnicode_InternFromString(text))) return false;
+    return true;
 }
 
 PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), METH_FASTCALL, nullptr},
@@ -339,4 +384,4 @@ PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), ME
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "fast_path", nullptr, -1, methods};
 }  // namespace
 
-PyMODINIT_FUNC PyInit_fast_path() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_fast_path() { return has_names() ? PyModule_Create(&module) : nullptr; }

@@ -20,6 +20,7 @@ from flashladder.common.compiler import library
 from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.runtime.outputs import new_lse, new_o
+from flashladder.common.runtime.plan import Plan
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _preparing = threading.Lock()
@@ -66,6 +67,7 @@ def made() -> ModuleType:
     loader = ExtensionFileLoader("fast_path", str(library.build_extension(SOURCE)))
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
-    of_torch = getattr(torch.Tensor, EXCHANGE), torch.Tensor, torch._C, vars(forward_ad), torch.empty_like
-    module.set_up(*of_torch, new_o, new_lse, ladder_of(FIRST_OPERATION).long_from)
+    types, functions = (torch.Tensor, Plan), (torch.empty_like, new_o, new_lse)
+    long_from = ladder_of(FIRST_OPERATION).long_from
+    module.set_up(getattr(torch.Tensor, EXCHANGE), *types, torch._C, vars(forward_ad), *functions, long_from)
     return module

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t left_to_python = -1;  // else the driver's status
 constexpr int64_t max_grid_yz = 65535, alignment = 16, longest = 1 << 30;
 constexpr int max_tensors = 16, max_sizes = 8, max_kernels = 4, max_fields = 48, max_params = 512, max_maps = 4;
-constexpr int max_workspaces = 4;
+constexpr int max_workspaces = 4, max_dimensions = 4;
 
 // Of the CUDA driver API: CUlaunchConfig and cuLaunchKernelEx.
 struct LaunchConfig {
@@ -33,7 +33,7 @@ struct TensorPlan {
     int dtype_code, dtype_bits, ndim;
     int is_output, is_updated;  // which is written to in place
     int may_be_left_out;
-    Number shape[4];
+    Number shape[max_dimensions];
 };
 
 // Where a kernel is told what: of a tensor its address (A) or strides (s); a Number in 32 bits (i) or 64 (q); the scale (f);
@@ -82,15 +82,29 @@ struct alignas(64) TensorMap {
     char bytes[128];
 };
 
-// A tensor as DLPack tells of it. Its memory is the tensor's, as long as that lives.
-struct View : DLTensor {
+// A tensor of up to four dimensions as DLPack tells of it, copied: Python may change a tensor while it runs. Its memory is
+// the tensor's, as long as that lives.
+struct View {
     bool is_there = false;
+    int ndim;
+    DLDataType dtype;
+    DLDevice device;
+    int64_t shape[max_dimensions], strides[max_dimensions];
 
+    // False for one of more dimensions.
+    bool read(const DLTensor &tensor) {
+        if (tensor.ndim > max_dimensions) return false;
+        ndim = tensor.ndim, dtype = tensor.dtype, device = tensor.device;
+        data = static_cast<char *>(tensor.data) + tensor.byte_offset;
+        std::copy_n(tensor.shape, ndim, shape);
+        std::copy_n(tensor.strides, ndim, strides);
+        return is_there = true;
+    }
     int element_bytes() const { return dtype.bits / 8; }
-    void *begin() const { return is_there ? static_cast<char *>(data) + byte_offset : nullptr; }
+    char *begin() const { return is_there ? data : nullptr; }
     // Rows are contiguous, and begin where copies of 16 bytes may.
     bool has_rows(const Plan &plan) const {
-        const int64_t steps = strides[0] | strides[1] | strides[2];
+        const uint64_t steps = strides[0] | strides[1] | strides[2];
         return strides[3] == 1 && steps * element_bytes() % alignment == 0 &&
                reinterpret_cast<uintptr_t>(begin()) % alignment == 0 && strides[1] <= plan.max_row_stride &&
                (plan.row_stride == 0 || strides[1] == plan.row_stride);
@@ -113,17 +127,19 @@ struct View : DLTensor {
     bool is_apart_from(const View &other) const { return end() <= other.begin() || other.end() <= begin(); }
 
    private:
+    char *data;
+
     // Whether dimensions of that size on have the strides of a new tensor.
     bool has_steps_of_new(int64_t size) const {
-        int64_t step = 1;
+        uint64_t step = 1;  // which overflows where a tensor has no elements
         for (int i = ndim - 1; i >= 0; step *= shape[i--])
-            if (shape[i] >= size && strides[i] != step) return false;
+            if (shape[i] >= size && uint64_t(strides[i]) != step) return false;
         return true;
     }
-    const void *end() const {
+    const char *end() const {
         int64_t span = 1;
         for (int i = 0; i < ndim; ++i) span += (shape[i] - 1) * strides[i];
-        return static_cast<char *>(begin()) + element_bytes() * span;
+        return begin() + element_bytes() * span;
     }
 };
 
@@ -149,7 +165,7 @@ struct Call {
    private:
     bool is_taken(const TensorPlan &asked, const View &view) {
         if (!view.is_there) return asked.may_be_left_out;
-        if (view.ndim != asked.ndim || view.dtype.code != asked.dtype_code || view.dtype.bits != asked.dtype_bits ||
+        if (!view.begin() || view.ndim != asked.ndim || view.dtype.code != asked.dtype_code || view.dtype.bits != asked.dtype_bits ||
             view.device.device_type != plan.device_type || view.device.device_id != plan.device)
             return false;
         for (int i = 0; i < view.ndim; ++i)
@@ -213,7 +229,7 @@ struct Launch {
         const auto store = [&](auto value) { std::memcpy(params + field.at, &value, sizeof value); };
         const auto view = [&]() -> const View & { return call.views[field.number]; };
         switch (field.kind) {
-        case 'A': return store(view().begin());
+        case 'A': return store(static_cast<void *>(view().begin()));
         case 's':  // of what is left out they stay zero
             if (view().is_there) std::memcpy(params + field.at, view().strides, 3 * sizeof(int64_t));
             return;

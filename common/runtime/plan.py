@@ -82,6 +82,8 @@ class WorkspacePlan(ctypes.Structure):
 
 
 class Plan(ctypes.Structure):
+    """What fast_path.cpp is handed: it reads the memory, and keeps the object meanwhile."""
+
     _fields_ = [
         ("launch_kernel", ctypes.c_void_p),
         *((name, ctypes.c_double) for name in ("min_scale", "max_scale")),
@@ -96,11 +98,6 @@ class Plan(ctypes.Structure):
         ("kernels", KernelPlan * MAX["kernels"]),
         ("workspaces", WorkspacePlan * MAX["workspaces"]),
     ]
-
-    @property
-    def address(self) -> int:
-        """What fast_path.cpp knows it by."""
-        return ctypes.addressof(self)
 
 
 class _CannotSay(Exception):

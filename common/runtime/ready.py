@@ -25,6 +25,7 @@ from flashladder.common.runtime import overlap, target
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import PROBLEMS_KEPT, check
+from flashladder.common.runtime.plan import Plan
 from flashladder.common.runtime.target import Target
 
 QUIET = "FLASHLADDER_QUIET"
@@ -45,17 +46,17 @@ class Ready:
         """Raises UnsupportedProblemError for a problem that the rung does not take."""
         return lru_cache(PROBLEMS_KEPT)(lambda problem: self.rung.check(problem, self.artifact.config))
 
-    @cached_property
-    def plan_at(self) -> int:
-        """The plan of fast_path.cpp, which asks for it; 0: none."""
-        return self.call.plan_at if self.call else 0
+    @property
+    def plan(self) -> Plan | None:
+        """What fast_path.cpp launches by, which asks for it."""
+        return self.call.plan if self.call else None
 
     def launch(self, problem: Problem, tensors: dict[str, torch.Tensor], out_is_given: bool = False) -> None:
         """Computes a problem of the kind on tensors, by their names; outputs among them, the first perhaps a caller's.
 
         In C++ what is plainly right; else by Python, or the emulator. UnsupportedProblemError where they will not do.
         """
-        if self.call and self.plan_at:
+        if self.call and self.plan:
             ordered = [tensors.get(name) for name in (*problem.asked.inputs, *problem.asked.outputs)]
             if self.call.launch_fast(ordered, problem.softmax_scale):
                 return

@@ -246,7 +246,7 @@ def test_windows_beyond_every_key(window, device):
 
 
 @pytest.mark.parametrize(
-    "window", [None, 3, (3,), (1, 2, 3), (True, 3), (1.0, None), "no", (torch.tensor(3), None)], ids=repr
+    "window", [None, 3, (3,), (1, 2, 3), (True, 3), (1.0, None), "no", (torch.tensor(3.0), None)], ids=repr
 )
 def test_what_is_no_window(window):
     q = torch.zeros(20, 1, 64, dtype=torch.bfloat16)

@@ -47,6 +47,13 @@ def bf16(*shape):
 Q, K = bf16(2, 64, 4, 64), bf16(2, 70, 2, 64)
 
 
+def without_memory(tensor):
+    """As sharded training leaves parameters that it has not gathered."""
+    shrunk = tensor.clone()
+    shrunk.untyped_storage().resize_(0)
+    return shrunk
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_it_launches_the_same_as_in_python(driver, short, monkeypatch, version):
     extension = fast_path.extension
@@ -168,6 +175,7 @@ def test_what_is_out_of_the_ordinary_goes_the_long_way(driver, short, changed):
         ({"out": Q[:1].clone()}, "out is .*; O is"),
         ({"v": K[:, :69]}, "v is .*; with the other tensors it is"),
         ({"q": Q[0]}, "q has shape"),
+        ({"v": without_memory(K)}, "v has no memory"),
         ({"softmax_scale": -1.0}, "softmax_scale=-1.0"),
         ({"softmax_scale": "1"}, "softmax_scale='1' is of type str"),
         ({"causal": []}, "causal is of type list"),
@@ -222,7 +230,7 @@ def test_an_interrupt_is_none_of_its_business(short, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    found.call._plan.workspaces[0].lend, found.call._plan.workspaces[0].of_stream = interrupted, {}
+    found.plan.workspaces[0].lend, found.plan.workspaces[0].of_stream = interrupted, {}
     with pytest.raises(KeyboardInterrupt):
         attention(Q, K, K, version="34")
 

@@ -4,6 +4,7 @@ import functools
 import sys
 
 import fake_cuda
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -125,6 +126,27 @@ def test_decode(driver, monkeypatch):
         assert noted.ways == ONCE_KNOWN
 
     same()
+
+
+@pytest.mark.parametrize("scale", [1, True, 1.0, np.float64(1), torch.tensor(1)], ids=repr)
+def test_a_scale_of_any_number(driver, monkeypatch, scale):
+    """Is told as a float, also from a plan that C++ looks up by what was given."""
+    q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
+    call = functools.partial(flash_attn_with_kvcache, q, cache, cache, cache_seqlens=torch.tensor([3, 5]).int())
+    expected = launched_in_python(driver, monkeypatch, lambda: call(softmax_scale=1.0, return_softmax_lse=True))
+    monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+    for _ in range(3):
+        assert launched(driver, lambda: call(softmax_scale=scale, return_softmax_lse=True)) == expected
+    assert noted.ways == (ONCE_KNOWN if type(scale) in (int, bool, float) else ["plan"] * 3)
+    assert {type(scale) for _, scale, *_ in kvcache._planned.values()} <= {float}
+
+
+def test_a_number_in_tuples_without_end(driver):
+    """Is refused by name: C++ does not follow it."""
+    q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
+    softcap = functools.reduce(lambda found, _: (found,), range(1_000_000), 0.0)
+    with pytest.raises(UnsupportedProblemError, match=r"softcap is of type tuple"):
+        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=torch.tensor([3, 5]).int(), softcap=softcap)
 
 
 SCALES = dict.fromkeys(("k_descale", "v_descale"), torch.ones(2, HEADS_K))
