@@ -11,6 +11,7 @@ from hypothesis import settings
 from flashladder.common.paths import mixed_checkouts
 
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it once; interpreted even where there is a GPU
+os.environ.pop("FLASHLADDER_FAST", None)  # both ways of a call are tested
 os.environ.pop("FLASHLADDER_VERSIONS", None)  # the ladders that are tested are those of this repository
 os.environ.pop("COLUMNS", None)  # tables as wide as in a pipe
 # The race detector's tables are large, and little of them is touched: pages of 2 MiB would all be cleared.

@@ -56,21 +56,21 @@ def build_extension(source: Path) -> Path:
 
     BuildError or ToolchainError where it cannot be built.
     """
-    command, place = _extension(source)
+    command, place = extension_command(source)
     return _compiled(source, command, (), place)
 
 
 def find_extension(source: Path) -> Path | None:
     """The same if it is in the cache, and may be run."""
     try:
-        _, place = _extension(source)
+        _, place = extension_command(source)
     except (ConfigError, ToolchainError):
         return None
     return place / FILE if (place / FILE).exists() else None
 
 
-def _extension(source: Path) -> tuple[list[str], Path]:
-    """The command, and where the result is kept."""
+def extension_command(source: Path) -> tuple[list[str], Path]:
+    """The command that makes it, and where the result is kept. ToolchainError where something for it is missing."""
     import torch
 
     compiler, python = find_host_compiler(), Path(sysconfig.get_path("include"))

@@ -1,11 +1,12 @@
 """A call in C++: fast_path.cpp, which is compiled beside the program, and used from when it is there.
 
 Until then, where it cannot be compiled, and for what is out of the ordinary, calls go through Python
-(common/runtime/calls.py), which launches the same.
+(common/runtime/calls.py), which launches the same. FLASHLADDER_FAST=0 turns it off: nothing is compiled or loaded.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
@@ -25,6 +26,7 @@ from flashladder.common.runtime.plan import Plan
 SOURCE = Path(__file__).with_suffix(".cpp")
 _preparing = threading.Lock()
 EXCHANGE = "__dlpack_c_exchange_api__"
+FAST = "FLASHLADDER_FAST"
 
 extension: ModuleType | None = None  # from when it is there
 NOT_ASKED = "no call was made ready yet"
@@ -32,13 +34,13 @@ missing = NOT_ASKED  # why it is not there
 
 
 def prepare() -> None:
-    """Loads the extension if it is built; else has it built beside the program. Once."""
+    """Loads the extension if it is built; else has it built beside the program. Once; not where it is turned off."""
     global missing
     with _preparing:
         if missing != NOT_ASKED:
             return
         missing = "it is being compiled"
-    if library.find_extension(SOURCE):
+    if is_off() or library.find_extension(SOURCE):
         load()
     else:
         threading.Thread(target=load, name="flashladder: fast_path.cpp", daemon=True).start()
@@ -60,11 +62,29 @@ def load() -> None:
             extension, missing = found, ""
 
 
-def made() -> ModuleType:
-    """The extension. ToolchainError, BuildError or ImportError where it cannot be made."""
+def is_off() -> bool:
+    """Whether a user wants no call to go through C++."""
+    return os.environ.get(FAST) == "0"
+
+
+def require() -> None:
+    """ToolchainError where it is turned off, or something for it is missing."""
+    if is_off():
+        raise ToolchainError(f"{FAST}=0 turns it off")
     if not hasattr(torch.Tensor, EXCHANGE):
         raise ToolchainError(f"torch {torch.__version__} has no {EXCHANGE}, by which C++ reads tensors; torch 2.13 has")
-    loader = ExtensionFileLoader("fast_path", str(library.build_extension(SOURCE)))
+    library.extension_command(SOURCE)
+
+
+def made() -> ModuleType:
+    """The extension. ToolchainError, BuildError or ImportError where it cannot be made."""
+    require()
+    return loaded(library.build_extension(SOURCE))
+
+
+def loaded(path: Path) -> ModuleType:
+    """The extension as it is built there. ImportError where it cannot be loaded."""
+    loader = ExtensionFileLoader("fast_path", str(path))
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
     types, functions = (torch.Tensor, Plan), (torch.empty_like, new_o, new_lse)

@@ -147,6 +147,15 @@ def baseline(name: str) -> str:
     return found.version
 
 
+def calls_in_cpp() -> str:
+    """What is there for common/runtime/fast_path.py, which is compiled beside a program's first call."""
+    from flashladder.common.compiler import library
+    from flashladder.common.runtime import fast_path
+
+    fast_path.require()
+    return "compiled" if library.find_extension(fast_path.SOURCE) else "to be compiled by a first call"
+
+
 def triton() -> str:
     try:
         return importlib.metadata.version("triton")
@@ -165,7 +174,12 @@ NEEDED: dict[str, Callable[[], str]] = {
     "cache folder": lambda: writable(cache_dir(), "FLASHLADDER_CACHE"),
     "results folder": lambda: writable(results_dir(), "FLASHLADDER_RESULTS"),
 }
-FOR_A_GPU: dict[str, Callable[[], str]] = {"NVIDIA driver": driver, "torch with CUDA": torch_with_cuda, "GPU": gpus}
+FOR_A_GPU: dict[str, Callable[[], str]] = {
+    "NVIDIA driver": driver,
+    "torch with CUDA": torch_with_cuda,
+    "GPU": gpus,
+    "calls in C++": calls_in_cpp,
+}
 OPTIONAL: dict[str, Callable[[], str]] = {
     "cuobjdump": lambda: disassembler("cuobjdump"),
     "nvdisasm": lambda: disassembler("nvdisasm"),

@@ -25,7 +25,7 @@ def test_the_plan_has_the_layout_of_the_source(tmp_path):
     checks += [f"static_assert(max_params == {plan.MAX_PARAMS} && max_sizes == {plan.MAX_SIZES});"]
     source = tmp_path / "check.cpp"
     source.write_text("\n".join(["#include <cstddef>", f'#include "{fast_path.SOURCE}"', *checks]))
-    command, _ = library._extension(source)
+    command, _ = library.extension_command(source)
     subprocess.run([*command, "-fsyntax-only", source], check=True)
 
 
@@ -86,3 +86,15 @@ def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):
     fast_path.load()
     assert fast_path.extension is None
     assert fast_path.missing.startswith("no C++ compiler for nvcc: no-such-compiler is not on PATH")
+
+
+def test_turned_off_nothing_is_compiled_or_loaded(unprepared, monkeypatch):
+    """Where it is built already, too."""
+    monkeypatch.setattr(fast_path, "missing", fast_path.NOT_ASKED)
+    monkeypatch.setenv("FLASHLADDER_FAST", "0")
+    monkeypatch.setattr(library, "build_extension", None)
+    monkeypatch.setattr(library, "find_extension", lambda source: source)
+    threads = threading.active_count()
+    fast_path.prepare()
+    assert (fast_path.extension, fast_path.missing) == (None, "FLASHLADDER_FAST=0 turns it off")
+    assert threading.active_count() == threads

@@ -1,5 +1,6 @@
 import pytest
 
+from flashladder.common.compiler import library
 from flashladder.common.compiler import toolchain as toolchain_module
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ConfigError
@@ -92,3 +93,13 @@ def test_a_lack_does_not_stop_the_examination(found):
     findings = found({"one": lacking, "two": lambda: "fine"})
     assert [finding.good for finding in findings.values()] == [False, True]
     assert findings["one"].found == "it lacks; do this"
+
+
+def test_calls_in_cpp(found, monkeypatch):
+    probe = {"calls in C++": machine.FOR_A_GPU["calls in C++"]}
+    assert found(probe)["calls in C++"].found == "to be compiled by a first call"
+    monkeypatch.setenv("FLASHLADDER_FAST", "0")
+    assert found(probe)["calls in C++"].found == "FLASHLADDER_FAST=0 turns it off"
+    monkeypatch.delenv("FLASHLADDER_FAST")
+    monkeypatch.setattr(library.sysconfig, "get_path", lambda name: "/no/such")
+    assert found(probe)["calls in C++"].found.startswith("no Python.h in /no/such")
