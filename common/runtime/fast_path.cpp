@@ -231,7 +231,7 @@ PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors
     const Plain is_plain;
     for (int i = 0; i < (out == Py_None ? 3 : 4); ++i)
         if (!is_plain(tensors[i], views[i])) return nullptr;
-    if (!PyBool_Check(causal) || !PyBool_Check(with_lse)) return nullptr;
+    if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !PyUnicode_Check(version)) return nullptr;
     const Owned kept(find(ready, q, views[0], views[1], causal, version, with_lse));
     const Plan *plan = kept ? plan_of(kept.get()) : nullptr;
     if (!plan || !is_current(*plan)) return nullptr;
