@@ -7,6 +7,7 @@ counted. It ends with "survived".
 import gc
 import importlib.util
 import math
+import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -288,6 +289,7 @@ def attack_references(calls):
 
 
 def survive(path):
+    os.environ.pop("LD_PRELOAD", None)  # a sanitizer is for this process, not for compilers
     warnings.simplefilter("ignore")
     attack_before_set_up(path)
     driver = fake_cuda.for_attention(pytest.MonkeyPatch())

@@ -141,6 +141,19 @@ def test_a_scale_of_any_number(driver, monkeypatch, scale):
     assert {type(scale) for _, scale, *_ in kvcache._planned.values()} <= {float}
 
 
+@pytest.mark.gpu
+def test_a_scale_of_any_number_on_a_gpu():
+    """Gives the same bits, in C++ as in Python."""
+    fast_path.load()
+    assert fast_path.extension, fast_path.missing
+    q, cache = (torch.randn(2, rows, HEADS, 128, device="cuda").bfloat16() for rows in (1, 90))
+    lengths = torch.tensor([80, 5], device="cuda").int()
+    call = functools.partial(flash_attn_with_kvcache, q, cache, cache, cache_seqlens=lengths)
+    expected = call(softmax_scale=1.0)
+    for scale in (1, True, np.float64(1), torch.tensor(1)):
+        assert all(torch.equal(call(softmax_scale=scale), expected) for _ in range(4))
+
+
 def test_a_number_in_tuples_without_end(driver):
     """Is refused by name: C++ does not follow it."""
     q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
