@@ -269,7 +269,9 @@ def attack_references(calls):
         for other in (None, True, 10**400, (5,), Evil(), Q.float(), Plan())
     ]
     every = [*calls.items(), *wrong]
-    things = [None, True, False, VERSION, *(each for _, given in every for each in given)]
+    things = [None, True, False, -1, VERSION, *(each for _, given in every for each in given)]
+    things += [getattr(torch._C, name) for name in OF_TORCH]
+    things += [each for name in ("straight", "remembered") for each in calls[name][1].values()]
     things += [each for given in calls.values() for part in given if isinstance(part, tuple) for each in part]
     things += [each for entry in calls["remembered"][1].values() for each in entry]
 

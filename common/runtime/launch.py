@@ -269,7 +269,7 @@ def _values(tensors: Tensors, shapes: Shapes, addresses: Mapping[str, int] | Non
             values |= {name: 0, f"{name}_stride": (0, 0, 0)}
             continue
         values[name] = address = tensor.data_ptr() if addresses is None else addresses[name]
-        if not address and tensor.numel():
+        if not (address or tensor.is_meta) and tensor.numel():
             raise UnsupportedProblemError(f"{name} has no memory: its storage holds none of its elements")
         if len(shape) == DIMENSIONS:
             values[f"{name}_stride"] = tensor.stride()[:3]
