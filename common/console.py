@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -26,8 +27,36 @@ MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
 LINE_SECONDS = 20.0  # from one line of progress to the next there
 
 
-def _width(stream: TextIO) -> int | None:
-    return None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+def _is_terminal(stream: Any) -> bool:
+    """False too of what programs put in the place of sys.stdout: None, a closed file, an object that can only write."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def _width(stream: Any) -> int | None:
+    return None if _is_terminal(stream) or "COLUMNS" in os.environ else PLAIN_WIDTH
+
+
+class _Stderr(io.TextIOBase):
+    """What sys.stderr is at the time. What it does not take is dropped: a note ends no computation."""
+
+    def write(self, text: str) -> int:
+        with suppress(AttributeError, OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(AttributeError, OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return _is_terminal(self._stream)
+
+    @property
+    def _stream(self) -> Any:
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # what a progress bar stands in for
 
 
 class _Console(Console):
@@ -40,7 +69,7 @@ class _Console(Console):
 
 # A name in brackets, as in flashladder[tuner], is no style: text is printed as it is, and styles are given apart.
 console = _Console(highlight=False, markup=False, width=_width(sys.stdout), record=True)
-errors = _Console(highlight=False, markup=False, width=_width(sys.stderr), stderr=True)
+errors = _Console(highlight=False, markup=False, width=_width(sys.stderr), file=cast(TextIO, _Stderr()))
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -190,7 +190,7 @@ def try_pip(*arguments: str) -> list[str]:
 def run_pip(command: list[str]) -> tuple[int, list[str]]:
     """Its exit code and what it said. One line of the terminal shows what it does; elsewhere, large downloads do."""
     said = []
-    is_terminal = sys.stdout.isatty()
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: it was closed by `>&-`
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout
         for line in pip.stdout:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import threading
 import traceback
@@ -213,8 +212,8 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the search decides what it means
     threading.Thread(target=die_with_the_search, daemon=True).start()
     with open(output, "ab") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
+        for standard in (1, 2):  # sys.stdout and sys.stderr may be None, or something that has no number
+            os.dup2(file.fileno(), standard)
     try:
         bench = make_bench()
         pipe.send(bench.place())
