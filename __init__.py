@@ -1,42 +1,64 @@
 """FlashLadder: a laboratory for attention kernels. See README.md."""
 
-from importlib import import_module
-from typing import Any
+TYPE_CHECKING = False  # type checkers take it for True; typing has one too, which takes milliseconds to import
 
-_ROOM = "flashladder.common.api"
+_API = "flashladder.common.api"
 _PUBLIC = {  # what models call, and the module that has it
-    "LatentCache": f"{_ROOM}.latents",
-    "absorb": f"{_ROOM}.latents",
-    "attention": _ROOM,
-    "dropout_mask": f"{_ROOM}.dropout",
-    "forward": f"{_ROOM}.timed",
-    "forward_timed": f"{_ROOM}.timed",
-    "merge_states": f"{_ROOM}.states",
-    "ring_attention": f"{_ROOM}.ring",
-    "zigzag_split": f"{_ROOM}.ring",
-    "zigzag_join": f"{_ROOM}.ring",
-    "packed_attention": f"{_ROOM}.packed",
-    "register_with_diffusers": f"{_ROOM}.diffusers",
-    "register_with_torch": f"{_ROOM}.torch_switch",
-    "register_with_transformers": f"{_ROOM}.transformers",
-    "flash_attn_func": f"{_ROOM}.flash_attn",
-    "flash_attn_with_kvcache": f"{_ROOM}.kvcache",
-    "flash_mla_with_kvcache": f"{_ROOM}.mla",
-    "get_mla_metadata": f"{_ROOM}.mla",
-    "flash_attn_kvpacked_func": f"{_ROOM}.flash_attn",
-    "flash_attn_qkvpacked_func": f"{_ROOM}.flash_attn",
-    "flash_attn_varlen_func": f"{_ROOM}.flash_attn",
-    "flash_attn_varlen_kvpacked_func": f"{_ROOM}.flash_attn",
-    "flash_attn_varlen_qkvpacked_func": f"{_ROOM}.flash_attn",
+    "LatentCache": f"{_API}.latents",
+    "absorb": f"{_API}.latents",
+    "attention": _API,
+    "dropout_mask": f"{_API}.dropout",
+    "forward": f"{_API}.timed",
+    "forward_timed": f"{_API}.timed",
+    "merge_states": f"{_API}.states",
+    "ring_attention": f"{_API}.ring",
+    "zigzag_split": f"{_API}.ring",
+    "zigzag_join": f"{_API}.ring",
+    "packed_attention": f"{_API}.packed",
+    "register_with_diffusers": f"{_API}.diffusers",
+    "register_with_torch": f"{_API}.torch_switch",
+    "register_with_transformers": f"{_API}.transformers",
+    "flash_attn_func": f"{_API}.flash_attn",
+    "flash_attn_with_kvcache": f"{_API}.kvcache",
+    "flash_mla_with_kvcache": f"{_API}.mla",
+    "get_mla_metadata": f"{_API}.mla",
+    "flash_attn_kvpacked_func": f"{_API}.flash_attn",
+    "flash_attn_qkvpacked_func": f"{_API}.flash_attn",
+    "flash_attn_varlen_func": f"{_API}.flash_attn",
+    "flash_attn_varlen_kvpacked_func": f"{_API}.flash_attn",
+    "flash_attn_varlen_qkvpacked_func": f"{_API}.flash_attn",
 }
 
+if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from flashladder.common.api import attention as attention
+    from flashladder.common.api.diffusers import register_with_diffusers as register_with_diffusers
+    from flashladder.common.api.dropout import dropout_mask as dropout_mask
+    from flashladder.common.api.flash_attn import flash_attn_func as flash_attn_func
+    from flashladder.common.api.flash_attn import flash_attn_kvpacked_func as flash_attn_kvpacked_func
+    from flashladder.common.api.flash_attn import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
+    from flashladder.common.api.flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
+    from flashladder.common.api.flash_attn import flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func
+    from flashladder.common.api.flash_attn import flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func
+    from flashladder.common.api.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache
+    from flashladder.common.api.latents import LatentCache as LatentCache
+    from flashladder.common.api.latents import absorb as absorb
+    from flashladder.common.api.mla import flash_mla_with_kvcache as flash_mla_with_kvcache
+    from flashladder.common.api.mla import get_mla_metadata as get_mla_metadata
+    from flashladder.common.api.packed import packed_attention as packed_attention
+    from flashladder.common.api.ring import ring_attention as ring_attention
+    from flashladder.common.api.ring import zigzag_join as zigzag_join
+    from flashladder.common.api.ring import zigzag_split as zigzag_split
+    from flashladder.common.api.states import merge_states as merge_states
+    from flashladder.common.api.timed import forward as forward
+    from flashladder.common.api.timed import forward_timed as forward_timed
+    from flashladder.common.api.torch_switch import register_with_torch as register_with_torch
+    from flashladder.common.api.transformers import register_with_transformers as register_with_transformers
+else:
+    from flashladder.common import lazy
 
-def __getattr__(name: str) -> Any:
-    """`flashladder.attention` and its like, imported when they are asked for: torch takes seconds."""
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __all__ = list(_PUBLIC)
+    __getattr__ = lazy.importer(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*globals(), *_PUBLIC})

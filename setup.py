@@ -77,6 +77,7 @@ setup(
     packages=["flashladder", *(f"flashladder.{name}" for name in SUBPACKAGES)],
     package_data={
         "flashladder": [
+            "py.typed",
             "versions/**/*",
             "common/cuda/**/*",
             "common/problem/families/*.npz",

@@ -38,8 +38,9 @@ as the program allows: the order in which defects show. The race detector finds 
 A new instruction is one function in a module of compile/ops/, registered with a pattern that spells out its modifiers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from flashladder.common import lazy
 
 if TYPE_CHECKING:
     from .execute.counters import LANES as LANES
@@ -52,16 +53,11 @@ if TYPE_CHECKING:
     from .execute.memory import GlobalMemory as GlobalMemory
     from .launch import compile_ptx as compile_ptx
     from .launch import run as run
-
-_PUBLIC = {
-    **dict.fromkeys(("LANES", "NUM_BANKS", "TMA", "WGMMA", "LineCount", "Report", "total"), "execute.counters"),
-    "GlobalMemory": "execute.memory",
-    **dict.fromkeys(("compile_ptx", "run"), "launch"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """What the house uses, imported when it is asked for: who launches on a GPU needs tensor_map alone."""
-    if name in _PUBLIC:
-        return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+else:  # who launches on a GPU needs tensor_map alone
+    _COUNTERS = ("LANES", "NUM_BANKS", "TMA", "WGMMA", "LineCount", "Report", "total")
+    _PUBLIC = {
+        **dict.fromkeys(_COUNTERS, ".execute.counters"),
+        "GlobalMemory": ".execute.memory",
+        **dict.fromkeys(("compile_ptx", "run"), ".launch"),
+    }
+    __getattr__ = lazy.importer(__name__, _PUBLIC)

@@ -88,6 +88,7 @@ def test_without_the_variable_there_is_none(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True).stdout
+    assert "flashladder/py.typed" in names
     assert "flashladder/common/runtime/ahead.py" in names
     assert "flashladder/common/runtime/fast_path.cpp" in names
     assert "flashladder/common/problem/families/trained.npz" in names
