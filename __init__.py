@@ -1,5 +1,6 @@
 """FlashLadder: a laboratory for attention kernels. See README.md."""
 
+__version__ = "0.1.0"  # setup.py reads it
 TYPE_CHECKING = False  # type checkers take it for True; typing has one too, which takes milliseconds to import
 
 _API = "flashladder.common.api"

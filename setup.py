@@ -46,6 +46,11 @@ def release_of(nvcc: str | Path) -> int:
     return int(found[1]) if found else 0
 
 
+def version() -> str:
+    """As `flashladder.__version__` has it; the package cannot be imported yet."""
+    return re.search(r'^__version__ = "(.*?)"', Path(__file__).with_name("__init__.py").read_text(), re.MULTILINE)[1]
+
+
 LACKING = [] if has_nvcc() else [COMPILER]
 # What the kernels' build needs, in the environment that pip makes for it.
 BUILD = ["PyYAML", "pydantic>=2", "rich", "ninja", "cuda-pathfinder", *LACKING]
@@ -67,7 +72,7 @@ class BuildWithKernels(build_py):
 
 setup(
     name="flashladder",
-    version="0.1.0",
+    version=version(),
     description="A laboratory for attention kernels: CUDA kernels, one idea a rung, measured beside the official ones",
     license="Apache-2.0",
     license_files=["LICENSE"],

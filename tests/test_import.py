@@ -7,6 +7,7 @@ import pytest
 
 import flashladder
 from flashladder.common import lazy
+from flashladder.common.paths import ROOT
 
 
 def test_a_star_brings_the_public_functions():
@@ -36,3 +37,12 @@ def test_importing_the_package_imports_little():
     code = "import sys; before = {*sys.modules}; import flashladder; print(*sys.modules.keys() - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {name.partition(".")[0] for name in done.stdout.split()} <= {"flashladder", "collections"}
+
+
+def test_the_version_is_told(capsys):
+    from flashladder.tools import commands
+
+    assert commands.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"flashladder {flashladder.__version__}\n"
+    setup = subprocess.run([sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert setup.stdout.split()[-1] == flashladder.__version__

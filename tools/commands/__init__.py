@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from flashladder import __version__
 from flashladder.common.console import EXIT_ERROR, Parser, console, fail, run
 from flashladder.common.errors import unknown
 from flashladder.common.packages import lack
@@ -76,6 +77,9 @@ def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
     if name in ("", "-h", "--help"):
         console.print(_overview(), soft_wrap=True)
         return 0 if name else EXIT_ERROR
+    if name == "--version":
+        console.print(f"flashladder {__version__}")
+        return 0
     if name not in COMMANDS:
         return fail(str(unknown("command", name, COMMANDS)))
     if COMMANDS[name].needs_checkout and not is_checkout():
