@@ -1,11 +1,14 @@
-"""The CPU of this machine."""
+"""The CPU of this machine, and its git."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 from functools import cache
 from pathlib import Path
+
+from flashladder.common.errors import ToolchainError
 
 
 def threads() -> int:
@@ -26,3 +29,10 @@ def title() -> str:
     names = [line.partition(":")[2].strip() for line in identity().splitlines() if line.startswith("model name")]
     cores = "1 core" if threads() == 1 else f"{threads()} cores"
     return f"{names[0] if names else platform.machine()}, {cores}"
+
+
+def find_git() -> str:
+    """The program that applies patches and knows commits. Raises ToolchainError where there is none."""
+    if found := shutil.which("git"):
+        return found
+    raise ToolchainError("no git, which patches and commits need: `sudo apt-get install git`")

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("git") and not shutil.which("git"):
+        pytest.skip("no git: sudo apt-get install git")
     if item.get_closest_marker("gpu"):
         import torch
 

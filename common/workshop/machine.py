@@ -12,6 +12,7 @@ from flashladder.common.catalog import find
 from flashladder.common.compiler import Artifact, build_one
 from flashladder.common.compiler.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
 from flashladder.common.errors import DeviceError, FlashLadderError
+from flashladder.common.host import find_git
 from flashladder.common.packages import requirements
 from flashladder.common.paths import cache_dir, results_dir
 
@@ -181,6 +182,7 @@ FOR_A_GPU: dict[str, Callable[[], str]] = {
     "calls in C++": calls_in_cpp,
 }
 OPTIONAL: dict[str, Callable[[], str]] = {
+    "git": find_git,
     "cuobjdump": lambda: disassembler("cuobjdump"),
     "nvdisasm": lambda: disassembler("nvdisasm"),
     "flash-attn": lambda: baseline("flash-attn"),

@@ -14,6 +14,7 @@ from flashladder.common import catalog, own
 from flashladder.common.catalog import Reference, Version, schema
 from flashladder.common.compiler.sources import Sources, find_header, header_folders
 from flashladder.common.errors import ConfigError
+from flashladder.common.host import find_git
 from flashladder.common.report.pages import documents
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -118,7 +119,7 @@ def _changes(patch: Path) -> dict[str, str]:
 
 def _apply(patch: Path, changes: Mapping[str, str], directory: Path) -> None:
     """Patches the files of a folder, of which those that are not there are new. ConfigError where one does not fit."""
-    command = ["git", "apply", "--recount", "-"]
+    command = [find_git(), "apply", "--recount", "-"]
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(directory.parent)}  # as if it were in no checkout
     for name, hunks in changes.items():
         old = f"a/{name}" if (directory / name).exists() else "/dev/null"

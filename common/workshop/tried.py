@@ -7,6 +7,7 @@ the headers of its own. `scaffold.make` makes a rung of one again.
 from __future__ import annotations
 
 import difflib
+import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -175,7 +176,9 @@ def _uncommitted(version: Version, headers: Iterable[Path]) -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What git says of the checkout; nothing where there is none."""
+    """What git says of the checkout; nothing where it is none, or there is no git."""
+    if not shutil.which("git"):
+        return ""
     command = ["git", "-C", str(ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else ""

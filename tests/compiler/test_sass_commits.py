@@ -54,6 +54,7 @@ def compare(root, *names, head=None):
         return {each.request.version.number: each for each in both.compare()}
 
 
+@pytest.mark.git
 def test_each_kernel_has_its_verdict(ladder):
     found = compare(ladder, "01", "02", "03", "04", "05")
     assert {number: each.verdict for number, each in found.items()} == {
@@ -73,10 +74,12 @@ def test_each_kernel_has_its_verdict(ladder):
     assert show.summary(list(found.values())) == ("5 kernels: 2 identical, 1 new, 1 differs, 1 does not compile")
 
 
+@pytest.mark.git
 def test_two_commits_whatever_lies_in_the_working_tree(ladder):
     assert compare(ladder, "01", head="HEAD")["01"].verdict is Verdict.IDENTICAL
 
 
+@pytest.mark.git
 def test_headers_are_the_commits_own(ladder):
     header = ladder.parent / "common" / "cuda" / "params.cuh"
     header.write_text(header.read_text() + "#define BODY_OF_THE_TREE\n")
@@ -90,12 +93,14 @@ def test_headers_are_the_commits_own(ladder):
     assert compare(ladder, "03")["03"].verdict is Verdict.CHANGED
 
 
+@pytest.mark.git
 def test_what_was_compiled_is_kept(ladder):
     with sides(requests(ladder, "02"), "HEAD", None, ladder.parent) as both:
         list(both.compare())
         assert (both.requests[0].version.number, both.to_compile) == ("02", 0)
 
 
+@pytest.mark.git
 def test_no_such_commit(ladder):
     with pytest.raises(ConfigError, match="git gives no kernels of nowhere"), sides([], "nowhere", None, ladder.parent):
         pass
@@ -178,6 +183,7 @@ def test_a_result_that_nobody_reads_is_a_move(code):
     assert "reads another value" in first_move({"f": code}, {"f": other})
 
 
+@pytest.mark.git
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout of git")
 def test_the_command(capsys):
     assert console.run(sass.main, sass.parser(), ["00", "--commits", "HEAD"]) == 0

@@ -228,6 +228,7 @@ def test_the_page_says_how():
         import_module(COMMANDS[name].module).parser().parse_args(words.split())
 
 
+@pytest.mark.git
 def test_what_measuring_writes_is_no_change(tmp_path, monkeypatch):
     """A search writes a winner; one behind it is still of that commit. A kernel that differs is told by a +."""
     names = "kernel.cu", "results/runs.csv", "configs/tuned/h100.yaml"

@@ -223,6 +223,7 @@ def test_a_run_on_the_emulator_is_shown_though_a_gpu_was_there_before(run):
     assert "show what was measured on NVIDIA H100" in " ".join(out.split())
 
 
+@pytest.mark.git
 def test_the_project_s_own_results_are_added_to_on_demand_alone(monkeypatch, tmp_path):
     rungs = [catalog.find("02")]
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))

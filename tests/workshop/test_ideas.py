@@ -13,7 +13,7 @@ import pytest
 from flashladder.common import console
 from flashladder.common.catalog import find
 from flashladder.common.compiler import sources
-from flashladder.common.errors import ConfigError, DeviceError, EmulatorError, VerificationError
+from flashladder.common.errors import ConfigError, DeviceError, EmulatorError, ToolchainError, VerificationError
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.common.problem.config import load_gpu
@@ -22,7 +22,7 @@ from flashladder.common.records import records
 from flashladder.common.report import sections
 from flashladder.common.report.pages import documents
 from flashladder.common.runtime.target import Target
-from flashladder.common.workshop import scaffold, tried, verdict
+from flashladder.common.workshop import machine, scaffold, tried, verdict
 from flashladder.common.workshop.trial import Built, Emulated, Timing, Trial, compare, hold, make
 from flashladder.tests import ideas
 from flashladder.tuner.pair import PairTimer
@@ -255,6 +255,7 @@ def checkout(tmp_path, monkeypatch):
     return root / "versions"
 
 
+@pytest.mark.git
 def test_a_patch_leaves_out_what_else_is_not_committed(rung, checkout):
     ideas.save(rung, "longer")
     first, second = find("01", checkout), find("02", checkout)
@@ -264,6 +265,7 @@ def test_a_patch_leaves_out_what_else_is_not_committed(rung, checkout):
     assert tried.patch(second, second) == ""
 
 
+@pytest.mark.git
 def test_a_rung_that_is_not_committed_has_its_changes_of_headers_in_its_patch(checkout):
     first, second = find("01", checkout), find("02", checkout)
     second.kernel.write_text(f"{second.kernel.read_text()}// new\n")
@@ -272,6 +274,7 @@ def test_a_rung_that_is_not_committed_has_its_changes_of_headers_in_its_patch(ch
     assert "\n+// not committed\n" in text
 
 
+@pytest.mark.git
 def test_what_was_tried_is_made_again_of_its_patch(rung, tmp_path):
     ideas.save(rung, "longer")
     header = rung.directory / "softmax" / "online.cuh"
@@ -290,12 +293,15 @@ def test_what_was_tried_is_made_again_of_its_patch(rung, tmp_path):
     assert (again.title, again.parent) == ("Again", "02_swizzling")
 
 
+MISFIT = "--- a/kernel.cu\n+++ b/kernel.cu\n@@ -1 +1 @@\n-nowhere\n+here\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "cannot be read: No such file or directory"),
         ("no patch at all\n", "is no patch: name a file of a rung's tried/"),
-        ("--- a/kernel.cu\n+++ b/kernel.cu\n@@ -1 +1 @@\n-nowhere\n+here\n", "does not fit kernel.cu as it is now"),
+        pytest.param(MISFIT, "does not fit kernel.cu as it is now", marks=pytest.mark.git),
     ],
 )
 def test_a_patch_that_cannot_be_used_is_said_and_makes_nothing(rung, tmp_path, text, message):
@@ -305,6 +311,17 @@ def test_a_patch_that_cannot_be_used_is_said_and_makes_nothing(rung, tmp_path, t
     with pytest.raises(ConfigError, match=message):
         scaffold.make("again", "02", private=True, patch=kept)
     assert [path.name for path in rung.directory.parent.iterdir()] == [rung.directory.name]
+
+
+def test_without_git_a_patch_is_refused_and_ideas_are_kept(rung, tmp_path, monkeypatch):
+    (tmp_path / "kept.patch").write_text(MISFIT)
+    ideas.save(rung, "longer")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"no git, .* `sudo apt-get install git`"):
+        scaffold.make("again", "02", private=True, patch=tmp_path / "kept.patch")
+    assert [path.name for path in rung.directory.parent.iterdir()] == [rung.directory.name]
+    assert "-        __syncthreads();\n" in tried.patch(find("02"), rung)
+    assert [finding.good for finding in machine.examine({"git": machine.OPTIONAL["git"]})] == [False]
 
 
 def test_a_configuration_is_compared_with_the_default_one(rung, run):

@@ -34,6 +34,7 @@ def has_changed(parent, commit):
     return subprocess.run(command, check=False).returncode == 1
 
 
+@pytest.mark.git
 @pytest.mark.parametrize(("row", "patch"), KEPT)
 def test_a_kept_patch_fits_its_rung_or_that_of_its_commit(row, patch, tmp_path, monkeypatch):
     monkeypatch.setenv(own.VARIABLE, str(tmp_path))

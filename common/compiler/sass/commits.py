@@ -28,6 +28,7 @@ from flashladder.common.compiler.sass.diff import changed, normalised
 from flashladder.common.compiler.sass.instruction import SassInstruction, disassemble_functions
 from flashladder.common.compiler.sass.opcodes import histogram
 from flashladder.common.errors import BuildError, ConfigError
+from flashladder.common.host import find_git
 from flashladder.common.paths import AS_NAMES, CUDA_HEADERS, ROOT, VERSIONS
 
 SOURCES = tuple(str(folder.relative_to(ROOT)) for folder in (VERSIONS, CUDA_HEADERS))  # what a kernel is compiled from
@@ -128,7 +129,7 @@ def _checkout(repository: Path, commit: str | None) -> Iterator[Path]:
     if commit is None:
         yield repository
         return
-    command = ["git", "-C", str(repository), "archive", "--format=zip", commit, "--", *SOURCES]
+    command = [find_git(), "-C", str(repository), "archive", "--format=zip", commit, "--", *SOURCES]
     archive = subprocess.run(command, capture_output=True)
     if archive.returncode:
         raise ConfigError(f"git gives no kernels of {commit}: {archive.stderr.decode().strip()}")
