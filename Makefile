@@ -6,15 +6,8 @@ PY := .venv/bin/python
 QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/test_commands.py tools/test_run_version.py) \
 	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
-LONG := $(addprefix tests/emulator/test_,backward_mutations.py decode_mutations.py mutations.py) \
-	tests/catalog/test_own_ladders.py tests/compiler/test_sass_rungs.py $(addprefix tests/studies/test_,accuracy.py ladder.py) \
-	$(addprefix tests/predict/test_,ampere_model.py explain.py hopper_model.py operand_cache.py) \
-	$(addprefix tests/workshop/test_,exercises.py new_version.py watch.py) \
-	$(addprefix tests/rungs/test_,anchors.py backward.py configurations.py steps.py) \
-	$(addprefix tests/api/test_,adopt.py architectures.py diffusers.py model_trial.py ring_processes.py transformers.py transformers_training.py) \
-	$(addprefix tests/tuner/test_,forecast.py tuner_kill.py tuner_storage.py) tests/tools/test_wheel.py
-
 PUBLIC := tests/public
+PYTEST := $(PY) -m pytest -n auto --dist worksteal
 
 .PHONY: help run test test-long test-public quick lint doctor venv dev clean
 
@@ -35,16 +28,16 @@ run: venv
 	@$(PY) -m flashladder run $(VERSION) $(ARGS)
 
 test: dev
-	$(PY) -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(LONG) $(PUBLIC)) $(ARGS)
+	$(PYTEST) --ignore=$(PUBLIC) -m "not slow and not gpu" $(ARGS)
 
 test-long: dev
-	$(PY) -m pytest -n auto --dist worksteal $(LONG) $(ARGS)
+	$(PYTEST) --ignore=$(PUBLIC) -m "slow and not gpu" $(ARGS)
 
 test-public: dev
 	$(PY) -m pytest -n auto --dist loadgroup $(PUBLIC) $(ARGS)
 
 quick: dev
-	$(PY) -m pytest -n auto --dist worksteal $(QUICK) $(ARGS)
+	$(PYTEST) $(QUICK) $(ARGS)
 
 lint: dev
 	$(PY) -m ruff check

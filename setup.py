@@ -120,7 +120,8 @@ setup(
         "watch": WATCH,
         "models": MODELS,
         "dev": [
-            *("setuptools>=77", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "types-PyYAML", "pre-commit"),
+            *("setuptools>=77", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
+            *("ruff", "mypy", "types-PyYAML", "pre-commit"),
             *REFERENCES,
             *MODELS,
             *TUNER,

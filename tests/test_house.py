@@ -164,5 +164,5 @@ def test_make_names_tests_that_exist():
     named = re.findall(r"tests/[\w/]+\.py", makefile)
     for folder, names in re.findall(r"addprefix tests/([\w/]*),([^)]*)\)", makefile):
         named += [f"tests/{folder}{name}" for name in names.split()]
-    assert len(named) > 30
+    assert len(named) > 5
     assert not [name for name in named if not (ROOT / name).exists()]

@@ -29,6 +29,8 @@ from flashladder.common.runtime import ready, target
 from flashladder.tools.commands import adopt
 from flashladder.tuner import campaign, job
 
+pytestmark = pytest.mark.slow
+
 RUNG, H100 = catalog.find("24"), load_gpu("h100")
 PROGRAM = """
 import sys, threading, torch, torch.nn.functional as F

@@ -19,6 +19,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from flashladder.common.api import transformers as ours  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.randint(2, 64, (2, 16), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[0] * 5 + [1] * 11, [1] * 16])
 ENDS = (0, 13, 32)

@@ -21,6 +21,8 @@ from diffusers.models import attention_dispatch as theirs  # noqa: E402
 
 from flashladder.common.api import diffusers as ours  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

@@ -19,6 +19,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from flashladder.common.api import transformers as ours  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):

@@ -15,6 +15,8 @@ from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
 from flashladder.tools.commands import ring
 
+pytestmark = pytest.mark.slow
+
 
 def tried(*words, capsys):
     code = console.run(ring.main, ring.parser(), words)

@@ -24,6 +24,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from flashladder.common.api import masks  # noqa: E402
 from flashladder.common.api import transformers as ours  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = {
     "vocab_size": 64,

@@ -10,6 +10,8 @@ from test_transformers import IDS, PADDED, logits, made
 import flashladder
 from flashladder.common.problem.dropout import quantised
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
 device, registered = test_transformers.device, test_transformers._registered  # fixtures

@@ -18,6 +18,8 @@ from flashladder.tuner import trial_log
 from flashladder.tuner.job import Job, SearchSettings
 from flashladder.tuner.space import Space
 
+pytestmark = pytest.mark.slow
+
 KIND = "dtype=bf16,head_dim=128,causal=false"
 
 

@@ -26,6 +26,8 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
+pytestmark = pytest.mark.slow
+
 ARCHES = ("sm_80", "sm_90a")
 PAIRS = (("01", "02"), ("05", "06"), ("07", "08"), ("08", "09"), ("09", "10"), ("10", "11"))
 ADDRESSES = (

@@ -5,6 +5,8 @@ from one_kernel import OneKernel
 
 from flashladder.common.problem.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 # These have no synchronisation that one of the others has not, instruction by instruction, and are not asked.
 ASKED, AS_IN = ("13", "16"), ("14", "15")
 

@@ -6,6 +6,8 @@ from one_kernel import OneKernel
 
 from flashladder.common.problem.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 BY_TMA = ("decode/08", "decode/09")
 ASKED = ("decode/06", "decode/07", *BY_TMA, "decode/10", "mla/00", "mla/01", "mla/02")
 DEPENDENT = ("decode/07", *BY_TMA)

@@ -24,6 +24,8 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.emulator.forks import tried
 
+pytestmark = pytest.mark.slow
+
 LISTED = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 REDUNDANT = [entry for entry in LISTED if "/" not in entry["rung"]]  # other ladders have tests of their own
 

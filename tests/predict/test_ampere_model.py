@@ -14,6 +14,8 @@ from flashladder.common.predict.cost import MainLoop
 from flashladder.common.predict.limits.predicted import PASSES
 from flashladder.common.predict.subcore import BESIDE_MMA, cycles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def timed_ladder():

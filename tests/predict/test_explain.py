@@ -27,6 +27,8 @@ from flashladder.tests import fake_ncu
 from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import explain as tool
 
+pytestmark = pytest.mark.slow
+
 H100 = load_gpu("h100")
 WOVEN = {"softmax", "fragment_loads", "copies"}  # what the upper rungs fight against, in turns
 # Of each rung: what costs most, and the rungs whose idea may be named against it.

@@ -19,6 +19,8 @@ from flashladder.common.predict import cost, tile
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 H200 = load_gpu("h200")
 RUN = "20261122-163955-1610"  # rungs 25 to 37 at six lengths, bf16, head_dim 128, without a mask
 COLD = (3, 6, 9)  # cycles that are tried

@@ -8,6 +8,8 @@ from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.sass import read
 
+pytestmark = pytest.mark.slow
+
 M_IS_KEPT = 1 << 2  # of an instruction's operands the third: m of S * unit - m
 
 

@@ -146,7 +146,6 @@ def test_every_rung_has_evidence():
         assert "ptxas" in sections.between(version.directory / documents.EVIDENCE, documents.TABLES), version.name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMITTED)
 def test_committed_evidence_is_current(name):
     is_current = evidence.section(find(name)).is_current()

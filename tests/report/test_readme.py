@@ -86,7 +86,6 @@ def test_the_readme_is_one_page():
     assert len((ROOT / "README.md").read_bytes()) <= MOST_BYTES
 
 
-@pytest.mark.slow
 def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path, monkeypatch):
     made, watched, judged = re.findall(
         r"^    flashladder (\S+ my_idea [^#]*)", (ROOT / "docs" / "own-rungs.md").read_text(), re.MULTILINE

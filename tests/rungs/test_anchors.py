@@ -10,6 +10,8 @@ from flashladder.common import catalog
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 WOVEN = catalog.find("24")
 # Every block that a P left the range in, once more, and the one in which all warps know.
 GROWTHS = pytest.mark.parametrize(

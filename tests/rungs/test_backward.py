@@ -19,6 +19,8 @@ from flashladder.common.runtime import execute
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import Launcher
 
+pytestmark = pytest.mark.slow
+
 LADDER = "backward"
 RUNGS = catalog.versions(ladder=LADDER)
 ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}

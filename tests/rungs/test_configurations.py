@@ -12,6 +12,8 @@ from flashladder.common.compiler import build_one
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import Problem
 
+pytestmark = pytest.mark.slow
+
 RIVALS = [catalog.find(launch.rung) for launch in catalog.ladder_of("forward").launches if launch.rival]
 WOVEN = catalog.find("woven_general")  # what the emulator is given, and GPUs before Hopper
 

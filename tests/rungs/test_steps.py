@@ -12,6 +12,8 @@ from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.designed import drawn_by, missed_of_each
 
+pytestmark = pytest.mark.slow
+
 JUMPS = st.one_of(*(st.integers(-64 * most, 64 * most) for most in (3, 12, 45))).map(lambda n: n / 64)  # in log2
 
 

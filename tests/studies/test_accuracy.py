@@ -32,6 +32,8 @@ from flashladder.tests import fake_gpu
 from flashladder.tests.designed import drawn, drawn_by
 from flashladder.tools.commands import accuracy
 
+pytestmark = pytest.mark.slow
+
 SCALES = ("tiny_scale", "huge_scale")
 ONE_LAUNCH = tuple(name for name in FAMILIES if name not in SCALES)  # a softmax_scale is the launch's
 RUNGS = ("16", "17", "18", "24", "37", "43")  # one of each softmax, and the last of those with it

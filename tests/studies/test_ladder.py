@@ -18,6 +18,8 @@ from flashladder.common.studies.experiments import ladder as experiment
 from flashladder.tests import fake_gpu
 from flashladder.tools.commands import ladder
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--seqlens", "128,256", "--tokens", "256", "--dtypes", "bf16", "--rounds", "6", "--beside", ""]
 
 

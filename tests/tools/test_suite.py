@@ -70,6 +70,11 @@ def test_without_workers_what_is_alone_comes_last(run):
     assert verdicts == ["test_other"] * 30 + ["test_alone"] * 4
 
 
+def test_a_test_that_hangs_ends(pytestconfig):
+    assert pytestconfig.pluginmanager.hasplugin("timeout"), "pytest-timeout comes by make dev"
+    assert float(pytestconfig.getini("timeout")) > 0
+
+
 def test_an_interruptible_program_is_so_where_interrupts_are_ignored():
     """As under nohup: the whole chain, from a shell that ignores them."""
     inner = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"

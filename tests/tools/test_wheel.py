@@ -11,6 +11,8 @@ import pytest
 
 from flashladder.common.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parents[1]
 ARCHS = "8.0;9.0a"
 MOST_BYTES = 5 * 2**20

@@ -24,6 +24,8 @@ from flashladder.tuner import forecast
 from flashladder.tuner.forecast import Forecast, Price
 from flashladder.tuner.space import Space
 
+pytestmark = pytest.mark.slow
+
 A100, H100 = load_gpu("a100"), load_gpu("h100")
 TOP = 0.05  # of the kernels that are worth a launch
 AFFORDED = 30  # configurations that two cores price in a minute, when they have nothing else to do
@@ -193,7 +195,6 @@ def rank(*arguments):
     return subprocess.Popen([*COMMAND, *SMALL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.slow
 def test_a_ranking_that_is_killed_goes_on(cache, monkeypatch, tmp_path):
     """Kernels of rung 02, compiled and priced; then kill -9, and what is left of it."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))

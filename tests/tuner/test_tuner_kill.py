@@ -17,6 +17,8 @@ from flashladder.tests import interruptible, tuner_simulation
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import code_of, verdict_of
 
+pytestmark = pytest.mark.slow
+
 KILLS = 15
 
 
@@ -38,7 +40,6 @@ def finished(ledger):
     return {trial.number: (verdict_of(trial), trial.value) for trial in ledger.trials() if trial.state.is_finished()}
 
 
-@pytest.mark.slow
 def test_many_kills(places):
     """Kill the search or its worker again and again: no finished trial is lost, none is measured twice."""
     context = multiprocessing.get_context("forkserver")

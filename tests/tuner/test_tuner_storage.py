@@ -25,6 +25,8 @@ from flashladder.tuner import show, storage, trial_log
 from flashladder.tuner.job import SearchSettings
 from flashladder.tuner.ledger import ABANDONED, DUPLICATE, Ledger, code_of, verdict_of
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {"block_m": [64, 128], "double_buffer": [False, True]}
 PARAMS = {"block_m": 64, "double_buffer": False}
 MEASURED = {"verdict": "measured", "low": 0.9, "high": 1.1}

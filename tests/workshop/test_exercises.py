@@ -12,6 +12,8 @@ from flashladder.common.workshop import exercises
 from flashladder.common.workshop.exercises import page
 from flashladder.tools.commands import exercise as tool
 
+pytestmark = pytest.mark.slow
+
 ALL = exercises.exercises()
 of_each = pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.version.name)
 

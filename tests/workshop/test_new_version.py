@@ -17,6 +17,8 @@ from flashladder.common.report.pages import documents, evidence
 from flashladder.common.workshop import scaffold
 from flashladder.tools.commands import new_version
 
+pytestmark = pytest.mark.slow
+
 MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
 
 # What a rung made by hand broke, and all that is tested of each rung; words of `pytest -k`.
@@ -76,7 +78,6 @@ def checkout(tmp_path_factory):
     return call
 
 
-@pytest.mark.slow
 def test_a_new_rung_breaks_no_test_and_is_tested(checkout):
     files = [f"tests/{name}.py" for name in FILES]
     code, out = checkout("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *files, "-k", " or ".join(TOUCHED))

@@ -3,6 +3,8 @@
 import os
 import sys
 
+import pytest
+
 from flashladder.common.catalog import find
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import load_gpu
@@ -11,6 +13,8 @@ from flashladder.common.runtime.target import Target
 from flashladder.common.workshop import trial, watch
 from flashladder.tests import ideas, interruptible
 from flashladder.tests.workshop.test_ideas import TIMING
+
+pytestmark = pytest.mark.slow
 
 PLACE = Target(on_gpu=False, arch="sm_90a", gpu=load_gpu("h100"))
 CPU_SECONDS = 9.0  # of all cores, from a save to the last figure: 4 to 5 s of each of two
