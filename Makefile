@@ -3,8 +3,8 @@
 VERSION ?= 02
 PYTHON ?= python3
 PY := .venv/bin/python
-QUICK := $(addprefix tests/,test_house.py catalog/test_catalog.py problem tools/test_commands.py tools/test_run_version.py) \
-	$(addprefix tests/emulator/test_,memory.py parse.py races.py)
+QUICK := $(addprefix tests/,test_house.py test_examples.py catalog/test_catalog.py problem) \
+	$(addprefix tests/tools/test_,commands.py run_version.py) $(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
 PUBLIC := tests/public
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
