@@ -19,15 +19,17 @@ def call(*words, **options):
 def test_each_command_has_a_line(words, capsys):
     assert commands.main(words) == (0 if words else console.EXIT_ERROR)
     lines = capsys.readouterr().out.splitlines()
-    for name, command in commands.COMMANDS.items():
-        assert f"  {name:<11} {command.summary}" in lines
+    for title, group in commands.GROUPS.items():
+        listed = [f"  {name:<11} {command.summary}" for name, command in group.items()]
+        begin = lines.index(f"{title}:") + 1
+        assert lines[begin : begin + len(group)] == listed
     assert max(map(len, lines)) <= 80
 
 
 def test_an_unknown_command(capsys):
     assert commands.main(["bnch", "07"]) == console.EXIT_ERROR
     said = capsys.readouterr().err
-    assert "no command bnch; did you mean bench? There are run, new, bench, " in said
+    assert "no command bnch; did you mean bench? There are run, explain, exercise, " in said
     assert commands.main(["7"]) == console.EXIT_ERROR
     assert "did you mean" not in capsys.readouterr().err
 

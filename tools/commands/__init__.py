@@ -1,7 +1,7 @@
 """What a person types: `flashladder COMMAND ...`, which is also `python -m flashladder COMMAND ...`.
 
 A command is a module here. It has `parser()`, whose texts are its docstring, and `main(arguments)`, which gives the
-exit code. A new command is such a module and a line of COMMANDS. It reads options, calls what is in the rooms of
+exit code. A new command is such a module and a line of GROUPS. It reads options, calls what is in the rooms of
 common/, and prints.
 """
 
@@ -33,37 +33,48 @@ class Command:
         return f"{__name__}.{self.file}"
 
 
-COMMANDS = {
-    "run": Command("run_version", "compile a rung or a reference, run it, check it, measure it"),
-    "new": Command("new_version", "make a new rung from another"),
-    "bench": Command("bench", "time kernels beside the official ones, over many shapes"),
-    "packed": Command("packed", "time packed sequences beside padded ones and FlashAttention-2's"),
-    "search": Command("search", "find the fastest configuration of a rung on a GPU"),
-    "adopt": Command("adopt", "tune for one program: what it asks for, what it gains, the winners"),
-    "hub": Command("hub", "lay a wheel out as a kernel of Hugging Face's `kernels`"),
-    "overhead": Command("overhead", "what a call of attention() costs the host, beside torch's own"),
-    "compare": Command("compare", "two logged benchmarks side by side"),
-    "sass": Command("sass", "the machine code of a rung, or of two side by side"),
-    "neighbours": Command("neighbours", "how many lines of code each step of a ladder is"),
-    "profile": Command("profile", "what a GPU counts in a rung, beside what is predicted"),
-    "timeline": Command("timeline", "who does what when in a rung of Hopper, by time stamps of a GPU"),
-    "explain": Command("explain", "why a rung is slow, and which rung's idea is against it"),
-    "exercise": Command("exercise", "a rung with its idea taken out, to be put in again and graded"),
-    "accuracy": Command("accuracy", "errors over families of inputs, against bars"),
-    "model": Command("model", "what a model of transformers gains: prefill and generation"),
-    "train": Command("train", "train a small GPT with attention() and with torch's own"),
-    "ring": Command("ring", "one long sequence over several GPUs: right? near to linear?"),
-    "ladder": Command("ladder", "measure the whole ladder on this GPU, in one run"),
-    "experiment": Command("experiment", "sweeps: block sizes, types, lengths, the order of loops"),
-    "received": Command("received", "check results that somebody sent, before they are merged"),
-    "dashboard": Command("dashboard", "make dashboard.html and the tables of all results"),
-    "studies": Command("studies", "a machine's searches: a list, or live in a browser"),
-    "plots": Command("plots", "a search's study as pictures"),
-    "replay": Command("replay", "how good the search is: replay it over a whole study"),
-    "doctor": Command("doctor", "what this machine has and lacks, and what mends it"),
-    "evidence": Command("evidence", "bring the tables in the rungs' pages up to date", needs_checkout=True),
-    "picture": Command("picture", "bring the pictures in versions/ up to date", needs_checkout=True),
+GROUPS = {
+    "Rungs": {
+        "run": Command("run_version", "compile a rung or a reference, run it, check it, measure it"),
+        "explain": Command("explain", "why a rung is slow, and which rung's idea is against it"),
+        "exercise": Command("exercise", "a rung with its idea taken out, to be put in again and graded"),
+        "new": Command("new_version", "make a new rung from another"),
+        "sass": Command("sass", "the machine code of a rung, or of two side by side"),
+        "neighbours": Command("neighbours", "how many lines of code each step of a ladder is"),
+        "profile": Command("profile", "what a GPU counts in a rung, beside what is predicted"),
+        "timeline": Command("timeline", "who does what when in a rung of Hopper, by time stamps of a GPU"),
+    },
+    "Benchmarks": {
+        "bench": Command("bench", "time kernels beside the official ones, over many shapes"),
+        "ladder": Command("ladder", "measure the whole ladder on this GPU, in one run"),
+        "packed": Command("packed", "time packed sequences beside padded ones and FlashAttention-2's"),
+        "accuracy": Command("accuracy", "errors over families of inputs, against bars"),
+        "experiment": Command("experiment", "sweeps: block sizes, types, lengths, the order of loops"),
+        "compare": Command("compare", "two logged benchmarks side by side"),
+        "overhead": Command("overhead", "what a call of attention() costs the host, beside torch's own"),
+        "model": Command("model", "what a model of transformers gains: prefill and generation"),
+        "train": Command("train", "train a small GPT with attention() and with torch's own"),
+        "ring": Command("ring", "one long sequence over several GPUs: right? near to linear?"),
+    },
+    "Tuning": {
+        "search": Command("search", "find the fastest configuration of a rung on a GPU"),
+        "adopt": Command("adopt", "tune for one program: what it asks for, what it gains, the winners"),
+        "studies": Command("studies", "a machine's searches: a list, or live in a browser"),
+        "plots": Command("plots", "a search's study as pictures"),
+        "replay": Command("replay", "how good the search is: replay it over a whole study"),
+    },
+    "Results": {
+        "dashboard": Command("dashboard", "make dashboard.html and the tables of all results"),
+        "received": Command("received", "check results that somebody sent, before they are merged"),
+        "evidence": Command("evidence", "bring the tables in the rungs' pages up to date", needs_checkout=True),
+        "picture": Command("picture", "bring the pictures in versions/ up to date", needs_checkout=True),
+    },
+    "Installing": {
+        "doctor": Command("doctor", "what this machine has and lacks, and what mends it"),
+        "hub": Command("hub", "lay a wheel out as a kernel of Hugging Face's `kernels`"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
@@ -94,13 +105,11 @@ def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
 
 
 def _overview() -> str:
-    lines = (f"  {name:<11} {command.summary}" for name, command in COMMANDS.items())
-    return "\n".join(
-        [
-            "usage: flashladder COMMAND ...",
-            "",
-            "A laboratory for attention kernels. `flashladder COMMAND --help` says more:",
-            "",
-            *lines,
-        ]
-    )
+    lines = [
+        "usage: flashladder COMMAND ...",
+        "",
+        "A laboratory for attention kernels. `flashladder COMMAND --help` says more:",
+    ]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<11} {command.summary}" for name, command in group.items())]
+    return "\n".join(lines)
