@@ -19,7 +19,7 @@ help:
 	@echo 'make test            the tests: about 9 minutes on two cores'
 	@echo 'make test-long       those that take minutes each: about 16 minutes on two cores'
 	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
-	@echo 'make lint            ruff and mypy: about a minute'
+	@echo 'make lint            ruff, clang-format and mypy: about a minute'
 	@echo 'make clean           removes .venv and what was built'
 	@echo
 	@echo 'The tests bring 1.3 GB more into .venv. ARGS="..." goes to the tool, PYTHON=... makes .venv.'
@@ -42,6 +42,7 @@ quick: dev
 lint: dev
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	@find common versions -path versions/private -prune -o -regex '.*\.\(cuh?\|cpp\|c\|h\)' -print0 | xargs -0 .venv/bin/clang-format --dry-run --Werror
 	@mkdir -p .mypy_cache && ln -sfn .. .mypy_cache/flashladder
 	$(PY) -m mypy
 

@@ -121,7 +121,7 @@ setup(
         "models": MODELS,
         "dev": [
             *("setuptools>=77", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
-            *("ruff", "mypy", "types-PyYAML", "pre-commit"),
+            *("ruff", "mypy", "types-PyYAML", "clang-format", "pre-commit"),
             *REFERENCES,
             *MODELS,
             *TUNER,
