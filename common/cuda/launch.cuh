@@ -149,16 +149,16 @@ struct WorkspaceSize {
 
 // Declares a kernel that takes `Params` first, and a struct of the rung's workspaces, as pointers, second where there
 // are any: FLASHLADDER_KERNEL(combine, AttentionParams, Launch{num_threads, shared_bytes, block_m}.over("seqlen_q", "num_heads", "1")).
-#define FLASHLADDER_KERNEL(entry, Params, ...)                                                                       \
-    extern "C" __constant__ const Launch launch_##entry = (__VA_ARGS__).declared(sizeof(Params), __COUNTER__);       \
-    extern "C" __constant__ const auto params_##entry = Params{}.fields();                                           \
+#define FLASHLADDER_KERNEL(entry, Params, ...) \
+    extern "C" __constant__ const Launch launch_##entry = (__VA_ARGS__).declared(sizeof(Params), __COUNTER__); \
+    extern "C" __constant__ const auto params_##entry = Params{}.fields(); \
     static_assert(sizeof(Params) - params_##entry.end < alignof(Params), #Params " lists all its fields in their order")
 
 // Declares a workspace, in the order of the pointers: FLASHLADDER_WORKSPACE(partial_lse, float, "seqlen_q * num_heads").
-#define FLASHLADDER_WORKSPACE(name, type, count)                                                                     \
+#define FLASHLADDER_WORKSPACE(name, type, count) \
     extern "C" __constant__ const WorkspaceSize workspace_##name = {__COUNTER__, sizeof(type), 0, count}
 
 // The same of counters and semaphores. They are zero when a run begins, and the kernels leave them so: the host clears
 // nothing between two runs.
-#define FLASHLADDER_COUNTERS(name, count)                                                                            \
+#define FLASHLADDER_COUNTERS(name, count) \
     extern "C" __constant__ const WorkspaceSize workspace_##name = {__COUNTER__, sizeof(unsigned), 1, count}

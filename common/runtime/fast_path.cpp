@@ -271,7 +271,7 @@ struct Said {
     }
     PyObject *bytes() const { return PyBytes_FromStringAndSize(key.data(), key.size()); }
 
-   private:
+  private:
     static constexpr int max_depth = 2, max_options = 16;  // of tuples, and in one
     const Plain is_plain;
 
@@ -291,7 +291,7 @@ struct Said {
     bool add_option(PyObject *option, int depth) {
         long long number;
         if (option == Py_None || PyBool_Check(option)) {
-            key += option == Py_None ? 'N' : option == Py_True ? 'T' : 'F';
+            key += option == Py_None ? 'N' : (option == Py_True ? 'T' : 'F');
         } else if (PyFloat_CheckExact(option)) {
             const double fraction = PyFloat_AS_DOUBLE(option);
             key += 'f', add(&fraction);
@@ -367,10 +367,7 @@ PyObject *set_up(PyObject *, PyObject *given) {
 
 // Whether all names are there; else with an error.
 bool has_names() {
-    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"},
-                                     {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"},
-                                     {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"},
-                                     {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}})
+    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"}, {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"}, {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"}, {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}})
         if (!(*name = PyUnicode_InternFromString(text))) return false;
     return true;
 }

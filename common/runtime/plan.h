@@ -126,7 +126,7 @@ struct View {
     }
     bool is_apart_from(const View &other) const { return end() <= other.begin() || other.end() <= begin(); }
 
-   private:
+  private:
     char *data;
 
     // Whether dimensions of that size on have the strides of a new tensor.
@@ -162,7 +162,7 @@ struct Call {
                plan.min_scale <= softmax_scale && softmax_scale <= plan.max_scale;
     }
 
-   private:
+  private:
     bool is_taken(const TensorPlan &asked, const View &view) {
         if (!view.is_there) return asked.may_be_left_out;
         if (!view.begin() || view.ndim != asked.ndim || view.dtype.code != asked.dtype_code || view.dtype.bits != asked.dtype_bits ||
@@ -210,7 +210,7 @@ struct Launch {
         return true;
     }
 
-   private:
+  private:
     bool has_grid(const Call &call, const KernelPlan &kernel) {
         int64_t grid[3], tiles = 1;
         for (int i = 0; i < 3; ++i) {
@@ -221,8 +221,14 @@ struct Launch {
         if (kernel.most_ctas) grid[0] = std::min<int64_t>(tiles, kernel.most_ctas), grid[1] = grid[2] = 1;
         for (int i = 0; i < 3; ++i)
             if (grid[i] % kernel.cluster[i] || (i && grid[i] > max_grid_yz)) return false;
-        config = {{unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2])}, {unsigned(kernel.num_threads), 1, 1},
-                  unsigned(kernel.shared_bytes), nullptr, kernel.attributes, unsigned(kernel.num_attributes)};
+        config = {
+            {unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2])},
+            {unsigned(kernel.num_threads), 1, 1},
+            unsigned(kernel.shared_bytes),
+            nullptr,
+            kernel.attributes,
+            unsigned(kernel.num_attributes),
+        };
         return true;
     }
     void put(const Call &call, const FieldPlan &field) {

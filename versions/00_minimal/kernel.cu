@@ -58,9 +58,8 @@ extern "C" __global__ void __launch_bounds__(num_threads)
 
     float q[lane_cols] = {}, o[lane_cols] = {};
     float m = -INFINITY, l = 0.0f;  // the running maximum and sum of the row
-    if (has_row)
-        load_row(q, static_cast<const dtype *>(params.q) + batch * params.q_stride.batch + row * params.q_stride.row +
-                        head * params.q_stride.head, lane);
+    const dtype *first = static_cast<const dtype *>(params.q) + batch * params.q_stride.batch;
+    if (has_row) load_row(q, first + row * params.q_stride.row + head * params.q_stride.head, lane);
 
     for (int first_key = 0; first_key < params.seqlen_k; first_key += block_n) {
         const int keys = min(block_n, params.seqlen_k - first_key);

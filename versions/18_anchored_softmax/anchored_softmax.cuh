@@ -14,7 +14,7 @@ constexpr bool is_wide<__nv_bfloat16> = true;
 // block j - 1 all warps know. A quick warp may by then tell of block j - 1, so even and odd blocks have a word each.
 struct Loss {
     // What may be lost: a row's sum up to its jump, which has no weight beside what the row jumped to; or more.
-    enum { sum = 1, more = 2 };
+    static constexpr int sum = 1, more = 2;
     int of_block[2];
 
     // Before the first barrier.
@@ -120,7 +120,7 @@ __device__ inline Pass attend_down(const Pass &pass, int first_anchored, int las
                                    Attend attend, Lowest lowest = {}) {
     constexpr Pass none{-1, -1, Pass::anchored};
     const bool anchors = is_wide<T> && pass.number < Pass::anchored;
-    const int anchored = !anchors ? lowest - 1 : pass.number == 0 ? first_anchored : pass.until - 1;
+    const int anchored = !anchors ? lowest - 1 : (pass.number == 0 ? first_anchored : pass.until - 1);
     int j = pass.from;
     for (; j > anchored; --j) {
         attend(j, std::false_type{});

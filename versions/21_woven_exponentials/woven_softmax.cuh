@@ -17,7 +17,7 @@ struct WovenSoftmax : AnchoredSoftmax<T, rows> {
 #pragma unroll
         for (int pair = part * pairs / parts; pair < (part + 1) * pairs / parts; ++pair) {
             const int b = pair / 4, i = pair % 4, h = i % 2;
-            const float(&block)[4] = s.block[b][chunk * 2 + i / 2];
+            const float (&block)[4] = s.block[b][chunk * 2 + i / 2];
             const float left = exp2_approx(score(block[2 * h]) * this->unit - this->m[b][h]);
             const float right = exp2_approx(score(block[2 * h + 1]) * this->unit - this->m[b][h]);
             this->l[b][h] += left + right;

@@ -269,10 +269,10 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         }
 
         if (has_rows) {
+            const auto sum = [&](int h) { return softmax.row_sum(h); };
             const auto divided = [&] {
                 if constexpr (dropout)
-                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_sum(h); }, softmax.m, sink,
-                                                  Dropout<dropout>::share(params));
+                    return divide_by<head_dim_v>(o, sum, softmax.m, sink, Dropout<dropout>::share(params));
                 else
                     return divide_by_sums(o, softmax.m, sink);
             }();

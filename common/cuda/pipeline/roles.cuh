@@ -12,5 +12,5 @@ struct Registers {
     static constexpr int at_launch = 65536 / (num_threads * ctas_per_sm) / 8 * 8;
     static constexpr int producer = of_producer, helper = of_helper;
     static constexpr int left = (at_launch * warpgroups - producer - helpers * helper) / consumers / 8 * 8;
-    static constexpr int consumer = left < 240 ? left : at_launch > 240 ? at_launch : 240;  // never fewer than there are
+    static constexpr int consumer = left < 240 ? left : (at_launch > 240 ? at_launch : 240);  // never fewer than there are
 };

@@ -32,7 +32,7 @@ struct Wgmma;
 #define FLASHLADDER_BLOCK(b) "+f"(d[b][0]), "+f"(d[b][1]), "+f"(d[b][2]), "+f"(d[b][3])
 #define FLASHLADDER_BLOCKS_1(b) FLASHLADDER_BLOCK(b)
 #define FLASHLADDER_BLOCKS_2(b) FLASHLADDER_BLOCK(b), FLASHLADDER_BLOCK(b + 1)
-#define FLASHLADDER_BLOCKS_4(b)                                                                                      \
+#define FLASHLADDER_BLOCKS_4(b) \
     FLASHLADDER_BLOCK(b), FLASHLADDER_BLOCK(b + 1), FLASHLADDER_BLOCK(b + 2), FLASHLADDER_BLOCK(b + 3)
 #define FLASHLADDER_BLOCKS_8(b) FLASHLADDER_BLOCKS_4(b), FLASHLADDER_BLOCKS_4(b + 4)
 #define FLASHLADDER_BLOCKS_9(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCK(b + 8)
@@ -46,48 +46,48 @@ struct Wgmma;
 #define FLASHLADDER_D_4 "%0, %1, %2, %3"
 #define FLASHLADDER_D_8 FLASHLADDER_D_4 ", %4, %5, %6, %7"
 #define FLASHLADDER_D_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define FLASHLADDER_D_32                                                                                             \
+#define FLASHLADDER_D_32 \
     FLASHLADDER_D_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define FLASHLADDER_D_36 FLASHLADDER_D_32 ", %32, %33, %34, %35"
 #define FLASHLADDER_D_40 FLASHLADDER_D_36 ", %36, %37, %38, %39"
-#define FLASHLADDER_D_48                                                                                             \
+#define FLASHLADDER_D_48 \
     FLASHLADDER_D_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FLASHLADDER_D_56 FLASHLADDER_D_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define FLASHLADDER_D_64                                                                                             \
+#define FLASHLADDER_D_64 \
     FLASHLADDER_D_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define FLASHLADDER_D_68 FLASHLADDER_D_64 ", %64, %65, %66, %67"
-#define FLASHLADDER_D_96                                                                                             \
-    FLASHLADDER_D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"              \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define FLASHLADDER_D_128                                                                                            \
-    FLASHLADDER_D_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"  \
-    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FLASHLADDER_D_96 \
+    FLASHLADDER_D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+                     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASHLADDER_D_128 \
+    FLASHLADDER_D_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+                     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // i0..i6 are the numbers of the operands after D.
-#define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6)                                           \
-    template <>                                                                                                      \
-    struct Wgmma<T, n> {                                                                                             \
-        template <bool a_by_columns, bool b_by_columns>                                                              \
-        __device__ static void of_shared(float (&d)[n / 8][4], uint64_t a, uint64_t b, bool adds) {                  \
-            asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i2 ", 0;\n"                                     \
+#define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6) \
+    template <> \
+    struct Wgmma<T, n> { \
+        template <bool a_by_columns, bool b_by_columns> \
+        __device__ static void of_shared(float (&d)[n / 8][4], uint64_t a, uint64_t b, bool adds) { \
+            asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i2 ", 0;\n" \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" D "}, %" #i0 ", %" #i1 \
-                         ", adds, 1, 1, %" #i3 ", %" #i4 ";\n}"                                                      \
-                         : BLOCKS(0)                                                                                 \
-                         : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(static_cast<int>(a_by_columns)),         \
-                           "n"(static_cast<int>(b_by_columns)));                                                     \
-        }                                                                                                            \
-        template <bool by_columns>                                                                                   \
-        __device__ static void of_registers(float (&d)[n / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {   \
-            asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5 ", 0;\n"                                     \
+                         ", adds, 1, 1, %" #i3 ", %" #i4 ";\n}" \
+                         : BLOCKS(0) \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(static_cast<int>(a_by_columns)), \
+                           "n"(static_cast<int>(b_by_columns))); \
+        } \
+        template <bool by_columns> \
+        __device__ static void of_registers(float (&d)[n / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) { \
+            asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5 ", 0;\n" \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" D "}, {%" #i0 ", %" #i1 \
-                         ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1, %" #i6 ";\n}"                                 \
-                         : BLOCKS(0)                                                                                 \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)),          \
-                           "n"(static_cast<int>(by_columns)));                                                       \
-        }                                                                                                            \
+                         ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1, %" #i6 ";\n}" \
+                         : BLOCKS(0) \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)), \
+                           "n"(static_cast<int>(by_columns))); \
+        } \
     }
-#define FLASHLADDER_WGMMAS(n, D, BLOCKS, ...)                                                                        \
-    FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__);                                             \
+#define FLASHLADDER_WGMMAS(n, D, BLOCKS, ...) \
+    FLASHLADDER_WGMMA(__nv_bfloat16, "bf16", n, D, BLOCKS, __VA_ARGS__); \
     FLASHLADDER_WGMMA(__half, "f16", n, D, BLOCKS, __VA_ARGS__)
 
 FLASHLADDER_WGMMAS(8, FLASHLADDER_D_4, FLASHLADDER_BLOCKS_1, 4, 5, 6, 7, 8, 9, 10);

@@ -50,7 +50,7 @@ __device__ inline HeldA<rows, cols> round_to_operand(const Accumulator<rows, col
         for (int m = 0; m < rows / 16; ++m)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float(&block)[4] = p.block[m][step * 2 + i / 2];
+                const float (&block)[4] = p.block[m][step * 2 + i / 2];
                 a.block[step][m][i] = pack<T>(block[i % 2 * 2], block[i % 2 * 2 + 1]);
             }
     return a;

@@ -35,7 +35,7 @@ struct QOperand {
         reader.start(tile, first_row);
     }
     __device__ void fetch(int step) {
-        stream.fetch(step, [&](uint32_t(&block)[4], int m, int k_) { ldmatrix_x4(block, reader.address(m, k_)); });
+        stream.fetch(step, [&](uint32_t (&block)[4], int m, int k_) { ldmatrix_x4(block, reader.address(m, k_)); });
     }
     __device__ const uint32_t (&at(int step, int m) const)[4] { return stream.block[step % stream.slots][m]; }
 };
@@ -61,7 +61,7 @@ struct KOperand {
     Stream<n / 16, k, fragments, buffers> stream;
 
     __device__ void fetch(int step) {
-        stream.fetch(step, [&](uint32_t(&block)[4], int n_, int k_) { ldmatrix_x4(block, reader.address(n_, k_)); });
+        stream.fetch(step, [&](uint32_t (&block)[4], int n_, int k_) { ldmatrix_x4(block, reader.address(n_, k_)); });
     }
     // The 16 x 8 operand for the columns from 8 * n8 on; of its two halves along k, number `half`.
     __device__ uint32_t at(int step, int n8, int half) const {
@@ -76,7 +76,7 @@ struct VOperand {
     Stream<n / 16, k, fragments, buffers> stream;
 
     __device__ void fetch(int step) {
-        stream.fetch(step, [&](uint32_t(&block)[4], int n_, int k_) { ldmatrix_x4_trans(block, reader.address(k_, n_)); });
+        stream.fetch(step, [&](uint32_t (&block)[4], int n_, int k_) { ldmatrix_x4_trans(block, reader.address(k_, n_)); });
     }
     __device__ uint32_t at(int step, int n8, int half) const {
         return stream.block[step % stream.slots][n8 / 2][Reader::Lanes::block(half, n8 % 2)];

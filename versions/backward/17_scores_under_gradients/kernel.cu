@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     start_scores(0);
     wait_for(s);
     start_dv(0);
-    for (int left = count; ; --left) {
+    for (int left = count;; --left) {
         // All steps of a tile but its last one
 #pragma unroll
         for (int row = 0; row < block_m - step_rows; row += step_rows) {

@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         start_product<dtype, head_dim>(dp, values, dout_rows.after(dout_at.stage).below(row));
         if constexpr (scores_ahead) start_next();
         draw(row);
-        wait_for<scores_ahead && decltype(has_next)::value>(dp);
+        wait_for<(scores_ahead && decltype(has_next)::value)>(dp);
         stay_here(dv);
         stay_here(p_rounded);
         if constexpr (dropout) kept.drop(dp);
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     start_scores(0);
     wait_for(s);
     start_step(0);
-    for (int left = count; ; --left) {
+    for (int left = count;; --left) {
         // All steps of a tile but its last one
 #pragma unroll
         for (int row = 0; row < block_m - step_rows; row += step_rows) {

@@ -9,7 +9,7 @@ struct DSOperand {
     Stream<rows / 16, k, 2, 1> stream;
 
     __device__ void fetch(int step) {
-        stream.fetch(step, [&](uint32_t(&block)[4], int m, int k_) { ldmatrix_x4_trans(block, reader.address(k_, m)); });
+        stream.fetch(step, [&](uint32_t (&block)[4], int m, int k_) { ldmatrix_x4_trans(block, reader.address(k_, m)); });
     }
     __device__ const uint32_t (&at(int step, int m) const)[4] { return stream.block[step % stream.slots][m]; }
 };

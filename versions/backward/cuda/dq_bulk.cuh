@@ -13,7 +13,7 @@ __device__ inline void each_block(Accumulator<16, cols> &c, float *sums, Visit v
 // Puts a warp's part of dQ into shared memory, from where a bulk copy may take it.
 template <int cols>
 __device__ inline void stage_sums(float *staged, Accumulator<16, cols> &dq) {
-    each_block(dq, staged, [](float4 *place, const float(&x)[4]) { *place = {x[0], x[1], x[2], x[3]}; });
+    each_block(dq, staged, [](float4 *place, const float (&x)[4]) { *place = {x[0], x[1], x[2], x[3]}; });
     fence_proxy_async();  // the copy sees what each lane wrote
     __syncwarp();
 }
@@ -34,7 +34,7 @@ __device__ inline void start_adding(float *sums, float *staged, Accumulator<16, 
 template <int cols>
 __device__ inline Accumulator<16, cols> load_sums(float *sums) {
     Accumulator<16, cols> dq;
-    each_block(dq, sums, [](const float4 *place, float(&x)[4]) {
+    each_block(dq, sums, [](const float4 *place, float (&x)[4]) {
         const float4 sum = *place;
         x[0] = sum.x, x[1] = sum.y, x[2] = sum.z, x[3] = sum.w;
     });

@@ -17,7 +17,7 @@ __device__ inline void post(uint4 *mailbox, const HeldA<rows, k> &p) {
     for (int step = 0; step < k / 16; ++step)
 #pragma unroll
         for (int m = 0; m < rows / 16; ++m) {
-            const uint32_t(&block)[4] = p.block[step][m];
+            const uint32_t (&block)[4] = p.block[step][m];
             mailbox[(step * (rows / 16) + m) * 32] = {block[0], block[1], block[2], block[3]};
         }
 }
@@ -34,7 +34,7 @@ __device__ inline void multiply(Accumulator<rows, k> &c, const uint4 *mailbox) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const T *p = reinterpret_cast<const T *>(&block[i]);
-                float(&of)[4] = c.block[m][step * 2 + i / 2];
+                float (&of)[4] = c.block[m][step * 2 + i / 2];
                 of[i % 2 * 2] *= static_cast<float>(p[0]);
                 of[i % 2 * 2 + 1] *= static_cast<float>(p[1]);
             }

@@ -13,7 +13,7 @@ struct PaddedWorkspaces {
 
 constexpr int pass_threads = 256;
 // Lanes that share a row: one for 16 bytes, and so many that they divide a warp.
-constexpr int row_lanes = config::head_dim <= 8 * chunk ? 8 : config::head_dim <= 16 * chunk ? 16 : 32;
+constexpr int row_lanes = config::head_dim <= 8 * chunk ? 8 : (config::head_dim <= 16 * chunk ? 16 : 32);
 
 // lse and delta of a tile of rows of a head, and zeros for its dQ. `work` says where the rows of a sequence are.
 template <bool has_dq = true, class Work>

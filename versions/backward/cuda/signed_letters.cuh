@@ -30,7 +30,7 @@ __device__ inline void multiply_signed(Accumulator<keys, rows> &c, const uint4 *
             for (int i = 0; i < 4; ++i) {
                 const int col = step * 16 + i / 2 * 8 + accumulator_col();
                 const T *p = reinterpret_cast<const T *>(&block[i]);
-                float(&of)[4] = c.block[m][step * 2 + i / 2];
+                float (&of)[4] = c.block[m][step * 2 + i / 2];
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
                     const bool is_dropped = block[i] >> (16 * n + 15) & 1;

@@ -51,7 +51,7 @@ __device__ inline void score_gradients(Scores &dp, const ScoresOperand &p, const
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const T *pair = reinterpret_cast<const T *>(&p.block[step][0][i]);
-            float(&of)[4] = dp.block[0][step * 2 + i / 2];
+            float (&of)[4] = dp.block[0][step * 2 + i / 2];
             of[i % 2 * 2] *= static_cast<float>(pair[0]);
             of[i % 2 * 2 + 1] *= static_cast<float>(pair[1]);
         }

@@ -110,7 +110,7 @@ __device__ inline void store_transposed(T *tile, const Accumulator<16, columns> 
     for (int i = 0; i < count; ++i)
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n) {
-            const float(&block)[4] = p[i].block[0][n];
+            const float (&block)[4] = p[i].block[0][n];
             stmatrix_x2_trans(shared_address(tile + Tile::offset(n * 8 + row, i * 64 + col)), pack<T>(block[0], block[1]),
                               pack<T>(block[2], block[3]));
         }

@@ -95,7 +95,7 @@ template <int cols>
 __device__ inline void put_columns(const Accumulator<16, cols> &o, int h, float *row) {
 #pragma unroll
     for (int n = 0; n < cols / 8; n += 2) {
-        const float(&first)[4] = o.block[0][n], (&second)[4] = o.block[0][n + 1];
+        const float (&first)[4] = o.block[0][n], (&second)[4] = o.block[0][n + 1];
         *reinterpret_cast<float4 *>(row + n * 8 + lane_index() % 4 * 4) =
             make_float4(first[2 * h], second[2 * h], first[2 * h + 1], second[2 * h + 1]);
     }

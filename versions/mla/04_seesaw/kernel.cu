@@ -23,7 +23,7 @@ using Softmax = PassedSoftmax<rows>;
 using Share = Registers<groups, 1>;
 using Ring = LatentRing<KVTile, dtype, 2>;
 
-enum Barrier { both_groups = 1, has_passed, has_cleared = has_passed + groups };  // the last two: for each group
+constexpr int both_groups = 1, has_passed = 2, has_cleared = has_passed + groups;  // the last two: for each group
 
 struct Shared {
     Ring ring;

@@ -25,7 +25,7 @@ using Ring = LatentRing<KVTile, dtype, 2>;
 using CtaPart = PartOfRows<rows, head_dim_v, 8>;
 static_assert(sizeof(CtaPart) <= sizeof(Ring::block), "it takes the place of blocks");
 
-enum Barrier { both_groups = 1, has_passed, has_cleared = has_passed + groups };  // the last two: for each group
+constexpr int both_groups = 1, has_passed = 2, has_cleared = has_passed + groups;  // the last two: for each group
 
 struct Shared {
     Ring ring;
