@@ -23,6 +23,7 @@ import torch
 from flashladder import attention, flash_attn_with_kvcache
 from flashladder.common.api import kvcache, op
 from flashladder.common.runtime import fast_path
+from flashladder.common.runtime.outputs import new_lse
 from flashladder.common.runtime.plan import Plan
 
 VERSION = "34"  # with a workspace and tensor maps
@@ -249,7 +250,7 @@ def attack_by_threads(driver, public):
         for heads in (1, 2, 3, 5, 6) * 20:
             wide = torch.zeros(1, 64, heads, 64).bfloat16()
             attention(wide, wide, wide, version=VERSION)
-            op._ready = dict(op._ready)
+            op._plain = dict(op._plain)
             for key in list(kvcache._planned):
                 kvcache._planned.pop(key, None)
 
@@ -306,10 +307,10 @@ def survive(path):
     asked = (False, None, (-1, -1), 0.0, True, 0)
     ((kind, ready),) = (
         (kind, ready)
-        for kind, ready in op._ready.items()
-        if kind == (VERSION, Q.dtype, Q.device, 4, 64, False, False, False)
+        for kind, ready in op._plain.items()
+        if kind == (VERSION, Q.dtype, Q.device, 4, False, 64, False, False, False)
     )
-    tensors = (Q, K, K, torch.empty_like(Q), fast_path.new_lse(Q))
+    tensors = (Q, K, K, torch.empty_like(Q), new_lse(Q))
     calls = {
         "launch": (ready.plan, tensors, 0.125),
         "straight": (op._onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), False, 0.125, VERSION, False),

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import op
-from flashladder.common.runtime import fast_path
+from flashladder.common.runtime import fast_path, ready
 
 SHOWN = 8  # of the first and of the last lines of a process that failed
 
@@ -26,7 +25,7 @@ SHOWN = 8  # of the first and of the last lines of a process that failed
 def require_fresh() -> None:
     """Nothing was called in this process."""
     assert not torch.cuda.is_initialized()
-    assert not op._ready
+    assert not ready.by_kind
     assert fast_path.missing == fast_path.NOT_ASKED
 
 

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from flashladder.common.api import op
+from flashladder.common.runtime import ready
 
 BYTE = 0xFF  # a NaN of all such bytes in every floating point type, and -1 as a whole number
 SIZES = [2**power for power in range(12, 29)]  # bytes: in all half a gigabyte
@@ -25,8 +25,8 @@ def poison(device: torch.device | str) -> None:
         blocks.pop()  # what it was cut from
         torch.cuda.empty_cache()
     del blocks  # which the allocator keeps
-    for ready in op._ready.values():
-        for lend in ready.call._lenders if ready.call else ():
+    for each in ready.by_kind.values():
+        for lend in each.call._lenders if each.call else ():
             for kept in getattr(lend, "_kept", {}).values():
                 kept.fill_(BYTE)
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashladder.common.api import op
-from flashladder.common.runtime import fast_path
+from flashladder.common.runtime import fast_path, ready
 from flashladder.tests.first_calls.poison import is_poisoned, poison
 from flashladder.tests.first_calls.table import GPU, Row
 
@@ -99,8 +98,8 @@ def _before(number: int, way: str) -> None:
 def _how() -> str:
     """Which way a call went, and what stands ready by then."""
     by = "C++" if fast_path.extension and fast_path.extension.did else "Python"
-    ready = dict.fromkeys(f"{each.rung.name} {each.artifact.config.name}" for each in op._ready.values())
-    return f"by {by}; ready: {', '.join(ready) or 'nothing'}"
+    kernels = dict.fromkeys(f"{each.rung.name} {each.artifact.config.name}" for each in ready.by_kind.values())
+    return f"by {by}; ready: {', '.join(kernels) or 'nothing'}"
 
 
 def differences(name: str, calls: list[Call]) -> list[str]:

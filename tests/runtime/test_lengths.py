@@ -22,6 +22,7 @@ from flashladder.common.records import received
 from flashladder.common.runtime import ahead, fast_path, ready, target
 
 LONG_FROM, LENGTHS = catalog.ladder_of("forward").long_from, catalog.ladder_of("forward").lengths
+EVIDENCE = winners.of_gpu("h100")[0].evidence  # of one that was measured
 RUNG = catalog.find("02")
 ANY = "dtype=bf16,head_dim=128,causal=false"
 SHORT, LONG = f"{ANY},length=short", f"{ANY},length=long"
@@ -141,10 +142,9 @@ def test_a_problem_of_the_other_class_differs_in_its_keys_alone(problem, packed)
 
 def test_a_winner_that_was_found_with_another_class_is_named(folder):
     evidence = {"problems": [PROBLEMS[LONG].name], "times_us": [100.0], "baseline_us": [110.0], "ratio": "1.1 [1, 1.2]"}
-    place = dict.fromkeys(("device", "driver", "torch", "toolkit", "commit", "time", "study", "measured"), "x")
     for kind, is_wrong in ((SHORT, True), (ANY, False), (LONG, False)):
         (folder / "h100.yaml").unlink(missing_ok=True)
-        winners.save("h100", RUNG.name, kind, {"block_n": 32}, evidence | place)
+        winners.save("h100", RUNG.name, kind, {"block_n": 32}, EVIDENCE | evidence)
         faults = received.faults(folder / "h100.yaml")
         assert any("which is of another kind" in fault for fault in faults) == is_wrong
 
@@ -154,8 +154,7 @@ def test_a_winner_stands_where_it_fits_its_head_dim(folder, head_dim, stands):
     kind = f"dtype=bf16,head_dim={head_dim},causal=false,length=long"
     winners.save("h200", "38_next_q", kind, {"block_m": 192, "block_n": 128, "num_stages": 3, "q_stages": 2}, {})
     (winner,) = winners.of_gpu("h200")
-    evidence = dict.fromkeys(received._WINNER, "x")
-    faults = list(received._of_winner(dataclasses.replace(winner, evidence=evidence), None))
+    faults = list(received._of_winner(dataclasses.replace(winner, evidence=EVIDENCE), None))
     assert any("shared memory" in fault for fault in faults) != stands
 
 
