@@ -20,6 +20,7 @@ from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.problem.config import GpuDescription, spell
+from flashladder.common.problem.kind import SHORT
 from flashladder.common.runtime.gpu import require_gpu
 from flashladder.tuner import AUTO, candidates
 from flashladder.tuner.candidates import Candidate, Stock
@@ -219,7 +220,7 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
 def _kind(space: Space) -> str:
     masks = {problem.causal for problem in space.problems}
     mask = "both" if len(masks) == 2 else "causal" if True in masks else "full"
-    short = "-short" if not any(map(winners.is_long, space.problems)) else ""
+    short = "-short" if all(catalog.kind_of(problem).length == SHORT for problem in space.problems) else ""
     return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}{short}"
 
 

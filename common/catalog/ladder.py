@@ -11,8 +11,9 @@
       - {rung: decode/06, config: {block_n: 64}}
 
 `when` reads the fields of a kind (common/problem/kind.py), its options and its classes. Of those that are rivals, the
-tuner's winners decide which goes first. `emulated: false` keeps a rung from the emulator, whose time is that of its
-instructions; `emulated: {block_m: 64}` gives it tiles of at most so many rows there.
+tuner's winners decide which goes first. Where one with `only: true` holds, no other is asked: it says what it lacks.
+`emulated: false` keeps a rung from the emulator, whose time is that of its instructions; `emulated: {block_m: 64}`
+gives it tiles of at most so many rows there.
 
 A ladder of one's own may have such a file; without it, nothing launches its rungs but their names.
 """
@@ -50,6 +51,7 @@ class Launch(Declared):
     when: StrictStr = "True"
     config: Fields = Field({})  # fields that are not at the rung's defaults
     rival: StrictBool = False
+    only: StrictBool = False
     emulated: Literal[False] | dict[StrictStr, StrictInt] = Field({})
 
     def holds(self, kind: Kind) -> bool:

@@ -61,6 +61,7 @@ def _first(asked: Problem | Kind, card: Card, adopted: Path | None) -> Launch:
     """The launch of a ladder that goes first. UnsupportedProblemError says why the last one does not take it."""
     kind = kind_of(asked)
     launches = [each for each in ladder_of(kind.operation).launches if not (card.emulated and each.emulated is False)]
+    launches = [each for each in launches if each.only and each.holds(kind)] or launches
     able = [each for each in launches if each.holds(kind) and find(each.rung).takes(asked)]
     if here := [each for each in able if find(each.rung).runs_on(card.arch)]:
         return here[0] if card.emulated else _rival(here, card, asked, adopted)
