@@ -48,8 +48,9 @@ def on_fast_path(
     lse: bool,
 ) -> Any:
     """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
-    extension = fast_path.extension
-    if not extension or watch or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # first: torch compiles anew where what was looked at changes
+        return None
+    if not (extension := fast_path.extension) or watch:
         return None
     return extension.straight(_onlookers, _plain, q, k, v, out, causal, softmax_scale, version, lse)
 
@@ -61,8 +62,7 @@ def on_remembered_path(
 
     The tensors are in the operation's order, Q the first; those left out are None.
     """
-    extension = fast_path.extension
-    if not extension or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not (extension := fast_path.extension):
         return None
     return extension.remembered(_onlookers, plans, tensors, options, lse)
 

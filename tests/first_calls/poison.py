@@ -37,8 +37,8 @@ def _block(size: int, device: torch.device | str) -> torch.Tensor:
 
 def is_poisoned(device: str) -> bool:
     """Whether new memory holds NaN."""
-    new = (torch.empty(count, dtype=torch.bfloat16, device=device) for count in (5000, 60_000, 3_000_000))
-    return all(bool(tensor.isnan().all()) for tensor in new)
+    new = [torch.empty(count, dtype=torch.bfloat16, device=device) for count in (5000, 60_000, 3_000_000)]
+    return all(bool(tensor.isnan().all()) for tensor in new)  # which writes to further memory
 
 
 def fill_with_nan(tensor: torch.Tensor) -> torch.Tensor:
