@@ -86,12 +86,14 @@ struct DrawnMask {
         }
     }
 
-    // S, which is P by now, becomes an operand without the weights that are dropped, in two steps. The first one takes the
-    // registers of S alone, so it may come while P of the block before is still read; the second is short.
-    template <int cols>
-    __device__ void round(const Accumulator<16, cols> &s) {
+    // S, which is P by now, becomes an operand without the weights that are dropped, in two steps; the softmax weighs all of
+    // them. The first step takes the registers of S alone, so it may come while P of the block before is still read; the second
+    // is short.
+    template <int cols, class Softmax>
+    __device__ void round(const Accumulator<16, cols> &s, Softmax &softmax) {
         if constexpr (dropout) {
             const auto p = round_to_operand<T>(s);
+            softmax.weigh(p);
 #pragma unroll
             for (int step = 0; step < cols / 16; ++step) {
                 const uint32_t first = words[step % 2] << step / 2 * 2;

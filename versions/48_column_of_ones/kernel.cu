@@ -43,7 +43,7 @@ using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (dropout ? 0 : ones_columns)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
-using Softmax = LaggingSoftmax<dtype, lse || dropout>;  // with dropout that is not of all weights
+using Softmax = LaggingSoftmax<dtype, lse>;
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
@@ -143,7 +143,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
         softmax.update(s, [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); });  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
-        kept.round(s);
+        kept.round(s, softmax);
         if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
@@ -164,7 +164,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
         if constexpr (q_stages > 1) on_begun();
-        kept.round(s);
+        kept.round(s, softmax);
         auto p_first = kept.rounded(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
@@ -272,7 +272,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
             const auto sum = [&](int h) { return softmax.row_sum(h); };
             const auto divided = [&] {
                 if constexpr (dropout)
-                    return divide_by<head_dim_v>(o, sum, softmax.m, sink, Dropout<dropout>::share(params));
+                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_w(h); }, softmax.m, sink, Dropout<dropout>::share(params));
                 else
                     return divide_by_sums(o, softmax.m, sink);
             }();

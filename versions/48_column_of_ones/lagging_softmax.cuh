@@ -1,5 +1,5 @@
 // An online softmax without maxima and without sums. P is 2^(scale * S - m) with an m that may lag far behind the scores, and
-// the sum of P is a column of O.
+// the sum of P is a column of O. With dropout O has not all of P; then `weigh` sums P.
 #pragma once
 #include <float.h>
 
@@ -25,8 +25,9 @@ struct LaggingSoftmax {
     static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
     float scale;                            // of scores, in log2
     float m[2];
-    float l[2];         // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs, and dropout
-    float rounding[2];  // what rounding has added to l too much
+    Accumulator<16, 8> w;  // the sum of P as it is rounded, in all columns
+    float l[2];            // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs
+    float rounding[2];     // what rounding has added to l too much
     uint32_t bits[is_half ? 2 : 1];  // of P of the last block, see `look`
     float factor[2];    // by which O is yet to be scaled
     bool raised;        // m, with the last block of scores
@@ -37,6 +38,7 @@ struct LaggingSoftmax {
             m[h] = -FLT_MAX;
             l[h] = rounding[h] = 0.0f;
         });
+        w.clear();
     }
 
     // The first block of scores: S becomes P.
@@ -46,6 +48,7 @@ struct LaggingSoftmax {
             m[h] = above(row_max(s, h));
             l[h] = rounding[h] = 0.0f;
         });
+        w.clear();
         float sum[2];
         exponentiate(s, sum);
         add(sum);
@@ -86,15 +89,21 @@ struct LaggingSoftmax {
             });
     }
 
-    // A row's l, of all its lanes.
-    __device__ float row_sum(int h) const { return quad_sum(l[h]); }
+    // Adds a block of P to w.
+    template <int cols>
+    __device__ void weigh(const HeldA<16, cols> &p) {
+        const uint32_t ones = pack<T>(1.0f, 1.0f);
+#pragma unroll
+        for (int step = 0; step < cols / 16; ++step) mma_m16n8k16<T>(w.block[0][0], p.at(step, 0), ones, ones);
+    }
+    __device__ float row_w(int h) const { return w.block[0][0][2 * h]; }
 
     // The log-sum-exp of the warp's rows before row `end`, in natural logarithms. No branch.
     template <bool sinks>
     __device__ void store_lse_if(bool wanted, float *lse, int end, const Sink<sinks> &sink) const {
         each_row([&](int h) {
             const int row = h * 8 + accumulator_row();
-            const float value = sink.in_log(m[h] + __log2f(row_sum(h))) * ln_2;
+            const float value = sink.in_log(m[h] + __log2f(quad_sum(l[h]))) * ln_2;
             store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
         });
     }
@@ -174,6 +183,7 @@ struct LaggingSoftmax {
             factor[h] = exp2_approx(before - m[h]);
             l[h] *= factor[h];
             rounding[h] *= factor[h];
+            scale_row(w, h, factor[h]);
             if (is_lost[h])
                 each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x, scale, -m[h])); });
             else
