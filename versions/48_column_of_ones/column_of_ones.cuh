@@ -25,12 +25,12 @@ __device__ inline void write_ones(T (&tiles)[stages][Tile::size]) {
 
 // O / (l * share), where l(h) is that of a row's keys. Newton's step makes an approximation as good as a division for these l,
 // which are not near an end of fp32's range. Of a row that sees no key l is 0, and O is 0 whatever is in V. A sink joins l.
-template <int columns, int wide, bool sinks, class Sum>
-__device__ inline Accumulator<16, columns> divide_by(const Accumulator<16, wide> &o, Sum sum, const float (&m)[2],
+template <int columns, int wide, bool sinks, class Softmax, class Sum>
+__device__ inline Accumulator<16, columns> divide_by(const Accumulator<16, wide> &o, Sum sum, const Softmax &softmax,
                                                      const Sink<sinks> &sink, float share = 1.0f) {
     Accumulator<16, columns> divided;
     each_row([&](int h) {
-        const float of_keys = sum(h), l = sink.in_sum(of_keys, m[h]) * share, near = reciprocal_approx(l);
+        const float of_keys = sum(h), l = sink.in_sum(of_keys, softmax.m_from_zero(h)) * share, near = reciprocal_approx(l);
         const float reciprocal = fmaf(near, -fmaf(l, near, -1.0f), near);
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n)
@@ -41,10 +41,10 @@ __device__ inline Accumulator<16, columns> divide_by(const Accumulator<16, wide>
 }
 
 // O / l, where l is the last columns of O.
-template <int wide, bool sinks>
-__device__ inline auto divide_by_sums(const Accumulator<16, wide> &o, const float (&m)[2], const Sink<sinks> &sink) {
+template <int wide, bool sinks, class Softmax>
+__device__ inline auto divide_by_sums(const Accumulator<16, wide> &o, const Softmax &softmax, const Sink<sinks> &sink) {
     constexpr int columns = wide - ones_columns;
-    return divide_by<columns>(o, [&](int h) { return o.block[0][columns / 8][2 * h]; }, m, sink);
+    return divide_by<columns>(o, [&](int h) { return o.block[0][columns / 8][2 * h]; }, softmax, sink);
 }
 
 // Columns from `col` on, of the rows that are wanted.

@@ -269,12 +269,11 @@ __device__ inline void attend(Shared &shared, const Params &params, const QkvoMa
         }
 
         if (has_rows) {
-            const auto sum = [&](int h) { return softmax.row_sum(h); };
             const auto divided = [&] {
                 if constexpr (dropout)
-                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_w(h); }, softmax.m, sink, Dropout<dropout>::share(params));
+                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_w(h); }, softmax, sink, Dropout<dropout>::share(params));
                 else
-                    return divide_by_sums(o, softmax.m, sink);
+                    return divide_by_sums(o, softmax, sink);
             }();
             start_store<OTile>(shared.q_tiles[q_at.stage], warp_row, divided, maps.o, row, head, batch);
         }

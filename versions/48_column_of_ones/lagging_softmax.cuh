@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "ptx/sm90.cuh"
+#include "softmax/origins.cuh"
 #include "softmax/sinks.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/rows.cuh"
@@ -25,6 +26,7 @@ struct LaggingSoftmax {
     static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
     float scale;                            // of scores, in log2
     float m[2];
+    Origins origins;       // that m counts from
     Accumulator<16, 8> w;  // the sum of P as it is rounded, in all columns
     float l[2];            // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs
     float rounding[2];     // what rounding has added to l too much
@@ -38,6 +40,7 @@ struct LaggingSoftmax {
             m[h] = -FLT_MAX;
             l[h] = rounding[h] = 0.0f;
         });
+        origins.clear();
         w.clear();
     }
 
@@ -45,9 +48,10 @@ struct LaggingSoftmax {
     template <int cols>
     __device__ void start(Accumulator<16, cols> &s) {
         each_row([&](int h) {
-            m[h] = above(row_max(s, h));
+            begin(h, row_max(s, h));
             l[h] = rounding[h] = 0.0f;
         });
+        origins.look();
         w.clear();
         float sum[2];
         exponentiate(s, sum);
@@ -66,8 +70,9 @@ struct LaggingSoftmax {
     __device__ void begin_new_rows(Accumulator<16, cols> &s) {
         each_row([&](int h) {
             const float highest = row_max(s, h);
-            if (m[h] == -FLT_MAX) m[h] = above(highest);
+            if (m[h] == -FLT_MAX) begin(h, highest);
         });
+        origins.look();
     }
 
     // A further block: S becomes P. `recompute(rows)` brings back S of rows whose P has lost it.
@@ -98,12 +103,15 @@ struct LaggingSoftmax {
     }
     __device__ float row_w(int h) const { return w.block[0][0][2 * h]; }
 
+    // A row's m, as it counts from 0.
+    __device__ float m_from_zero(int h) const { return origins.from_zero(h, m[h], scale); }
+
     // The log-sum-exp of the warp's rows before row `end`, in natural logarithms. No branch.
     template <bool sinks>
     __device__ void store_lse_if(bool wanted, float *lse, int end, const Sink<sinks> &sink) const {
         each_row([&](int h) {
             const int row = h * 8 + accumulator_row();
-            const float value = sink.in_log(m[h] + __log2f(quad_sum(l[h]))) * ln_2;
+            const float value = sink.in_log(origins.from_zero(h, m[h] + __log2f(quad_sum(l[h])), scale)) * ln_2;
             store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
         });
     }
@@ -112,13 +120,16 @@ struct LaggingSoftmax {
     __device__ bool is_computed() const { return seen() != 0xffffffff; }
 
   private:
-    // m of a row with this maximum.
-    __device__ float above(float highest) const { return fmaxf(ceilf(highest * scale) + headroom, -FLT_MAX); }
+    // Sets the origin and m of a row with this maximum.
+    __device__ void begin(int h, float highest) {
+        m[h] = fmaxf(ceilf(origins.begin(h, highest, scale)) + headroom, -FLT_MAX);
+    }
 
     // Turns S into P. P has three operands, and the operand cache keeps the last one of each kind and bank: if one row's
     // elements follow each other, m stays there, wherever ptxas has put it.
     template <int cols>
     __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2]) {
+        origins.subtract_from(s);
         uint32_t before = 0;
         forget();
         each_row([&](int h) {
@@ -175,21 +186,23 @@ struct LaggingSoftmax {
         if (any(is_lost[0] || is_lost[1])) recompute(is_lost);
         each_row([&](int h) {
             if (!any(highest[h] >= limit)) return;  // no row of this half moves
-            const float before = m[h], scores = any(is_lost[h]) ? row_max(s, h) : 0.0f;  // of a lost row
+            const float before = m[h], origin_before = origins.of_row[h];
+            const float scores = any(is_lost[h]) ? row_max(s, h) : 0.0f;  // of a lost row
             if (is_lost[h])
-                m[h] = above(scores);
+                begin(h, scores);
             else if (highest[h] >= limit)
                 m[h] += ceilf(__log2f(highest[h])) + headroom;
-            factor[h] = exp2_approx(before - m[h]);
+            factor[h] = exp2_approx(fmaf(origin_before - origins.of_row[h], scale, before - m[h]));
             l[h] *= factor[h];
             rounding[h] *= factor[h];
             scale_row(w, h, factor[h]);
             if (is_lost[h])
-                each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x, scale, -m[h])); });
+                each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x - origins.of_row[h], scale, -m[h])); });
             else
                 scale_row(s, h, factor[h]);
             sum[h] = 0.0f;
             each_element(s, h, [&](float &x) { sum[h] += x; });
         });
+        origins.look();
     }
 };

@@ -5,6 +5,7 @@
 
 #include "ptx/sm90.cuh"
 #include "softmax/log2.cuh"
+#include "softmax/origins.cuh"
 #include "tile/rows.cuh"
 
 // P = 2^(scale * S - m) needs some m that keeps it within range, not the maximum. In fp32, P of a score that has passed m by
@@ -18,6 +19,7 @@ struct OptimisticSoftmax {
     static constexpr float lost = 0x1p120f;  // a sum above it has lost its scores: what scales P down is at least 2^-126
     float scale;                             // of scores, in log2
     float m[2], l[2];                        // of l a lane has its own share
+    Origins origins;                         // that m counts from
     float rounding[2];                       // what rounding has added to l too much
     float factor[2];                         // by which O is yet to be scaled
     bool raised;                             // m, with the last block of scores
@@ -31,6 +33,7 @@ struct OptimisticSoftmax {
             m[h] = -FLT_MAX;
             l[h] = rounding[h] = 0.0f;
         });
+        origins.clear();
         looks_for_maxima = false;
     }
 
@@ -38,9 +41,10 @@ struct OptimisticSoftmax {
     template <int cols>
     __device__ void start(Accumulator<16, cols> &s) {
         each_row([&](int h) {
-            m[h] = fmaxf(row_max(s, h) * scale, -FLT_MAX);
+            begin(h, row_max(s, h));
             l[h] = rounding[h] = 0.0f;
         });
+        origins.look();
         float sum[2];
         exponentiate(s, sum);
         add(sum);
@@ -87,7 +91,7 @@ struct OptimisticSoftmax {
     __device__ void store_lse_if(bool wanted, float *lse, int end) const {
         each_row([&](int h) {
             const int row = h * 8 + accumulator_row();
-            const float value = (m[h] + __log2f(l[h])) * ln_2;
+            const float value = origins.from_zero(h, m[h] + __log2f(l[h]), scale) * ln_2;
             store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
         });
     }
@@ -118,10 +122,14 @@ struct OptimisticSoftmax {
     template <int cols>
     static constexpr float ones = cols / 4 * 1.001f;
 
+    // Sets the origin and m of a row with this maximum.
+    __device__ void begin(int h, float highest) { m[h] = fmaxf(origins.begin(h, highest, scale), -FLT_MAX); }
+
     // Turns S into P, and gives the block's own sums. P has three operands, and the operand cache keeps the last one of
     // each kind and bank: if one row's elements follow each other, m stays there, wherever ptxas has put it.
     template <int cols>
     __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2]) {
+        origins.subtract_from(s);
         float most;  // of the sum of the row before
         each_row([&](int h) {
             // m stays what it is, as no sum is negative. The compiler cannot know that, so it waits for most of the row
@@ -172,7 +180,9 @@ struct OptimisticSoftmax {
     __device__ void scale_down(Accumulator<16, cols> &s, float (&sum)[2]) {
         raised = true;
         each_row([&](int h) {
-            raise_to(h, m[h] + fmaxf(__log2f(row_max(s, h)), 0.0f));
+            const float before = m[h];
+            m[h] += fmaxf(__log2f(row_max(s, h)), 0.0f);
+            follow(h, before, origins.of_row[h]);
             scale_row(s, h, factor[h]);
             sum[h] *= factor[h];
         });
@@ -183,18 +193,24 @@ struct OptimisticSoftmax {
     __device__ void raise_to_maxima(Accumulator<16, cols> &s) {
         float highest[2];
         bool passed = false;
+        const auto in_log = [&](int h) { return (highest[h] - origins.of_row[h]) * scale; };
         each_row([&](int h) {
-            highest[h] = row_max(s, h) * scale;
-            passed |= highest[h] - m[h] > slack;
+            highest[h] = row_max(s, h);
+            passed |= in_log(h) - m[h] > slack;
         });
         raised = __any_sync(0xffffffff, passed);
-        if (raised) each_row([&](int h) { raise_to(h, fmaxf(m[h], highest[h])); });
+        if (!raised) return;
+        each_row([&](int h) {
+            const float before = m[h], origin_before = origins.of_row[h];
+            if (in_log(h) > m[h]) begin(h, highest[h]);
+            follow(h, before, origin_before);
+        });
+        origins.look();
     }
 
-    // Sets m of a row, and scales l down to it; O is yet to follow.
-    __device__ void raise_to(int h, float higher) {
-        factor[h] = exp2_approx(m[h] - higher);
-        m[h] = higher;
+    // Scales l of a row down to m; O is yet to follow.
+    __device__ void follow(int h, float m_before, float origin_before) {
+        factor[h] = exp2_approx(fmaf(origin_before - origins.of_row[h], scale, m_before - m[h]));
         l[h] *= factor[h];
         rounding[h] *= factor[h];
     }

@@ -1,0 +1,69 @@
+"""Scores so far from 0 that fp32 has no fractions there, and then no whole numbers; up to where products overflow."""
+
+import pytest
+import torch
+from rung_table import built
+
+from flashladder.common import catalog
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.common.runtime.execute import on_emulator
+
+KEYS, EARLY, LATE = 320, 5, 317
+KEY = torch.arange(KEYS)
+# A score of each key, of 8 bits, in units. Rungs for Hopper take blocks from the last one to the first.
+DESIGNS = {
+    "all alike": torch.full((KEYS,), 1.3671875),
+    "all alike, below": torch.full((KEYS,), -1.3671875),
+    "one above, in the first block": (KEY == EARLY) * 1.171875,
+    "one above, in the last block": (KEY == LATE) * 1.171875,
+    "half below, first": (KEY < KEYS // 2) * -1.171875,
+    "half below, last": (KEY >= KEYS // 2) * -1.6171875,
+    "rising": 1 + KEY // 16 / 128,
+    "falling": -1 - KEY // 16 / 128,
+    "several above their neighbours": 1.4921875 + (KEY % 64 == 7) / 128,
+}
+# Nats of a unit: on both sides of 2^23 and 2^24 in log2, where fp16 and bf16 have failed, and the end.
+UNITS = (3e6, 1.1e7, 1e9, 1e12, 1e36)
+CASES = [
+    *(("48", dtype, unit) for dtype in DTYPES for unit in UNITS),
+    *(("47", dtype, unit) for dtype in DTYPES for unit in UNITS[1:4:2]),
+    ("43", "bf16", 1e12),
+]
+FURTHER = ({"lse": False}, {"causal": True}, {"causal": True, "window_left": 40}, {"softcap": 1e3}, {"sinks": True})
+
+
+def far(unit, **options):
+    """A sequence for each design."""
+    options = {"seqlen_q": 16, "head_dim": 64} | options
+    problem = Problem(batch=len(DESIGNS), num_heads=1, seqlen_k=KEYS, softmax_scale=unit / 2**10, **options)
+    tensors = make_inputs(problem)
+    tensors.q.zero_()
+    tensors.k.zero_()
+    tensors.q[..., 0] = 32
+    tensors.k[..., 0, 0] = torch.stack(list(DESIGNS.values())).to(tensors.k.dtype) * 32
+    tensors.poison()
+    return problem, tensors
+
+
+def require(problem, tensors):
+    """O as near as its rounding and P's, the log-sum-exp as fp32 has it."""
+    exact = expect(problem, tensors).exact
+    torch.testing.assert_close(tensors.o.double(), exact["o"], rtol=0.02, atol=0.004)
+    if "lse" in tensors.outputs:
+        torch.testing.assert_close(tensors.lse.double(), exact["lse"], rtol=5e-7, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rung", "dtype", "unit"), CASES)
+def test_far_scores(rung, dtype, unit):
+    problem, tensors = far(unit, dtype=dtype)
+    on_emulator(built(catalog.find(rung), problem), problem, tensors, race=False)
+    require(problem, tensors)
+
+
+@pytest.mark.parametrize("options", FURTHER, ids=str)
+def test_far_scores_with_all_else(options):
+    problem, tensors = far(1e12, head_dim=128, **options)
+    on_emulator(built(catalog.find("48"), problem), problem, tensors, race=False)
+    require(problem, tensors)
