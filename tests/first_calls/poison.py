@@ -8,31 +8,33 @@ from flashladder.common.runtime import ready
 
 BYTE = 0xFF  # a NaN of all such bytes in every floating point type, and -1 as a whole number
 SIZES = [2**power for power in range(12, 29)]  # bytes: in all half a gigabyte
-BETWEEN = (2**20 + 512, 2**17, 2**14, 512)  # of torch's pools for large and for small blocks, the last their unit
 M_PERTURB, PERTURBED = -6, 0x100  # of mallopt(3), which fills new memory with the complement of the lower byte
 
 
 def poison(device: torch.device | str) -> None:
-    """From now on new memory holds NaN; on a GPU, that which the allocator of the current stream has already."""
+    """From now on new memory holds NaN; on a GPU, all that the allocator has free."""
     if torch.device(device).type == "cpu":
         ctypes.CDLL(None).mallopt(M_PERTURB, PERTURBED)
         return
-    blocks = [_block(size, device) for size in SIZES]
-    for size in BETWEEN:
-        reserved = torch.cuda.memory_reserved(device)
-        while torch.cuda.memory_reserved(device) == reserved:
-            blocks.append(_block(size, device))
-        blocks.pop()  # what it was cut from
-        torch.cuda.empty_cache()
+    blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in SIZES]
     del blocks  # which the allocator keeps
+    torch.cuda.synchronize(device)
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                torch.as_tensor(Free(block["address"], block["size"]), device=device).fill_(BYTE)
     for each in ready.by_kind.values():
         for lend in each.call._lenders if each.call else ():
             for kept in getattr(lend, "_kept", {}).values():
                 kept.fill_(BYTE)
 
 
-def _block(size: int, device: torch.device | str) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device).fill_(BYTE)
+class Free:
+    """A block that the allocator has free, as bytes that torch reads without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        shape = {"shape": (num_bytes,), "typestr": "|u1", "strides": None}
+        self.__cuda_array_interface__ = {**shape, "data": (address, False), "version": 2}
 
 
 def is_poisoned(device: str) -> bool:
