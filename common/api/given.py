@@ -53,7 +53,7 @@ def number(name: str, value: Any) -> float:
     if type(value) is float:
         return value
     if isinstance(value, _SYMBOLS):
-        return torch.sym_float(value)  # type: ignore[no-any-return]
+        return torch.sym_float(value)
     try:
         value_of = value.item() if hasattr(value, "item") else value  # of which text and complex numbers are no floats
         return float(value_of if isinstance(value_of, int) else value_of.__float__())

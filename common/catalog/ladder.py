@@ -49,10 +49,10 @@ class Launch(Declared):
 
     rung: StrictStr
     when: StrictStr = "True"
-    config: Fields = Field({})  # fields that are not at the rung's defaults
+    config: Fields = Field(default_factory=dict)  # fields that are not at the rung's defaults
     rival: StrictBool = False
     only: StrictBool = False
-    emulated: Literal[False] | dict[StrictStr, StrictInt] = Field({})
+    emulated: Literal[False] | dict[StrictStr, StrictInt] = Field(default_factory=dict)
 
     def holds(self, kind: Kind) -> bool:
         """Whether `when` does. ConfigError where it reads what kinds of the operation have not."""
@@ -64,9 +64,9 @@ class Ladder(Declared):
     """What a ladder.yaml says."""
 
     operations: tuple[StrictStr, ...] = ()
-    long_from: StrictInt = Field(2048, ge=2)
-    sizes: dict[StrictStr, StrictStr] = Field({})
-    classes: dict[StrictStr, StrictStr] = Field({})
+    long_from: StrictInt = Field(default=2048, ge=2)
+    sizes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    classes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
 
     @property

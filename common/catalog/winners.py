@@ -62,7 +62,8 @@ def names_for(asked: Asked) -> list[str]:
     bytes of memory want other tiles.
     """
     kind = kind_of(asked)
-    plain = replace(kind, **dict.fromkeys(FEATURES, False))
+    without: dict[str, Any] = dict.fromkeys(FEATURES, False)
+    plain = replace(kind, **without)
     lengths = [f"{_LENGTH}{kind.length}", "", *(f"{_LENGTH}{length}" for length in LENGTHS)]
     likes = [_any_length(kind), kind.any_size, _any_length(plain), plain.any_size]
     return list(dict.fromkeys(f"{like}{length}" for like in likes for length in lengths))

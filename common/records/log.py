@@ -83,7 +83,7 @@ class Schema:
     def _row(self) -> TypeAdapter[dict[str, Any]]:
         kinds = {name: cells.kind(column) for name, column in self.columns.items()}
         row = {name: Required[kind] if name in self.required else kind for name, kind in kinds.items()}
-        return TypeAdapter(TypedDict("Row", row, total=False))
+        return TypeAdapter(TypedDict("Row", row, total=False))  # type: ignore[operator]
 
     @cached_property
     def _intervals(self) -> list[str]:

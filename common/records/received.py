@@ -249,7 +249,7 @@ def problem_named(name: str) -> Problem:
             texts[field] = text
         else:
             options.append(pair)
-    without = {field: None for field, text in texts.items() if text == "none"}
+    without: dict[str, Any] = {field: None for field, text in texts.items() if text == "none"}
     values = _PROBLEM.validate(texts | without)
     kind = operation_named(values.get("operation", FIRST_OPERATION))
     return Problem(**values, **without, options=tuple(kind.parse(",".join(options)).items()))

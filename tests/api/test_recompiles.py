@@ -1,5 +1,5 @@
-"""What changes between two calls is not looked at by torch.compile: it would compile anew, and its own kernels may round
-otherwise then.
+"""torch.compile does not look at what changes between two calls: it would compile anew, and its kernels may then round
+otherwise.
 """
 
 import pytest

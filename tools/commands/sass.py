@@ -127,9 +127,9 @@ def _kernels(arguments: argparse.Namespace, gpu: GpuDescription) -> list[BuildRe
     return found
 
 
-def _standing(rung: catalog.Version, arch: str, winners: Iterable[winners.Winner]) -> Iterator[KernelConfig]:
+def _standing(rung: catalog.Version, arch: str, known: Iterable[winners.Winner]) -> Iterator[KernelConfig]:
     """A rung's winners on the GPUs of an arch, as far as it still has them."""
-    for winner in winners:
+    for winner in known:
         if winner.version == rung.name and winner.gpu in gpu_names() and load_gpu(winner.gpu).arch == arch:
             with suppress(ConfigError):
                 yield winners.standing(winner)
