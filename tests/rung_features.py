@@ -12,6 +12,7 @@ from rung_packed import (
     lengths_about_each_boundary,
     many_short_sequences,
     nothing_of_a_neighbour,
+    rows_before_the_first_sequence,
     within_the_tensors_whatever_cu_seqlens_say,
     zeros_behind_the_last_sequence,
 )
@@ -336,6 +337,7 @@ OF_FEATURES = {  # by its name in `supports`
         lengths_about_each_boundary,
         many_short_sequences,
         nothing_of_a_neighbour,
+        rows_before_the_first_sequence,
         within_the_tensors_whatever_cu_seqlens_say,
         equal_lengths_are_a_batch,
     ),

@@ -56,6 +56,19 @@ def within_the_tensors_whatever_cu_seqlens_say(rung):
         assert [buffer.damage() for buffer in tensors.buffers] == [None] * len(tensors.buffers)
 
 
+def rows_before_the_first_sequence(rung):
+    """Are of none, and not written to; the others have what they have without them."""
+    problem, first = packed((400, 130), (70, 200), num_heads=2), 300  # more than a tile
+    (whole, _), tensors, second = emulated(rung, problem), make_inputs(problem), slice(400, 530)
+    tensors.cu_seqlens_q[0], tensors.cu_seqlens_k[0] = first, 30
+    tensors.poison()
+    on_emulator(built(rung, problem), problem, tensors)
+    assert tensors.o[:, :first].isnan().all()
+    assert tensors.lse[:, :first].isnan().all()
+    assert torch.equal(tensors.o[:, second], whole.o[:, second])
+    assert torch.equal(tensors.lse[:, second], whole.lse[:, second])
+
+
 def equal_lengths_are_a_batch(rung):
     """To the last bit what the same rung gives for them."""
     ends, sizes = {"num_heads": 2}, {"batch": 2, "seqlen_q": 150, "seqlen_k": 200}

@@ -270,6 +270,13 @@ def test_new_caches_have_the_answer_that_is_expected(sizes, paged):
     assert stage.fault() is None
 
 
+def test_signs_of_8_bit_floats_are_flipped():
+    numbers, signs = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([-1, 1], dtype=torch.int8)
+    before = numbers.to(torch.float8_e4m3fn)
+    spot._flip(before, signs, out := torch.empty_like(before))
+    assert torch.equal(out.float(), numbers * signs)
+
+
 def test_a_write_outside_in_a_timed_call_is_found():
     instance = contest.ProblemInstance(PROBLEM, "cpu")
     stage = instance.stage

@@ -5,13 +5,12 @@ import torch
 from test_decode import LENGTHS, PAGED, broken, compiled, emulated, of_sequence, problem  # noqa: F401 - a fixture
 
 from flashladder.common import catalog
-from flashladder.common.api.kvcache import APPENDING
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime.execute import on_emulator
 
-APPENDS = catalog.find(APPENDING)
+APPENDS = catalog.find("decode/12")
 ROTARY = {"rotary": True, "rotary_dim": 20}
 GROWTHS = {  # each kind is compiled once
     "keys": {"layout": "padded"},

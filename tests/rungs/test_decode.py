@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, own
-from flashladder.common.api.kvcache import BOUNDED, ON_HOPPER, RUNG
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
@@ -20,7 +19,7 @@ from flashladder.common.runtime.execute import on_emulator
 
 NAME = "decode"
 RUNGS = [rung for rung in catalog.versions(ladder=NAME) if "fp8_cache" not in rung.choices]
-LAST, HOPPERS, FIRST_PAGED, GENERAL = (catalog.find(name) for name in (RUNG, ON_HOPPER, "decode/04", BOUNDED))
+LAST, HOPPERS, FIRST_PAGED, GENERAL = (catalog.find(f"decode/{number}") for number in ("06", "07", "04", "10"))
 BY_TMA = [rung for rung in RUNGS if "page_size" in rung.choices]
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 LENGTHS = (0, 1, 40, 130)
@@ -106,6 +105,12 @@ def test_splits(version):
 
 def test_more_splits_than_there_are_keys_for():
     emulated(LAST, problem((1, 130), {"num_splits": 130}))
+
+
+def test_more_splits_than_a_warp_has_lanes():
+    """Each lane that combines them has several."""
+    sizes = {"num_heads": 2, "num_heads_k": 1, "seqlen_q": 1}
+    emulated(catalog.find("decode/06"), problem((1, 40 * 64), {"num_splits": 40}, **sizes))
 
 
 @pytest.mark.parametrize("splits", [0, 2])

@@ -147,6 +147,9 @@ def test_a_damaged_file_of_winners_is_named(tmp_path):
     (winners.FOLDER / "h100.yaml").write_text("02_swizzling: {kind: {config: block_m=1000000000x}}")
     with pytest.raises(ConfigError, match="the winner of 02_swizzling is damaged"):
         winners.of_gpu("h100")
+    (winners.FOLDER / "a100.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"a100.yaml cannot be read: Is a directory"):
+        winners.of_gpu("a100")
 
 
 def test_winners_stand_side_by_side_and_replace_their_own_kind():
