@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from flashladder import attention, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, packed_attention
 from flashladder.common import catalog
-from flashladder.common.api import differentiable
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.head_dims import TRAINED_HEAD_DIMS
 
@@ -119,7 +118,7 @@ def test_gradients_of_head_dims_that_are_filled_up(head_dim, head_dim_v):
 
 
 def test_every_head_dim_with_gradients_is_a_rungs():
-    assert set(TRAINED_HEAD_DIMS) == set(catalog.find(differentiable.RUNGS[-1]).supports.head_dim)
+    assert set(TRAINED_HEAD_DIMS) == set(catalog.launched("backward", "sm_80")[-1].supports.head_dim)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from onlookers import require_an_operator
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.api import attention, op
+from flashladder.common.api import attention
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem.check import expect
@@ -286,7 +286,7 @@ def test_compiling_is_told(driver, monkeypatch, capsys):
     attention(q, q, q)
     assert capsys.readouterr().err == ""
     fake_cuda.forget_kernels(monkeypatch)
-    monkeypatch.setattr(op, "cached", lambda *_: None)
+    monkeypatch.setattr(ready, "cached", lambda *_: None)
     attention(q, q, q)
     said = capsys.readouterr().err
     assert "note: compiling 48_column_of_ones for sm_90a, once" in said
