@@ -10,8 +10,9 @@ import torch
 
 import flashladder
 from flashladder import attention, packed_attention
-from flashladder.common.api import general, op
+from flashladder.common.api import general
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.runtime import ready
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIONS = (
@@ -410,7 +411,7 @@ def test_a_captured_call_stays_within_its_tensors_whatever_max_seqlen_says():
     ids=lambda value: str(value.tolist() if isinstance(value, torch.Tensor) and value.device.type == "cpu" else ""),
 )
 def test_wrong_sequences_are_refused_before_anything_is_read(cu_seqlens, words, monkeypatch):
-    monkeypatch.setattr(op, "slow_path", lambda *arguments: pytest.fail("it ran"))
+    monkeypatch.setattr(ready.Ready, "launch", lambda *arguments: pytest.fail("it ran"))
     q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
         packed_attention(q, q, q, cu_seqlens, int32(0, 8, 16), 12, 12)

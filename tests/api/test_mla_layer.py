@@ -8,10 +8,11 @@ import warnings
 import pytest
 import torch
 
-from flashladder.common.api import fallback, op
+from flashladder.common.api import fallback
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.common.runtime import ready
 from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
@@ -211,7 +212,7 @@ def test_a_step_waits_for_nothing(cache, monkeypatch):
     cache = cache_of(cache, model, 20)
     model(IDS, attention_mask=LEFT, past_key_values=cache)
     monkeypatch.setattr(latents, "can_look_at", lambda tensor: False)
-    monkeypatch.setattr(op, "slow_path", lambda *given: None)
+    monkeypatch.setattr(ready.Ready, "launch", lambda *arguments: None)
     for name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero"):
         usual = getattr(torch.Tensor, name)
         answer = lambda *given, name=name, usual=usual: asked.append(name) or usual(*given)  # noqa: E731
