@@ -270,9 +270,11 @@ def find(name: str, root: Path = VERSIONS) -> Version:
     One of a further ladder has the ladder's name before it, "backward/03"; without it, its words do where no other
     ladder has them. ConfigError lists those there are.
     """
+    ladder, _, rung = name.rpartition("/")
+    if rung[:2].isdigit() and (whole := folder_of(ladder, root) / rung / schema.FILE).is_file():
+        return _load(whole.parent, ladder, root)  # its whole name, which calls ask for
     if name in _reference_names(root):
         raise ConfigError(f"{name} is a reference, not a rung of a ladder; rungs have numbers, such as 02")
-    ladder, _, rung = name.rpartition("/")
     known = ladders(root)
     if ladder in known and (directory := among(_rungs(root, ladder), rung)):
         return _load(directory, ladder, root)
