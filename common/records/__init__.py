@@ -3,4 +3,5 @@
 log          a CSV file with a schema              schemas   the columns of each log
 slowdowns    what slowed the GPU meanwhile         records   the logs, and their rows
 ladder_runs  which of the ladder's runs is shown   ladders   the ladder's, summarised
+factors      how much longer an option takes
 """

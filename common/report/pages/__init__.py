@@ -5,4 +5,5 @@ documents   a rung's page and its evidence             spills    what tiles of 1
 steps       what the ladder's runs say of a rung       accuracy  how exact kernels are
 evidence    what a rung changes in machine code        references  the references, on their pages
 cells       rungs beside official kernels, cell by cell
+limits      which rung runs for which option, and what is refused
 """

@@ -1,0 +1,117 @@
+"""docs/limits.md: which rung a call launches, by option, head_dim and arch, as the catalogue chooses it."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flashladder.common import catalog
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.paths import ROOT
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS, HEAD_DIMS, TRAINED_HEAD_DIMS
+from flashladder.common.problem.problem import Problem, operation_named
+from flashladder.common.records.factors import Times, factor, measured
+from flashladder.common.report.sections import Section
+from flashladder.common.report.templating import render
+
+PAGE, MARKER = ROOT / "docs" / "limits.md", "limits"
+GPUS = ("h100", "a100")  # one of each arch
+APART = (192, 128)
+WIDTHS = (*((columns, columns) for columns in HEAD_DIMS), APART)  # of Q and K, and of V
+BOUNDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window_left": 1024},
+    "softcap": {"softcap": 30.0},
+    "ALiBi": {"alibi": True},
+}
+OTHERS = {"dropout": {"dropout_p": 0.1}, "packed": {"seqlens_q": (1024, 2048)}}
+OPTIONS = {  # and each one's fields of a problem, by the operation
+    FIRST_OPERATION: {**BOUNDS, **OTHERS, "sinks": {"sinks": True}, "log-sum-exp": {"lse": True}},
+    "backward": {
+        **{f"gradient, {name}": fields for name, fields in (BOUNDS | OTHERS).items()},
+        "gradient, deterministic": {"options": {"deterministic": True}},
+        "gradient, that of the log-sum-exp too": {"options": {"dlse": True}},
+    },
+    "decode": {
+        **{f"decode, {name}": fields for name, fields in BOUNDS.items()},
+        "decode, pages": {"options": {"paged": True}},
+        "decode, padding": {"options": {"leftpad": True}},
+        "decode, new keys": {"options": {"new_keys": True}},
+        "decode, new keys and rotary": {"options": {"new_keys": True, "rotary": True}},
+        "decode, cache in 8 bits": {"options": {"fp8_cache": True}},
+    },
+}
+COPIED_TO = {"backward": TRAINED_HEAD_DIMS, "decode": CACHED_HEAD_DIMS}  # head_dims to which calls fill tensors up
+
+
+class Call(NamedTuple):
+    """A call with an option."""
+
+    operation: str
+    fields: dict[str, Any]
+
+    def columns(self, head_dim: int, head_dim_v: int) -> tuple[int, int]:
+        """Those that a kernel is asked for: more than the tensors have where these are copied first."""
+        is_even = head_dim == head_dim_v
+        copied_to = HEAD_DIMS if "dropout_p" in self.fields else ()
+        copied_to = COPIED_TO.get(self.operation, copied_to)
+        of_cache = self.operation == "decode" and (not is_even or "fp8_cache" in self.fields.get("options", ()))
+        if of_cache or not copied_to:
+            return head_dim, head_dim_v
+        columns = next((each for each in copied_to if head_dim <= each), head_dim)
+        return columns, columns
+
+    def problem(self, head_dim: int, head_dim_v: int) -> Problem:
+        """Of usual sizes."""
+        is_forward = self.operation == FIRST_OPERATION
+        name = "packed" if is_forward and "seqlens_q" in self.fields else self.operation
+        sizes = {**operation_named(name).usual, "head_dim": head_dim, "head_dim_v": head_dim_v}
+        return Problem(**{**sizes, "lse": not is_forward, **self.fields}, operation=name)
+
+
+@cache
+def rung_of(problem: Problem, gpu: str) -> catalog.Version:
+    """The one that calls launch. UnsupportedProblemError where none takes the problem."""
+    described = load_gpu(gpu)
+    return catalog.choice(problem, catalog.Card(described.arch, described))[0]
+
+
+def section(folder: Path) -> Section:
+    """The tables on the page; factors are of a folder's logs."""
+    return Section(PAGE, MARKER, partial(text, folder))
+
+
+def text(folder: Path) -> str:
+    """The tables, in Markdown."""
+    times = measured(folder)
+    return render("limits.md.j2", parts=[_part(gpu, times) for gpu in GPUS])
+
+
+def _part(gpu: str, times: Times) -> dict[str, Any]:
+    rows, reasons = [], dict[str, int]()
+    for operation, options in OPTIONS.items():
+        usual: dict[tuple[int, int], str] = {}  # the rungs of plain calls
+        for name, fields in options.items():
+            call, cells, factors = Call(operation, fields), [], []
+            for widths in WIDTHS:
+                problem = call.problem(*(columns := call.columns(*widths)))
+                try:
+                    rung = rung_of(problem, gpu)
+                except UnsupportedProblemError as error:
+                    reason = str(error).partition(";")[0]
+                    cells.append(f"refused ({reasons.setdefault(reason, len(reasons) + 1)})")
+                    continue
+                instructions = rung.instruction_set.title()
+                cells.append(f"{rung.address} {instructions}" + (f", {columns[0]}" if columns != widths else ""))
+                plain = Call(operation, {}).problem(*widths)
+                rungs = usual.setdefault(widths, rung.name), rung.name
+                if columns == widths and (found := factor(plain, fields, rungs, times)):
+                    factors.append(f"{found:.2f} ({widths[0]})")
+            rows.append([name, *cells, ", ".join(factors)])
+    columns_of = ["", *map(str, HEAD_DIMS), "/".join(map(str, APART)), "factor"]
+    mla = rung_of(Call("mla", {}).problem(576, 512), gpu)
+    return {"gpu": load_gpu(gpu), "columns": columns_of, "rows": rows, "reasons": reasons, "mla": mla}

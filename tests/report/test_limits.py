@@ -1,0 +1,76 @@
+"""docs/limits.md: what the tables say is what calls launch. That the page is up to date, test_dashboard.py tests."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from flashladder.common.api import around_kernels
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.paths import ROOT
+from flashladder.common.problem.problem import Problem
+from flashladder.common.records import factors
+from flashladder.common.report import sections
+from flashladder.common.report.pages import limits
+from flashladder.common.report.pages.limits import Call
+
+CAUSAL = {"causal": True}
+PLAIN = Problem(seqlen_q=1024, lse=False)
+
+
+def copied_to(widths, dropout, trains):
+    """The columns of Q and V that `attention` hands to a kernel."""
+    q, v = (torch.empty(1, 1, 1, columns, device="meta") for columns in widths)
+    if not around_kernels.are_needed(q, v, dropout, trains):
+        return widths
+    found = []
+
+    def call(q, k, v, softmax_scale):
+        found.append((q.shape[-1], v.shape[-1]))
+        return v, None
+
+    around_kernels.attend(call, q, q, v, None, trains)
+    return found[0]
+
+
+@pytest.mark.parametrize("widths", [*limits.WIDTHS, (104, 72)])
+def test_the_columns_are_those_of_calls(widths):
+    for dropout in ({}, {"dropout_p": 0.5}):
+        if widths in limits.WIDTHS:
+            assert Call("forward", dropout).columns(*widths) == copied_to(widths, bool(dropout), False)
+        assert Call("backward", dropout).columns(*widths) == copied_to(widths, bool(dropout), True)
+
+
+@pytest.mark.parametrize("operation", limits.OPTIONS)
+@pytest.mark.parametrize("gpu", limits.GPUS)
+def test_512_is_refused(operation, gpu):
+    call = Call(operation, {})
+    with pytest.raises(UnsupportedProblemError, match="not 512"):
+        limits.rung_of(call.problem(*call.columns(512, 512)), gpu)
+
+
+def timed(run, causal_us=None):
+    """A run's times at two lengths, with a causal mask or without."""
+    longer = dataclasses.replace(PLAIN, seqlen_q=2048, seqlen_k=2048)
+    found = {(run, "hot", problem): 100.0 for problem in (PLAIN, longer)}
+    if causal_us:
+        pairs = zip((PLAIN, longer), causal_us, strict=True)
+        found |= {(run, "hot", dataclasses.replace(problem, **CAUSAL)): time for problem, time in pairs}
+    return found
+
+
+def test_a_factor_is_of_the_latest_run_that_has_both():
+    times = {"48": timed("1", (90, 90)) | timed("2", (40, 90)) | timed("3")}
+    assert factors.factor(PLAIN, CAUSAL, ("48", "48"), times) == pytest.approx(0.6)
+    assert factors.factor(PLAIN, {"softcap": 30.0}, ("48", "48"), times) is None
+    assert factors.factor(PLAIN, CAUSAL, ("48", "24"), times) is None
+    apart = {"48": timed("1"), "24": timed("2", (40, 90))}
+    assert factors.factor(PLAIN, CAUSAL, ("48", "24"), apart) is None, "of two runs"
+    assert factors.factor(dataclasses.replace(PLAIN, dtype="fp16"), CAUSAL, ("48", "48"), times) is None
+
+
+def test_the_page_tells_of_every_option():
+    table = sections.between(limits.PAGE, limits.MARKER)
+    names = [name for options in limits.OPTIONS.values() for name in options]
+    assert all(table.count(f"\n| {name} |") == len(limits.GPUS) for name in names)
+    assert (ROOT / "docs" / "limits.md") == limits.PAGE
