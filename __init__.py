@@ -11,7 +11,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "dropout_mask": f"{_API}.dropout",
     "forward": f"{_API}.timed",
     "forward_timed": f"{_API}.timed",
-    "merge_states": f"{_API}.states",
+    "merge_states": f"{_API}.merge",
     "ring_attention": f"{_API}.ring",
     "zigzag_split": f"{_API}.ring",
     "zigzag_join": f"{_API}.ring",
@@ -43,13 +43,13 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache
     from flashladder.common.api.latents import LatentCache as LatentCache
     from flashladder.common.api.latents import absorb as absorb
+    from flashladder.common.api.merge import merge_states as merge_states
     from flashladder.common.api.mla import flash_mla_with_kvcache as flash_mla_with_kvcache
     from flashladder.common.api.mla import get_mla_metadata as get_mla_metadata
     from flashladder.common.api.packed import packed_attention as packed_attention
     from flashladder.common.api.ring import ring_attention as ring_attention
     from flashladder.common.api.ring import zigzag_join as zigzag_join
     from flashladder.common.api.ring import zigzag_split as zigzag_split
-    from flashladder.common.api.states import merge_states as merge_states
     from flashladder.common.api.timed import forward as forward
     from flashladder.common.api.timed import forward_timed as forward_timed
     from flashladder.common.api.torch_switch import register_with_torch as register_with_torch

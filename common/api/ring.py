@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from flashladder.common.api import attention, given, gradients
-from flashladder.common.api.states import merge_states
+from flashladder.common.api.merge import merge_states
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
