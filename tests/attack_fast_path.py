@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from flashladder import attention, flash_attn_with_kvcache
-from flashladder.common.api import kvcache, op
+from flashladder.common.api import kvcache, operator
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.outputs import new_lse
 from flashladder.common.runtime.plan import Plan
@@ -159,7 +159,7 @@ def attack_tensors(calls):
 
 
 def attack_entries(calls):
-    """What stands ready, or is remembered, is nothing that op.py or kvcache.py puts there."""
+    """What stands ready, or is remembered, is nothing that operator.py or kvcache.py puts there."""
     onlookers, plans, *rest = calls["remembered"]
     ((key, (plan, scale, like, *_)),) = plans.items()
     bad = (*ODD, (plan,), (plan, scale), (5, scale, like), (None, None, None), (Plan(), scale, like))
@@ -250,7 +250,7 @@ def attack_by_threads(driver, public):
         for heads in (1, 2, 3, 5, 6) * 20:
             wide = torch.zeros(1, 64, heads, 64).bfloat16()
             attention(wide, wide, wide, version=VERSION)
-            op._plain = dict(op._plain)
+            operator._plain = dict(operator._plain)
             for key in list(kvcache._planned):
                 kvcache._planned.pop(key, None)
 
@@ -307,14 +307,14 @@ def survive(path):
     asked = (False, None, (-1, -1), 0.0, True, 0)
     ((kind, ready),) = (
         (kind, ready)
-        for kind, ready in op._plain.items()
+        for kind, ready in operator._plain.items()
         if kind == (VERSION, Q.dtype, Q.device, 4, False, 64, False, False, False)
     )
     tensors = (Q, K, K, torch.empty_like(Q), new_lse(Q))
     calls = {
         "launch": (ready.plan, tensors, 0.125),
-        "straight": (op._onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), False, 0.125, VERSION, False),
-        "remembered": (op._onlookers, dict(kvcache._planned), caches, asked, False),
+        "straight": (operator._onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), False, 0.125, VERSION, False),
+        "remembered": (operator._onlookers, dict(kvcache._planned), caches, asked, False),
         "said": (caches, asked),
     }
     attack_counts(calls)

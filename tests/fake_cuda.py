@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common.api import kvcache, op
+from flashladder.common.api import kvcache, operator
 from flashladder.common.catalog import launches
 from flashladder.common.catalog.ladder import Ladder, Launch
 from flashladder.common.emulator import tensor_map
@@ -200,7 +200,7 @@ def for_attention(monkeypatch, gpu_name="h100"):
 
 def forget_kernels(monkeypatch):
     """Nothing was called before."""
-    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (op, "_plain")):
+    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "_plain")):
         monkeypatch.setattr(module, name, {})
 
 

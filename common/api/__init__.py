@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 
-from flashladder.common.api import around_kernels, differentiable, dropout, general, given, gradients, op
+from flashladder.common.api import differentiable, operator, validate
+from flashladder.common.api.options import options_of
+from flashladder.common.api.validate import BATCH, OPEN, Window
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -20,7 +19,7 @@ def attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     return_lse: bool = False,
-    window: general.Window = general.OPEN,
+    window: Window = OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -70,50 +69,28 @@ def attention(
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
     """
-    is_open = window is general.OPEN or (type(window) is tuple and window == general.OPEN)
+    is_open = window is OPEN or (type(window) is tuple and window == OPEN)
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
     if is_open and alibi_slopes is None and sinks is None and is_plain:
-        done = op.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
+        done = operator.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
-    inputs = {"q": q, "k": k, "v": v} | ({} if sinks is None else {"sinks": sinks})
-    given.tensors(**inputs)
-    given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
-    given.text(version=version)
-    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise op.misshapen(name, tensor)
-    gradients.refuse_forward_mode(q, k, v)
-    if out is not None:
-        given.tensors(out=out)
-        if out.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
-    window = window if window is general.OPEN else general.window_of(window)
-    softcap = given.number("softcap", softcap)
-    dropout_p = dropout.checked(dropout_p)
-    if trains := gradients.wanted(*inputs.values()):
-        differentiable.refuse(out=out is not None)
-    if around_kernels.are_needed(q, v, dropout_p > 0, trains):
-        beside: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
-        beside |= {"alibi_slopes": alibi_slopes, "sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
-        alone = functools.partial(attention, **beside, return_lse=True)
-        o, sums = around_kernels.attend(alone, q, k, v, softmax_scale, trains)
-        if out is not None:
-            o = op.written(out, o, q, k, v)
-        return (o, sums) if return_lse else o
-    slopes = general.slopes_of(alibi_slopes, q, q.shape[0])
-    dropping = dropout.drawn(dropout_p, q.device)
-    bounds = (*window, softcap, slopes, deterministic)
-    options = differentiable.Options(None, None, 0, 0, causal, softmax_scale, *bounds, *dropping)
-    sinks = general.sinks_of(sinks, q)
-    if trains:
-        found = differentiable.forward(q, k, v, options, sinks, version)
-        return found if return_lse else found[0]
-    if options.has_more or sinks is not None:
-        o, sums = general.attend(q, k, v, *options, sinks, version, return_lse)
-        if out is not None:
-            o = op.written(out, o, q, k, v)
-        return (o, sums) if return_lse else o
-    o, lse = op.forward(q, k, v, out, causal, softmax_scale, version, return_lse)
-    return o if lse is None or not return_lse else (o, lse)
+    q, k, v = validate.tensors(BATCH, q=q, k=k, v=v)
+    return_lse = validate.flag("return_lse", return_lse)
+    if out is not None and validate.tensor("out", out).requires_grad and torch.is_grad_enabled():
+        raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
+    options = options_of(
+        q,
+        q.shape[0],
+        causal=causal,
+        softmax_scale=softmax_scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        deterministic=deterministic,
+        version=version,
+    )
+    o, lse = differentiable.attend(q, k, v, options, return_lse, out)
+    return (o, lse) if return_lse else o

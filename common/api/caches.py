@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashladder.common.api import given, gradients, op, sequences
+from flashladder.common.api import gradients, sequences, validate
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8, quantised
 from flashladder.common.problem.inputs import Tensors
@@ -49,8 +49,7 @@ def cache_of(
     With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
     UnsupportedProblemError for what is none.
     """
-    if q.dim() != 4:
-        raise op.misshapen("q", q)
+    (q,) = validate.tensors(validate.BATCH, q=q)
     layout = _WHOLE if block_table is None else _PAGES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.dim() != 4 or cache.shape != k_cache.shape or 0 in cache.shape:
@@ -63,8 +62,8 @@ def cache_of(
     if cache_batch_idx is not None:
         if block_table is not None:
             raise UnsupportedProblemError("cache_batch_idx and block_table are given: a table says where keys lie")
-        numbers("cache_batch_idx", cache_batch_idx, q, len(k_cache) - 1, "the cache has sequences")
-        return Cache(k_cache, v_cache, cache_batch_idx[:, None])
+        pages = numbers("cache_batch_idx", cache_batch_idx, q, len(k_cache) - 1, "the cache has sequences")
+        return Cache(k_cache, v_cache, pages[:, None])
     if block_table is not None:
         _check_table(block_table, q, k_cache)
     elif len(k_cache) != len(q):
@@ -76,18 +75,15 @@ def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_desc
     """The cache with the scales of its 8-bit floats, 1 where none is given; UnsupportedProblemError for others."""
     descales = {"k_descale": k_descale, "v_descale": v_descale}
     wanted = (len(q), cache.k.shape[2])
+    shapes = wanted, (1, wanted[1])
+    fitting = f"with q it is {wanted} or {shapes[1]}"
     for name, descale in descales.items():
         if descale is None:
             continue
-        given.tensors(**{name: descale})
+        descale = validate.tensor(name, descale)
         if cache.k.dtype != FP8:
             raise UnsupportedProblemError(f"{name} is given, but k_cache is {cache.k.dtype}: scales are those of {FP8}")
-        kind = descale.dtype, descale.device
-        if descale.shape not in (wanted, (1, wanted[1])) or kind != (torch.float32, q.device):
-            raise UnsupportedProblemError(
-                f"{name} is {tuple(descale.shape)} {descale.dtype} on {descale.device}; with q it is {wanted} or "
-                f"(1, {wanted[1]}) torch.float32 on {q.device}"
-            )
+        validate.like(name, descale, lambda shape: shape in shapes, torch.float32, q.device, fitting)
         if can_look_at(descale) and not ((descale > 0) & descale.isfinite()).all():
             raise UnsupportedProblemError(f"{name}={descale.tolist()}: a scale is a positive, finite number")
     if cache.k.dtype != FP8:
@@ -100,13 +96,10 @@ def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_desc
 
 
 def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
-    given.tensors(block_table=block_table)
-    is_table = block_table.dim() == 2 and len(block_table) == len(q) and block_table.shape[1] > 0
-    if not is_table or block_table.dtype != torch.int32 or block_table.device != q.device:
-        raise UnsupportedProblemError(
-            f"block_table is {tuple(block_table.shape)} {block_table.dtype} on {block_table.device}; with q it is "
-            f"({len(q)}, max_pages) torch.int32 on {q.device}"
-        )
+    def fits(shape: torch.Size) -> bool:
+        return len(shape) == 2 and shape[0] == len(q) and shape[1] > 0
+
+    validate.like("block_table", block_table, fits, torch.int32, q.device, f"with q it is ({len(q)}, max_pages)")
     if can_look_at(block_table) and not ((block_table >= -1) & (block_table < len(k_cache))).all():
         raise UnsupportedProblemError(
             f"block_table has pages {int(block_table.min())} to {int(block_table.max())}; the cache has "
@@ -114,16 +107,18 @@ def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tens
         )
 
 
-def numbers(name: str, tensor: torch.Tensor, q: torch.Tensor, most: int, what: str) -> None:
-    """UnsupportedProblemError for what are not numbers from 0 to `most`, (batch), int32: one for each sequence of q."""
-    given.tensors(**{name: tensor})
-    if tensor.shape != (len(q),) or tensor.dtype != torch.int32 or tensor.device != q.device:
-        raise UnsupportedProblemError(
-            f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; with q it is ({len(q)},) torch.int32 "
-            f"on {q.device}"
-        )
-    if can_look_at(tensor) and not ((tensor >= 0) & (tensor <= most)).all():
-        raise UnsupportedProblemError(f"{name}={tensor.tolist()}: {what} 0 to {most}")
+def numbers(name: str, value: object, q: torch.Tensor, most: int, what: str) -> torch.Tensor:
+    """Numbers from 0 to `most`, (batch), int32, contiguous: one for each sequence of q.
+
+    UnsupportedProblemError for what are none.
+    """
+    batch = len(q)
+    found = validate.like(
+        name, value, lambda shape: shape == (batch,), torch.int32, q.device, f"with q it is ({batch},)"
+    )
+    if can_look_at(found) and not ((found >= 0) & (found <= most)).all():
+        raise UnsupportedProblemError(f"{name}={found.tolist()}: {what} 0 to {most}")
+    return found.contiguous()
 
 
 def can_look_at(tensor: torch.Tensor) -> bool:
@@ -134,9 +129,8 @@ def can_look_at(tensor: torch.Tensor) -> bool:
 def lengths_of(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cache: Cache) -> torch.Tensor:
     """How many keys each sequence has: (batch), int32. UnsupportedProblemError for what cannot be so many."""
     if isinstance(cache_seqlens, torch.Tensor):
-        numbers("cache_seqlens", cache_seqlens, q, cache.room, "the cache has room for")
-        return cache_seqlens.contiguous()
-    length = cache.room if cache_seqlens is None else given.whole("cache_seqlens", cache_seqlens)
+        return numbers("cache_seqlens", cache_seqlens, q, cache.room, "the cache has room for")
+    length = cache.room if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens)
     if not 0 <= length <= cache.room:
         raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {cache.room} keys")
     return torch.full((len(q),), length, dtype=torch.int32, device=q.device)
@@ -146,16 +140,12 @@ def new_keys(
     k: torch.Tensor | None, v: torch.Tensor | None, q: torch.Tensor, cache: Cache, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """k and v. UnsupportedProblemError for new keys that do not go with q and the cache, or have no place there."""
-    given.tensors(k=k, v=v)
-    assert k is not None
-    assert v is not None
-    wanted = (len(lengths), k.shape[1] if k.dim() == 4 else 0, *cache.k.shape[2:])
+    k, v = validate.tensors(k=k, v=v)
+    of_heads = tuple(cache.k.shape[2:])
+    shape_of_both = (len(lengths), k.shape[1] if k.dim() == 4 else 0, *of_heads)
+    wanted = f"with the cache it is (batch, seqlen_new, heads_k, head_dim), {of_heads} the last two,"
     for name, new in (("k", k), ("v", v)):
-        if tuple(new.shape) != wanted or new.dtype != q.dtype or new.device != cache.k.device:
-            raise UnsupportedProblemError(
-                f"{name} is {tuple(new.shape)} {new.dtype} on {new.device}; with the cache it is (batch, seqlen_new, "
-                f"heads_k, head_dim), {wanted[2:]} the last two, {q.dtype} on {cache.k.device}"
-            )
+        validate.like(name, new, lambda shape: shape == shape_of_both, q.dtype, cache.k.device, wanted)
     gradients.refuse(k, v)
     if not can_look_at(lengths):
         return k, v
@@ -251,13 +241,13 @@ def gathered(
 
     While a CUDA graph is captured nobody knows total_k, and there is room for max_seqlen_k keys of each sequence.
     """
-    given.tensors(k=k, v=v, cu_seqlens_k=cu_seqlens_k, block_table=block_table)
-    sequences.check("cu_seqlens_k", cu_seqlens_k, k.device)
-    batch, longest = len(cu_seqlens_k) - 1, given.rows("max_seqlen_k", max_seqlen_k)
+    k, v = validate.tensors(k=k, v=v)
+    cu_seqlens_k = sequences.validate_starts("cu_seqlens_k", cu_seqlens_k, k.device)
+    batch, longest = len(cu_seqlens_k) - 1, validate.rows("max_seqlen_k", max_seqlen_k)
     cache = cache_of(k.new_empty((batch, 1, 1, 1)), k, v, block_table, None)
     if longest > cache.room:
         raise UnsupportedProblemError(f"max_seqlen_k={longest}: block_table has room for {cache.room} keys a sequence")
-    total = sequences.end("k", cu_seqlens_k, batch * longest, longest)
+    total = sequences.validate_bounds("k", cu_seqlens_k, batch * longest, longest)
     place = torch.arange(total, dtype=torch.int32, device=k.device)
     of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
     keys = (place - cu_seqlens_k[of]).clamp_(0, cache.room - 1)

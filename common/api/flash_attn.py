@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.api import attention, caches, general, given, gradients
+from flashladder.common.api import attention, caches, gradients, validate
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -22,7 +22,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] | torch.Tensor = general.ALL,
+    window_size: tuple[int, int] | torch.Tensor = validate.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -43,21 +43,22 @@ def flash_attn_func(
 
     Raises UnsupportedProblemError for that, and what `attention` refuses.
     """
-    given.tensors(q=q, k=k, v=v)
-    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    q, k, v = validate.contiguous_rows(*validate.tensors(q=q, k=k, v=v))
+    causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
-    q, k, v = given.contiguous_rows(q, k, v)
+    causal, window = validate.mask(causal, window_size, k.shape[1] if k.dim() == 4 else 0)
     result = attention(
         q,
         k,
         v,
+        causal=causal,
+        window=window,
         softmax_scale=softmax_scale,
-        softcap=general.softcap_of(softcap),
+        softcap=validate.softcap(softcap),
         alibi_slopes=alibi_slopes,
         dropout_p=dropout_p,
         deterministic=deterministic,
-        return_lse=return_attn_probs,
-        **general.seen(causal, window_size, k.shape[1] if k.dim() == 4 else 0),
+        return_lse=return_lse,
     )
     return _returned(result)
 
@@ -68,7 +69,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] | torch.Tensor = general.ALL,
+    window_size: tuple[int, int] | torch.Tensor = validate.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -86,7 +87,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] | torch.Tensor = general.ALL,
+    window_size: tuple[int, int] | torch.Tensor = validate.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -110,7 +111,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] | torch.Tensor = general.ALL,
+    window_size: tuple[int, int] | torch.Tensor = validate.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -123,13 +124,13 @@ def flash_attn_varlen_func(
     max_pages) of int32, k and v are pages, (num_pages, page_size, heads_k, head_dim). Kernels for many rows read none,
     so the keys of all sequences are copied first, which takes memory for total_k of them.
     """
-    given.tensors(q=q, k=k, v=v)
-    given.flags(causal=causal, return_attn_probs=return_attn_probs)
+    q, k, v = validate.contiguous_rows(*validate.tensors(q=q, k=k, v=v))
+    causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
-    q, k, v = given.contiguous_rows(q, k, v)
     if block_table is not None:
         gradients.refuse(k, v)
         k, v = caches.gathered(k, v, block_table, cu_seqlens_k, max_seqlen_k)
+    causal, window = validate.mask(causal, window_size, validate.rows("max_seqlen_k", max_seqlen_k))
     result = packed_attention(
         q,
         k,
@@ -138,13 +139,14 @@ def flash_attn_varlen_func(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
+        causal=causal,
+        window=window,
         softmax_scale=softmax_scale,
-        softcap=general.softcap_of(softcap),
+        softcap=validate.softcap(softcap),
         alibi_slopes=alibi_slopes,
         dropout_p=dropout_p,
         deterministic=deterministic,
-        **general.seen(causal, window_size, given.rows("max_seqlen_k", max_seqlen_k)),
-        return_lse=return_attn_probs,
+        return_lse=return_lse,
     )
     return _returned(result)
 
@@ -159,7 +161,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] | torch.Tensor = general.ALL,
+    window_size: tuple[int, int] | torch.Tensor = validate.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -193,7 +195,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] | torch.Tensor = general.ALL,
+    window_size: tuple[int, int] | torch.Tensor = validate.ALL,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -222,7 +224,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:
     """Views of what lies in a tensor side by side."""
-    given.tensors(**{name: tensor})
+    tensor = validate.tensor(name, tensor)
     if tensor.dim() != layout.count(",") + 1 or tensor.shape[-3] != len(name):
         raise UnsupportedProblemError(f"{name} has shape {tuple(tensor.shape)}; it should be {layout}")
     return tensor.unbind(-3)
@@ -230,7 +232,7 @@ def _unpacked(name: str, tensor: torch.Tensor, layout: str) -> tuple[torch.Tenso
 
 def _refuse_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
     """With dropout flash-attn returns them, and the mask in their signs."""
-    if given.number("dropout_p", dropout_p) and return_attn_probs:
+    if validate.number("dropout_p", dropout_p) and return_attn_probs:
         raise UnsupportedProblemError(
             f"return_attn_probs with dropout_p={dropout_p}: kernels keep no probabilities; flashladder.dropout_mask "
             "gives the mask of a call"

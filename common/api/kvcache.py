@@ -6,13 +6,16 @@ kernel reads outside of the cache, whatever lengths and tables say.
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import caches, general, given, gradients, op
+from flashladder.common.api import caches, gradients, operator, validate
 from flashladder.common.api.caches import Cache
+from flashladder.common.api.options import Flat, problem_of
 from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8
@@ -24,7 +27,6 @@ from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
 from flashladder.common.runtime.outputs import new_lse, new_o
 from flashladder.common.runtime.plan import Plan
-from flashladder.common.runtime.ready import ready_for
 
 MOST_SPLITS = 256
 
@@ -43,7 +45,7 @@ def flash_attn_with_kvcache(
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = general.ALL,
+    window_size: tuple[int, int] = validate.ALL,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: torch.Tensor | None = None,
@@ -86,98 +88,229 @@ def flash_attn_with_kvcache(
 
     Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
     """
-    asked = causal, softmax_scale, window_size, softcap, rotary_interleaved, num_splits
+    given = causal, softmax_scale, window_size, softcap, rotary_interleaved, num_splits
     if cache_batch_idx is None:
         tensors: tuple[Any, ...] = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
         tensors += k_descale, v_descale, k, v, rotary_cos, rotary_sin
-        if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
-            return found
-    given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    (q,) = given.contiguous_rows(q)
-    given.flags(causal=causal, return_softmax_lse=return_softmax_lse, rotary_interleaved=rotary_interleaved)
-    splits = given.whole("num_splits", num_splits)
+        if (outputs := operator.on_remembered_path(_planned, tensors, given, return_softmax_lse)) is not None:
+            return outputs
+    (q,) = validate.contiguous_rows(validate.tensor("q", q))
+    k_cache, v_cache = validate.tensors(k_cache=k_cache, v_cache=v_cache)
+    causal = validate.flag("causal", causal)
+    return_softmax_lse = validate.flag("return_softmax_lse", return_softmax_lse)
+    rotary_interleaved = validate.flag("rotary_interleaved", rotary_interleaved)
+    splits = validate.whole("num_splits", num_splits)
     if not 0 <= splits <= MOST_SPLITS:
         raise UnsupportedProblemError(f"num_splits={splits}: must be 0, for as many as suit, or up to {MOST_SPLITS}")
-    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
+    scale = validate.scale(softmax_scale)
     gradients.refuse(q, k_cache, v_cache)
     fp8 = FP8 if k_cache.dtype == FP8 else None
     cache = caches.cache_of(q, k_cache, v_cache, block_table, cache_batch_idx, fp8)
     cache = caches.scaled(cache, q, k_descale, v_descale)
     lengths = caches.lengths_of(cache_seqlens, q, cache)
     if cache_leftpad is not None:
-        caches.numbers("cache_leftpad", cache_leftpad, q, cache.room, "the cache has room for")
-        cache_leftpad = cache_leftpad.contiguous()
-    seen = general.seen(causal, window_size, cache.room)
-    slopes = general.slopes_of(alibi_slopes, q, len(q))
-    bounds = (*general.window_of(seen["window"]), general.softcap_of(softcap))
-    options = (seen["causal"], softmax_scale, *bounds, splits)
+        cache_leftpad = caches.numbers("cache_leftpad", cache_leftpad, q, cache.room, "the cache has room for")
+    if window_size is not validate.ALL:
+        window_size = validate.pair("window_size", window_size, -1)
+    is_causal, window = validate.mask(causal, window_size, cache.room)
+    left, right = validate.window(window)
+    step = Step(
+        q,
+        *cache,
+        lengths,
+        cache_leftpad,
+        None if alibi_slopes is None else validate.slopes(alibi_slopes, q, len(q)),
+        causal=is_causal,
+        softmax_scale=scale,
+        window_left=left,
+        window_right=right,
+        softcap=validate.softcap(softcap),
+        num_splits=splits,
+    )
     rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
-    new: tuple[Any, ...] = (None,) * 4
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
-        k, v = given.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
-        if cache.k_descale is None:
-            new = k, v, *(rotary or (None, None, False))[:2]
-        else:
-            q, lengths = _append_rounded(q, cache, k, v, lengths, cache_leftpad, slopes, rotary, options)
+        k, v = validate.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
+        step = _rounded(step, k, v, rotary) if fp8 else step.appending(k, v, rotary)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
-    rotary = rotary if new[0] is not None else None
-    tensors = q, cache.k, cache.v, lengths, cache.table, cache_leftpad, slopes, cache.k_descale, cache.v_descale, *new
-    if (found := op.on_remembered_path(_planned, tensors, asked, return_softmax_lse)) is not None:
-        return found  # of tensors as kernels take them
-    others = lengths, cache_leftpad, slopes
-    has_kernel = q.shape[3] in CACHED_HEAD_DIMS or q.shape[3] > CACHED_HEAD_DIMS[-1]
-    if not has_kernel and cache.k.shape[3] == q.shape[3] and cache.k_descale is None:
-        o, lse = _filled_up(q, cache, others, new, rotary, options)
-        return (o, lse) if return_softmax_lse else o
-    o, lse = _attend(q, cache, others, new, rotary, options)
-    if ready.is_gpu(q) and not op.watched():
-        _remember(tensors, asked, _problem_of(q, cache, cache_leftpad, slopes, new[0], rotary, *options))
+    tensors = tuple(step.tensors.values())
+    validated = causal, scale, window_size, step.softcap, rotary_interleaved, splits
+    if (outputs := operator.on_remembered_path(_planned, tensors, validated, return_softmax_lse)) is not None:
+        return outputs
+    if _has_kernel(step):
+        o, lse = _attend(step)
+        if ready.is_gpu(q) and not operator.is_observed():
+            _remember(step, given, validated)
+    else:
+        o, lse = _attend_padded(step)
     return (o, lse) if return_softmax_lse else o
+
+
+@dataclass(frozen=True)
+class Step(Flat):
+    """A call, as kernels take it: numbers are (batch), int32, slopes (batch, heads); 8-bit floats have scales, (batch,
+    heads_k). New keys are written first, and cache_seqlens does not count them."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_table: torch.Tensor | None
+    k_descale: torch.Tensor | None
+    v_descale: torch.Tensor | None
+    cache_seqlens: torch.Tensor
+    cache_leftpad: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    rotary_cos: torch.Tensor | None = None
+    rotary_sin: torch.Tensor | None = None
+    rotary_interleaved: bool = False
+    causal: bool = False
+    softmax_scale: float | None = None
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    num_splits: int = 0
+
+    @property
+    def cache(self) -> Cache:
+        """What it reads."""
+        return Cache(self.k_cache, self.v_cache, self.block_table, self.k_descale, self.v_descale)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        """The inputs in the operation's order, by its names; None for what is left out."""
+        return {
+            "q": self.q,
+            "k_cache": self.k_cache,
+            "v_cache": self.v_cache,
+            "cache_seqlens": self.cache_seqlens,
+            "block_table": self.block_table,
+            "cache_leftpad": self.cache_leftpad,
+            "alibi_slopes": self.alibi_slopes,
+            "k_descale": self.k_descale,
+            "v_descale": self.v_descale,
+            "k_new": self.k,
+            "v_new": self.v,
+            "rotary_cos": self.rotary_cos,
+            "rotary_sin": self.rotary_sin,
+        }
+
+    @property
+    def problem(self) -> Problem:
+        """UnsupportedProblemError where it is none."""
+        options: dict[str, Any] = {"num_splits": self.num_splits, "leftpad": self.cache_leftpad is not None}
+        options["fp8_cache"] = self.k_descale is not None
+        if self.k is not None:
+            options |= {"new_keys": True, "seqlen_new": self.k.shape[1]}
+        if self.rotary_cos is not None:
+            positions, pairs = self.rotary_cos.shape
+            options |= {"rotary": True, "rotary_dim": 2 * pairs, "rotary_positions": positions}
+            options["rotary_interleaved"] = self.rotary_interleaved
+        if self.block_table is not None:
+            options |= {"paged": True, "page_size": self.k_cache.shape[1], "num_pages": len(self.k_cache)}
+        return problem_of(
+            self.q,
+            self.k_cache,
+            operation="decode",
+            seqlen_k=self.cache.room,
+            causal=self.causal,
+            softmax_scale=self.softmax_scale,
+            window_left=self.window_left,
+            window_right=self.window_right,
+            softcap=self.softcap,
+            alibi=self.alibi_slopes is not None,
+            lse=True,
+            options=tuple(options.items()),
+        )
+
+    def appending(self, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None) -> Step:
+        """The same that writes new keys."""
+        tables: dict[str, Any] = {} if rotary is None else rotary._asdict()
+        return dataclasses.replace(self, k=k, v=v, **{f"rotary_{name}": value for name, value in tables.items()})
 
 
 _Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
-def _attend(
-    q: torch.Tensor,
-    cache: Cache,
-    others: tuple[Any, ...],
-    new: tuple[Any, ...],
-    rotary: Rotary | None,
-    options: tuple[Any, ...],
-) -> _Outputs:
-    """O and the log-sum-exp; new keys are written first."""
-    if new[0] is None:
-        return decode(q, *cache, *others, *options)
-    return append_and_decode(q, *cache, *others, *new, rotary is not None and rotary.interleaved, *options)
+def _has_kernel(step: Step) -> bool:
+    """Whether a kernel takes it as it is, or none takes it at all, which is refused later."""
+    head_dim = step.q.shape[3]
+    is_wide = head_dim in CACHED_HEAD_DIMS or head_dim > CACHED_HEAD_DIMS[-1]
+    return is_wide or step.k_cache.shape[3] != head_dim or step.k_descale is not None
 
 
-def _filled_up(
-    q: torch.Tensor,
-    cache: Cache,
-    others: tuple[Any, ...],
-    new: tuple[Any, ...],
-    rotary: Rotary | None,
-    options: tuple[Any, ...],
-) -> _Outputs:
+def _attend(step: Step) -> _Outputs:
+    """O and the log-sum-exp."""
+    o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
+    return o, lse
+
+
+def _attend_padded(step: Step) -> _Outputs:
     """The same of a head_dim that no kernel has, by copies with zeros behind their columns."""
-    head_dim, (causal, softmax_scale, *more) = q.shape[3], options
+    head_dim, cache, new = step.q.shape[3], step.cache, step.k
     columns = next(columns for columns in CACHED_HEAD_DIMS if head_dim <= columns)
-    wide_q, k_cache, v_cache = (pad(x, (0, columns - head_dim)) for x in (q, cache.k, cache.v))
-    wide_new = tuple(x if i > 1 or x is None else pad(x, (0, columns - head_dim)) for i, x in enumerate(new))
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    wide = cache._replace(k=k_cache, v=v_cache)
-    if new[0] is not None:
+    narrow = {"q": step.q, "k_cache": step.k_cache, "v_cache": step.v_cache, "k": step.k, "v": step.v}
+    wide = {name: None if x is None else pad(x, (0, columns - head_dim)) for name, x in narrow.items()}
+    scale = head_dim**-0.5 if step.softmax_scale is None else step.softmax_scale
+    if new is not None:
         caches.check_apart(cache)
-    o, lse = _attend(wide_q, wide, others, wide_new, rotary, (causal, scale, *more))
-    if new[0] is not None:
-        where, _ = caches.new_places(cache, others[0], new[0].shape[1])  # to another key's comes what is there
-        for into, written in ((cache.k, k_cache), (cache.v, v_cache)):
+    padded = dataclasses.replace(step, softmax_scale=scale, **wide)  # type: ignore[arg-type]
+    o, lse = _attend(padded)
+    if new is not None:
+        where, _ = caches.new_places(cache, step.cache_seqlens, new.shape[1])  # to another key's comes what is there
+        for into, written in ((cache.k, padded.k_cache), (cache.v, padded.v_cache)):
             into.index_put_(where, written[where][..., :head_dim])
     return o[..., :head_dim], lse
+
+
+def _rounded(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None) -> Step:
+    """Writes new keys to a cache of 8-bit floats, by torch's operators; the step that is left, whose q is turned.
+
+    UnsupportedProblemError for what `decode` would refuse, which is too late where the cache was written to.
+    """
+    cache, q, lengths = step.cache, step.q, step.cache_seqlens
+    if not torch.compiler.is_compiling():
+        problem = step.problem
+        ready.ready_for(problem, q).check(problem)
+        caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
+    caches.check_apart(cache)
+    if rotary:
+        in_order = step.causal or (step.window_left, step.window_right) != validate.OPEN
+        of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
+        q = rotary.turned(q, of_rows.expand(-1, q.shape[1]))
+        k = rotary.turned(k, caches.places(lengths, k.shape[1], cache.room))
+    caches.append(k, v, cache, lengths)
+    return dataclasses.replace(step, q=q, cache_seqlens=lengths.clamp(0, cache.room) + k.shape[1])
+
+
+def _decode(*values: Any) -> _Outputs:
+    step = Step(*values)
+    problem = step.problem
+    if step.k is not None:
+        caches.check_apart(step.cache)
+    o, lse = new_o(step.q), new_lse(step.q)
+    operator.launch(problem, {**step.tensors, "o": o, "lse": lse})
+    return o, lse
+
+
+decode = torch.library.custom_op(
+    "flashladder::decode", _decode, mutates_args=(), schema=f"({Step.schema()}) -> (Tensor, Tensor)"
+)
+append_and_decode = torch.library.custom_op(
+    "flashladder::append_and_decode",
+    _decode,
+    mutates_args=("k_cache", "v_cache"),
+    schema=f"({Step.schema(k_cache='Tensor(a!)', v_cache='Tensor(b!)')}) -> (Tensor, Tensor)",
+)
+
+
+@decode.register_fake
+@append_and_decode.register_fake
+def _(q: torch.Tensor, *_: Any) -> _Outputs:
+    return new_o(q), new_lse(q)
 
 
 # The plans of problems that came often, by what tensors and options say: a plan, the scale, what the log-sum-exp is
@@ -185,160 +318,23 @@ def _filled_up(
 _planned: dict[bytes, tuple[Plan, float, torch.Tensor, Call]] = {}
 
 
-def _remember(tensors: tuple[Any, ...], options: tuple[Any, ...], problem: Problem) -> None:
-    """That tensors and options like these are this problem, once there is a plan for it."""
-    q, extension = tensors[0], fast_path.extension
-    call = ready_for(problem, q).call
+def _remember(step: Step, *options: tuple[Any, ...]) -> None:
+    """That tensors like these and any of the options are this problem, once there is a plan for it."""
+    extension, problem = fast_path.extension, step.problem
+    call = ready.ready_for(problem, step.q).call
     plan = call and call.planned(problem, now=False)
-    if extension and call and plan and (said := extension.said(tensors, options)):
+    if not (extension and call and plan):
+        return
+    tensors = tuple(step.tensors.values())
+    for key in filter(None, (extension.said(tensors, asked) for asked in options)):
         while len(_planned) >= PROBLEMS_KEPT:
             _planned.pop(next(iter(_planned)), None)
-        _planned[said] = plan, problem.softmax_scale, new_lse(q), call
-
-
-@torch.library.custom_op("flashladder::decode", mutates_args=())
-def decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor | None,
-    k_descale: torch.Tensor | None,
-    v_descale: torch.Tensor | None,
-    cache_seqlens: torch.Tensor,
-    cache_leftpad: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    causal: bool,
-    softmax_scale: float | None,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float,
-    num_splits: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp of tensors as `flash_attn_with_kvcache` takes them; lengths and padding are (batch), int32,
-    slopes (batch, heads), scales (batch, heads_k), which 8-bit floats have."""
-    cache = Cache(k_cache, v_cache, block_table, k_descale, v_descale)
-    options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
-    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, None, None, *options)
-    tensors: dict[str, torch.Tensor | None]
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
-    tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
-    return _run(problem, tensors | {"k_descale": k_descale, "v_descale": v_descale})
-
-
-@torch.library.custom_op("flashladder::append_and_decode", mutates_args=("k_cache", "v_cache"))
-def append_and_decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor | None,
-    k_descale: torch.Tensor | None,
-    v_descale: torch.Tensor | None,
-    cache_seqlens: torch.Tensor,
-    cache_leftpad: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    rotary_interleaved: bool,
-    causal: bool,
-    softmax_scale: float | None,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float,
-    num_splits: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of a cache that new keys are written to first, which cache_seqlens does not count."""
-    cache = Cache(k_cache, v_cache, block_table, k_descale, v_descale)
-    rotary = None
-    if rotary_cos is not None and rotary_sin is not None:
-        rotary = Rotary(rotary_cos, rotary_sin, rotary_interleaved)
-    options = (causal, softmax_scale, window_left, window_right, softcap, num_splits)
-    problem = _problem_of(q, cache, cache_leftpad, alibi_slopes, k, rotary, *options)
-    caches.check_apart(cache)
-    tensors: dict[str, torch.Tensor | None]
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k_new": k, "v_new": v, "cache_seqlens": cache_seqlens}
-    tensors |= {"block_table": block_table, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes}
-    return _run(problem, tensors | {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin})
-
-
-def _append_rounded(
-    q: torch.Tensor,
-    cache: Cache,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: torch.Tensor,
-    leftpad: torch.Tensor | None,
-    slopes: torch.Tensor | None,
-    rotary: Rotary | None,
-    options: tuple[Any, ...],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes new keys to a cache of 8-bit floats, by torch's operators; q, turned, and the lengths behind it.
-
-    UnsupportedProblemError for what `decode` would refuse, which is too late where the cache was written to.
-    """
-    if not torch.compiler.is_compiling():
-        problem = _problem_of(q, cache, leftpad, slopes, None, None, *options)
-        ready_for(problem, q).check(problem)
-        caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
-    caches.check_apart(cache)
-    if rotary:
-        causal, _, *window = options[:4]
-        in_order = causal or tuple(window) != general.OPEN
-        of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
-        q = rotary.turned(q, of_rows.expand(-1, q.shape[1]))
-        k = rotary.turned(k, caches.places(lengths, k.shape[1], cache.room))
-    caches.append(k, v, cache, lengths)
-    return q, lengths.clamp(0, cache.room) + k.shape[1]
-
-
-@decode.register_fake
-@append_and_decode.register_fake
-def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return new_o(q), new_lse(q)
-
-
-def _run(problem: Problem, given_tensors: dict[str, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp of tensors by their names, of which some are left out."""
-    found = {name: tensor for name, tensor in given_tensors.items() if tensor is not None}
-    tensors = {name: tensor if tensor.dim() == 4 else tensor.contiguous() for name, tensor in found.items()}
-    o, lse = new_o(q := tensors["q"]), new_lse(q)
-    ready_for(problem, q).launch(problem, tensors | {"o": o, "lse": lse})
-    return o, lse
-
-
-def _problem_of(
-    q: torch.Tensor,
-    cache: Cache,
-    cache_leftpad: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    k: torch.Tensor | None,
-    rotary: Rotary | None,
-    causal: bool,
-    softmax_scale: float | None,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float,
-    num_splits: int,
-) -> Problem:
-    """What the tensors ask for; UnsupportedProblemError where that is no problem."""
-    options: dict[str, Any] = {"num_splits": num_splits, "leftpad": cache_leftpad is not None}
-    options["fp8_cache"] = cache.k_descale is not None
-    if k is not None:
-        options |= {"new_keys": True, "seqlen_new": k.shape[1]}
-    if rotary is not None:
-        positions, pairs = rotary.cos.shape
-        options |= {"rotary": True, "rotary_dim": 2 * pairs, "rotary_positions": positions}
-        options["rotary_interleaved"] = rotary.interleaved
-    if cache.table is not None:
-        options |= {"paged": True, "page_size": cache.k.shape[1], "num_pages": len(cache.k)}
-    bounds = {"window_left": window_left, "window_right": window_right, "softcap": softcap}
-    others = {**bounds, "alibi": alibi_slopes is not None, "seqlen_k": cache.room, "options": tuple(options.items())}
-    return op.problem_of(q, cache.k, causal, softmax_scale, True, operation="decode", **others)
+        _planned[key] = plan, problem.softmax_scale, new_lse(step.q), call
 
 
 def make_ready(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, softcap: float) -> None:
     """Has made ready what a row of each sequence against such caches, in one piece, runs."""
     cache = caches.cache_of(q, k_cache, v_cache, None, None)
-    problem = _problem_of(q[:, :1], cache, None, None, None, None, True, None, *general.OPEN, softcap, 0)
-    ready_for(problem, q)
+    lengths = caches.lengths_of(None, q, cache)
+    step = Step(q[:, :1], *cache, lengths, causal=True, softcap=softcap)
+    ready.ready_for(step.problem, q)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import given, gradients, masks, mla
+from flashladder.common.api import gradients, masks, mla, validate
 from flashladder.common.api import transformers as ladder
 from flashladder.common.api.caches import can_look_at
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
@@ -71,7 +71,7 @@ class LatentCache(StaticCache):
 
     def __init__(self, config: Any, max_cache_len: int) -> None:
         _check_sizes(config.get_text_config(decoder=True))
-        if given.whole("max_cache_len", max_cache_len) < 1:
+        if validate.whole("max_cache_len", max_cache_len) < 1:
             raise UnsupportedProblemError(f"max_cache_len={max_cache_len}: must be at least 1")
         super().__init__(config, max_cache_len)
         self.layers = [_Rows(max_cache_len) for _ in range(len(self))]
@@ -245,7 +245,7 @@ def attend_rows(
     pages = rows.flatten(0, 1).unfold(0, PAGE, 1).mT[:, :, None]
     table = first[:, None] + torch.arange(0, room, PAGE, dtype=torch.int32, device=rows.device)
     table += torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None] * rows.shape[1]
-    return mla.computed(q, pages, table.clamp_(max=len(pages) - 1), lengths, softmax_scale, causal=False)[0]
+    return mla.compute(q, pages, table.clamp_(max=len(pages) - 1), lengths, softmax_scale, causal=False)[0]
 
 
 @attend_rows.register_fake

@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flashladder.common.api import general
+from flashladder.common.api import validate
 
 FEW_QUERIES = 16  # of a step against a static cache, such as drafted tokens; more are a prompt
 read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
@@ -35,10 +35,10 @@ def keys_of(mask: torch.Tensor) -> torch.Tensor:
     return mask[:, 0, 0] if mask.dim() == 4 else mask
 
 
-def window_of(mask: torch.Tensor) -> general.Window:
+def window_of(mask: torch.Tensor) -> validate.Window:
     """What a mask says of how far a query sees."""
     if mask.dim() not in (3, 5) or mask.shape[-1] >= mask.shape[-2]:
-        return general.OPEN
+        return validate.OPEN
     return mask.shape[-1] - 1, (mask.shape[-1] - 1 if mask.dim() == 5 else None)
 
 
@@ -246,7 +246,7 @@ def whole(
     return seen & ((real == own) & (real > 0) if mask.dtype == torch.int32 else real)
 
 
-def _bounds(seqlen_q: int, seqlen_k: int, behind: int, window: general.Window, device: torch.device) -> torch.Tensor:
+def _bounds(seqlen_q: int, seqlen_k: int, behind: int, window: validate.Window, device: torch.device) -> torch.Tensor:
     """Which keys are within a window of a query's own, which are the last ones but for those `behind`."""
     own = torch.arange(seqlen_q, device=device)[:, None] + seqlen_k - behind - seqlen_q
     key = torch.arange(seqlen_k, device=device)

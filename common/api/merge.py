@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from flashladder.common.api import given, gradients
+from flashladder.common.api import gradients, validate
 from flashladder.common.errors import UnsupportedProblemError
 
 
@@ -32,16 +32,13 @@ def merge_states(
 
     Raises UnsupportedProblemError for tensors that do not belong together, or that want a gradient.
     """
-    tensors = {"o_a": o_a, "lse_a": lse_a}
+    o_a, lse_a = validate.tensors(o_a=o_a, lse_a=lse_a)
     if o_b is None and lse_b is None:
-        given.tensors(**tensors)
         _check_parts(o_a, lse_a)
         gradients.refuse(o_a, lse_a, what="the partial outputs", whose="merge_states computes")
         return _merge_parts(o_a, lse_a)
-    given.tensors(**tensors, o_b=o_b, lse_b=lse_b)
-    assert o_b is not None
-    assert lse_b is not None
-    tensors |= {"o_b": o_b, "lse_b": lse_b}
+    o_b, lse_b = validate.tensors(o_b=o_b, lse_b=lse_b)
+    tensors = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b}
     for name, o, lse in (("a", o_a, lse_a), ("b", o_b, lse_b)):
         _check(name, o, lse)
     if o_a.shape != o_b.shape:

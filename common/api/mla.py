@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import caches, given, gradients, op
+from flashladder.common.api import caches, gradients, operator, validate
+from flashladder.common.api.options import problem_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.outputs import new_lse, new_o
-from flashladder.common.runtime.ready import ready_for
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 _OPTIONS = {  # of FlashMLA's newer releases, and what they would be for
@@ -36,11 +36,11 @@ def get_mla_metadata(
     _refuse({name: value for name, value in options.items() if name not in _COUNTS})
     if cache_seqlens is None:
         return torch.empty((0, 8), dtype=torch.int32), None
-    given.tensors(cache_seqlens=cache_seqlens)
+    cache_seqlens = validate.tensor("cache_seqlens", cache_seqlens)
     if cache_seqlens.dim() != 1:
         raise UnsupportedProblemError(f"cache_seqlens has shape {tuple(cache_seqlens.shape)}; it should be (batch)")
     for name, count in counts.items():
-        if given.whole(name, count) < 1:
+        if validate.whole(name, count) < 1:
             raise UnsupportedProblemError(f"{name}={count}: must be at least 1")
     parts = torch.arange(len(cache_seqlens) + 1, dtype=torch.int32, device=cache_seqlens.device)
     return parts.new_empty((0, 8)), parts
@@ -72,17 +72,16 @@ def flash_mla_with_kvcache(
     of FlashMLA's newer releases that ask for more: caches in 8 bits, sparse attention, sinks.
     """
     _refuse(options)
-    given.tensors(q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
-    given.flags(causal=causal)
+    q, k_cache, block_table = validate.tensors(q=q, k_cache=k_cache, block_table=block_table)
+    cache_seqlens, causal = validate.tensor("cache_seqlens", cache_seqlens), validate.flag("causal", causal)
     gradients.refuse(q, k_cache)
     cache = caches.cache_of(q, k_cache, k_cache, block_table, None)
     lengths = caches.lengths_of(cache_seqlens, q, cache)
-    _check_columns(q, k_cache, given.whole("head_dim_v", head_dim_v))
-    scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
-    return mla_decode(q, k_cache, block_table, lengths, scale, causal)
+    _check_columns(q, k_cache, validate.whole("head_dim_v", head_dim_v))
+    return mla_decode(q, k_cache, block_table, lengths, validate.scale(softmax_scale), causal)
 
 
-def computed(
+def compute(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     block_table: torch.Tensor,
@@ -91,22 +90,15 @@ def computed(
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp. Pages may overlap."""
-    o, lse = new_o(q, HEAD_DIM_V), new_lse(q)
     problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
-    tensors = {
-        "q": q,
-        "k_cache": k_cache,
-        "v_cache": k_cache[..., :HEAD_DIM_V],
-        "cache_seqlens": cache_seqlens,
-        "block_table": block_table.contiguous(),
-        "o": o,
-        "lse": lse,
-    }
-    ready_for(problem, q).launch(problem, tensors)
+    o, lse = new_o(q, HEAD_DIM_V), new_lse(q)
+    caches_of = {"k_cache": k_cache, "v_cache": k_cache[..., :HEAD_DIM_V]}
+    inputs = {"q": q, **caches_of, "cache_seqlens": cache_seqlens, "block_table": block_table}
+    operator.launch(problem, {**inputs, "o": o, "lse": lse})
     return o, lse
 
 
-mla_decode = torch.library.custom_op("flashladder::mla_decode", computed, mutates_args=())
+mla_decode = torch.library.custom_op("flashladder::mla_decode", compute, mutates_args=())
 
 
 @mla_decode.register_fake
@@ -117,10 +109,18 @@ def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _problem_of(
     q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, softmax_scale: float | None, causal: bool
 ) -> Problem:
-    page_size = k_cache.shape[1]
-    options = {"paged": True, "page_size": page_size, "num_pages": k_cache.shape[0]}
-    sizes: dict[str, Any] = {"operation": "mla", "head_dim_v": HEAD_DIM_V, "seqlen_k": page_size * block_table.shape[1]}
-    return op.problem_of(q, k_cache, causal, softmax_scale, True, options=tuple(options.items()), **sizes)
+    num_pages, page_size = k_cache.shape[:2]
+    return problem_of(
+        q,
+        k_cache,
+        operation="mla",
+        head_dim_v=HEAD_DIM_V,
+        seqlen_k=page_size * block_table.shape[1],
+        causal=causal,
+        softmax_scale=softmax_scale,
+        lse=True,
+        options=(("paged", True), ("page_size", page_size), ("num_pages", num_pages)),
+    )
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import (
-    around_kernels,
-    attention,
-    differentiable,
-    dropout,
-    general,
-    given,
-    gradients,
-    sequences,
-)
+from flashladder.common.api import attention, differentiable, sequences, validate
+from flashladder.common.api.options import options_of
+from flashladder.common.api.validate import OPEN, PACKED, Window
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -34,7 +26,7 @@ def packed_attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: general.Window = general.OPEN,
+    window: Window = OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -57,48 +49,36 @@ def packed_attention(
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
-    inputs = {"q": q, "k": k, "v": v} | ({} if sinks is None else {"sinks": sinks})
-    given.tensors(**inputs, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    given.flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
-    given.text(version=version)
-    longest = given.rows("max_seqlen_q", max_seqlen_q), given.rows("max_seqlen_k", max_seqlen_k)
-    softmax_scale = None if softmax_scale is None else given.number("softmax_scale", softmax_scale)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise UnsupportedProblemError(
-                f"{name} has shape {tuple(tensor.shape)}; packed, it is (total, heads, head_dim)"
-            )
+    q, k, v = validate.tensors(PACKED, q=q, k=k, v=v)
+    return_lse = validate.flag("return_lse", return_lse)
     if k.shape[:2] != v.shape[:2]:
         raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {(*k.shape[:2], v.shape[2])}")
-    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        sequences.check(name, cu_seqlens, q.device)
+    cu_seqlens_q, cu_seqlens_k = (
+        sequences.validate_starts(name, cu_seqlens, q.device)
+        for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
+    )
     if len(cu_seqlens_q) != len(cu_seqlens_k):
         raise UnsupportedProblemError(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
-    gradients.refuse_forward_mode(q, k, v)
-    trains = gradients.wanted(*inputs.values())
-    if around_kernels.are_needed(q, v, bool(dropout_p), trains):
-        options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "version": version}
-        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "alibi_slopes": alibi_slopes}
-        options |= {"sinks": sinks, "dropout_p": dropout_p, "deterministic": deterministic}
-        alone: Any = functools.partial(packed_attention, return_lse=True, **options)
-        o, lse = around_kernels.attend(alone, q, k, v, softmax_scale, trains)
-        return (o, lse) if return_lse else o
-    packing = (cu_seqlens_q, cu_seqlens_k, *longest)
-    slopes = general.slopes_of(alibi_slopes, q, len(cu_seqlens_q) - 1)
-    left, right = general.window_of(window)
-    dropping = dropout.drawn(dropout_p, q.device)
-    softcap = given.number("softcap", softcap)
-    asked = differentiable.Options(
-        *packing, causal, softmax_scale, left, right, softcap, slopes, deterministic, *dropping
+    options = options_of(
+        q,
+        len(cu_seqlens_q) - 1,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=validate.rows("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=validate.rows("max_seqlen_k", max_seqlen_k),
+        causal=causal,
+        softmax_scale=softmax_scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        deterministic=deterministic,
+        version=version,
     )
-    sinks = general.sinks_of(sinks, q)
-    if trains:
-        o, lse = differentiable.forward(q[None], k[None], v[None], asked, sinks, version)
-    else:
-        o, lse = general.attend(q[None], k[None], v[None], *asked, sinks, version, return_lse)
+    o, lse = differentiable.attend(q[None], k[None], v[None], options, return_lse)
     return (o[0], lse) if return_lse else o[0]
 
 
@@ -154,7 +134,7 @@ def _real(real: torch.Tensor, counts: torch.Tensor, lengths: list[int]) -> Real:
     total = sum(lengths)
     batches, places = real.nonzero_static(size=total).unbind(1)  # nonzero() would wait for the GPU
     cu_seqlens = pad(counts.cumsum(0), (1, 0)).to(torch.int32)
-    sequences.know(cu_seqlens, [0, *accumulate(lengths)])
+    sequences.remember(cu_seqlens, [0, *accumulate(lengths)])
     return Real((batches, places), cu_seqlens, max(lengths, default=0), total == real.numel())
 
 

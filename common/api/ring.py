@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from flashladder.common.api import attention, given, gradients
+from flashladder.common.api import attention, gradients, validate
 from flashladder.common.api.merge import merge_states
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
@@ -42,8 +42,8 @@ def ring_attention(
     Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, where an input wants
     a gradient, and as `attention`.
     """
-    given.tensors(q=q, k=k, v=v)
-    given.flags(causal=causal, return_lse=return_lse)
+    q, k, v = validate.tensors(q=q, k=k, v=v)
+    causal, return_lse = validate.flag("causal", causal), validate.flag("return_lse", return_lse)
     gradients.refuse(q, k, v, whose="ring_attention computes")
     if not dist.is_available() or not dist.is_initialized():
         raise UnsupportedProblemError("there is no process group: call torch.distributed.init_process_group first")
@@ -79,8 +79,8 @@ def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) 
 
     Positions are split likewise. Raises UnsupportedProblemError where the chunks would not be of one length.
     """
-    given.tensors(whole=whole)
-    rank, world_size = given.whole("rank", rank), given.whole("world_size", world_size)
+    whole = validate.tensor("whole", whole)
+    rank, world_size = validate.whole("rank", rank), validate.whole("world_size", world_size)
     _check_dim(dim, whole)
     if not 0 <= rank < world_size:
         raise UnsupportedProblemError(f"rank {rank} of {world_size}; ranks are from 0 to {world_size - 1}")
@@ -99,7 +99,7 @@ def zigzag_join(parts: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
     """
     if not isinstance(parts, Sequence) or not parts:
         raise UnsupportedProblemError("parts should be a list of tensors, one of each rank")
-    given.tensors(**{f"parts[{rank}]": part for rank, part in enumerate(parts)})
+    parts = validate.tensors(**{f"parts[{rank}]": part for rank, part in enumerate(parts)})
     _check_dim(dim, parts[0])
     if len(shapes := {tuple(part.shape) for part in parts}) > 1:
         raise UnsupportedProblemError(f"parts of the shapes {listing(sorted(shapes))}; they should be of one")
@@ -110,7 +110,7 @@ def zigzag_join(parts: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
 
 
 def _check_dim(dim: int, tensor: torch.Tensor) -> None:
-    if not -tensor.dim() <= given.whole("dim", dim) < tensor.dim():
+    if not -tensor.dim() <= validate.whole("dim", dim) < tensor.dim():
         raise UnsupportedProblemError(f"dim={dim} of a tensor of shape {tuple(tensor.shape)}, which has no such one")
 
 

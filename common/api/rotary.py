@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.api import given
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.api import validate
 from flashladder.common.problem.rotary import Rotary
 
 
@@ -18,14 +17,13 @@ def rotary_of(
     """
     if cos is None and sin is None:
         return None
-    given.tensors(rotary_cos=cos, rotary_sin=sin)
-    assert cos is not None
-    assert sin is not None
+    cos, sin = validate.tensors(rotary_cos=cos, rotary_sin=sin)
+    alike = cos.shape
+
+    def fits(shape: torch.Size) -> bool:
+        return len(shape) == 2 and shape == alike and shape[0] >= room and 0 < 2 * shape[1] <= q.shape[-1]
+
+    wanted = f"with q and the cache it is (positions, columns), at least {room} and up to {q.shape[-1] // 2},"
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
-        fits = table.dim() == 2 and table.shape == cos.shape and table.shape[0] >= room
-        if not fits or not 0 < 2 * table.shape[1] <= q.shape[-1] or (table.dtype, table.device) != (q.dtype, q.device):
-            raise UnsupportedProblemError(
-                f"{name} is {tuple(table.shape)} {table.dtype} on {table.device}; with q and the cache it is "
-                f"(positions, columns), at least {room} and up to {q.shape[-1] // 2}, {q.dtype} on {q.device}"
-            )
+        validate.like(name, table, fits, q.dtype, q.device, wanted)
     return Rotary(cos, sin, interleaved)

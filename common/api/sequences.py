@@ -7,23 +7,26 @@ import itertools
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from flashladder.common.api import validate
 from flashladder.common.errors import UnsupportedProblemError
 
 _read = WeakTensorKeyDictionary()  # what was read, and which writing to the tensor it follows
 
 
-def check(name: str, cu_seqlens: torch.Tensor, device: torch.device) -> None:
-    """Raises UnsupportedProblemError for what is no cu_seqlens, as far as it shows without reading it."""
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype != torch.int32:
+def validate_starts(name: str, cu_seqlens: object, device: torch.device) -> torch.Tensor:
+    """UnsupportedProblemError for what is no cu_seqlens, as far as it shows without reading it."""
+    found = validate.tensor(name, cu_seqlens)
+    if found.dim() != 1 or len(found) < 2 or found.dtype != torch.int32:
         raise UnsupportedProblemError(
-            f"{name} is {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; it should be (sequences + 1,) torch.int32"
+            f"{name} is {tuple(found.shape)} {found.dtype}; it should be (sequences + 1,) torch.int32"
         )
-    if cu_seqlens.device != device:
-        raise UnsupportedProblemError(f"{name} is on {cu_seqlens.device}, q on {device}; they should be on one device")
+    if found.device != device:
+        raise UnsupportedProblemError(f"{name} is on {found.device}, q on {device}; they should be on one device")
+    return found
 
 
-def end(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
-    """Where the last sequence ends. Raises UnsupportedProblemError for sequences that are not within the tensor.
+def validate_bounds(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
+    """Where the last sequence ends. UnsupportedProblemError for sequences that are not within the tensor.
 
     On a GPU a tensor is read once, however many layers of a model it goes through: reading waits for the GPU. Writing
     that torch does not count, as by a CUDA graph or generated code, is not seen then, and while a graph is captured
@@ -48,7 +51,7 @@ def end(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: int) -> int:
     return bounds[-1]
 
 
-def know(cu_seqlens: torch.Tensor, bounds: list[int]) -> None:
+def remember(cu_seqlens: torch.Tensor, bounds: list[int]) -> None:
     """That a tensor has these elements, so that nobody reads it; one that torch counts the writing to."""
     _read[cu_seqlens] = cu_seqlens._version, bounds
 
@@ -60,5 +63,5 @@ def _bounds(cu_seqlens: torch.Tensor) -> list[int]:
     if version != cu_seqlens._version:
         bounds = cu_seqlens.tolist()
         if cu_seqlens.is_cuda:
-            know(cu_seqlens, bounds)
+            remember(cu_seqlens, bounds)
     return list(bounds)

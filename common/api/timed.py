@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, given
+from flashladder.common.api import attention, validate
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.timing import CYCLES_PER_US
 from flashladder.common.runtime import ready
@@ -33,8 +33,7 @@ def forward_timed(
     One run goes before, and the stream is held until the host has queued everything. That is one sample of a warm
     kernel; `flashladder bench` measures. DeviceError for tensors on the CPU: the emulator has no time to tell.
     """
-    given.tensors(q=q)
-    given.text(version=version)
+    q, version = validate.tensor("q", q), validate.text("version", version)
     if not ready.is_gpu(q):
         rung = version.partition("@")[0]
         raise DeviceError(f"q is on {q.device}: a kernel is timed on a GPU. `flashladder run {rung}` predicts its time")

@@ -11,6 +11,8 @@ pass's output: torch's is of uint64, ours is of int64, 16 bytes in either case.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import warnings
 from typing import Any
 
@@ -18,16 +20,16 @@ import torch
 from torch.library import Library
 from torch.nn.functional import pad
 
-from flashladder.common.api import attention, differentiable, dropout, general, gradients
+from flashladder.common.api import attention, differentiable, gradients, operator, validate
 from flashladder.common.api.fallback import say
-from flashladder.common.catalog import FASTEST
+from flashladder.common.api.options import Options
 from flashladder.common.errors import DeviceError, ToolchainError, UnsupportedProblemError
-from flashladder.common.problem.dropout import STATE_WORDS
+from flashladder.common.problem.dropout import STATE_WORDS, drawn
 
 NAME = "ladder"
 _OPERATOR = "_scaled_dot_product_flash_attention"
 _BACKWARD = f"{_OPERATOR}_backward"
-_STATE, _OURS = 12, torch.int64  # the place of the random state among the arguments of the latter, and its dtype
+_OURS = torch.int64  # the dtype of our random states
 _device = "CUDA"  # torch's name for where the operator is overridden
 
 
@@ -62,6 +64,7 @@ class _Handle:
 
 def _activate() -> _Handle:
     originals = [_original(name) for name in (_OPERATOR, _BACKWARD)]
+    state = list(inspect.signature(_gradients).parameters).index("state")
 
     def forward(keys: Any, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         try:
@@ -71,8 +74,8 @@ def _activate() -> _Handle:
             return originals[0].call_boxed(keys, *arguments, **options)
 
     def backward(keys: Any, *arguments: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-        of_ours = arguments[_STATE].dtype == _OURS
-        return _gradients(*arguments, **options) if of_ours else originals[1].call_boxed(keys, *arguments, **options)
+        is_ours = arguments[state].dtype == _OURS
+        return _gradients(*arguments, **options) if is_ours else originals[1].call_boxed(keys, *arguments, **options)
 
     library = Library("aten", "IMPL")
     with warnings.catch_warnings():
@@ -108,17 +111,15 @@ def _ours(
         raise UnsupportedProblemError("return_debug_mask: kernels keep no probabilities")
     gradients.refuse_forward_mode(query, key, value)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    options = differentiable.Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout.checked(dropout_p))
+    dropout_p = validate.probability("dropout_p", dropout_p)
+    options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p)
     if gradients.wanted(query, key, value):  # views do not say so
         differentiable.require_rung(q, k, options)
     output = torch.empty_like(query)  # strided as torch.compile expects it
     out = output.transpose(1, 2)
     if dropout_p:
-        state = dropout.drawn(dropout_p, q.device).rng_state
-        assert state is not None
-        words = pad(state, (0, 1))
-        asked = options._replace(rng_state=words[:STATE_WORDS])
-        o, lse = general.attend(q, k, v, *asked, None, FASTEST, True)  # no sinks
+        words = pad(drawn(q.device), (0, 1))
+        o, lse = operator.attend(q, k, v, dataclasses.replace(options, rng_state=words[:STATE_WORDS]), True)
         out.copy_(o)
     else:
         words = query.new_empty(STATE_WORDS + 1, dtype=torch.int32)
@@ -146,8 +147,8 @@ def _gradients(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The backward operator's outputs, of what `_ours` gave; strided as query, key and value are."""
-    given = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
+    tensors = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
     words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
-    options = differentiable.Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
-    made = torch.ops.flashladder.attention_backward(*given, lse, None, *options, True, True)
-    return tuple(gradient.transpose(1, 2) for gradient in made)
+    options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
+    found = torch.ops.flashladder.attention_backward(*tensors, lse, None, *options.flat(), True, True)
+    return tuple(gradient.transpose(1, 2) for gradient in found)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, general, kvcache, masks
+from flashladder.common.api import attention, kvcache, masks, operator, validate
 from flashladder.common.api.fallback import autocast, foresee, say
 from flashladder.common.api.packed import (
     Padding,
@@ -161,18 +161,18 @@ def _foresee_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: d
 
     What cannot be made ready is not needed yet.
     """
-    window, softcap = scores.get("window", general.OPEN), scores["softcap"]
+    window, softcap = scores.get("window", validate.OPEN), scores["softcap"]
     sinks = scores["sinks"] is not None
-    kind = q.dtype, q.device, q.shape[2:], k.shape[2], v.shape[3], window == general.OPEN, softcap > 0, sinks
+    kind = q.dtype, q.device, q.shape[2:], k.shape[2], v.shape[3], window == validate.OPEN, softcap > 0, sinks
     if kind in _foreseen:
         return
     _foreseen.add(kind)
-    if window == general.OPEN:  # a step against a static cache
+    if window == validate.OPEN:  # a step against a static cache
         with contextlib.suppress(FlashLadderError):
             kvcache.make_ready(q, k, v, softcap)
-    for bounds, packed in itertools.product(dict.fromkeys((general.OPEN, window)), (False, True)):
+    for bounds, packed in itertools.product(dict.fromkeys((validate.OPEN, window)), (False, True)):
         with contextlib.suppress(FlashLadderError):
-            general.make_ready(q, k, v, bounds, softcap, packed, sinks)
+            operator.make_ready(q, k, v, bounds, softcap, packed, sinks)
 
 
 def _padding(mask: torch.Tensor, batch: int, seqlen_q: int) -> Padding:

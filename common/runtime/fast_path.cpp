@@ -1,6 +1,6 @@
-// Calls in C++: from Python's tensors to a launch by plan.h; and what op.py does around it. What is not plainly right is left
-// to Python. An extension of Python that reads tensors through DLPack's C structures, and needs nothing else of torch's
-// C++; the driver's function is handed over. common/runtime/fast_path.py builds it.
+// Calls in C++: from Python's tensors to a launch by plan.h; and what operator.py does around it. What is not plainly
+// right is left to Python. An extension of Python that reads tensors through DLPack's C structures, and needs nothing
+// else of torch's C++; the driver's function is handed over. common/runtime/fast_path.py builds it.
 //
 // What it uses while Python may run it owns: Python, or another thread, may drop it meanwhile. It needs the GIL, which a
 // Python without one turns on when it loads this.
@@ -163,7 +163,7 @@ PyObject *look_up(const Kind &kind, PyObject *q) {
     return found ? PyObject_GetAttr(found.get(), plan_name) : nullptr;
 }
 
-// The plan that stands ready for tensors of a kind, as op.py has it, to be released; null, perhaps with an error, where
+// The plan that stands ready for tensors of a kind, as operator.py has it, to be released; null, perhaps with an error, where
 // nothing does.
 PyObject *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
                PyObject *lse) {

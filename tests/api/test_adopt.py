@@ -14,7 +14,7 @@ import torch
 
 from flashladder import attention
 from flashladder.common import catalog, console
-from flashladder.common.api import op
+from flashladder.common.api import operator
 from flashladder.common.api.adoption import export, gains
 from flashladder.common.api.adoption.demand import Demand, least_us, stand_in
 from flashladder.common.catalog import launches, winners
@@ -100,7 +100,7 @@ def test_what_a_program_asks_for_is_noted(recorded):
 
 
 def test_nobody_watches_where_nothing_is_recorded():
-    assert op.watch is None
+    assert operator.watch is None
 
 
 def test_problems_that_are_alike_are_one(recorded):

@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flashladder
 from flashladder.common import catalog
 from flashladder.common.api import differentiable
+from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.config import load_gpu
@@ -129,7 +130,7 @@ def test_torch_compiles_both_passes(device):
 def test_its_operators_are_what_torch_expects(device):
     _, tensors, inputs = drawn(device, seqlen_q=8, seqlen_k=8)
     o, lse = (tensors.by_name[name] for name in ("o", "lse"))
-    given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, None, *differentiable.Options()
+    given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, None, *Options().flat()
     for wanted in ((True, True), (True, False), (False, True)):
         torch.library.opcheck(torch.ops.flashladder.attention_backward.default, (*given, *wanted))
         made = torch.ops.flashladder.attention_backward(*given, *wanted)
@@ -192,7 +193,7 @@ def test_where_torchs_switch_asks_for_the_same_bits(device, asked_for):
     require_right(problem, tensors, dq=q.grad, dk=k.grad, dv=v.grad)
     assert [each.deterministic for each in asked_for] == [True, True]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    assert not differentiable.Options().problem(q, k, dlse=False).deterministic
+    assert not differentiable.problem_of(q, k, Options(), dlse=False).deterministic
 
 
 def test_dropout_has_deterministic_gradients(device):

@@ -6,7 +6,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import flashladder
-from flashladder.common.api import differentiable, general
+from flashladder.common.api.operator import attention_general
+from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import dropout
 
@@ -281,8 +282,8 @@ def test_each_replay_of_a_graph_draws_its_own_mask():
 
 def test_its_operator_is_what_torch_expects(device):
     inputs, _ = drawn(device, seqlen_q=8, seqlen_k=8)
-    options = differentiable.Options(dropout_p=0.3, rng_state=STATE.to(device))
-    torch.library.opcheck(general.forward, (*(each.detach() for each in inputs), *options, None, "fastest", True))
+    options = Options(dropout_p=0.3, rng_state=STATE.to(device))
+    torch.library.opcheck(attention_general, (*(each.detach() for each in inputs), *options.flat(), True))
 
 
 @pytest.mark.parametrize(

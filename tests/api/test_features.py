@@ -6,7 +6,8 @@ import torch
 import flashladder
 from flashladder import attention, packed_attention
 from flashladder.common import catalog
-from flashladder.common.api import general
+from flashladder.common.api.operator import attention_general
+from flashladder.common.api.options import Options
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import Problem
@@ -95,9 +96,10 @@ def test_a_rung_without_it_is_refused():
 
 def test_torch_sees_an_operator(device):
     q, slopes = Q.to(device), torch.ones(4, device=device)
-    arguments = (q, q, q, None, None, 0, 0, True, 0.125, None, None, 0.0, slopes.expand(2, 4).contiguous())
-    arguments += False, 0.0, None, None, "24", True
-    torch.library.opcheck(general.forward, arguments, test_utils=("test_schema", "test_faketensor"))
+    options = Options(causal=True, alibi_slopes=slopes.expand(2, 4).contiguous(), version="24")
+    torch.library.opcheck(
+        attention_general, (q, q, q, *options.flat(), True), test_utils=("test_schema", "test_faketensor")
+    )
     compiled = torch.compile(lambda q: attention(q, q, q, alibi_slopes=slopes) * 2, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q), attention(q, q, q, alibi_slopes=slopes) * 2)
 

@@ -10,9 +10,9 @@ import torch
 
 import flashladder
 from flashladder import attention, packed_attention
-from flashladder.common.api import general
+from flashladder.common.api import operator, validate
+from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.runtime import ready
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIONS = (
@@ -183,25 +183,25 @@ def test_windows_and_softcaps_that_are_none(options, words):
     ],
 )
 def test_windows_are_read_as_flash_attn_does(window, seqlen_k, seen):
-    given = general.seen(False, window, seqlen_k)
-    assert (given["causal"], *given["window"]) == seen
-    given = general.seen(True, window, seqlen_k)
-    assert (given["causal"], *given["window"]) == (True, seen[1], None)
+    causal, bounds = validate.mask(False, window, seqlen_k)
+    assert (causal, *bounds) == seen
+    assert validate.mask(True, window, seqlen_k) == (True, (seen[1], None))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_default_window_is_open(causal):
-    assert general.seen(causal, general.ALL, 9) == general.seen(causal, list(general.ALL), 9)
+    assert validate.mask(causal, validate.ALL, 9) == validate.mask(causal, list(validate.ALL), 9)
 
 
 def test_torch_sees_through_sequences(device):
     q, k, v = drawn(3, 24, 1, 64, device=device)
     cu_seqlens = int32(0, 16, 24, device=device)
     tensors = (q[None], k[None], v[None], cu_seqlens, cu_seqlens, 16, 16)
+    options = Options(*tensors[3:], causal=True, softmax_scale=0.125, version="24")
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(
-        general.forward,
-        (*tensors, True, 0.125, None, None, 0.0, None, False, 0.0, None, None, "24", True),
+        operator.attention_general,
+        (*tensors[:3], *options.flat(), True),
         test_utils=checks,
     )
 
@@ -411,7 +411,7 @@ def test_a_captured_call_stays_within_its_tensors_whatever_max_seqlen_says():
     ids=lambda value: str(value.tolist() if isinstance(value, torch.Tensor) and value.device.type == "cpu" else ""),
 )
 def test_wrong_sequences_are_refused_before_anything_is_read(cu_seqlens, words, monkeypatch):
-    monkeypatch.setattr(ready.Ready, "launch", lambda *arguments: pytest.fail("it ran"))
+    monkeypatch.setattr(operator, "launch", lambda *arguments: pytest.fail("it ran"))
     q = torch.zeros(16, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
         packed_attention(q, q, q, cu_seqlens, int32(0, 8, 16), 12, 12)

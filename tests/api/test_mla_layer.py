@@ -8,11 +8,10 @@ import warnings
 import pytest
 import torch
 
-from flashladder.common.api import fallback
+from flashladder.common.api import fallback, operator
 from flashladder.common.api.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
-from flashladder.common.runtime import ready
 from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
@@ -72,9 +71,9 @@ def _no_fallback(monkeypatch):
 @pytest.fixture
 def steps(monkeypatch):
     """Of how many keys, at most, sequences were that kernels attended to in latents."""
-    seen, usual = [], latents.mla.computed
+    seen, usual = [], latents.mla.compute
     monkeypatch.setattr(
-        latents.mla, "computed", lambda *given, **more: seen.append(int(given[3].max())) or usual(*given, **more)
+        latents.mla, "compute", lambda *given, **more: seen.append(int(given[3].max())) or usual(*given, **more)
     )
     return seen
 
@@ -212,7 +211,7 @@ def test_a_step_waits_for_nothing(cache, monkeypatch):
     cache = cache_of(cache, model, 20)
     model(IDS, attention_mask=LEFT, past_key_values=cache)
     monkeypatch.setattr(latents, "can_look_at", lambda tensor: False)
-    monkeypatch.setattr(ready.Ready, "launch", lambda *arguments: None)
+    monkeypatch.setattr(operator, "launch", lambda *given: None)
     for name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero"):
         usual = getattr(torch.Tensor, name)
         answer = lambda *given, name=name, usual=usual: asked.append(name) or usual(*given)  # noqa: E731

@@ -10,7 +10,7 @@ import torch
 from tiny_ladder import make_rung
 
 from flashladder.common import catalog
-from flashladder.common.api import op
+from flashladder.common.api import attention
 from flashladder.common.compiler import BuildRequest, build_one, prebuilt, toolchain
 from flashladder.common.compiler import compile as build_module
 from flashladder.common.compiler.cubin import sections
@@ -123,7 +123,7 @@ def test_attention_looks_here_first(monkeypatch):
     monkeypatch.setattr(ready.prebuilt, "find", lambda *what: looked_for.append(what) or artifact)
     monkeypatch.setattr(ready, "build_one", None)
     q = torch.zeros(1, 10, 2, 64, dtype=torch.float16)
-    op.forward(q, q, q, None, True, None, catalog.FASTEST, False)
+    attention(q, q, q, causal=True)
     assert looked_for == [(rung, asked[0].config, ARCH)]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import flashladder
-from flashladder.common.api import op
+from flashladder.common.api import operator
 from flashladder.common.runtime import fast_path
 from flashladder.tests.first_calls.forks import each_in_a_fork, require_fresh
 from flashladder.tests.first_calls.poison import poison
@@ -92,18 +92,18 @@ def _calls(implementation: str, device: str, backend: str) -> tuple[list[torch.T
     model.set_attn_implementation(implementation)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     logits, recorded, graphs = [], [], []
-    usual = op.straight
+    usual = operator.compute
     for number in range(CALLS):
         if number == 2 and device == GPU and not fast_path.extension:
             fast_path.load()
         poison(device)
         layers: Recorded = []
-        op.straight = _recording(usual, layers)
+        operator.compute = _recording(usual, layers)
         with torch.no_grad():
             logits.append(compiled(ids).logits.clone())
         recorded.append(layers)
         graphs.append(counters["stats"]["unique_graphs"])
-    op.straight = usual
+    operator.compute = usual
     return logits, recorded, graphs
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tiny_ladder import make_rung
 
 from flashladder.common import catalog
-from flashladder.common.api import attention, general, op
+from flashladder.common.api import attention, operator, options
 from flashladder.common.api.adoption import export
 from flashladder.common.catalog import winners
-from flashladder.common.errors import BuildError, ConfigError, DeviceError
+from flashladder.common.errors import BuildError, ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.inputs import make_inputs
@@ -269,7 +269,7 @@ def test_keys_without_rows_or_heads_are_refused_as_before(driver, tiny):
     attend(100)
     q = torch.zeros(1, 256, 2, 64, dtype=torch.bfloat16)
     for k in (q[0], q[0, 0, 0]):
-        with pytest.raises(op.UnsupportedProblemError, match=r"k has shape"):
+        with pytest.raises(UnsupportedProblemError, match=r"k has shape"):
             attention(q, k, k)
 
 
@@ -282,12 +282,12 @@ def test_packed_sequences_are_as_long_as_the_longest(monkeypatch):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
         winners.save("h100", "48_column_of_ones", kind, {"block_m": 128, "block_n": block_n, "num_stages": 2}, {})
     q = torch.zeros(1, 9999, 2, 64, dtype=torch.bfloat16)
-    general.make_ready(q, *[q[:, :100]] * 2, general.OPEN, 0.0, packed=True, sinks=False)
+    operator.make_ready(q, *[q[:, :100]] * 2, (None, None), 0.0, packed=True, sinks=False)
     assert {config.block_n for config in asked} == {64, 128}
     assert all(config.packed for config in asked)
     for longest, block_n in ((LONG_FROM - 1, 64), (LONG_FROM, 128)):
         sizes = {"operation": "packed", "batch": 1, "total_q": 9999, "total_k": 9999, "seqlen_k": longest}
-        found = ready.ready_for(op.problem_of(q, q, True, None, False, **sizes), q)
+        found = ready.ready_for(options.problem_of(q, q, causal=True, lse=False, **sizes), q)
         assert KernelConfig.parse(found).block_n == block_n
     assert len(asked) == 2
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder import flash_attn_with_kvcache
-from flashladder.common.api import kvcache
-from flashladder.common.api.differentiable import Options
+from flashladder.common.api import kvcache, operator
+from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path
 
@@ -65,7 +65,7 @@ def launched(driver, call):
 
 def launched_in_python(driver, monkeypatch, call):
     """The same; the stand-in notes kernels' arguments as long as they are, from now on."""
-    ready_for = kvcache.ready_for
+    ready_for = operator.ready_for
 
     def noting(*given):
         found = ready_for(*given)
@@ -74,7 +74,7 @@ def launched_in_python(driver, monkeypatch, call):
 
     with monkeypatch.context() as patch:
         patch.setattr(fast_path, "extension", Answering())
-        patch.setattr(kvcache, "ready_for", noting)
+        patch.setattr(operator, "ready_for", noting)
         call()
         return launched(driver, call)
 
@@ -137,7 +137,7 @@ def test_a_scale_of_any_number(driver, monkeypatch, scale):
     monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
     for _ in range(3):
         assert launched(driver, lambda: call(softmax_scale=scale, return_softmax_lse=True)) == expected
-    assert noted.ways == (ONCE_KNOWN if type(scale) in (int, bool, float) else ["plan"] * 3)
+    assert noted.ways == ONCE_KNOWN
     assert {type(scale) for _, scale, *_ in kvcache._planned.values()} <= {float}
 
 
@@ -252,6 +252,15 @@ def test_what_is_brought_into_shape_first(driver, monkeypatch, given):
     assert noted.ways == ONCE_KNOWN
 
 
+def test_a_head_dim_that_is_padded_has_no_plan_of_its_own(driver):
+    """Each call makes copies anew."""
+    q, cache = torch.zeros(2, 1, HEADS, 40).bfloat16(), torch.zeros(2, 9, HEADS_K, 40).bfloat16()
+    for _ in range(3):
+        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=torch.tensor([3, 5]).int())
+    assert [launch.function for launch in driver.launches].count("attention_decode") == 3
+    assert not kvcache._planned
+
+
 def test_a_known_call_runs_two_functions_here(driver, monkeypatch):
     """All else is C++'s, also where the log-sum-exp is asked for, and where new keys are given."""
     q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
@@ -269,7 +278,8 @@ def test_a_known_call_runs_two_functions_here(driver, monkeypatch):
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=["all", "dQ", "dK and dV"])
 def test_the_backward_pass(driver, monkeypatch, wanted):
     a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)  # of a rung without dependent kernels
-    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *Options(causal=True), *wanted)  # noqa: E731
+    options = Options(causal=True).flat()
+    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *options, *wanted)  # noqa: E731
     expected = launched_in_python(driver, monkeypatch, call)
     assert len(expected) > 1
     monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))

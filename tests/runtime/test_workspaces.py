@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashladder import flash_attn_with_kvcache
-from flashladder.common.api import kvcache
+from flashladder.common.api import operator
 from flashladder.common.runtime import fast_path, workspaces
 
 HEADS, HEADS_K, COLUMNS = 4, 2, 64
@@ -22,14 +22,14 @@ def driver(monkeypatch):
     """CPU tensors are taken for ones on a GPU; two kernels of a call share partial results."""
     made, extension = fake_cuda.for_attention(monkeypatch), fast_path.made()
     monkeypatch.setattr(fast_path, "extension", extension)
-    ready_for = kvcache.ready_for
+    ready_for = operator.ready_for
 
     def noting(*given):
         found = ready_for(*given)
         made.parts |= {each.entry: (each.launch.params_bytes, POINTERS) for each in found.artifact.kernels}
         return found
 
-    monkeypatch.setattr(kvcache, "ready_for", noting)
+    monkeypatch.setattr(operator, "ready_for", noting)
     return made
 
 

@@ -10,6 +10,7 @@ compile makes no calls. The replay of a CUDA graph makes none either; its captur
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import runpy
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional
 
-from flashladder.common.api import op
+from flashladder.common.api import operator
 from flashladder.common.api.adoption.demand import Demand
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
@@ -47,7 +48,7 @@ class Recorder:
         torch.backends.mha.set_fastpath_enabled(False)
         torchs = torch.nn.functional.scaled_dot_product_attention
         torch.nn.functional.scaled_dot_product_attention = self._noting(torchs)
-        op.watch = self._ours
+        operator.watch = self._ours
 
     def demand(self, words: Sequence[str]) -> Demand:
         """What was noted so far."""
@@ -108,38 +109,28 @@ def _of_torch(
     return _problem(query.transpose(1, 2), key.transpose(1, 2), dtype, causal=is_causal, lse=False, dropout_p=dropout_p)
 
 
-def _of_ours(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    causal: bool,
-    softmax_scale: float | None,
-    version: str,
-    lse: bool,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    **bounds: Any,
-) -> Problem:
-    """What `attention` asks for, or `packed_attention`, whose lengths are read."""
-    if cu_seqlens_q is None or cu_seqlens_k is None:
-        return _problem(q, k, q.dtype, causal=causal, lse=lse, **bounds)
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedProblemError("packed sequences in the capture of a CUDA graph: their lengths cannot be read")
-    lengths = {
-        name: tuple(ends.diff().tolist()) for name, ends in (("seqlens_q", cu_seqlens_q), ("seqlens_k", cu_seqlens_k))
-    }
-    return _problem(q, k, q.dtype, causal=causal, lse=lse, operation="packed", **lengths, **bounds)
+def _of_ours(problem: Problem, cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None) -> Problem:
+    """What `attention` computed, or `packed_attention`, whose lengths are read."""
+    changed: dict[str, Any] = {"softmax_scale": None}  # on which no kernel's speed depends
+    for name, ends in (("seqlens_q", cu_seqlens_q), ("seqlens_k", cu_seqlens_k)):
+        if ends is not None and ends.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedProblemError(
+                "packed sequences in the capture of a CUDA graph: their lengths cannot be read"
+            )
+        if ends is not None:
+            changed[name] = tuple(ends.diff().tolist())
+    return dataclasses.replace(problem, **changed)
 
 
 def _problem(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype, **others: Any) -> Problem:
-    """Of tensors (batch, seqlen, heads, head_dim). On a softmax_scale no kernel's speed depends: it is not kept."""
+    """Of tensors (batch, seqlen, heads, head_dim), without their softmax_scale."""
     if q.device.type not in ("cuda", "cpu"):
         raise UnsupportedProblemError(f"tensors on {q.device.type}: kernels run on NVIDIA's GPUs, or emulated on a CPU")
     if dtype not in _NAMES:
         raise UnsupportedProblemError(f"q is {dtype}: kernels take {listing(_NAMES)}")
     batch, seqlen_q, heads, head_dim = q.shape
-    sizes = {"batch": batch, "num_heads": heads, "num_heads_k": k.shape[2], "head_dim": head_dim}
-    lengths = {} if "seqlens_q" in others else {"seqlen_q": seqlen_q, "seqlen_k": k.shape[1]}
-    return Problem(**{**sizes, **lengths, "dtype": _NAMES[dtype], **others})
+    sizes: dict[str, Any] = {"batch": batch, "num_heads": heads, "num_heads_k": k.shape[2], "head_dim": head_dim}
+    return Problem(**sizes, seqlen_q=seqlen_q, seqlen_k=k.shape[1], dtype=_NAMES[dtype], **others)
 
 
 def record(file: Path, words: Sequence[str]) -> None:

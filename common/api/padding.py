@@ -7,17 +7,17 @@ Gradients have kernels of few head_dims.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
 
 import torch
 from torch.nn.functional import pad
 
+from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP, TRAINED_HEAD_DIMS
 
 
-def are_needed(q: torch.Tensor, v: torch.Tensor, dropout: bool, trains: bool) -> bool:
+def is_needed(q: torch.Tensor, v: torch.Tensor, dropout: bool, trains: bool) -> bool:
     """Whether a call on q and v, whose last dimensions are head_dim and head_dim_v, needs columns of zeros.
 
     `dropout` and `trains` say whether weights are dropped, and whether a gradient is wanted.
@@ -27,28 +27,22 @@ def are_needed(q: torch.Tensor, v: torch.Tensor, dropout: bool, trains: bool) ->
     return _columns(head_dim, head_dim_v, trains) != head_dim or head_dim_v % HEAD_DIM_STEP != 0 or not is_alike
 
 
-def attend(
-    call: Callable[..., Any],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    trains: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """O, (..., seqlen_q, num_heads, head_dim_v), and the log-sum-exp, (..., num_heads, seqlen_q).
+def padded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, trains: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Options]:
+    """The same call on tensors of one head_dim that is a multiple of 8, and has gradients if it `trains`.
 
-    `call(q, k, v, softmax_scale=...)` gives both for tensors of one head_dim that is a multiple of 8, and has
-    gradients if it `trains`.
-    UnsupportedProblemError for a k that is not as wide as q.
+    The first head_dim_v columns of its O are O. UnsupportedProblemError for a k that is not as wide as q.
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     if k.shape[-1] != head_dim:
         shapes = ", ".join(f"{name} is {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
         raise UnsupportedProblemError(f"{shapes}; kernels take one head_dim, the last dimension, of q and k")
     columns = _columns(head_dim, head_dim_v, trains)
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    o, lse = call(*(pad(x, (0, columns - x.shape[-1])) for x in (q, k, v)), softmax_scale=scale)
-    return o[..., :head_dim_v], lse
+    q, k, v = (pad(x, (0, columns - x.shape[-1])) for x in (q, k, v))
+    if options.softmax_scale is None:
+        options = dataclasses.replace(options, softmax_scale=head_dim**-0.5)
+    return q, k, v, options
 
 
 def _columns(head_dim: int, head_dim_v: int, trains: bool) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashladder import attention, flash_attn_func, flash_attn_with_kvcache, packed_attention
-from flashladder.common.api import general, given, op
+from flashladder.common.api import options, validate
 from flashladder.common.errors import UnsupportedProblemError
 
 
@@ -33,22 +33,22 @@ class Float(float):
     ids=repr,
 )
 def test_a_number_is_a_float(value):
-    assert type(found := given.number("softmax_scale", value)) is float
+    assert type(found := validate.number("softmax_scale", value)) is float
     assert found == 2.0
 
 
 @pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True)], ids=repr)
 def test_true_is_a_number_and_no_whole_number(value):
     """As in torch's own attention, whose scale may be True; and as its indices may not be NumPy's."""
-    assert repr(given.number("softmax_scale", value)) == "1.0"
+    assert repr(validate.number("softmax_scale", value)) == "1.0"
     with pytest.raises(UnsupportedProblemError, match=r"num_splits.* is of type .*; it should be a whole number"):
-        given.whole("num_splits", value)
+        validate.whole("num_splits", value)
 
 
 def test_minus_zero_and_what_is_not_finite_stay_so():
-    assert math.copysign(1, given.number("softcap", -0.0)) == -1
-    assert math.isnan(given.number("softcap", np.float32("nan")))
-    assert given.number("softcap", -math.inf) == -math.inf
+    assert math.copysign(1, validate.number("softcap", -0.0)) == -1
+    assert math.isnan(validate.number("softcap", np.float32("nan")))
+    assert validate.number("softcap", -math.inf) == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -69,26 +69,26 @@ def test_minus_zero_and_what_is_not_finite_stay_so():
 )
 def test_what_is_no_real_number_is_refused(value):
     with pytest.raises(UnsupportedProblemError, match=r"softmax_scale.* is of type .*; it should be a number"):
-        given.number("softmax_scale", value)
+        validate.number("softmax_scale", value)
 
 
 def test_a_number_beyond_all_floats_is_refused():
     with pytest.raises(UnsupportedProblemError, match="softmax_scale is larger than a floating-point number can be"):
-        given.number("softmax_scale", 10**400)
+        validate.number("softmax_scale", 10**400)
 
 
 @pytest.mark.parametrize("value", [2, Two.TWO, np.int64(2), np.uint8(2), np.array(2), torch.tensor(2)], ids=repr)
 def test_a_whole_number_is_an_int(value):
-    assert type(found := given.whole("num_splits", value)) is int
+    assert type(found := validate.whole("num_splits", value)) is int
     assert found == 2
-    assert general.pair_of("window", (value, None), None) == (2, None)
-    assert general.pair_of("window_size", [-1, value], -1) == (-1, 2)
-    assert {type(each) for each in general.pair_of("window_size", (value, value), -1)} == {int}
+    assert validate.pair("window", (value, None), None) == (2, None)
+    assert validate.pair("window_size", [-1, value], -1) == (-1, 2)
+    assert {type(each) for each in validate.pair("window_size", (value, value), -1)} == {int}
 
 
 @pytest.mark.parametrize("pair", [np.array([5, -1]), torch.tensor([5, -1]), [np.int32(5), torch.tensor(-1)]], ids=repr)
 def test_pairs_of_numbers(pair):
-    assert general.pair_of("window_size", pair, -1) == (5, -1)
+    assert validate.pair("window_size", pair, -1) == (5, -1)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_pairs_of_numbers(pair):
 )
 def test_what_is_no_pair_is_refused(pair):
     with pytest.raises(UnsupportedProblemError, match=r"it should be \(left, right\), each a number of keys, or -1"):
-        general.pair_of("window_size", pair, -1)
+        validate.pair("window_size", pair, -1)
 
 
 @pytest.mark.parametrize("of", [Two, np.int64, np.array, torch.tensor], ids=lambda of: of.__name__)
@@ -117,13 +117,13 @@ def test_every_door_takes_them(of, monkeypatch):
         flash_attn_with_kvcache(q[:, :1], q, q, cache_seqlens=numbers, **options)
         return [(launch.function, launch.shape) for launch in driver.launches], seen
 
-    seen, problem_of = [], op.problem_of
+    seen, problem_of = [], options.problem_of
 
     def noting(*given, **others):
         seen.append(made := problem_of(*given, **others))
         return made
 
-    monkeypatch.setattr(op, "problem_of", noting)
+    monkeypatch.setattr(options, "problem_of", noting)
     expected, problems = called(2)
     assert all(problem.softmax_scale == 2.0 and type(problem.softmax_scale) is float for problem in problems)
     first = list(problems)

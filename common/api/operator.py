@@ -1,0 +1,229 @@
+"""Attention as operators of torch, and a shorter way to the same kernels where nothing looks on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flashladder.common.api.options import Options
+from flashladder.common.api.validate import Window
+from flashladder.common.catalog import FASTEST, ladder_of
+from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.problem.problem import LSE, Problem
+from flashladder.common.runtime import fast_path, ready
+from flashladder.common.runtime.outputs import new_lse, new_o, no_lse
+from flashladder.common.runtime.ready import Ready, ready_for
+
+# Is told of each call of attention that ran, where a program is recorded: the problem, and what says where packed
+# sequences begin.
+watch: Callable[[Problem, torch.Tensor | None, torch.Tensor | None], None] | None = None
+# What stands ready for plain tensors, by what fast_path.cpp reads of a call; it only grows.
+_plain: dict[tuple[object, ...], Ready] = {}
+
+_onlookers = (  # each gives something where torch looks at what is called
+    torch._C._len_torch_dispatch_stack,
+    torch._C._functorch.peek_interpreter_stack,  # transforms
+    torch._C._is_tracing,
+    torch.autograd._profiler_enabled,
+)
+
+LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
+_OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
+LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_OPTIONS}) -> Tensor")
+
+
+def on_fast_path(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
+) -> Any:
+    """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
+    if torch.compiler.is_compiling():  # first: torch compiles anew where what was looked at changes
+        return None
+    if not (extension := fast_path.extension) or watch:
+        return None
+    return extension.straight(_onlookers, _plain, q, k, v, out, causal, softmax_scale, version, lse)
+
+
+def on_remembered_path(
+    plans: Mapping[bytes, tuple[Any, ...]], tensors: tuple[Any, ...], options: tuple[Any, ...], lse: bool
+) -> Any:
+    """The same of a problem that `plans` has under what tensors and options say.
+
+    The tensors are in the operation's order, Q the first; those left out are None.
+    """
+    if torch.compiler.is_compiling() or not (extension := fast_path.extension):
+        return None
+    return extension.remembered(_onlookers, plans, tensors, options, lse)
+
+
+def are_observed(*tensors: torch.Tensor) -> bool:
+    """Whether torch should see an operator on these tensors."""
+    if is_observed() or tensors[0].is_meta:
+        return True
+    return any(type(tensor) is not torch.Tensor for tensor in tensors)  # a fake tensor, or a distributed one
+
+
+def is_observed() -> bool:
+    """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
+    if torch.compiler.is_compiling():
+        return True
+    for looks in _onlookers:  # noqa: SIM110 - any() takes twice as long
+        if looks():
+            return True
+    return False
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, lse: bool, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O, which is `out` if that is given, and the log-sum-exp, which has no elements unless `lse` asks for it.
+
+    What has an `out` is plain.
+    """
+    if not are_observed(q, k, v):
+        return compute(q, k, v, options, lse, out)
+    asked = options.causal, options.softmax_scale, options.version, lse
+    if out is not None:
+        return out, torch.ops.flashladder.attention_out(q, k, v, out, *asked)
+    if options.is_plain:
+        o, sums = torch.ops.flashladder.attention(q, k, v, *asked)
+    else:
+        o, sums = attention_general(q, k, v, *options.flat(), lse)
+    return o, sums
+
+
+def compute(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, lse: bool, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend` without an operator, which torch does not see."""
+    problem = options.forward_problem(q, k, v, lse)
+    outputs = {"o": new_o(q, problem.head_dim_v) if out is None else out}
+    outputs |= {LSE: new_lse(q, problem.packed)} if lse else {}
+    if options.is_blind(q, k):
+        _clear(problem, {**options.tensors, **outputs})
+    else:
+        tensors = {"q": q, "k": k, "v": v, **options.tensors, **outputs}
+        found = launch(problem, tensors, options.version, out_is_given=out is not None)
+        if problem.head_dim_v == problem.head_dim and options.is_plain:
+            _plain[_signature(q, k, options, lse)] = found
+        if watch is not None:
+            watch(problem, options.cu_seqlens_q, options.cu_seqlens_k)
+    return outputs["o"], outputs[LSE] if lse else no_lse(q)
+
+
+def launch(
+    problem: Problem, tensors: Mapping[str, torch.Tensor | None], version: str = FASTEST, out_is_given: bool = False
+) -> Ready:
+    """Computes a problem of any operation on tensors by their names, outputs among them; None for what is left out.
+
+    Rows of no packed sequence are those of one that sees no key.
+    """
+    present = {name: x if x.dim() == 4 else x.contiguous() for name, x in tensors.items() if x is not None}
+    found = ready_for(problem, present["q"], version)
+    if problem.packed and not found.rung.supports.rest:
+        _clear(problem, present)
+    found.launch(problem, present, out_is_given)
+    if problem.packed and not ready.is_gpu(present["q"]):  # the emulator gives all of its memory back
+        _clear(problem, present, *(int(present[f"cu_seqlens_{of}"][-1]) for of in "qk"))
+    return found
+
+
+def _clear(problem: Problem, tensors: Mapping[str, torch.Tensor], end_q: int = 0, end_k: int = 0) -> None:
+    """Outputs of packed sequences, from these rows and keys on, as of rows that see no key."""
+    for name in problem.outputs:
+        rest = tensors[name][:, (end_k if name in ("dk", "dv") else end_q) :]
+        if name != LSE:
+            rest.zero_()
+        elif "sinks" in tensors:
+            rest.copy_(tensors["sinks"][:, None])
+        else:
+            rest.fill_(-math.inf)
+
+
+def _signature(q: torch.Tensor, k: torch.Tensor, options: Options, lse: bool) -> tuple[object, ...]:
+    """What fast_path.cpp reads of a call with as many columns of V as of Q, and knows its kernel by."""
+    num_heads, is_long = q.shape[2], k.shape[1] >= ladder_of(FIRST_OPERATION).long_from
+    version, causal = options.version, options.causal
+    return version, q.dtype, q.device, num_heads, num_heads != k.shape[2], q.shape[3], causal, lse, is_long
+
+
+def make_ready(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Window, softcap: float, packed: bool, sinks: bool
+) -> None:
+    """The kernel of a causal call with tensors like these, of other lengths or packed, which no call then waits for."""
+    others: dict[str, Any] = {"head_dim_v": v.shape[3], "sinks": sinks, "lse": False}
+    if packed:
+        others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
+    left, right = window
+    options = Options(causal=True, window_left=left, window_right=right, softcap=softcap)
+    ready_for(options.problem(q, k, **others), q)
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
+
+
+def _attention_out(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    lse: bool,
+) -> torch.Tensor:
+    return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse, out)[1]
+
+
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("attention", _attention, _device)
+    LIBRARY.impl("attention_out", _attention_out, _device)
+
+
+def _attention_general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
+    *options, lse = values
+    return compute(q, k, v, Options(*options), lse)
+
+
+attention_general = torch.library.custom_op(
+    "flashladder::attention_general",
+    _attention_general,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {Options.schema()}, bool lse) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.register_fake("flashladder::attention", lib=LIBRARY)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
+    return new_o(q, v.shape[3]), (new_lse(q) if options[-1] else no_lse(q))
+
+
+@torch.library.register_fake("flashladder::attention_out", lib=LIBRARY)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *options: Any) -> torch.Tensor:
+    return new_lse(q) if options[-1] else no_lse(q)
+
+
+@attention_general.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
+    *options, lse = values
+    is_packed = Options(*options).cu_seqlens_q is not None
+    return new_o(q, v.shape[3]), (new_lse(q, is_packed) if lse else no_lse(q))

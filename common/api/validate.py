@@ -1,0 +1,210 @@
+"""Arguments of public functions, each as kernels take it; or a refusal that names the argument and what works."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashladder.common.api import gradients
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.operations.forward import ALL_KEYS
+
+Window = tuple[int | None, int | None]  # keys to the left and to the right of a row's own, None: all
+OPEN: Window = (None, None)
+ALL = (-1, -1)  # the same, as flash-attn says it
+BATCH, PACKED = "(batch, seqlen, heads, head_dim)", "(total, heads, head_dim)"
+_SYMBOLS = (torch.SymInt, torch.SymFloat)  # of torch.compile, which must not ask for their values
+_SINK_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def tensor(name: str, value: object) -> torch.Tensor:
+    """UnsupportedProblemError for what is no tensor, or one of tensors of several lengths."""
+    if not isinstance(value, torch.Tensor):
+        raise _refusal(name, value, "a torch.Tensor")
+    if value.is_nested:
+        raise UnsupportedProblemError(
+            f"{name} is a nested tensor; packed_attention takes its values() and, as cu_seqlens, its offsets()"
+        )
+    return value
+
+
+def tensors(layout: str = "", /, **values: object) -> tuple[torch.Tensor, ...]:
+    """Several ones, in their order, of as many dimensions as a layout names."""
+    found = tuple([tensor(name, value) for name, value in values.items()])
+    count = layout.count(",") + 1
+    for name, x in zip(values, found, strict=True) if layout else ():
+        if x.dim() != count:
+            instead = "packed, it is" if layout == PACKED else "it should be"
+            raise UnsupportedProblemError(f"{name} has shape {tuple(x.shape)}; {instead} {layout}")
+    return found
+
+
+def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors as flash-attn takes them: copied where the last dimension is not contiguous."""
+    return tuple(x if x.stride()[-1:] in ((1,), ()) else x.contiguous() for x in tensors)
+
+
+def like(
+    name: str, value: object, fits: Callable[[torch.Size], bool], dtype: torch.dtype, device: torch.device, wanted: str
+) -> torch.Tensor:
+    """A tensor of this dtype on this device, whose shape `fits`: it is as `wanted` says."""
+    found = tensor(name, value)
+    if not fits(found.shape) or (found.dtype, found.device) != (dtype, device):
+        raise UnsupportedProblemError(
+            f"{name} is {tuple(found.shape)} {found.dtype} on {found.device}; {wanted} {dtype} on {device}"
+        )
+    return found
+
+
+def flag(name: str, value: object) -> bool:
+    """UnsupportedProblemError for what is neither True nor False."""
+    if value is not True and value is not False:
+        raise _refusal(name, value, "True or False")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """UnsupportedProblemError for what is no text."""
+    if not isinstance(value, str):
+        raise _refusal(name, value, f'text, such as "{value}"' if type(value) is int else "text")
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    """A number of Python, NumPy or torch as a float, True as 1.0, as torch takes it; UnsupportedProblemError for
+    anything else.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, _SYMBOLS):
+        return torch.sym_float(value)
+    try:
+        value_of = value.item() if hasattr(value, "item") else value  # of which text and complex numbers are no floats
+        return float(value_of if isinstance(value_of, int) else value_of.__float__())
+    except OverflowError:
+        raise UnsupportedProblemError(f"{name} is larger than a floating-point number can be") from None
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise _refusal(name, value, "a number") from None
+
+
+def scale(softmax_scale: Any) -> float | None:
+    """None stands for the default."""
+    return None if softmax_scale is None else number("softmax_scale", softmax_scale)
+
+
+def softcap(value: Any) -> float:
+    """As flash-attn has it: none is 0 here, and 0 or less there."""
+    found = number("softcap", value)
+    return 0.0 if found <= 0 else found
+
+
+def probability(name: str, value: Any) -> float:
+    """A number in [0, 1)."""
+    if not 0 <= (found := number(name, value)) < 1:
+        raise UnsupportedProblemError(f"{name}={value}: must be at least 0 and less than 1")
+    return found
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of Python, NumPy or torch as an int; UnsupportedProblemError for anything else, and for True and
+    False.
+    """
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
+    try:
+        if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
+            raise TypeError
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        raise _refusal(name, value, "a whole number") from None
+
+
+def rows(name: str, value: Any) -> int:
+    """A number of rows, as kernels count them: one beyond all that there can be is made that."""
+    count = whole(name, value)
+    if count < 0:
+        raise UnsupportedProblemError(f"{name}={count}: must be at least 0")
+    return min(count, ALL_KEYS)
+
+
+def pair(name: str, value: Any, everything: int | None) -> tuple[Any, Any]:
+    """(left, right) of a window, where `everything` stands for all keys; UnsupportedProblemError for what is none.
+
+    A tensor is read, which waits for the GPU that it may be on.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    try:
+        if not isinstance(value, (tuple, list)):
+            raise ValueError
+        left, right = (each if each is everything else whole(name, each) for each in value)
+    except (ValueError, UnsupportedProblemError):
+        raise UnsupportedProblemError(
+            f"{name}={value!r}: it should be (left, right), each a number of keys, or {everything} for all"
+        ) from None
+    return left, right
+
+
+def window(value: Window) -> Window:
+    """A window as kernels take it. UnsupportedProblemError for what is none."""
+    if value is OPEN:
+        return OPEN
+    left, right = (None if each is None else min(each, ALL_KEYS) for each in pair("window", value, None))
+    return left, right
+
+
+def mask(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: int) -> tuple[bool, Window]:
+    """`causal` and the window of what flash-attn is asked for, whose bounds are none from seqlen_k on.
+
+    None to the right is causal.
+    """
+    if window_size is ALL:  # as in most calls, which come often
+        return causal, OPEN
+    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in pair("window_size", window_size, -1))
+    return (True, (left, None)) if causal or right == 0 else (False, (left, right))
+
+
+def slopes(alibi_slopes: object, q: torch.Tensor, batch: int) -> torch.Tensor:
+    """ALiBi's slopes as kernels take them, one for each head of each of `batch` sequences, contiguous.
+
+    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no slopes of it.
+    """
+    found, heads = tensor("alibi_slopes", alibi_slopes), q.shape[-2]
+    shape = tuple(found.shape)
+    if shape not in ((heads,), (batch, heads)) or found.dtype != torch.float32:
+        raise UnsupportedProblemError(
+            f"alibi_slopes is {shape} {found.dtype}; with q it is ({heads},) or ({batch}, {heads}) torch.float32"
+        )
+    _require_one_device("alibi_slopes", found, q)
+    gradients.refuse(found, what="alibi_slopes")
+    return found.expand(batch, heads).contiguous()
+
+
+def sinks(value: object, q: torch.Tensor) -> torch.Tensor:
+    """Attention sinks as kernels take them, in fp32, contiguous.
+
+    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no sinks of it.
+    """
+    found, heads = tensor("sinks", value), q.shape[-2]
+    if (shape := tuple(found.shape)) != (heads,) or found.dtype not in _SINK_DTYPES:
+        raise UnsupportedProblemError(
+            f"sinks is {shape} {found.dtype}; with q it is ({heads},) torch.float32, torch.bfloat16 or torch.float16"
+        )
+    _require_one_device("sinks", found, q)
+    gradients.refuse_forward_mode(found, what="sinks")
+    return found.float().contiguous()
+
+
+def _require_one_device(name: str, found: torch.Tensor, q: torch.Tensor) -> None:
+    if found.device != q.device:
+        raise UnsupportedProblemError(f"{name} on {found.device}, q on {q.device}; kernels take one device")
+
+
+def _refusal(name: str, value: object, wanted: str) -> UnsupportedProblemError:
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}."
+    shown = f"={value!r}" if isinstance(value, (str, int, float, bool, type(None))) else ""
+    return UnsupportedProblemError(f"{name}{shown} is of type {module}{kind.__qualname__}; it should be {wanted}")
