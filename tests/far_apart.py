@@ -26,7 +26,7 @@ def spread(problem: Problem, strides: tuple[int, ...]) -> tuple[Tensors, Expecte
     views = {name: View(shape, strides, offset=-(-apart // 8) * 8 * place) for place, name in enumerate("qkvo")}
     buffer = Buffer(views, DTYPES[problem.dtype], "cuda")
     (lse_buffer,) = (other for other in near.buffers if "lse" in other.names)
-    tensors = Tensors({**buffer.views, "lse": near.lse}, near.operation, buffers=(buffer, lse_buffer))
+    tensors = Tensors({**buffer.views, "lse": near.lse}, near.problem, buffers=(buffer, lse_buffer))
     for name in "qkv":
         getattr(tensors, name).copy_(getattr(near, name))
     tensors.poison()

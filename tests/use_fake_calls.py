@@ -47,7 +47,7 @@ sizes = {"batch": 3, "num_heads": 4, "seqlen_q": 100, "head_dim": 64}
 problem = Problem(**sizes)
 call = Call(find("24"), artifact, problem, torch.device("cpu"))
 q = torch.zeros(3, 100, 4, 64, dtype=torch.bfloat16)
-tensors = Tensors({"q": q, "k": q, "v": q, "o": torch.empty_like(q)}, problem.asked)
+tensors = Tensors({"q": q, "k": q, "v": q, "o": torch.empty_like(q)}, problem)
 print("way Python", flush=True)
 call(problem, tensors)
 fast_path.load()

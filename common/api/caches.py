@@ -167,12 +167,11 @@ def check_layouts(
     """UnsupportedProblemError where kernels do not take these strides."""
     of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
-    asked = problem.asked
     tensors = {
-        name: torch.empty_strided(*layout, dtype=asked.dtype(problem, name), device="meta")
+        name: torch.empty_strided(*layout, dtype=problem.tensors[name].dtype, device="meta")
         for name, layout in layouts.items()
     }
-    launch.check(problem, Tensors(tensors, asked))
+    launch.check(problem, Tensors(tensors, problem))
 
 
 def check_apart(cache: Cache) -> None:

@@ -59,7 +59,7 @@ def of_caches(problem: Problem, tensors: Tensors) -> Calls:
     """Decode: one row of each sequence against K and V as a cache, by torch, by attention, and in the ways of
     flash_attn_with_kvcache that the GPU runs."""
     q, k, v = tensors.q[:, :1].contiguous(), tensors.k, tensors.v
-    one_row = Tensors({"q": q, "k": k, "v": v}, problem.asked)
+    one_row = Tensors({"q": q, "k": k, "v": v}, problem)
     batch, room = k.shape[:2]
     page_size = math.gcd(room, 64)
     k_pages, v_pages = (cache.unflatten(1, (-1, page_size)).flatten(0, 1) for cache in (k, v))

@@ -54,7 +54,7 @@ def hard_problems(problem: Problem) -> list[Problem]:
     one = problem.asked.one_sequence(problem)
     usual = replace(one, family=NORMAL, softmax_scale=problem.head_dim**-0.5)
     flat = replace(usual, softmax_scale=usual.softmax_scale / 16)
-    return [flat, *(replace(usual, family=name) for name in HARD if name in problem.asked.families)]
+    return [flat, *(replace(usual, family=name) for name in HARD if name in problem.asked.families_of(problem))]
 
 
 class ProblemInstance:
@@ -66,7 +66,7 @@ class ProblemInstance:
         expected = expect(problem, self.tensors)
         ulp = torch.finfo(DTYPES[problem.dtype]).eps
         allowed = {
-            name: 0.0 if name in problem.asked.fp32 else ulps * ulp * float(exact.abs().max())
+            name: 0.0 if problem.tensors[name].dtype == torch.float32 else ulps * ulp * float(exact.abs().max())
             for name, exact in expected.exact.items()
         }
         tolerances = {name: tolerance + allowed[name] for name, tolerance in expected.tolerances.items()}

@@ -57,7 +57,7 @@ class Stage:
     def __init__(self, tensors: Tensors, expected: Expected, seed: int = 0) -> None:
         self._tensors, self._expected = tensors, expected
         self._signs = torch.Generator().manual_seed(seed)
-        self._seen = {name: tensors.by_name[name].clone() for name in tensors.operation.inputs}
+        self._seen = {name: tensors.by_name[name].clone() for name in tensors.problem.inputs}
         self._new = {name: tensor.clone() for name, tensor in self._seen.items()}
         self._right = {name: expected.exact[name].to(tensor.dtype) for name, tensor in tensors.outputs.items()}
         tensors.poison()
@@ -72,7 +72,7 @@ class Stage:
     def draw(self) -> None:
         """Make new inputs, and know their answer."""
         wanted = dict(self._expected.exact)
-        for names in self._tensors.operation.signed_together:
+        for names in self._tensors.problem.asked.signed_together:
             signs = self._draw_signs(self._seen[names[0]])
             for name in names:
                 if name in self._seen:

@@ -18,6 +18,7 @@ POISON = 0x7FAD  # another one; kernels that compute a NaN write 0x7FFF
 _GUARD_ROWS = 128  # a whole tile of rows: a kernel that forgets the end of a tensor lands in the guard
 _GUARD_MULTIPLE = 128  # elements: keeps the tensors' alignment
 LAYOUTS = ("bshd", "bhsd", "padded")  # of (batch, seqlen, heads, head_dim), all four in this order of dimensions
+INPUT, UPDATED, OUTPUT = "input", "updated", "output"  # what kernels do with a tensor; UPDATED is an input, too
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
@@ -33,6 +34,26 @@ class View:
     def end(self) -> int:
         """The first element behind the last one of the view."""
         return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a problem: its place, its dtype, its role, which is INPUT, UPDATED or OUTPUT.
+
+    An optional one may be left out, and is not asked for: kernels get null in its place. `within` names the tensor in
+    whose buffer it lies, where it has none of its own.
+    """
+
+    view: View
+    dtype: torch.dtype
+    role: str = INPUT
+    optional: bool = False
+    within: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its view."""
+        return self.view.shape
 
 
 def contiguous(*shape: int) -> View:

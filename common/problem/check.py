@@ -31,7 +31,7 @@ def expect(problem: Problem, tensors: Tensors) -> Expected:
     computed = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
     exact = {name: computed[name] for name in problem.outputs}
     rounded = problem.asked.compute(problem, tensors.by_name, DTYPES[problem.dtype])
-    return Expected(exact, {name: problem.asked.tolerance(name, exact[name], rounded[name]) for name in exact})
+    return Expected(exact, {name: problem.asked.tolerance(problem, name, exact[name], rounded[name]) for name in exact})
 
 
 @dataclass(frozen=True)

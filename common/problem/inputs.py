@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flashladder.common.problem.buffers import Buffer, poison
-from flashladder.common.problem.problem import Operation, Problem
+from flashladder.common.problem.buffers import Buffer, View, poison
+from flashladder.common.problem.problem import Problem
 
 _CPU_DRAW_LIMIT = 2**25  # elements: larger inputs are drawn on the GPU they are for
 
@@ -18,23 +18,23 @@ class Tensors:
     """Inputs and outputs of one problem, each an attribute: `tensors.q`. An output may be left out."""
 
     by_name: Mapping[str, torch.Tensor]
-    operation: Operation
+    problem: Problem
     buffers: tuple[Buffer, ...] = ()
 
     def __getattr__(self, name: str) -> torch.Tensor:
         if name in (tensors := self.__dict__.get("by_name", {})):
             return tensors[name]
-        raise AttributeError(f"the operation has no tensor {name}")
+        raise AttributeError(f"the problem has no tensor {name}")
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
         """The outputs by their names."""
-        return {name: self.by_name[name] for name in self.operation.outputs if name in self.by_name}
+        return {name: self.by_name[name] for name in self.problem.outputs if name in self.by_name}
 
     @property
     def device(self) -> torch.device:
         """Where the first input is."""
-        return self.by_name[self.operation.inputs[0]].device
+        return self.by_name[self.problem.inputs[0]].device
 
     def poison(self) -> None:
         """Fill the outputs with a NaN; to be called before each run that is verified."""
@@ -48,19 +48,20 @@ def make_inputs(problem: Problem, device: torch.device | str = "cpu") -> Tensors
     One seed gives the same numbers in every layout and, up to 2^25 elements, on every device.
     """
     tensors = allocate(problem, device)
-    large = sum(tensors.by_name[name].numel() for name in problem.asked.inputs) > _CPU_DRAW_LIMIT
+    large = sum(tensors.by_name[name].numel() for name in problem.inputs) > _CPU_DRAW_LIMIT
     draw(problem, tensors.by_name, device if large else "cpu")
     return tensors
 
 
 def allocate(problem: Problem, device: torch.device | str = "cpu") -> Tensors:
     """The same with inputs that are still to be drawn."""
-    asked = problem.asked
-    wanted = {*asked.inputs, *problem.outputs}
-    together = [views for views in asked.views(problem) if wanted.issuperset(views)]
-    buffers = [Buffer(views, asked.dtype(problem, next(iter(views))), device) for views in together]
+    together: dict[str, dict[str, View]] = {}
+    for name, tensor in problem.tensors.items():
+        if not tensor.optional:
+            together.setdefault(tensor.within or name, {})[name] = tensor.view
+    buffers = [Buffer(views, problem.tensors[name].dtype, device) for name, views in together.items()]
     views = {name: view for buffer in buffers for name, view in buffer.views.items()}
-    tensors = Tensors(views, asked, tuple(buffers))
+    tensors = Tensors(views, problem, tuple(buffers))
     tensors.poison()
     return tensors
 

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ import torch
 from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
 from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
-from flashladder.common.problem.buffers import LAYOUTS, View
+from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
 from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP
@@ -99,13 +99,9 @@ class Problem:
         self._set(**kind.implied(self))
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
             self._require_positive(name)
-        for name, known in (("dtype", DTYPES), ("layout", kind.layouts), ("family", self.asked.families)):
+        for name, known in (("dtype", DTYPES), ("layout", kind.layouts), ("family", kind.families_of(self))):
             self._require_known(name, known)
-        if not self.lse and LSE not in self.asked.outputs:
-            raise UnsupportedProblemError(
-                f"lse=false: the log-sum-exp is no output of the operation {self.operation} that could be left out"
-            )
-        scale = self.asked.default_scale(self)
+        scale = kind.default_scale(self)
         defaults = {"num_heads_k": self.num_heads, "seqlen_k": self.seqlen_q, "head_dim_v": self.head_dim}
         for name, value in {**defaults, "softmax_scale": scale}.items():
             if getattr(self, name) is None:
@@ -118,6 +114,10 @@ class Problem:
                 f"num_heads={self.num_heads} must be a multiple of num_heads_k={self.num_heads_k}"
             )
         self._check_bounds()
+        if not self.lse and not (LSE in self.tensors and self.tensors[LSE].optional):
+            raise UnsupportedProblemError(
+                f"lse=false: the log-sum-exp is no output of the operation {self.operation} that could be left out"
+            )
         kind.check(self)
 
     @classmethod
@@ -186,7 +186,27 @@ class Problem:
     @property
     def asked(self) -> Operation:
         """What is to be computed."""
-        return operation_named(self.operation).variant(self)
+        return operation_named(self.operation)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """All its tensors, in the order in which kernels get them: inputs, then outputs."""
+        return self.asked.tensors(self)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Those that kernels read."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role != OUTPUT)
+
+    @cached_property
+    def updated(self) -> tuple[str, ...]:
+        """The inputs that kernels write to in place."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role == UPDATED)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that are asked for."""
+        return tuple(name for name, each in self.tensors.items() if each.role == OUTPUT and not each.optional)
 
     @property
     def window(self) -> bool:
@@ -197,12 +217,6 @@ class Problem:
     def packed(self) -> bool:
         """Whether its sequences lie one behind the other."""
         return self.total_q is not None
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The outputs that are asked for, in the operation's order."""
-        asked = self.asked
-        return tuple(name for name in asked.outputs if asked.is_wanted(self, name))
 
     @property
     def set_options(self) -> dict[str, Value]:
@@ -239,13 +253,9 @@ class Option(Field):
 
 
 class Operation(ABC):
-    """What is computed of which tensors. Kernels get them in this order: inputs, then outputs."""
+    """What is computed of which tensors."""
 
     name: ClassVar[str]
-    inputs: ClassVar[tuple[str, ...]]
-    outputs: ClassVar[tuple[str, ...]]
-    updated: ClassVar[tuple[str, ...]] = ()  # inputs that kernels write to in place
-    fp32: ClassVar[tuple[str, ...]] = (LSE,)  # the tensors that are not of the problem's dtype
     options: ClassVar[tuple[Option, ...]] = ()
     features: ClassVar[tuple[str, ...]] = ()  # of FEATURES and LENGTHS, what a problem may have
     sizes: ClassVar[tuple[str, ...]] = ()  # whole numbers that kernels are told beside those of every operation
@@ -267,18 +277,14 @@ class Operation(ABC):
         """The operations of its matrix products, as the field counts them."""
 
     @abstractmethod
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """All its tensors: what shares a buffer, and where in it."""
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
+        """All of a problem's tensors, by name, in the order in which kernels get them: inputs, then outputs."""
 
     @abstractmethod
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """The outputs by the textbook, with every intermediate in `dtype`: fp64 makes them exact."""
-
-    def variant(self, problem: Problem) -> Operation:
-        """The operation as a problem asks for it, where its tensors depend on that."""
-        return self
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """Fields of a problem that follow from others, before defaults are filled in and anything is checked."""
@@ -287,9 +293,9 @@ class Operation(ABC):
     def check(self, problem: Problem) -> None:  # noqa: B027 - most operations have nothing to add
         """Raises UnsupportedProblemError for what every operation would take, but this one."""
 
-    def is_wanted(self, problem: Problem, name: str) -> bool:
-        """Whether a problem asks for an output."""
-        return problem.lse or name != LSE
+    def families_of(self, problem: Problem) -> Collection[str]:
+        """Those of its families that a problem may have."""
+        return self.families
 
     def option(self, name: str) -> Option:
         """One of its own; UnsupportedProblemError lists those there are."""
@@ -329,9 +335,8 @@ class Operation(ABC):
 
     def bytes_moved(self, problem: Problem) -> float:
         """What a kernel must read and write at least: each tensor once."""
-        needed = {*self.inputs, *problem.outputs}
-        shapes = {name: shape for name, shape in self.shapes(problem).items() if name in needed}
-        return float(sum(math.prod(shape) * self.dtype(problem, name).itemsize for name, shape in shapes.items()))
+        needed = (tensor for tensor in problem.tensors.values() if not tensor.optional)
+        return float(sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in needed))
 
     def row_tiles(self, problem: Problem, block_m: int) -> int:
         """Tiles of rows, over all heads and sequences."""
@@ -351,32 +356,23 @@ class Operation(ABC):
         """The number that kernels are given under this name."""
         return getattr(problem, name)
 
-    def dtype(self, problem: Problem, name: str) -> torch.dtype:
-        """What one of its tensors is made of."""
-        return torch.float32 if name in self.fp32 else DTYPES[problem.dtype]
-
-    def shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor, in the order in which kernels get them."""
-        found = {name: view.shape for views in self.views(problem) for name, view in views.items()}
-        return {name: found[name] for name in (*self.inputs, *self.outputs)}
-
     def default_scale(self, problem: Problem) -> float:
         """The softmax_scale of a problem that was given none."""
         return float(problem.head_dim**-0.5)
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """Fills the inputs with those of the problem's family: standard normal, in their order."""
-        for name in self.inputs:
+        for name in problem.inputs:
             tensor = tensors[name]
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
 
-    def tolerance(self, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
+    def tolerance(self, problem: Problem, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
         """How far a kernel's output may be from the exact one: twice as far as 16-bit torch is (FlashAttention's rule).
 
         Where 16-bit torch has elements that are NaN or infinite, the others say little: two units in the last place of
         the largest output are allowed then. What is fp32 may be as far as fp32 arithmetic goes.
         """
-        if name not in self.fp32:
+        if problem.tensors[name].dtype != torch.float32:
             unit = 0.0 if rounded.isfinite().all() else torch.finfo(rounded.dtype).eps
             return 2 * max(_largest(rounded - exact), unit * _largest(exact)) + _TINY
         return 1e-5 * (1 + _largest(exact))

@@ -72,7 +72,7 @@ class Call:
     def launch(self, problem: Problem, tensors: Tensors) -> None:
         """As `__call__`, in C++ where a plan for the problem says all: for problems that the rung takes."""
         if planned := self.planned(problem):
-            ordered = [tensors.by_name.get(name) for name in (*problem.asked.inputs, *problem.asked.outputs)]
+            ordered = [tensors.by_name.get(name) for name in problem.tensors]
             if self.launch_by(planned, ordered, problem.softmax_scale):
                 return
         self(problem, tensors)

@@ -74,7 +74,7 @@ def on_emulator(
     written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
     for buffer in tensors.buffers:
         name = "/".join(buffer.names)
-        is_input = not set(problem.asked.outputs).issuperset(buffer.names)
+        is_input = not set(problem.outputs).issuperset(buffer.names)
         base = memory.add(
             name, buffer.data.view(torch.uint8).numpy(), readonly=name not in written, initialised=is_input
         )
@@ -170,4 +170,4 @@ def emulation_seconds(module: PtxModule, problem: Problem) -> float:
 
 
 def _is_written(names: tuple[str, ...], problem: Problem) -> bool:
-    return {*problem.asked.outputs, *problem.asked.updated}.issuperset(names)
+    return {*problem.outputs, *problem.updated}.issuperset(names)

@@ -41,8 +41,6 @@ DIMENSIONS = 4  # of a tensor whose strides kernels are told
 PROBLEMS_KEPT = 256  # of which it is remembered what they say of launches
 SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 @dataclass(frozen=True)
 class KernelLaunch:
@@ -71,7 +69,7 @@ class Launcher:
         self._version, config = module.version, module.config
         self._row_stride = config.row_stride if "row_stride" in config.fields else None
         self._kernels = [_Kernel(module, kernel, number) for number, kernel in enumerate(module.kernels)]
-        self._known = lru_cache(PROBLEMS_KEPT)(self._of_problem)
+        self._known = lru_cache(PROBLEMS_KEPT)(self._told)
         self.workspaces = [SizedWorkspace(each, constants(module, module.launch)) for each in module.workspaces]
 
     def launches(
@@ -83,29 +81,28 @@ class Launcher:
         Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's, and where a grid
         is larger than CUDA allows; BuildError where a kernel takes what the operation does not have.
         """
-        shapes, parts = self._known(problem, num_sms)
-        _check(problem, tensors, shapes)
-        self._check_row_stride(tensors, shapes)
-        values = _values(tensors, shapes, addresses)
-        launched = [each for each in zip(self._kernels, parts, strict=True) if all(each[1].grid)]
-        return [kernel.launch(problem, shapes, values, told) for kernel, told in launched]
+        told = self._known(problem, num_sms)
+        check(problem, tensors)
+        self._check_row_stride(tensors)
+        values = _values(tensors, problem, addresses)
+        each = zip(self._kernels, told, strict=True)
+        return [kernel.launch(problem, values, numbers) for kernel, numbers in each if all(numbers.grid)]
 
     def workspace_bytes(self, problem: Problem) -> list[int]:
         """How large the workspaces are for a problem."""
         sizes = sizes_of(problem)
         return [workspace.num_bytes(sizes) for workspace in self.workspaces]
 
-    def _of_problem(self, problem: Problem, num_sms: int) -> tuple[Shapes, list[_Told]]:
+    def _told(self, problem: Problem, num_sms: int) -> list[_Told]:
         """What does not depend on where tensors lie."""
-        shapes = problem.asked.shapes(problem)
-        return shapes, [kernel.told(problem, shapes, num_sms) for kernel in self._kernels]
+        return [kernel.told(problem, num_sms) for kernel in self._kernels]
 
-    def _check_row_stride(self, tensors: Tensors, shapes: Shapes) -> None:
+    def _check_row_stride(self, tensors: Tensors) -> None:
         """A kernel compiled for one row stride would be silently wrong on tensors with another."""
         if self._row_stride is None:
             return
-        for name, shape in shapes.items():
-            if len(shape) == DIMENSIONS and (stride := tensors.by_name[name].stride(1)) != self._row_stride:
+        for name, tensor in tensors.by_name.items():
+            if tensor.dim() == DIMENSIONS and (stride := tensor.stride(1)) != self._row_stride:
                 raise UnsupportedProblemError(
                     f"{name} has rows {stride} elements apart; {self._version} was compiled for "
                     f"row_stride={self._row_stride}: configure it with row_stride={stride}"
@@ -133,13 +130,14 @@ class _Kernel:
         tiles = f"({', '.join(kernel.launch.grid)})"
         self._grid = arithmetic(tiles, f"grid of {kernel.entry}", constants(module, kernel.launch))
 
-    def told(self, problem: Problem, shapes: Shapes, num_sms: int) -> _Told:
-        of_tensors = {*shapes, *(f"{name}_stride" for name, shape in shapes.items() if len(shape) == DIMENSIONS)}
+    def told(self, problem: Problem, num_sms: int) -> _Told:
+        strided = (name for name, tensor in problem.tensors.items() if len(tensor.shape) == DIMENSIONS)
+        of_tensors = {*problem.tensors, *(f"{name}_stride" for name in strided)}
         grid = self._grid_for(problem, num_sms)
         names = [field.name for field in self._declared.fields if field.name not in of_tensors]
         return _Told(grid, {name: self._number(problem, name) for name in names})
 
-    def launch(self, problem: Problem, shapes: Shapes, values: Mapping[str, Any], told: _Told) -> KernelLaunch:
+    def launch(self, problem: Problem, values: Mapping[str, Any], told: _Told) -> KernelLaunch:
         declared = self._declared
         return KernelLaunch(
             self._entry,
@@ -147,7 +145,7 @@ class _Kernel:
             told.grid,
             declared.num_threads,
             declared.shared_bytes,
-            _mapped(declared, problem, shapes, values) if declared.tensor_maps else (),
+            _mapped(declared, problem, values) if declared.tensor_maps else (),
             declared.cluster,
             declared.is_dependent,
         )
@@ -261,17 +259,17 @@ def sizes_of(problem: Problem) -> dict[str, object]:
     return sizes | {name: problem.asked.argument(problem, name) for name in problem.asked.sizes}
 
 
-def _values(tensors: Tensors, shapes: Shapes, addresses: Mapping[str, int] | None) -> dict[str, Any]:
+def _values(tensors: Tensors, problem: Problem, addresses: Mapping[str, int] | None) -> dict[str, Any]:
     """What kernels are told of tensors: addresses, and strides of those with four dimensions."""
     values: dict[str, Any] = {}
-    for name, shape in shapes.items():
+    for name, declared in problem.tensors.items():
         if (tensor := tensors.by_name.get(name)) is None:
             values |= {name: 0, f"{name}_stride": (0, 0, 0)}
             continue
         values[name] = address = tensor.data_ptr() if addresses is None else addresses[name]
         if not (address or tensor.is_meta) and tensor.numel():
             raise UnsupportedProblemError(f"{name} has no memory: its storage holds none of its elements")
-        if len(shape) == DIMENSIONS:
+        if len(declared.shape) == DIMENSIONS:
             values[f"{name}_stride"] = tensor.stride()[:3]
             if address % ALIGNMENT:
                 raise UnsupportedProblemError(
@@ -280,11 +278,11 @@ def _values(tensors: Tensors, shapes: Shapes, addresses: Mapping[str, int] | Non
     return values
 
 
-def _mapped(launch: LaunchInfo, problem: Problem, shapes: Shapes, values: Mapping[str, Any]) -> tuple[TensorMap, ...]:
+def _mapped(launch: LaunchInfo, problem: Problem, values: Mapping[str, Any]) -> tuple[TensorMap, ...]:
     """The tensors that a kernel moves by TMA, in boxes of one head's rows."""
-    kind = packed_mapped if problem.packed else mapped
+    kind, declared = packed_mapped if problem.packed else mapped, problem.tensors
     return tuple(
-        kind(each, values[each.tensor], problem.dtype, shapes[each.tensor], values[f"{each.tensor}_stride"])
+        kind(each, values[each.tensor], problem.dtype, declared[each.tensor].shape, values[f"{each.tensor}_stride"])
         for each in launch.tensor_maps
     )
 
@@ -329,17 +327,12 @@ def packed_mapped(
 
 def check(problem: Problem, tensors: Tensors) -> None:
     """Raises UnsupportedProblemError unless kernels take the tensors, and they are the problem's."""
-    _check(problem, tensors, problem.asked.shapes(problem))
-
-
-def _check(problem: Problem, tensors: Tensors, shapes: Shapes) -> None:
     devices = {}
-    for name, shape in shapes.items():
+    for name, declared in problem.tensors.items():
         if (tensor := tensors.by_name.get(name)) is None:
             continue
-        dtype = problem.asked.dtype(problem, name)
-        if not _is_plain(tensor, shape, dtype):
-            _check_one(name, tensor, shape, dtype)
+        if not _is_plain(tensor, declared.shape, declared.dtype):
+            _check_one(name, tensor, declared.shape, declared.dtype)
         devices[name] = tensor.device
     if len(set(devices.values())) > 1:
         given = ", ".join(f"{name} on {device}" for name, device in devices.items())

@@ -21,6 +21,7 @@ from flashladder.common.compiler.artifact import RungKernel
 from flashladder.common.compiler.declaration import STRIDES, ParamsField, TensorMapInfo
 from flashladder.common.emulator import tensor_map
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.buffers import OUTPUT, UPDATED, Tensor
 from flashladder.common.problem.problem import LSE, SCALES, Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.launch import (
@@ -199,7 +200,7 @@ class _Alone(_Sizes):
         super().__init__(problem)
         if problem.packed:
             raise _CannotSay  # its tensor maps are others
-        self.shapes = self.asked.shapes(problem)
+        self.shapes = {name: tensor.shape for name, tensor in problem.tensors.items()}
 
     def tell(self, name: str) -> bool:
         return name in SIZES
@@ -227,9 +228,10 @@ class _Dimensions(_Sizes):
         self.probes = [replace(problem, **sizes, layout="bshd") for sizes in with_sizes]
         if any(tuple(getattr(probe, name) for name in SIZES) not in _PROBES for probe in self.probes):
             raise _CannotSay  # other fields decide on sizes
-        one, other = (self.asked.shapes(probe) for probe in self.probes)
-        self.shapes = {name: tuple(map(self._dimension, one[name], other[name])) for name in one}
-        self.told = {number for name, shape in self.shapes.items() if name != LSE for number in shape if number < 0}
+        one, other = (probe.tensors for probe in self.probes)
+        self.shapes = {name: tuple(map(self._dimension, one[name].shape, other[name].shape)) for name in one}
+        always = [shape for name, shape in self.shapes.items() if not _may_be_left_out(name, one[name])]
+        self.told = {number for shape in always for number in shape if number < 0}
 
     def _dimension(self, one: int, other: int) -> int:
         for number, sizes in enumerate(zip(*_PROBES, strict=True)):
@@ -273,15 +275,18 @@ def _array(kind: type[ctypes.Structure], items: Sequence[ctypes.Structure], name
     return (kind * MAX[name])(*items)
 
 
+def _may_be_left_out(name: str, tensor: Tensor) -> bool:
+    """Kernels take null for a log-sum-exp, also for problems that ask for it."""
+    return tensor.optional or (name == LSE and tensor.role == OUTPUT)
+
+
 def _tensor(name: str, problem: Problem, shape: tuple[int, ...]) -> TensorPlan:
-    dtype = problem.asked.dtype(problem, name)
-    if len(shape) > MAX_DIMENSIONS or dtype not in DLPACK_DTYPES:
+    asked = problem.tensors[name]
+    if len(shape) > MAX_DIMENSIONS or asked.dtype not in DLPACK_DTYPES:
         raise _CannotSay
     dimensions = (ctypes.c_int64 * MAX_DIMENSIONS)(*shape)
-    is_output = name in problem.asked.outputs
-    written = is_output, name in problem.asked.updated
-    may_be_left_out = name == LSE or (is_output and name not in problem.outputs)
-    return TensorPlan(*DLPACK_DTYPES[dtype], len(shape), *written, may_be_left_out, dimensions)
+    said = asked.role == OUTPUT, asked.role == UPDATED, _may_be_left_out(name, asked)
+    return TensorPlan(*DLPACK_DTYPES[asked.dtype], len(shape), *said, dimensions)
 
 
 def _kernel(

@@ -57,15 +57,15 @@ class Ready:
         In C++ what is plainly right; else by Python, or the emulator. UnsupportedProblemError where they will not do.
         """
         if self.call and self.plan:
-            ordered = [tensors.get(name) for name in (*problem.asked.inputs, *problem.asked.outputs)]
+            ordered = [tensors.get(name) for name in problem.tensors]
             if self.call.launch_fast(ordered, problem.softmax_scale):
                 return
         self.check(problem)
-        known = Tensors(tensors, problem.asked)
+        known = Tensors(tensors, problem)
         if out_is_given:
             check_out(tensors["o"], tensors["q"], problem.head_dim_v)
             check(problem, known)
-            check_apart(tensors["o"], {name: tensors[name] for name in problem.asked.inputs})
+            check_apart(tensors["o"], {name: tensors[name] for name in problem.inputs})
         if self.call:
             self.call.launch(problem, known)
         else:
@@ -75,10 +75,10 @@ class Ready:
     def _emulate(self, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
         """On copies of the tensors, in memory whose bounds the emulator knows."""
         copies = allocate(problem)
-        for name in problem.asked.inputs:
+        for name in problem.inputs:
             copies.by_name[name].copy_(tensors[name])
         on_emulator(self.artifact, problem, copies, race=False)
-        for name in (*problem.outputs, *problem.asked.updated):
+        for name in (*problem.outputs, *problem.updated):
             tensors[name].copy_(copies.by_name[name])
 
 

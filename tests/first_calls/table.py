@@ -65,9 +65,10 @@ class Row:
 
     def expected(self, problem: Problem, tensors: calls.Tensors) -> dict[str, tuple[torch.Tensor, float]]:
         """The exact outputs, and how far a call may be from each."""
-        compute = self.exact or problem.asked.compute
+        asked = problem.asked
+        compute = self.exact or asked.compute
         exact, rounded = (compute(problem, tensors, dtype) for dtype in (torch.float64, DTYPES[problem.dtype]))
-        found = {name: (exact[name], problem.asked.tolerance(name, exact[name], rounded[name])) for name in exact}
+        found = {name: (exact[name], asked.tolerance(problem, name, exact[name], rounded[name])) for name in exact}
         if self.exact:  # sums over rows that nearly cancel out
             found = {
                 name: (values, max(near, float(values.abs().max()) / 100)) for name, (values, near) in found.items()

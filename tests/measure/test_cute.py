@@ -54,7 +54,7 @@ def test_right_on_the_emulator_without_conflicts(kernel):
 def run(ptx, config, problem, tensors):
     memory, addresses = emulator.GlobalMemory(), {}
     for buffer in tensors.buffers:
-        writes, name = set(problem.asked.outputs).issuperset(buffer.names), "/".join(buffer.names)
+        writes, name = set(problem.outputs).issuperset(buffer.names), "/".join(buffer.names)
         base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=not writes, initialised=not writes)
         addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
     strides = [step for name in "qkvo" for step in getattr(tensors, name).stride()[:3]]
@@ -75,6 +75,6 @@ def run(ptx, config, problem, tensors):
         entry=re.search(r"\.entry (\S+)\(", ptx)[1],
     )
     for buffer in tensors.buffers:
-        if set(problem.asked.outputs).issuperset(buffer.names):
+        if set(problem.outputs).issuperset(buffer.names):
             buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read("/".join(buffer.names))))
     return report

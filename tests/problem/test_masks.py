@@ -81,9 +81,9 @@ def test_what_is_no_problem_is_refused(options, message):
 
 def test_lengths_that_the_gpu_alone_knows():
     problem = Problem(operation="packed", batch=3, seqlen_q=9, seqlen_k=7, total_q=20, total_k=11, num_heads=2)
-    shapes = problem.asked.shapes(problem)
-    assert (shapes["k"], shapes["cu_seqlens_k"], shapes["lse"]) == ((1, 11, 2, 128), (4,), (2, 20))
+    tensors = problem.tensors
+    assert tuple(tensors[name].shape for name in ("k", "cu_seqlens_k", "lse")) == ((1, 11, 2, 128), (4,), (2, 20))
     known = Problem(operation="packed", seqlens_q=(9, 2, 9), seqlens_k=(4, 7, 0), num_heads=2)
-    assert known.asked.shapes(known) == shapes
+    assert known.tensors == tensors
     assert (known.batch, known.seqlen_q, known.seqlen_k) == (3, 9, 7)
     assert known.flops == 4 * 2 * 128 * (9 * 4 + 2 * 7)

@@ -5,17 +5,14 @@ from typing import ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.buffers import contiguous, laid_out
-from flashladder.common.problem.problem import BANDWIDTH, Operation, Option
+from flashladder.common.problem.buffers import OUTPUT, Tensor, contiguous, laid_out
+from flashladder.common.problem.problem import BANDWIDTH, DTYPES, Operation, Option
 
 
 class RowDots(Operation):
     """left and right are (batch, seqlen_q, heads, head_dim or head_dim_v); dots is (batch, heads, segments), fp32."""
 
     name = "row_dots"
-    inputs = ("left", "right")
-    outputs = ("dots",)
-    fp32 = ("dots",)
     options = (Option("segment", int, "rows that are summed together", default=1),)
     sizes = ("segment",)
     signed_together = (("left", "right"),)
@@ -30,13 +27,14 @@ class RowDots(Operation):
     def flops(self, problem):
         return 2.0 * problem.batch * problem.num_heads * problem.seqlen_q * problem.head_dim_v
 
-    def views(self, problem):
-        p = problem
-        left, right = (laid_out(p.layout, (p.batch, p.seqlen_q, p.num_heads, d)) for d in (p.head_dim, p.head_dim_v))
-        return [{"left": left}, {"right": right}, {"dots": contiguous(p.batch, p.num_heads, segments(p))}]
+    def tensors(self, problem):
+        p, columns = problem, {"left": problem.head_dim, "right": problem.head_dim_v}
+        views = {name: laid_out(p.layout, (p.batch, p.seqlen_q, p.num_heads, d)) for name, d in columns.items()}
+        rows = {name: Tensor(view, DTYPES[p.dtype]) for name, view in views.items()}
+        return {**rows, "dots": Tensor(contiguous(p.batch, p.num_heads, segments(p)), torch.float32, OUTPUT)}
 
     def compute(self, problem, tensors, dtype):
-        left, right = (tensors[name].to(dtype) for name in self.inputs)
+        left, right = (tensors[name].to(dtype) for name in problem.inputs)
         rows = (left[..., : problem.head_dim_v] * right).sum(-1).transpose(1, 2)
         padded = torch.nn.functional.pad(rows, (0, segments(problem) * problem.segment - problem.seqlen_q))
         return {"dots": padded.unflatten(-1, (-1, problem.segment)).sum(-1)}

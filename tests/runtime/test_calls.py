@@ -220,7 +220,7 @@ USUAL = Problem(batch=2, num_heads=4, num_heads_k=2, seqlen_q=64, seqlen_k=70, h
 
 def usual(o=None):
     """The tensors of a call, by name."""
-    return Tensors({"q": Q, "k": K, "v": K, "o": torch.empty_like(Q) if o is None else o}, USUAL.asked)
+    return Tensors({"q": Q, "k": K, "v": K, "o": torch.empty_like(Q) if o is None else o}, USUAL)
 
 
 def by(way, call, o=None):
@@ -321,7 +321,7 @@ def test_a_stride_whose_highest_bits_lie_elsewhere(driver, tmp_path):
         k = far.as_strided((2, 70, 2, 64), (bytes_apart // 2, 128, 64, 1))
         o = torch.empty_like(Q)
         if not call.launch_fast((Q, k, k, o, None), 0.125):
-            call(USUAL, Tensors({"q": Q, "k": k, "v": k, "o": o}, USUAL.asked))
+            call(USUAL, Tensors({"q": Q, "k": k, "v": k, "o": o}, USUAL))
         maps = driver.launches[-1].arguments[2]
         assert tensor_map.decode(maps[128:256]).strides == (256, 128, bytes_apart)
 

@@ -58,7 +58,7 @@ def of(**declared):
 def launched(given=None, problem=PROBLEM, num_sms=132, addresses=None, **declared):
     """The launch of such a kernel."""
     given = tensors() if given is None else given
-    (found,) = Launcher(of(**declared)).launches(problem, Tensors(given, problem.asked), num_sms, addresses)
+    (found,) = Launcher(of(**declared)).launches(problem, Tensors(given, problem), num_sms, addresses)
     return found
 
 
@@ -72,9 +72,7 @@ def packed(*given, **options):
 
 def grid(problem=PROBLEM, **options):
     """Of tensors without memory."""
-    asked = problem.asked
-    shapes = asked.shapes(problem)
-    given = {name: torch.empty(shapes[name], dtype=asked.dtype(problem, name), device="meta") for name in shapes}
+    given = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in problem.tensors.items()}
     return launched(given, problem, **options).grid
 
 

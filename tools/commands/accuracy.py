@@ -90,7 +90,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _study(arguments: argparse.Namespace) -> Study:
     from flashladder.common.measure import baselines
     from flashladder.common.measure.entrants import Entrant
-    from flashladder.common.problem.problem import LSE, operation_named
+    from flashladder.common.problem.problem import LSE, Problem, operation_named
     from flashladder.common.runtime import target
     from flashladder.common.studies.accuracy.study import Study
 
@@ -99,7 +99,7 @@ def _study(arguments: argparse.Namespace) -> Study:
     rungs = _rungs(arguments.rungs, place.arch)
     operation = catalog.one_operation(version.operation for version in rungs)
     kind = operation_named(operation)
-    if kind.outputs != ("o", LSE):
+    if Problem(**kind.small, operation=operation).outputs != ("o", LSE):
         raise ConfigError(f"errors are those of O and the log-sum-exp; the operation {operation} has other outputs")
     usual = BASELINES if operation == FIRST_OPERATION else ""
     names = filter(None, (arguments.baselines or usual).split(",")) if place.on_gpu else ()

@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors = make_inputs(problem, "cuda")
     wanting = Tensors(
-        {name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()}, tensors.operation
+        {name: tensor.detach().requires_grad_() for name, tensor in tensors.by_name.items()}, tensors.problem
     )
     with torch.no_grad():
         calls, first = host_costs.calls_of(problem, tensors, rungs)

@@ -11,14 +11,14 @@ With dropout, P of dV and dP are 0 where a weight is dropped, and larger elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.buffers import View, laid_out
+from flashladder.common.problem.buffers import INPUT, OUTPUT, Tensor, laid_out
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations import forward, packed
 from flashladder.common.problem.operations.forward import (
@@ -31,11 +31,12 @@ from flashladder.common.problem.operations.forward import (
     probabilities,
     row_blocks,
 )
-from flashladder.common.problem.operations.packed import Packed
+from flashladder.common.problem.operations.packed import STARTS, Packed
 from flashladder.common.problem.problem import DETERMINISTIC, LSE, Operation, Option, Problem
 
 OF_FORWARD = 2.5  # five matrix products where the forward pass has two
 DLSE = "dlse"
+_INPUTS = ("q", "k", "v", "o", "dout", LSE, *STARTS, SLOPES, DLSE, RNG_STATE)  # as kernels get those there are
 
 
 class Backward(Forward):
@@ -44,9 +45,7 @@ class Backward(Forward):
     dropout has rng_state."""
 
     name = "backward"
-    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "dout", "lse")
-    outputs = ("dq", "dk", "dv")
-    features = Packed.features
+    features = tuple(name for name in Packed.features if name != "sinks")  # LSE has them
     options = (
         Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
         Option("wants_dq", bool, "dQ is asked for", default=True),
@@ -60,9 +59,9 @@ class Backward(Forward):
     counted: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 2, "seqlen_q": 128}
     signed_together = (("q", "k", "dq", "dk"), ("v", "o", "dout", "dv"))  # neither S nor dP changes
 
-    def variant(self, problem: Problem) -> Operation:
-        """With the inputs that a problem has beside the usual ones."""
-        return _with(bool(problem.packed), problem.alibi, problem.dlse, problem.dropout_p > 0)
+    def families_of(self, problem: Problem) -> Collection[str]:
+        """Those of the forward pass."""
+        return _of_forward(problem).families
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """What the lengths of packed sequences say."""
@@ -72,12 +71,8 @@ class Backward(Forward):
     def check(self, problem: Problem) -> None:
         """Something is asked for."""
         super().check(problem)
-        if not problem.outputs:
+        if not (problem.wants_dq or problem.wants_dkv):
             raise UnsupportedProblemError("wants_dq=false, wants_dkv=false: no gradient is asked for")
-
-    def is_wanted(self, problem: Problem, name: str) -> bool:
-        """dQ may be left out, or dK and dV."""
-        return bool(problem.wants_dq if name == "dq" else problem.wants_dkv)
 
     def argument(self, problem: Problem, name: str) -> Any:
         """Of all sequences together, whether they are packed or not."""
@@ -93,18 +88,20 @@ class Backward(Forward):
         """Three products are as wide as K, two as V."""
         return 2 * block_m * block_n * (3 * head_dim + 2 * head_dim_v)
 
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """Those of the forward pass; what is given and computed here has buffers of its own."""
-        given = _of_forward(problem).views(problem)
-        found = {name: view for views in given for name, view in views.items()}
-        layout = "bshd" if problem.layout == forward.PACKED_INPUTS else problem.layout
-        like = {"dout": "o", "dq": "q", "dk": "k", "dv": "v"}
-        made = ({name: _laid_out(layout, found[of].shape)} for name, of in like.items())
-        return [*given, *made, *([{DLSE: found[LSE]}] if problem.dlse else [])]
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
+        """Those of the forward pass; what is given and computed here has buffers of its own. dQ may be left out, or dK
+        and dV."""
+        p, of_forward = problem, _of_forward(problem).tensors(problem)
+        found = {name: replace(tensor, role=INPUT, optional=False) for name, tensor in of_forward.items()}
 
-    def dtype(self, problem: Problem, name: str) -> torch.dtype:
-        """dLSE is fp32, as LSE."""
-        return torch.float32 if name == DLSE else _of_forward(problem).dtype(problem, name)
+        def like(name: str, **different: Any) -> Tensor:
+            batch, seqlen, heads, columns = found[name].shape
+            return Tensor(laid_out(p.layout, (batch, seqlen, heads, columns)), found[name].dtype, **different)
+
+        found |= {"dout": like("o")} | ({DLSE: found[LSE]} if p.dlse else {})
+        wanted = {"dq": p.wants_dq, "dk": p.wants_dkv, "dv": p.wants_dkv}
+        outputs = {name: like(name[1], role=OUTPUT, optional=not is_wanted) for name, is_wanted in wanted.items()}
+        return {name: found[name] for name in _INPUTS if name in found} | outputs
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """What the forward pass has as it draws it, O and LSE as it gives them, dO and dLSE standard normal."""
@@ -123,31 +120,9 @@ class Backward(Forward):
         return (_of_each_sequence if problem.packed else gradients)(problem, tensors, dtype)
 
 
-@cache
-def _with(is_packed: bool, alibi: bool, dlse: bool, dropout: bool) -> Operation:
-    """The operation with the inputs that it has for such problems."""
-
-    class Variant(Backward):
-        inputs = (
-            *Backward.inputs,
-            *(name for name in Packed.inputs if is_packed and name not in Backward.inputs),
-            *([SLOPES] if alibi else []),
-            *([DLSE] if dlse else []),
-            *([RNG_STATE] if dropout else []),
-        )
-        families = Packed.families if is_packed else Backward.families
-
-    return Variant()
-
-
 def _of_forward(problem: Problem) -> Operation:
     """The forward pass of which a problem has the gradients."""
-    return (packed.OPERATION if problem.packed else forward.OPERATION).variant(problem)
-
-
-def _laid_out(layout: str, shape: tuple[int, ...]) -> View:
-    batch, seqlen, heads, columns = shape
-    return laid_out(layout, (batch, seqlen, heads, columns))
+    return packed.OPERATION if problem.packed else forward.OPERATION
 
 
 def gradients(

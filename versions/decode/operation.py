@@ -21,22 +21,21 @@ rotary_positions turns as that one.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import buffers
-from flashladder.common.problem.buffers import View, contiguous, laid_out
-from flashladder.common.problem.families import FAMILIES
+from flashladder.common.problem.buffers import INPUT, OUTPUT, UPDATED, Tensor, contiguous, laid_out
+from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes
-from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, Operation, Option, Problem
+from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes, lse_of, of_features
+from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, LSE, Option, Problem
 from flashladder.common.problem.rotary import Rotary
-from flashladder.versions.decode.fp8_caches import DESCALES, Fp8Caches
+from flashladder.versions.decode.caches import DESCALES, TABLE, check_pages, draw_table, read, write
 from flashladder.versions.decode.sizes import (
     all_keys,
     max_pages,
@@ -50,20 +49,17 @@ from flashladder.versions.decode.sizes import (
     target_parts,
 )
 
-LENGTHS, LEFTPAD, TABLE = "cache_seqlens", "cache_leftpad", "block_table"
+LENGTHS, LEFTPAD = "cache_seqlens", "cache_leftpad"
 CACHES = ("k_cache", "v_cache")
 NEW = ("k_new", "v_new")
 ROTARY = ("rotary_cos", "rotary_sin")
 ROW_BYTES = 16  # rows begin at multiples of so many
-NO_PAGE = -1  # in the table, behind the pages of a sequence
 
 
 class Decode(Forward):
     """Beyond a sequence's length the cache holds anything: NaN in drawn inputs."""
 
     name = "decode"
-    inputs: ClassVar[tuple[str, ...]] = ("q", *CACHES, LENGTHS)
-    fp32 = (*Forward.fp32, SLOPES, *DESCALES.values())
     features: ClassVar[tuple[str, ...]] = (*BOUNDS, "seqlens_k")
     layouts = buffers.LAYOUTS
     options: ClassVar[tuple[Option, ...]] = (
@@ -89,12 +85,6 @@ class Decode(Forward):
     small: ClassVar = {"batch": 2, "num_heads": 8, "num_heads_k": 2, "seqlen_q": 1, "seqlen_k": 512}
     counted = small
 
-    def variant(self, problem: Problem) -> Operation:
-        """Pages have a table, padding and ALiBi a tensor each; 8-bit caches, new keys and rotary embeddings two."""
-        p = problem
-        two = bool(p.fp8_cache), bool(p.new_keys), bool(p.rotary)
-        return _variant(bool(p.paged), bool(p.leftpad), p.alibi, *two)
-
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, and room for the longest, from their lengths."""
         lengths = problem.seqlens_k
@@ -113,7 +103,7 @@ class Decode(Forward):
     def check(self, problem: Problem) -> None:
         """There are pages for the sequences, where the problem says how long they are, and an angle for each place."""
         if problem.paged and problem.seqlens_k:
-            _check_pages(problem)
+            check_pages(problem)
         if seqlen_new(problem) > problem.seqlen_k:
             raise UnsupportedProblemError(
                 f"seqlen_new={problem.seqlen_new}: the cache has room for seqlen_k={problem.seqlen_k} keys"
@@ -157,41 +147,43 @@ class Decode(Forward):
         """K and V of the keys that some row may see. All else is small beside it."""
         p = problem
         most = p.seqlen_k if p.window_left is None else p.window_left + p.seqlen_q
-        return 2.0 * sum(min(length, most) for length in all_keys(p)) * p.num_heads_k * (p.head_dim + p.head_dim_v)
+        keys = sum(min(length, most) for length in all_keys(p))
+        return float(keys * p.num_heads_k * (p.head_dim + p.head_dim_v) * p.tensors[CACHES[0]].dtype.itemsize)
 
     def row_tiles(self, problem: Problem, block_m: int) -> int:
         """The rows of heads that share K are in one tile."""
         p = problem
         return p.batch * p.num_heads_k * math.ceil(p.num_heads // p.num_heads_k * p.seqlen_q / block_m)
 
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """Each tensor in a buffer of its own."""
-        p = problem
-        rows = (num_pages(p), p.page_size) if p.paged else (p.batch, p.seqlen_k)
-        shapes = {
-            "q": (p.batch, p.seqlen_q, p.num_heads, p.head_dim),
-            "k_cache": (*rows, p.num_heads_k, p.head_dim),
-            "v_cache": (*rows, p.num_heads_k, p.head_dim_v),
-            "o": (p.batch, p.seqlen_q, p.num_heads, p.head_dim_v),
-        }
-        if p.new_keys:
-            new = p.batch, int(p.seqlen_new), p.num_heads_k
-            shapes |= dict(zip(NEW, ((*new, p.head_dim), (*new, p.head_dim_v)), strict=True))
-        apart = {LENGTHS: contiguous(p.batch), "lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
-        if p.paged:
-            apart[TABLE] = contiguous(p.batch, max_pages(p))
-        if p.leftpad:
-            apart[LEFTPAD] = contiguous(p.batch)
-        if p.alibi:
-            apart[SLOPES] = contiguous(p.batch, p.num_heads)
-        if p.rotary:
-            apart |= dict.fromkeys(ROTARY, contiguous(rotary_positions(p), rotary_dim(p) // 2))
-        laid = {n: laid_out(p.layout, s, ROW_BYTES // self.dtype(p, n).itemsize) for n, s in shapes.items()}
-        return [{name: view} for name, view in (laid | apart).items()]
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
+        """Each in a buffer of its own. With new keys the caches are updated."""
+        p, dtype = problem, DTYPES[problem.dtype]
+        cached, role = FP8 if p.fp8_cache else dtype, UPDATED if p.new_keys else INPUT
 
-    def dtype(self, problem: Problem, name: str) -> torch.dtype:
-        """int32 of lengths and tables."""
-        return torch.int32 if name in (LENGTHS, LEFTPAD, TABLE) else super().dtype(problem, name)
+        def laid(batch: int, seqlen: int, heads: int, columns: int, dtype: torch.dtype, role: str = INPUT) -> Tensor:
+            return Tensor(laid_out(p.layout, (batch, seqlen, heads, columns), ROW_BYTES // dtype.itemsize), dtype, role)
+
+        rows: tuple[int, int] = (num_pages(p), p.page_size) if p.paged else (p.batch, p.seqlen_k)
+        found = {
+            "q": laid(p.batch, p.seqlen_q, p.num_heads, p.head_dim, dtype),
+            CACHES[0]: laid(*rows, p.num_heads_k, p.head_dim, cached, role),
+            CACHES[1]: laid(*rows, p.num_heads_k, p.head_dim_v, cached, role),
+            LENGTHS: Tensor(contiguous(p.batch), torch.int32),
+        }
+        if p.paged:
+            found[TABLE] = Tensor(contiguous(p.batch, max_pages(p)), torch.int32)
+        if p.leftpad:
+            found[LEFTPAD] = Tensor(contiguous(p.batch), torch.int32)
+        found |= of_features(p)
+        if p.fp8_cache:
+            found |= dict.fromkeys(DESCALES.values(), Tensor(contiguous(p.batch, p.num_heads_k), torch.float32))
+        if p.new_keys:
+            new = p.batch, p.seqlen_new, p.num_heads_k
+            found |= {NEW[0]: laid(*new, p.head_dim, dtype), NEW[1]: laid(*new, p.head_dim_v, dtype)}
+        if p.rotary:
+            found |= dict.fromkeys(ROTARY, Tensor(contiguous(rotary_positions(p), rotary_dim(p) // 2), dtype))
+        found["o"] = laid(p.batch, p.seqlen_q, p.num_heads, p.head_dim_v, dtype, OUTPUT)
+        return {**found, LSE: lse_of(p, p.batch, p.num_heads, p.seqlen_q)}
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """Each sequence as its family designs it, in pages that lie in random order; NaN in padding."""
@@ -200,7 +192,7 @@ class Decode(Forward):
             tensors[name].fill_(math.nan)
         tensors[LENGTHS].copy_(torch.tensor(seqlens(p), dtype=torch.int32))
         if p.paged:
-            self._draw_table(p, tensors[TABLE], generator)
+            draw_table(p, tensors[TABLE], generator)
         if p.alibi:
             draw_slopes(tensors[SLOPES], generator)
         padding = [0] * p.batch
@@ -218,16 +210,10 @@ class Decode(Forward):
             tensors["q"][sequence].copy_(q[0])
             for name, keys in zip(CACHES, (k, v), strict=True):
                 keys[:, : padding[sequence]] = math.nan
-                self._write(p, tensors, name, sequence, keys[0, :length])
+                write(p, tensors, name, sequence, keys[0, :length])
             if p.new_keys:
                 for name, keys in zip(NEW, (k, v), strict=True):
                     tensors[name][sequence].copy_(keys[0, length:end])
-
-    def _design(
-        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
-    ) -> None:
-        """Fills the tensors of a sequence, (1, seqlen, heads, columns), as the family says."""
-        FAMILIES[problem.family].draw(q, k, v, problem.softmax_scale, generator)
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
@@ -242,7 +228,7 @@ class Decode(Forward):
         padding = tensors[LEFTPAD].tolist() if p.leftpad else [0] * p.batch
         for sequence, (length, begin) in enumerate(zip(tensors[LENGTHS].tolist(), padding, strict=True)):
             if (end := length + seqlen_new(p)) > begin:
-                lying = [[self._read(p, tensors, name, sequence, length)] if length else [] for name in CACHES]
+                lying = [[read(p, tensors, name, sequence, length)] if length else [] for name in CACHES]
                 for places, keys in zip(lying, new, strict=False):
                     places.append(keys[sequence])
                 k, v = (torch.cat(places)[None, begin:] for places in lying)
@@ -250,60 +236,6 @@ class Decode(Forward):
                 parts = {"q": q[one], "k": k, "v": v} | ({SLOPES: tensors[SLOPES][one]} if p.alibi else {})
                 o[one], lse[one] = attention(_alone(p, end - begin), parts, dtype)
         return {"o": o, "lse": lse}
-
-    def _write(
-        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, keys: torch.Tensor
-    ) -> None:
-        """Keys of a sequence, (length, heads_k, columns), to a cache."""
-        for rows, place in self._places(problem, tensors, name, sequence, len(keys)):
-            place.copy_(keys[rows])
-
-    def _read(
-        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
-    ) -> torch.Tensor:
-        """What keys of a sequence mean, (length, heads_k, columns)."""
-        return torch.cat([place for _, place in self._places(problem, tensors, name, sequence, length)])
-
-    def _places(
-        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
-    ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Keys of a sequence that lie together, with their place in a cache."""
-        yield slice(0, length), tensors[name][sequence, :length]
-
-    def _draw_table(self, problem: Problem, table: torch.Tensor, generator: torch.Generator) -> None:
-        raise NotImplementedError
-
-
-class Paged(Decode):
-    """One more input: block_table (batch, max_pages), int32."""
-
-    inputs = (*Decode.inputs, TABLE)
-
-    def _places(
-        self, problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, length: int
-    ) -> Iterator[tuple[slice, torch.Tensor]]:
-        size = problem.page_size
-        for page, number in enumerate(tensors[TABLE][sequence, : -(-length // size)].tolist()):
-            rows = slice(page * size, min((page + 1) * size, length))
-            yield rows, tensors[name][number, : rows.stop - rows.start]
-
-    def _draw_table(self, problem: Problem, table: torch.Tensor, generator: torch.Generator) -> None:
-        _check_pages(problem)
-        pages = torch.randperm(num_pages(problem), generator=generator, device=generator.device).int().to(table.device)
-        table.fill_(NO_PAGE)
-        taken = 0
-        for sequence, length in enumerate(all_keys(problem)):
-            count = -(-length // problem.page_size)
-            table[sequence, :count] = pages[taken : taken + count]
-            taken += count
-
-
-def _check_pages(problem: Problem) -> None:
-    needed = sum(-(-length // int(problem.page_size)) for length in all_keys(problem))
-    if needed > num_pages(problem):
-        raise UnsupportedProblemError(
-            f"num_pages={problem.num_pages}: the sequences need {needed} pages of page_size={problem.page_size}"
-        )
 
 
 def _check_rotary(problem: Problem) -> None:
@@ -341,18 +273,6 @@ def _alone(problem: Problem, length: int) -> Problem:
     return dataclasses.replace(
         problem, operation=forward.OPERATION.name, options=(), batch=1, seqlen_k=length, seqlens_k=(), layout="bshd"
     )
-
-
-@functools.cache
-def _variant(paged: bool, leftpad: bool, alibi: bool, fp8: bool, new_keys: bool, rotary: bool) -> Operation:
-    """The operation with these among its inputs."""
-    plain = Paged if paged else Decode
-    scales = tuple(DESCALES.values())
-    more = ((leftpad, (LEFTPAD,)), (alibi, (SLOPES,)), (fp8, scales), (new_keys, NEW), (rotary, ROTARY))
-    inputs = (*plain.inputs, *(name for is_there, names in more if is_there for name in names))
-    named = {"inputs": inputs, "updated": CACHES if new_keys else ()}
-    variant: type[Decode] = type(plain.__name__, (Fp8Caches, plain) if fp8 else (plain,), named)
-    return variant()
 
 
 OPERATION = Decode()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem
-    from flashladder.versions.decode.operation import Decode
 
 SPARE_PAGES = 3  # of no sequence, where a problem does not say how many pages there are
 FEW_KEYS = 128  # less is not worth a CTA
@@ -79,5 +78,5 @@ def num_parts(problem: Problem) -> int:
 
 def tiles(problem: Problem) -> int:
     """How many tiles of rows a sequence has, over all heads of K."""
-    asked = cast("Decode", problem.asked)
+    asked: Any = problem.asked  # of decode or MLA, which have tiles of other sizes
     return asked.row_tiles(problem, asked.tile_rows) // problem.batch

@@ -21,15 +21,17 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.buffers import View
+from flashladder.common.problem.buffers import Tensor
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.problem import Operation, Option, Problem
-from flashladder.versions.decode.operation import CACHES, Decode, Paged
+from flashladder.common.problem.problem import Option, Problem
+from flashladder.versions.decode.operation import CACHES, Decode
 from flashladder.versions.decode.sizes import TARGET_CTAS, seqlens, tiles
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 DESIGNED_COLUMNS = HEAD_DIM - HEAD_DIM_V  # of K alone, through which families of inputs design scores
 MOST_WORK = 0.9  # of the SMs: to cut sequences for the others costs more than it brings
+KNOWN = ("paged", "page_size", "num_pages", "num_splits")  # options of decode that there are for MLA, too
 _SIZES: dict[str, Any] = {"num_heads_k": 1, "seqlen_q": 1, "head_dim": HEAD_DIM, "head_dim_v": HEAD_DIM_V}
 
 
@@ -39,9 +41,7 @@ class _Latent(Decode):
     name = "mla"
     features: ClassVar[tuple[str, ...]] = ("causal", "seqlens_k")
     options: ClassVar[tuple[Option, ...]] = tuple(
-        replace(option, default=True) if option.name == "paged" else option
-        for option in Decode.options
-        if option.name != "fp8_cache"
+        replace(option, default=True) if option.name == "paged" else option for option in Decode.options
     )
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows
     tile_rows: ClassVar[int] = 64  # of a warpgroup's product
@@ -49,10 +49,6 @@ class _Latent(Decode):
     sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
     small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}
     counted = small
-
-    def variant(self, problem: Problem) -> Operation:
-        """With pages there is a table of them."""
-        return _PAGED if problem.paged else self
 
     def argument(self, problem: Problem, name: str) -> Any:
         """As for decode; but where a part a sequence is nearly one a CTA, there are no more."""
@@ -63,6 +59,8 @@ class _Latent(Decode):
 
     def check(self, problem: Problem) -> None:
         """V is a part of K, and a design needs the other one."""
+        if foreign := [name for name in problem.set_options if name not in KNOWN]:
+            raise UnsupportedProblemError(f"the operation mla knows no {listing(foreign)}")
         super().check(problem)
         if problem.head_dim_v > problem.head_dim:
             raise UnsupportedProblemError(
@@ -101,18 +99,11 @@ class _Latent(Decode):
         rows = p.batch * p.seqlen_q * p.num_heads
         return 2.0 * (sum(seqlens(p)) * p.num_heads_k * p.head_dim + rows * (p.head_dim + p.head_dim_v))
 
-    def views(self, problem: Problem) -> list[dict[str, View]]:
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
         """V lies in K."""
-        found = super().views(problem)
-        by_name = {name: view for views in found for name, view in views.items()}
-        k, v = (by_name[name] for name in CACHES)
-        shared = {CACHES[0]: k, CACHES[1]: replace(k, shape=v.shape)}
-        return [shared if CACHES[0] in views else views for views in found if CACHES[1] not in views]
-
-
-class _PagedLatent(_Latent, Paged):
-    """One more input: block_table (batch, max_pages), int32."""
+        found = super().tensors(problem)
+        k, v = (found[name] for name in CACHES)
+        return found | {CACHES[1]: replace(k, view=replace(k.view, shape=v.shape), within=CACHES[0])}
 
 
 OPERATION = _Latent()
-_PAGED = _PagedLatent()

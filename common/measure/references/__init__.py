@@ -45,7 +45,7 @@ def room_for_lse(problem: Problem, tensors: Tensors) -> torch.Tensor:
     """
     if LSE in tensors.outputs:
         return tensors.lse
-    return torch.empty(problem.asked.shapes(problem)[LSE], dtype=torch.float32, device=tensors.device)
+    return torch.empty(problem.tensors[LSE].shape, dtype=torch.float32, device=tensors.device)
 
 
 @dataclass(frozen=True)

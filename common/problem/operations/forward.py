@@ -7,7 +7,6 @@ gpt-oss has them, exp(sink) joins the sum of each row.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -16,9 +15,9 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import buffers, dropout
-from flashladder.common.problem.buffers import View, contiguous, laid_out
+from flashladder.common.problem.buffers import OUTPUT, Tensor, View, contiguous, laid_out
 from flashladder.common.problem.families import FAMILIES
-from flashladder.common.problem.problem import DTYPES, FEATURES, Operation, Problem
+from flashladder.common.problem.problem import DTYPES, FEATURES, LSE, Operation, Problem
 
 PACKED_INPUTS = "qkv"  # the layout of inputs that lie row by row in one buffer
 LAYOUTS = (*buffers.LAYOUTS, PACKED_INPUTS)
@@ -29,19 +28,13 @@ _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 
 class Forward(Operation):
     """q and k are (batch, seqlen, heads, head_dim), v and o (batch, seqlen, heads, head_dim_v); lse is (batch, heads,
-    seqlen_q), fp32."""
+    seqlen_q), fp32. Features have tensors of their own: see `of_features`."""
 
     name = "forward"
-    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    outputs: ClassVar[tuple[str, ...]] = ("o", "lse")
     features: ClassVar[tuple[str, ...]] = FEATURES
     families: ClassVar[Collection[str]] = FAMILIES
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k"), ("v", "o"))  # scores stay as they are
-
-    def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes, sinks are logits, dropout has a random state."""
-        return _FORWARD[problem.alibi, problem.sinks, problem.dropout_p > 0]
 
     def check(self, problem: Problem) -> None:
         """What is packed row by row has as many rows of each tensor, and all as wide."""
@@ -82,19 +75,25 @@ class Forward(Operation):
         hidden = [p.seqlen_q - end if p.causal else 0 for end in ends]
         return sum(math.ceil(max(0, p.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
 
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """Each tensor in a buffer of its own; in the layout qkv the inputs share one."""
-        p = problem
-        of_q, of_k = (p.batch, p.seqlen_q, p.num_heads), (p.batch, p.seqlen_k, p.num_heads_k)
-        shapes = {"q": (*of_q, p.head_dim), "k": (*of_k, p.head_dim)}
-        shapes |= {"v": (*of_k, p.head_dim_v), "o": (*of_q, p.head_dim_v)}
-        lse = {"lse": contiguous(p.batch, p.num_heads, p.seqlen_q)}
-        if p.layout != PACKED_INPUTS:
-            return [*({name: laid_out(p.layout, shape)} for name, shape in shapes.items()), lse]
-        strides = contiguous(p.batch, p.seqlen_q, p.num_heads + 2 * p.num_heads_k, p.head_dim).strides
-        first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
-        packed = {name: View(shapes[name], strides, head * p.head_dim) for name, head in first_heads.items()}
-        return [packed, {"o": contiguous(*shapes["o"])}, lse]
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
+        """Each in a buffer of its own; in the layout qkv q, k and v share one."""
+        p, dtype = problem, DTYPES[problem.dtype]
+        batch, rows, keys = self._rows(p)
+        of_q, of_k = (batch, rows, p.num_heads), (batch, keys, p.num_heads_k)
+        shapes = {"q": (*of_q, p.head_dim), "k": (*of_k, p.head_dim), "v": (*of_k, p.head_dim_v)}
+        views, within = {name: laid_out(p.layout, shape) for name, shape in shapes.items()}, ""
+        if p.layout == PACKED_INPUTS:
+            strides = contiguous(batch, rows, p.num_heads + 2 * p.num_heads_k, p.head_dim).strides
+            first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
+            views = {name: View(shapes[name], strides, head * p.head_dim) for name, head in first_heads.items()}
+            within = "q"
+        inputs = {name: Tensor(view, dtype, within=within) for name, view in views.items()}
+        o = Tensor(laid_out(p.layout, (*of_q, p.head_dim_v)), dtype, OUTPUT)
+        return {**inputs, **of_features(p), "o": o, LSE: lse_of(p, batch, p.num_heads, rows)}
+
+    def _rows(self, problem: Problem) -> tuple[int, int, int]:
+        """The batch of its tensors, and the rows of Q and of K."""
+        return problem.batch, problem.seqlen_q, problem.seqlen_k
 
     def default_scale(self, problem: Problem) -> float:
         """What the family of inputs wants, or 1/sqrt(head_dim)."""
@@ -102,8 +101,20 @@ class Forward(Operation):
         return wanted(DTYPES[problem.dtype]) if wanted else super().default_scale(problem)
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """As the family designs them."""
-        q, k, v = (tensors[name] for name in "qkv")
+        """As the family designs them, and what features bring; the random state first."""
+        p = problem
+        if p.dropout_p:
+            tensors[dropout.RNG_STATE].copy_(dropout.drawn(generator.device, generator))
+        self._design(p, tensors["q"], tensors["k"], tensors["v"], generator)
+        if p.alibi:
+            draw_slopes(tensors[SLOPES], generator)
+        if p.sinks:  # of a few nats
+            tensors[SINKS].copy_(3 * torch.randn(p.num_heads, generator=generator, device=generator.device))
+
+    def _design(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        """Fills tensors, (batch, seqlen, heads, columns), as the family says."""
         FAMILIES[problem.family].draw(q, k, v, problem.softmax_scale, generator)
 
     def compute(
@@ -114,69 +125,24 @@ class Forward(Operation):
         return {"o": o, "lse": lse}
 
 
-class WithSlopes(Forward):
-    """One more input: alibi_slopes (batch, num_heads), fp32, of the sequences and their heads."""
-
-    more = SLOPES
-
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """Those without it, and the slopes."""
-        return [*super().views(problem), {SLOPES: contiguous(problem.batch, problem.num_heads)}]
-
-    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Those without it, and the slopes."""
-        super().draw(problem, tensors, generator)
-        draw_slopes(tensors[SLOPES], generator)
+OPERATION = Forward()
 
 
-class WithSinks(Forward):
-    """One more input: sinks (num_heads,), fp32."""
-
-    more = SINKS
-
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """Those without it, and the sinks."""
-        return [*super().views(problem), {SINKS: contiguous(problem.num_heads)}]
-
-    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """Those without it, and sinks of a few nats."""
-        super().draw(problem, tensors, generator)
-        tensors[SINKS].copy_(3 * torch.randn(problem.num_heads, generator=generator, device=generator.device))
-
-
-class WithDropout(Forward):
-    """One more input: rng_state (3,), int32."""
-
-    more = dropout.RNG_STATE
-
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """Those without it, and the state."""
-        return [*super().views(problem), {dropout.RNG_STATE: contiguous(dropout.STATE_WORDS)}]
-
-    def dtype(self, problem: Problem, name: str) -> torch.dtype:
-        """The state is of words."""
-        return torch.int32 if name == dropout.RNG_STATE else super().dtype(problem, name)
-
-    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
-        """The state as a call draws it, after all else."""
-        tensors[dropout.RNG_STATE].copy_(dropout.drawn(generator.device, generator))
-        super().draw(problem, tensors, generator)
-
-
-def variants(base: type[Forward], *further: Any) -> dict[tuple[bool, ...], Forward]:
-    """An operation with some of what may go with it: with all that each of these adds, by whether it is among them."""
+def of_features(problem: Problem) -> dict[str, Tensor]:
+    """ALiBi's slopes (batch, num_heads) and sinks (num_heads,), fp32; dropout's rng_state (3,), int32."""
     found = {}
-    for has in itertools.product((False, True), repeat=len(further)):
-        added = tuple(itertools.compress(further, has))
-        more = tuple(each.more for each in added)
-        fp32 = (*base.fp32, *(name for name in more if name != dropout.RNG_STATE))
-        attributes = {"inputs": (*base.inputs, *more), "fp32": fp32}
-        found[has] = type(base.__name__, (*reversed(added), base), attributes)()
+    if problem.alibi:
+        found[SLOPES] = Tensor(contiguous(problem.batch, problem.num_heads), torch.float32)
+    if problem.sinks:
+        found[SINKS] = Tensor(contiguous(problem.num_heads), torch.float32)
+    if problem.dropout_p:
+        found[dropout.RNG_STATE] = Tensor(contiguous(dropout.STATE_WORDS), torch.int32)
     return found
 
 
-_FORWARD = variants(Forward, WithSlopes, WithSinks, WithDropout)
-OPERATION = _FORWARD[False, False, False]
+def lse_of(problem: Problem, *shape: int) -> Tensor:
+    """The log-sum-exp, fp32, which a problem may not ask for."""
+    return Tensor(contiguous(*shape), torch.float32, OUTPUT, optional=not problem.lse)
 
 
 def attention(

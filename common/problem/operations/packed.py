@@ -6,26 +6,19 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.buffers import View, contiguous
+from flashladder.common.problem.buffers import Tensor, contiguous
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import (
-    SINKS,
-    SLOPES,
-    Forward,
-    WithDropout,
-    WithSinks,
-    WithSlopes,
-    attention,
-    variants,
-)
-from flashladder.common.problem.problem import FEATURES, LENGTHS, Operation, Problem
+from flashladder.common.problem.operations.forward import SINKS, SLOPES, Forward, attention, lse_of
+from flashladder.common.problem.problem import FEATURES, LENGTHS, LSE, Problem
+
+STARTS = ("cu_seqlens_q", "cu_seqlens_k")
 
 
 class Packed(Forward):
@@ -38,14 +31,9 @@ class Packed(Forward):
     """
 
     name = "packed"
-    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     features = (*FEATURES, *LENGTHS)
     families = (NORMAL,)
     sizes = ("total_q", "total_k")
-
-    def variant(self, problem: Problem) -> Operation:
-        """ALiBi has slopes, sinks are logits, dropout has a random state."""
-        return _PACKED[problem.alibi, problem.sinks, problem.dropout_p > 0]
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, the longest and all rows, from the lengths; rows of K as of Q."""
@@ -64,24 +52,27 @@ class Packed(Forward):
         """The sum over its sequences."""
         return sum(forward.OPERATION.flops(alone) for *_, alone in parts(problem))
 
-    def views(self, problem: Problem) -> list[dict[str, View]]:
-        """As of one sequence with all rows."""
-        p = problem
-        *views, _ = super().views(one_sequence(p, p.total_q, p.total_k, p.layout))
-        starts = [{f"cu_seqlens_{x}": contiguous(p.batch + 1)} for x in "qk"]
-        return [*views, *starts, {"lse": contiguous(p.num_heads, p.total_q)}]
+    def tensors(self, problem: Problem) -> dict[str, Tensor]:
+        """As of one sequence with all rows, and where each begins."""
+        found = super().tensors(problem)
+        rows = {name: found.pop(name) for name in "qkv"}
+        starts = dict.fromkeys(STARTS, Tensor(contiguous(problem.batch + 1), torch.int32))
+        return {**rows, **starts, **found, LSE: lse_of(problem, problem.num_heads, problem.total_q)}
 
-    def dtype(self, problem: Problem, name: str) -> torch.dtype:
-        """int32 of what says where sequences begin."""
-        return torch.int32 if name.startswith("cu_seqlens") else super().dtype(problem, name)
+    def _rows(self, problem: Problem) -> tuple[int, int, int]:
+        return 1, problem.total_q, problem.total_k
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """Standard normal ones, and the lengths of the problem."""
-        for name in "qkv":
-            tensor = tensors[name]
-            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
-        for name, seqlens in (("cu_seqlens_q", problem.seqlens_q), ("cu_seqlens_k", problem.seqlens_k)):
+        super().draw(problem, tensors, generator)
+        for name, seqlens in zip(STARTS, (problem.seqlens_q, problem.seqlens_k), strict=True):
             tensors[name].copy_(torch.tensor([0, *itertools.accumulate(seqlens)], dtype=torch.int32))
+
+    def _design(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        for tensor in (q, k, v):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
 
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
@@ -99,8 +90,7 @@ class Packed(Forward):
         return {"o": o, "lse": lse}
 
 
-_PACKED = variants(Packed, WithSlopes, WithSinks, WithDropout)
-OPERATION = _PACKED[False, False, False]
+OPERATION = Packed()
 
 
 def _of_lengths(problem: Problem) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Bars:
 
 def exact(problem: Problem, tensors: Tensors) -> Exact:
     """Attention in fp64, over the inputs as they were rounded."""
-    compute, v = problem.asked.compute, problem.asked.inputs[2]
+    compute, v = problem.asked.compute, problem.inputs[2]
     found = compute(problem, tensors.by_name, torch.float64)
     weight = compute(problem, {**tensors.by_name, v: tensors.by_name[v].abs()}, torch.float64)["o"]
     return Exact(found["o"], found[LSE], weight, problem.num_heads_k)

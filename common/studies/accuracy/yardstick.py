@@ -20,7 +20,7 @@ BLOCK_N = 64
 def run(problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """O in the inputs' dtype, (batch, seqlen_q, num_heads, head_dim_v), and LSE in fp32. Takes no causal mask."""
     dtype, unit = tensors.q.dtype, problem.softmax_scale * math.log2(math.e)
-    q, k, v = (tensors.by_name[name].transpose(1, 2).float() for name in tensors.operation.inputs[:3])
+    q, k, v = (tensors.by_name[name].transpose(1, 2).float() for name in tensors.problem.inputs[:3])
     seqlen_q = q.shape[2]
     q = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # all rows that see one head of K
     highest = q.new_full((*q.shape[:3], 1), -math.inf)
