@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from flashladder.common.api import around_kernels
+from flashladder.common.api import padding
+from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
@@ -21,16 +22,10 @@ PLAIN = Problem(seqlen_q=1024, lse=False)
 def copied_to(widths, dropout, trains):
     """The columns of Q and V that `attention` hands to a kernel."""
     q, v = (torch.empty(1, 1, 1, columns, device="meta") for columns in widths)
-    if not around_kernels.are_needed(q, v, dropout, trains):
+    if not padding.is_needed(q, v, dropout, trains):
         return widths
-    found = []
-
-    def call(q, k, v, softmax_scale):
-        found.append((q.shape[-1], v.shape[-1]))
-        return v, None
-
-    around_kernels.attend(call, q, q, v, None, trains)
-    return found[0]
+    q, _, v, _ = padding.padded(q, q, v, Options(), trains)
+    return q.shape[-1], v.shape[-1]
 
 
 @pytest.mark.parametrize("widths", [*limits.WIDTHS, (104, 72)])

@@ -28,8 +28,8 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 30.0},
     "ALiBi": {"alibi": True},
 }
-OTHERS = {"dropout": {"dropout_p": 0.1}, "packed": {"seqlens_q": (1024, 2048)}}
-OPTIONS = {  # and each one's fields of a problem, by the operation
+OTHERS: dict[str, dict[str, Any]] = {"dropout": {"dropout_p": 0.1}, "packed": {"seqlens_q": (1024, 2048)}}
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a problem, by the operation
     FIRST_OPERATION: {**BOUNDS, **OTHERS, "sinks": {"sinks": True}, "log-sum-exp": {"lse": True}},
     "backward": {
         **{f"gradient, {name}": fields for name, fields in (BOUNDS | OTHERS).items()},
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     def columns(self, head_dim: int, head_dim_v: int) -> tuple[int, int]:
         """Those that a kernel is asked for: more than the tensors have where these are copied first."""
         is_even = head_dim == head_dim_v
-        copied_to = HEAD_DIMS if "dropout_p" in self.fields else ()
+        copied_to: tuple[int, ...] = HEAD_DIMS if "dropout_p" in self.fields else ()
         copied_to = COPIED_TO.get(self.operation, copied_to)
         of_cache = self.operation == "decode" and (not is_even or "fp8_cache" in self.fields.get("options", ()))
         if of_cache or not copied_to:
