@@ -26,7 +26,7 @@ class FakeTimer:
         self.mode = mode
         self._random = random.Random(0)
 
-    def plan(self, launch):
+    def plan(self, launch, elsewhere=None):
         return timing.SamplePlan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):

@@ -9,6 +9,8 @@
     launches:              in this order: the first that runs on the card, takes the kind, and whose `when` holds
       - {rung: decode/13, when: one_wave and length == 'short', rival: true}
       - {rung: decode/06, config: {block_n: 64}}
+    search:                what its rungs are tuned for where nobody says: all of these together, and how they are timed
+      {batch: [1, 8], seqlens: [1024, 8192], mode: cold_graph}
 
 `when` reads the fields of a kind (common/problem/kind.py), its options and its classes. Of those that are rivals, the
 tuner's winners decide which goes first. Where one with `only: true` holds, no other is asked: it says what it lacks.
@@ -60,6 +62,14 @@ class Launch(Declared):
         return bool(_expression(self.when, "condition `when`").value(values))
 
 
+class Search(Declared):
+    """The problems that rungs are tuned for; without `batch`, as many sequences as tokens suffice for."""
+
+    batch: tuple[StrictInt, ...] = ()
+    seqlens: tuple[StrictInt, ...] = (4096,)
+    mode: StrictStr = "hot"
+
+
 class Ladder(Declared):
     """What a ladder.yaml says."""
 
@@ -68,6 +78,7 @@ class Ladder(Declared):
     sizes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     classes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
+    search: Search = Search()
 
     @property
     def lengths(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ import torch
 
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import DeviceError, first_line
+from flashladder.common.measure import l2
 from flashladder.common.measure.baselines import Baseline, RunOnce
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.references import Configured, Prepared
@@ -18,7 +19,7 @@ from flashladder.common.measure.spot import Stage
 from flashladder.common.measure.timing import Contender, Measurement, TimingSettings, measure
 from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.inputs import Tensors, allocate, make_inputs
 from flashladder.common.problem.problem import DTYPES, LSE, Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import faults_named
@@ -63,6 +64,7 @@ class ProblemInstance:
     def __init__(self, problem: Problem, device: str, ulps: int = 0) -> None:
         self.problem = problem
         self.tensors = make_inputs(problem, device)
+        self._copied: list[Tensors] = []
         expected = expect(problem, self.tensors)
         ulp = torch.finfo(DTYPES[problem.dtype]).eps
         allowed = {
@@ -81,11 +83,14 @@ class ProblemInstance:
         """A baseline on these tensors."""
         run = baseline.prepare(self.problem, self.tensors)
 
+        def again(l2_bytes: int) -> list[RunOnce]:
+            return [baseline.prepare(self.problem, tensors) for tensors in self._copies(l2_bytes)]
+
         def verified(launch: RunOnce) -> Check:
             given = launch()._asdict()
             return verify(self.expected, {name: given[name] for name in self.problem.outputs if name != LSE})
 
-        return Contender(baseline.name, run, verified, is_official=True)
+        return Contender(baseline.name, run, verified, is_official=True, elsewhere=again)
 
     def ours(self, name: str, kernel: Artifact | Configured, *, timed: bool) -> Contender:
         """A kernel on these tensors. DeviceError where it faults."""
@@ -97,13 +102,26 @@ class ProblemInstance:
             bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
             launch = bind(self.problem, self.tensors)
 
+        def again(l2_bytes: int) -> list[Callable[[], object]]:
+            with faults():
+                return [bind(self.problem, tensors) for tensors in self._copies(l2_bytes)]
+
         def verified(launch: Callable[[], object]) -> Check:
             self.tensors.poison()
             with faults():
                 launch()
             return verify(self.expected, self.tensors.outputs, self.tensors.buffers)
 
-        return Contender(name, launch, verified, self.stage if timed else None)
+        return Contender(name, launch, verified, self.stage if timed else None, elsewhere=again)
+
+    def _copies(self, l2_bytes: int) -> list[Tensors]:
+        """Of the tensors, so many that an L2 of so many bytes has nothing of the first ones when they come again."""
+        for _ in range(l2.copies(self.problem.asked.bytes_moved(self.problem), l2_bytes) - len(self._copied)):
+            copied = allocate(self.problem, self.tensors.device)
+            for name in copied.by_name.keys() - copied.outputs.keys():
+                copied.by_name[name].copy_(self.tensors.by_name[name])
+            self._copied.append(copied)
+        return self._copied
 
 
 class Arena:

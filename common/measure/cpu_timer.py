@@ -28,7 +28,7 @@ class CpuTimer:
         if mode != "hot":
             raise ConfigError(f"--mode {mode} is for GPUs; on a CPU there is only hot")
 
-    def plan(self, launch: Callable[[], object]) -> SamplePlan:
+    def plan(self, launch: Callable[[], object], elsewhere: object = None) -> SamplePlan:
         """As many launches as make a sample long enough, after a warm-up."""
         launch()
         once_us = _time_us(launch)

@@ -5,7 +5,7 @@ So engines run decode, whose kernels take less time than the host needs to launc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from flashladder.common.errors import DeviceError, first_line
 
 REPLAY_US = 5  # a graph of one launch takes so much longer than the launch, at most
-WARM_UP = 3  # launches on the stream that is captured: what a library makes at its first is in no graph
+WARM_UP = 3  # of each launch, on the stream that is captured: what a library makes at its first is in no graph
 
 
 class CaptureError(DeviceError):
@@ -21,21 +21,20 @@ class CaptureError(DeviceError):
 
 
 class Captured:
-    """So many launches in a graph: a call replays them all, and gives what the last one gave. CaptureError."""
+    """Launches in a graph: a call replays them all, and gives what the last one gave. CaptureError."""
 
-    def __init__(self, launch: Callable[[], object], launches: int) -> None:
+    def __init__(self, launches: Sequence[Callable[[], object]]) -> None:
         self._graph = torch.cuda.CUDAGraph()
         stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
+            for launch in WARM_UP * list(dict.fromkeys(launches)):
                 launch()
             torch.cuda.synchronize()
             self._graph.capture_begin(pool=pool)
             try:
-                for _ in range(launches - 1):
-                    launch()
-                self._given = launch()
+                for launch in launches:
+                    self._given = launch()
                 self._graph.capture_end()
             except BaseException as error:  # a foreign package may fail in any way, and Ctrl-C may come
                 self._abandon(pool)

@@ -1,4 +1,6 @@
-"""No part of L2 is set aside: what a stream keeps there as persisting would outlive the flush between cold launches.
+"""What L2 holds between launches: as many copies of tensors as it does not, and no part that is set aside.
+
+What a stream keeps there as persisting would outlive the flush between cold launches.
 
 A kernel's host code may set a part of L2 aside and give its stream an access policy window; lines in it are evicted by
 nothing else, and other kernels have less of L2 (CUDA C++ Programming Guide, "L2 cache"; karpathy/llm.c, pull request
@@ -7,8 +9,17 @@ nothing else, and other kernels have less of L2 (CUDA C++ Programming Guide, "L2
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
+
+BESIDE = 2  # times L2, what is read between two launches on the same tensors
+LARGE = 20  # times L2, from which on tensors leave next to nothing there themselves
+
+
+def copies(num_bytes: float, l2_bytes: int) -> int:
+    """How many more tensors of so many bytes are to be read before the first ones again, so that none is in L2."""
+    return 0 if num_bytes >= LARGE * l2_bytes else math.ceil(BESIDE * l2_bytes / num_bytes)
 
 
 class SetAside:

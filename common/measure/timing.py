@@ -1,10 +1,10 @@
 """Paired timing on the GPU: every contender in every round, in shuffled ABBA order, with the baseline against itself.
 
-Four modes, never mixed. Hot: launches back to back for about 2 ms, the inputs in L2 as far as they fit, at the clocks
+Five modes, never mixed. Hot: launches back to back for about 2 ms, the inputs in L2 as far as they fit, at the clocks
 of a short burst that all contenders share. Graph: the same launches in a CUDA graph, which is replayed once before.
-Cold: single launches, each after L2 was overwritten; the figure includes about 2 us that two events cost. Sustained:
-launches for half a second, of which the second half counts, so that each contender runs at the clock that its own power
-allows.
+Cold_graph: they go from one copy of the tensors to the next, which together are larger than L2. Cold: single launches,
+each after L2 was overwritten; the figure includes about 2 us that two events cost. Sustained: launches for half a
+second, of which the second half counts, so that each contender runs at the clock that its own power allows.
 
 The host is never timed: a sample's work waits in the GPU's queue behind a kernel that holds it back until enough is
 there. All hold it for as long, so that no kernel comes upon a cooler card. Samples carry the GPU's clock, power,
@@ -34,20 +34,28 @@ from flashladder.common.measure.spot import Queue, SpotChecks, Stage
 from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
 from flashladder.common.problem.check import Check
 
-Mode = Literal["hot", "graph", "cold", "sustained"]
-MODES: tuple[Mode, ...] = ("hot", "graph", "cold", "sustained")
+Mode = Literal["hot", "graph", "cold_graph", "cold", "sustained"]
+MODES: tuple[Mode, ...] = ("hot", "graph", "cold_graph", "cold", "sustained")
 CONTROL = "control"  # the baseline once more
 
-SAMPLE_US = {"hot": 2e3, "graph": 2e3, "cold": 1e3, "sustained": 250e3}
-BUDGET_S = {"hot": 2.5, "graph": 2.5, "cold": 2.5, "sustained": 15.0}  # of one shape
-MIN_ROUNDS = {"hot": 16, "graph": 16, "cold": 16, "sustained": 4}
-MAX_LAUNCHES = {"hot": 200, "graph": 200, "cold": 10, "sustained": 20_000}
+SAMPLE_US = {"hot": 2e3, "graph": 2e3, "cold_graph": 2e3, "cold": 1e3, "sustained": 250e3}
+BUDGET_S = {"hot": 2.5, "graph": 2.5, "cold_graph": 2.5, "cold": 2.5, "sustained": 15.0}  # of one shape
+MIN_ROUNDS = {"hot": 16, "graph": 16, "cold_graph": 16, "cold": 16, "sustained": 4}
+MAX_LAUNCHES = {"hot": 200, "graph": 200, "cold_graph": 200, "cold": 10, "sustained": 20_000}
 WANTED_HALF_WIDTH = 0.002  # rounds go on until every ratio's interval is this narrow, or the budget is spent
 CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little lower, so it holds a little longer
 LONGER_HOLDS = (1, 8, 64)  # where the host did not get there in time
 SPOT_HOLD_US = 500  # for what is queued around a call that is spot-checked
 CLOCK_BAND = 0.02  # of a clock beside the baseline's
 LOUD = 0.05  # noise that a reader must know of
+
+
+# The launch on copies of the tensors, as many as an L2 of so many bytes does not hold.
+Elsewhere = Callable[[int], Sequence[Callable[[], object]]]
+
+
+def _nowhere(_: int) -> Sequence[Callable[[], object]]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Contender:
     verify: Callable[[Callable[[], object]], Check]
     stage: Stage | None = None  # its tensors, where it is spot-checked
     is_official: bool = False  # left out, not an error, where no CUDA graph holds it
+    elsewhere: Elsewhere = _nowhere
 
     def check(self, replay: Callable[[], object] | None = None) -> Check:
         """Of the launch, or of a replay."""
@@ -184,7 +193,7 @@ class Foul(Exception):
 class Timer(Protocol):
     """Times launches on one device."""
 
-    def plan(self, launch: Callable[[], object]) -> SamplePlan:
+    def plan(self, launch: Callable[[], object], elsewhere: Elsewhere = _nowhere) -> SamplePlan:
         """How a sample of this launch is to be taken."""
 
     def sample(self, plan: SamplePlan) -> tuple[float, GpuState]:
@@ -226,7 +235,7 @@ def _plans(timer: Timer, contenders: Sequence[Contender]) -> tuple[dict[str, Sam
     for contender in contenders:
         try:
             with _named(contender.name):
-                plans[contender.name] = timer.plan(contender.launch)
+                plans[contender.name] = timer.plan(contender.launch, contender.elsewhere)
         except graphs.CaptureError as error:
             absent[contender.name] = f"{contender.name} {error}"
             if not contender.is_official:
@@ -292,17 +301,21 @@ class _GpuTimer:
         self._events = [(_event(), _event()) for _ in range(count)]
         self._held = torch.cuda.Event()
         self._set_aside = SetAside()
-        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self._flush = torch.empty(2 * l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
+        self._l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._flush = torch.empty(2 * self._l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
 
-    def plan(self, launch: Callable[[], object]) -> SamplePlan:
+    def plan(self, launch: Callable[[], object], elsewhere: Elsewhere = _nowhere) -> SamplePlan:
         """How many launches make a sample, and how long the queue must be held for them."""
         # Of a graph of one launch: a launch that waits for the GPU could not be estimated, nor is it captured.
-        gpu_us, host_us = self._estimate(graphs.Captured(launch, 1) if self.mode == "graph" else launch)
+        in_graph = self.mode in ("graph", "cold_graph")
+        gpu_us, host_us = self._estimate(graphs.Captured([launch]) if in_graph else launch)
         wanted = round(SAMPLE_US[self.mode] / gpu_us)
         launches = min(max(1, wanted), MAX_LAUNCHES[self.mode])
-        if self.mode == "graph":
-            replay = graphs.Captured(launch, launches)
+        if in_graph:
+            turn = [*(elsewhere(self._l2_bytes) if self.mode == "cold_graph" else ()), launch]
+            turns = -(-launches // len(turn))
+            launches = turns * len(turn)
+            replay = graphs.Captured(turns * turn)
             all_us, host_us = self._estimate(replay)
             graphs.require_all(launches, all_us / launches, gpu_us)
             return SamplePlan(replay, launches, 1, 100 + 2 * host_us, launches_a_call=launches)

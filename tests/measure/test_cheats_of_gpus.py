@@ -49,7 +49,7 @@ class Gpu(timing._GpuTimer):
         self._held = SimpleNamespace(query=lambda: time.perf_counter() > self._until)
         self._set_aside = l2.SetAside()
 
-    def plan(self, launch):
+    def plan(self, launch, elsewhere=None):
         return timing.SamplePlan(launch, launches=3, lead=1, hold_us=getattr(launch, "hold_us", 2000.0))
 
     def _hold(self, microseconds):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashladder.common.errors import DeviceError, VerificationError
-from flashladder.common.measure import graphs, timing
+from flashladder.common.measure import graphs, l2, timing
 from flashladder.common.measure.nvml import GpuState
 from flashladder.common.measure.timing import Contender, TimingSettings, measure
 from flashladder.common.problem.check import Check
@@ -138,7 +138,7 @@ def test_each_is_captured_for_its_estimate_and_for_all_samples(card):
 
 def test_warm_up_is_on_the_stream_that_is_captured(card):
     kernel = Kernel(card)
-    replay = graphs.Captured(kernel, 4)
+    replay = graphs.Captured(4 * [kernel])
     (stream, _), *_ = kernel.launched_on
     assert kernel.launched_on == [(stream, False)] * graphs.WARM_UP + [(stream, True)] * 4
     assert stream != "main"
@@ -146,6 +146,28 @@ def test_warm_up_is_on_the_stream_that_is_captured(card):
     before = card.now
     assert replay() == (kernel.o, None)
     assert card.now == before + 4 * kernel.time_us
+
+
+def test_cold_launches_go_from_one_copy_to_the_next(card):
+    """All of them in each replay, the tensors that are verified last."""
+    card.mode, card._l2_bytes, copies = "cold_graph", 1000, []
+
+    def elsewhere(l2_bytes):
+        copies[:] = [Kernel(card, 300.0) for _ in range(l2_bytes // 500)]
+        return copies
+
+    ours = Kernel(card, 300.0)
+    contender = Contender("ours", ours, verify, elsewhere=elsewhere)
+    result = measure([contender], TimingSettings("cold_graph", 4), card)
+    held = card.graphs[-1].held
+    assert held == [run for _ in range(3) for run in (*(copy.run for copy in copies), ours.run)]
+    assert result.samples[0].launches == 9
+    assert result.time_us("control") == pytest.approx(300.0)
+
+
+@pytest.mark.parametrize(("num_bytes", "more"), [(4 << 20, 25), (64 << 20, 2), (100 << 20, 1), (1000 << 20, 0)])
+def test_so_many_copies_that_none_is_in_l2_when_its_turn_comes(num_bytes, more):
+    assert l2.copies(num_bytes, 50 << 20) == more
 
 
 class Refused(Kernel):

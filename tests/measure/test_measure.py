@@ -30,7 +30,7 @@ class FakeTimer:
     def __init__(self, mode):
         self.mode = mode
 
-    def plan(self, launch):
+    def plan(self, launch, elsewhere=None):
         return timing.SamplePlan(launch, launches=10, lead=1, hold_us=0)
 
     def sample(self, plan):

@@ -98,7 +98,7 @@ def test_launches_in_a_cuda_graph(run):
 def test_a_baseline_that_no_cuda_graph_holds_is_named(run, monkeypatch):
     plan = fake_gpu.FakeTimer.plan
 
-    def refuse(timer, launch):
+    def refuse(timer, launch, elsewhere):
         if launch.time_us == 100.0:
             raise CaptureError("cannot be captured in a CUDA graph: it waits for the GPU")
         return plan(timer, launch)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashladder.common.catalog import ladder_of
 from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.problem.config import Value, gpu_names, parse_values
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from flashladder.common.problem.problem import Operation, Problem
 
 _DTYPES = ("bf16", "fp16")
+TOKENS = 16384  # of a row of benchmarks, where nobody says
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -77,19 +80,26 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_shapes(parser: argparse.ArgumentParser, seqlens: str, families: Sequence[str] = ("normal",)) -> None:
+def add_shapes(parser: argparse.ArgumentParser, seqlens: str | None, families: Sequence[str] = ("normal",)) -> None:
     """The options that describe a row of problems, of all sequence lengths; `seqlens` is the default.
 
-    So are `families`, as far as the operation has them.
+    So are `families`, as far as the operation has them. Without seqlens, the ladder says them, and the batch.
     """
-    parser.set_defaults(usual_families=families, lse=True, window=(None, None), softcap=0.0)
+    of_ladder = seqlens is None
+    parser.set_defaults(usual_families=families, of_ladder=of_ladder, lse=True, window=(None, None), softcap=0.0)
     group = parser.add_argument_group("problems")
-    group.add_argument(
-        "--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {seqlens})"
-    )
+    usual = seqlens or "the ladder's"
+    group.add_argument("--seqlens", default=seqlens, help=f"512..4096 doubles; or a list, 512,4096 (default: {usual})")
     group.add_argument("--causal", choices=("no", "yes", "both"), default="no")
-    group.add_argument("--tokens", type=int, default=16384, help="batch x seqlen (default: 16384)")
-    group.add_argument("--heads", type=int, help="heads of Q (default: what the operation is usually timed with, 16)")
+    number = group.add_mutually_exclusive_group()
+    number.add_argument("--batch", type=_numbers, metavar="N[,N]", help="sequences (default: as many as --tokens has)")
+    number.add_argument("--tokens", type=count, help=f"batch x seqlen (default: {TOKENS})")
+    group.add_argument(
+        "--heads",
+        type=_numbers,
+        metavar="N[,N]",
+        help="heads of Q (default: what the operation is usually timed with, 16)",
+    )
     group.add_argument("--heads-k", type=int, help="heads of K and V (default: as Q)")
     group.add_argument("--head-dim", type=int, help="columns (default: as usual for the operation, 128)")
     group.add_argument("--head-dim-v", type=int, help="columns of V and O (default: --head-dim)")
@@ -98,6 +108,11 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str, families: Sequence
     usual = ",".join(families)
     group.add_argument("--family", type=_names, metavar="NAME[,NAME]", help=f"of inputs (default: {usual})")
     _add_options(group)
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers between commas, each once."""
+    return list(dict.fromkeys(map(count, text.split(","))))
 
 
 def _names(text: str) -> list[str]:
@@ -141,14 +156,15 @@ def _keys(side: str) -> int | None:
     return None if side in ("", "all") else int(side)
 
 
-def add_timing(parser: argparse.ArgumentParser) -> None:
+def add_timing(parser: argparse.ArgumentParser, default: str | None = "hot") -> None:
     """--mode and --rounds."""
     parser.add_argument(
         "--mode",
-        choices=("hot", "graph", "cold", "sustained"),
-        default="hot",
-        help="hot: short bursts, L2 as it is; graph: those in a CUDA graph; cold: L2 flushed before each launch; "
-        "sustained: at the power limit",
+        choices=("hot", "graph", "cold_graph", "cold", "sustained"),
+        default=default,
+        help="hot: short bursts, L2 as it is; graph: those in a CUDA graph; cold_graph: there, from one copy of the "
+        "tensors to the next; cold: L2 flushed before each launch; sustained: at the power limit "
+        f"(default: {default or 'as the ladder says'})",
     )
     add_rounds(parser)
 
@@ -236,7 +252,6 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
             f"own; give --window {before}, or --causal no"
         )
     sizes = {
-        "num_heads": arguments.heads,
         "num_heads_k": arguments.heads_k,
         "head_dim": arguments.head_dim,
         "head_dim_v": arguments.head_dim_v,
@@ -246,7 +261,7 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
     given = {**kind.usual, **{name: value for name, value in sizes.items() if value is not None}}
     return [
         Problem(
-            **given | kind.of_length(seqlen, arguments.tokens) | {"options": own},
+            **given | size | {"options": own},
             dtype=arguments.dtype,
             causal=causal,
             seed=arguments.seed,
@@ -259,8 +274,19 @@ def shapes(arguments: argparse.Namespace, operation: str) -> list[Problem]:
         )
         for causal in {"no": (False,), "yes": (True,), "both": (False, True)}[arguments.causal]
         for family in families
-        for seqlen in lengths(arguments.seqlens)
+        for size in _sizes(arguments, kind)
     ]
+
+
+def _sizes(arguments: argparse.Namespace, kind: Operation) -> Iterator[dict[str, int]]:
+    """The batch, the lengths and the heads of each problem of a row, as far as they are not the usual ones."""
+    search = ladder_of(kind.name).search
+    seqlens = search.seqlens if arguments.seqlens is None else lengths(arguments.seqlens)
+    batches = arguments.batch or (search.batch if arguments.of_ladder and not arguments.tokens else ())
+    of_batches = [{"batch": batch} for batch in batches] or [{}]
+    of_heads = [{"num_heads": heads} for heads in arguments.heads or ()] or [{}]
+    for seqlen, batch, heads in itertools.product(seqlens, of_batches, of_heads):
+        yield {**kind.of_length(seqlen, arguments.tokens or TOKENS), **batch, **heads}
 
 
 def chosen(what: str, given: str | None, known: Iterable[str]) -> list[str]:
