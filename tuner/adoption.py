@@ -42,8 +42,7 @@ def jobs(choose: Choose, alike: Sequence[Alike], place: Target, folder: Path, se
 
 def tune(searches: Sequence[Job], place: Target, seconds: float) -> int:
     """Searches on all GPUs of this machine; the exit code tells whether each found a winner."""
-    operation = catalog.one_operation(each.space.version.operation for each in searches)
-    return campaign.run(searches, job.workers(AUTO, place.gpu, "hot", PATIENCE, operation), seconds)
+    return campaign.run(searches, job.workers(AUTO, place.gpu, "hot", PATIENCE), seconds)
 
 
 def predictions(ranked: Sequence[Job], alike: Sequence[Alike]) -> list[Prediction]:

@@ -1,11 +1,17 @@
-"""What a worker does on a GPU: kernels beside official FlashAttention-2, or beside each other, on the same tensors,
-checked and timed."""
+"""What a worker does on a GPU: kernels beside an official one, or beside each other, on the same tensors, checked and
+timed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from flashladder.common import catalog
+from flashladder.common.catalog import Version
+from flashladder.common.compiler import build_one
+from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.baselines import Baseline
@@ -16,6 +22,32 @@ from flashladder.common.records import records
 from flashladder.common.runtime import target
 from flashladder.tuner.worker import Comparison, Entrants
 
+OPPONENT = "opponent"  # what ratios refer to, under one name for all problems
+
+
+def opponent(problem: Problem) -> Baseline | Version:
+    """What the kernels of a problem are held against: the first official kernel that is here and takes it.
+
+    Where there is none, it is the rung that takes it and that calls launch last. DeviceError where that is missing too.
+    """
+    there = torch.cuda.is_available()
+    for baseline in baselines.of(problem.operation).values():
+        if not there or not (baseline.missing() or baseline.refusal(problem)):
+            return baseline
+    for launch in reversed(catalog.ladder_of(problem.operation).launches):
+        if (rung := catalog.find(launch.rung)).takes(problem):
+            return rung
+    raise DeviceError(
+        f"there is nothing to compare with: nobody else's kernel, nor a rung that calls launch: {problem}"
+    )
+
+
+def opponents(problems: Iterable[Problem]) -> str:
+    """Who they are, with their versions."""
+    found = map(opponent, problems)
+    names = (f"{each.name} {each.version}" if isinstance(each, Baseline) else each.name for each in found)
+    return ", ".join(dict.fromkeys(names))
+
 
 @dataclass(frozen=True)
 class OnGpu:
@@ -23,16 +55,16 @@ class OnGpu:
 
     gpu: str
     mode: Mode
-    operation: str | None  # whose official kernel takes part; without it ratios refer to the first of ours
+    alone: bool = False  # without an opponent: ratios refer to the first of ours
 
     def __call__(self) -> GpuBench:
-        return GpuBench(self.gpu, self.mode, [baselines.official(self.operation)] if self.operation else [])
+        return GpuBench(self.gpu, self.mode, self.alone)
 
 
 class GpuBench:
     """The first GPU that the process sees. DeviceError where that is not the one to tune for."""
 
-    def __init__(self, gpu: str, mode: Mode, official: Sequence[Baseline]) -> None:
+    def __init__(self, gpu: str, mode: Mode, alone: bool) -> None:
         here = target.resolve("gpu", None)
         if here.gpu.name != gpu:
             raise DeviceError(
@@ -40,24 +72,29 @@ class GpuBench:
                 f"or rank the configurations for {gpu} without measuring: --offline"
             )
         self._mode = mode
-        self._official = official
+        self._alone = alone
+        self._here = here
         self._arenas: dict[Problem, Arena] = {}
+        self._rungs: dict[Problem, dict[str, Artifact]] = {}  # that are opponents
 
     def place(self) -> records.Row:
-        version = self._official[0].version if self._official else ""
-        return records.of_place(on_gpu=True) | {"baseline_version": version}
+        return records.of_place(on_gpu=True)
 
     def prepare(self, problem: Problem) -> None:
         if problem in self._arenas:
             return
-        arena = Arena(problem, self._official)
+        theirs = [] if self._alone else [opponent(problem)]
+        arena = Arena(problem, [each for each in theirs if isinstance(each, Baseline)])
         _require_all(arena.absent)
+        rungs = [each for each in theirs if isinstance(each, Version)]
+        built = [build_one(rung, rung.config_for(problem, self._here.gpu), self._here.arch) for rung in rungs]
+        self._rungs[problem] = dict(zip([OPPONENT], built, strict=False))
         self._arenas[problem] = arena
 
     def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison:
         times, notes = [], []
         for number, problem in enumerate(problems):
-            kernels = {name: artifacts[number] for name, artifacts in entrants.items()}
+            kernels = self._rungs[problem] | {name: artifacts[number] for name, artifacts in entrants.items()}
             contest = self._arenas[problem].hold(kernels, TimingSettings(self._mode, rounds))
             for name, check in contest.checks.items():
                 check.require(name)
@@ -65,8 +102,9 @@ class GpuBench:
             if contest.measurement is None:
                 raise VerificationError("no kernel was timed")
             notes += [note for note in contest.measurement.notes() if note not in notes]
-            names = [*contest.measurement.checks, CONTROL]
-            times.append({name: contest.measurement.times(name) for name in names})
+            found = {name: contest.measurement.times(name) for name in (*contest.measurement.checks, CONTROL)}
+            first = contest.measurement.baseline
+            times.append(found if self._alone else {OPPONENT: found.pop(first), **found})
         return Comparison(next(iter(times[0])), CONTROL, tuple(times), tuple(notes))
 
 

@@ -17,15 +17,13 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.compiler.toolchain import toolchain, version_text
 from flashladder.common.console import progress, warn
 from flashladder.common.errors import ConfigError, DeviceError
-from flashladder.common.measure import baselines
 from flashladder.common.measure.timing import BUDGET_S, Mode
 from flashladder.common.problem.config import GpuDescription, spell
-from flashladder.common.problem.kind import SHORT
 from flashladder.common.runtime.gpu import require_gpu
 from flashladder.tuner import AUTO, candidates
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.forecast import Forecast
-from flashladder.tuner.gpu_bench import OnGpu
+from flashladder.tuner.gpu_bench import OnGpu, opponents
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.space import Space
 from flashladder.tuner.storage import default_url
@@ -79,13 +77,11 @@ class Job:
 
     @property
     def study(self) -> str:
-        """The study's name: '16_static_stride-h100-bf16-d128-full', '-short' where all keys are, and to what the space
-        was narrowed.
-        """
+        """The study's name: '16_static_stride-h100-bf16-d128-full', and to what the space was narrowed."""
         if self.settings.study:
             return self.settings.study
         narrowed = [f"{name}={'+'.join(map(spell, values))}" for name, values in self.space.only.items()]
-        return "-".join([self.space.version.file_name, self.gpu.name, _kind(self.space), *narrowed])
+        return "-".join([self.space.version.file_name, self.gpu.name, self.space.words, *narrowed])
 
     @property
     def storage(self) -> str:
@@ -103,7 +99,6 @@ class Job:
 
     def identity(self) -> dict[str, Any]:
         """What every search of one study must have in common."""
-        official = baselines.official(self.space.version.operation)
         compiler = toolchain()
         tools = (version_text(compiler.nvcc), version_text(compiler.ptxas), *NVCC_FLAGS, *PTXAS_FLAGS)
         return {
@@ -114,7 +109,7 @@ class Job:
             "problems": [problem.name for problem in self.space.problems],
             "fields": {name: list(values) for name, values in self.space.fields.items()},
             "timing": self.settings.mode,
-            "baseline": f"{official.name} {official.version}",
+            "baseline": opponents(self.space.problems),
         }
 
     def rank(self, on_progress: BuildProgress | None = None) -> Ranking:
@@ -171,7 +166,7 @@ class Job:
         return final, effort
 
     def save(self, stock: Stock, final: dict[str, Any]) -> None:
-        """Write the winner to configs/winners, with its evidence."""
+        """Write the winner to its file, with its evidence."""
         winner = next(kernel for kernel in stock.kernels if kernel.code == final["winner"])
         standing = next(each for each in final["standings"] if each["code"] == final["winner"])
         evidence = {
@@ -182,12 +177,13 @@ class Job:
             "problems": [problem.name for problem in self.space.problems],
             "times_us": [round(time, 1) for time in standing["times_us"]],
             "baseline_us": [round(time, 1) for time in final["baseline_us"]],
+            "baseline": opponents(self.space.problems),
+            "timing": self.settings.mode,
             **{name: final.get(name) for name in ("device", "driver", "torch", "toolkit", "commit", "time")},
             "study": self.study,
         }
-        version = self.space.version
-        for kind in winners.names_found_with(self.space.problems):
-            winners.save(self.gpu.name, version.name, kind, self.space.declared(winner.config), evidence, self.home)
+        name, values = self.space.version.name, self.space.declared(winner.config)
+        winners.save(self.gpu.name, name, self.space.kind, values, evidence, self.home)
 
 
 def usual_trials(kernels: int) -> int:
@@ -195,7 +191,7 @@ def usual_trials(kernels: int) -> int:
     return kernels if kernels <= FEW else max(FEW, int(PART * kernels))
 
 
-def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, operation: str) -> list[Worker]:
+def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float) -> list[Worker]:
     """One worker a GPU, for as many as asked for ('auto': all that are visible). DeviceError where there are fewer."""
     import torch
 
@@ -213,15 +209,8 @@ def workers(number: str, gpu: GpuDescription, mode: Mode, patience: float, opera
     wanted = len(devices) if number == AUTO else int(number)
     if wanted > len(devices):
         raise DeviceError(f"--workers {number}: each needs a GPU of its own, and {len(devices)} are visible")
-    bench = OnGpu(gpu.name, mode, operation)
+    bench = OnGpu(gpu.name, mode)
     return [Worker(bench, {"CUDA_VISIBLE_DEVICES": device.strip()}, patience) for device in devices[:wanted]]
-
-
-def _kind(space: Space) -> str:
-    masks = {problem.causal for problem in space.problems}
-    mask = "both" if len(masks) == 2 else "causal" if True in masks else "full"
-    short = "-short" if all(catalog.kind_of(problem).length == SHORT for problem in space.problems) else ""
-    return f"{space.problems[0].dtype}-d{space.problems[0].head_dim}-{mask}{short}"
 
 
 def _source_digest(space: Space) -> str:

@@ -24,7 +24,7 @@ class PairTimer:
     def __init__(self, gpu: str, mode: Mode, rounds: int | None, worker: Worker | None = None) -> None:
         self._mode = mode
         self._rounds = rounds
-        self._worker = worker or Worker(OnGpu(gpu, mode, operation=None), patience=PATIENCE)
+        self._worker = worker or Worker(OnGpu(gpu, mode, alone=True), patience=PATIENCE)
         self._requests = ThreadPoolExecutor(1)  # one after the other
 
     def warm_up(self, problem: Problem) -> None:

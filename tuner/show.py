@@ -53,17 +53,8 @@ def final(job: Job, ledger: Ledger, record: dict[str, Any] | None, effort: Effor
         f"study {ledger.name} in {without_password(job.storage)}",
     ]
     if record:
-        places.insert(0, f"{winners.path_of(job.gpu.name, job.home)}: {'; '.join(_kinds(job))}")
+        places.insert(0, f"{winners.path_of(job.gpu.name, job.home)}: {job.space.kind}")
     aside("\n".join(places))
-
-
-def _kinds(job: Job) -> list[str]:
-    """The kinds that a winner is for. What goes before it is told."""
-    kinds = winners.names_found_with(job.space.problems)
-    for winner in winners.of_gpu(job.gpu.name, job.home):
-        if winner.version == job.space.version.name and any(winner.kind.startswith(f"{kind},") for kind in kinds):
-            warn(f"for {winner.kind} its own winner goes before this one: delete it there, or search its lengths anew")
-    return kinds
 
 
 def interrupted(job: Job, ledger: Ledger) -> None:

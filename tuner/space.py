@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from flashladder.common import catalog
 from flashladder.common.catalog import PTXAS_LEVEL, Version, winners
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, field_named
+from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, field_named, spell
+from flashladder.common.problem.kind import FEATURES, SHORT
 from flashladder.common.problem.problem import Problem
 
 PTXAS_LEVELS = (1, 3)  # of a rung that declares none: 2 gives the machine code of 3
@@ -70,6 +71,21 @@ class Space:
         fields = {name: tuple(dict.fromkeys([*values, usual[name]])) for name, values in fields.items()}
         return cls(version, tuple(problems), tuple(valid), default, fields, only)
 
+    @property
+    def kind(self) -> str:
+        """The kind of its problems, as winners are named."""
+        return winners.name_of(self.problems[0])
+
+    @property
+    def words(self) -> str:
+        """The kind of its problems, as studies are named by it: 'bf16-d128-full', '-short' where keys are few."""
+        kind = catalog.kind_of(self.problems[0])
+        columns = f"d{kind.head_dim}" + ("" if kind.is_even else f"v{kind.head_dim_v}")
+        features = {name: True for name in FEATURES if getattr(kind, name)}
+        rest = {**features, **kind.set_options, **dict(kind.classes), SHORT: kind.length == SHORT}
+        words = (_word(name, value) for name, value in rest.items())
+        return "-".join([kind.dtype, columns, "causal" if kind.causal else "full", *filter(None, words)])
+
     def full(self, config: KernelConfig, problem: Problem) -> KernelConfig:
         """The configuration with the fields that the problem decides: what is compiled for it."""
         return self.version.config_for(problem, **config.as_dict())
@@ -107,6 +123,14 @@ class Space:
             return KernelConfig.of(**{name: values.get(name, value) for name, value in self.default.items})
         except ConfigError:
             return None
+
+
+def by_kind(problems: Iterable[Problem]) -> list[tuple[Problem, ...]]:
+    """The problems, those of one kind together: each kind has a winner of its own."""
+    found: dict[str, list[Problem]] = {}
+    for problem in problems:
+        found.setdefault(winners.name_of(problem), []).append(problem)
+    return list(map(tuple, found.values()))
 
 
 def narrowed(texts: Iterable[str]) -> dict[str, tuple[Value, ...]]:
@@ -150,6 +174,11 @@ def _differences(config: KernelConfig, other: KernelConfig) -> int:
     """The fields in which two configurations of one space differ, ptxas's level aside."""
     pairs = zip(config.items, other.items, strict=True)
     return sum(mine != theirs for mine, theirs in pairs if mine[0] != PTXAS_LEVEL)
+
+
+def _word(name: str, value: Value) -> str:
+    """What tells one value of an option or a class from others; nothing for false."""
+    return "" if value is False else name if value is True else f"{name}={spell(value)}"
 
 
 def _refusal(version: Version, problems: Iterable[Problem], values: dict[str, Value]) -> str | None:

@@ -25,7 +25,7 @@ class Runner:
     workers: Sequence[Worker] = ()
 
     @classmethod
-    def of(cls, gpu: GpuDescription, operation: str, workers: str, mode: Mode, patience: float) -> Runner:
+    def of(cls, gpu: GpuDescription, workers: str, mode: Mode, patience: float) -> Runner:
         """As many workers as are asked for. Where that is AUTO and there is no GPU, the cost model."""
         if workers == AUTO:
             try:
@@ -33,7 +33,7 @@ class Runner:
             except DeviceError as error:
                 warn(f"{error}: configurations are ranked by the cost model, and nothing is measured")
                 return cls(gpu)
-        return cls(gpu, job.workers(workers, gpu, mode, patience, operation))
+        return cls(gpu, job.workers(workers, gpu, mode, patience))
 
 
 def tune(spaces: Sequence[Space], runner: Runner, options: SearchSettings, seconds: float = math.inf) -> int:
@@ -51,12 +51,12 @@ def tune(spaces: Sequence[Space], runner: Runner, options: SearchSettings, secon
 
 
 def _own(space: Space, options: SearchSettings, spaces: Sequence[Space]) -> SearchSettings:
-    """The options of one space: of several rungs or masks, each has a study of its own."""
+    """The options of one space: of several rungs or kinds of problems, each has a study of its own."""
     if not options.study:
         return options
     words = [options.study]
     if len({each.version for each in spaces}) > 1:
         words.append(space.version.file_name)
-    if len({each.problems[0].causal for each in spaces}) > 1:
-        words.append("causal" if space.problems[0].causal else "full")
+    if len({each.kind for each in spaces}) > 1:
+        words.append(space.words)
     return replace(options, study="-".join(words))

@@ -69,14 +69,6 @@ def names_for(asked: Asked) -> list[str]:
     return list(dict.fromkeys(f"{like}{length}" for like in likes for length in lengths))
 
 
-def names_found_with(problems: Iterable[Problem]) -> list[str]:
-    """The names of a winner that was found with problems: with both classes of lengths, it is for any length."""
-    found: dict[str, set[str]] = {}
-    for problem in problems:
-        found.setdefault(_any_length(kind_of(problem)), set()).add(name_of(problem))
-    return [name for any_length, names in found.items() for name in (names if len(names) == 1 else [any_length])]
-
-
 def of_each_length(problem: Problem) -> list[Problem]:
     """The problem, and one like it of the other class of lengths; so are the kernels for both found beforehand."""
     ladder = ladder_of(problem.operation)

@@ -27,7 +27,7 @@ from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu, parse_values
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
-from flashladder.common.records.cells import Pairs, PositiveFloat, Share, Size, text
+from flashladder.common.records.cells import Name, Pairs, PositiveFloat, Share, Size, Words, text
 from flashladder.common.records.ladder_runs import FIELD, MOST_THERMAL, runs_of
 from flashladder.common.records.log import Log, Schema, gpu_of
 from flashladder.common.records.schemas import PLACE, PROBLEM, RESOURCES
@@ -46,7 +46,8 @@ _INTERVAL = r"(\d+\.?\d*) \[(\d+\.?\d*), (\d+\.?\d*)\]"
 _Ratio = Annotated[str, text(_INTERVAL, "a ratio with an interval, such as 1.0756 [1.0745, 1.0771]")]
 _PLACE = {name: PLACE[name] for name in ("device", "driver", "torch", "toolkit", "commit", "time")}
 _FOUND = {"problems": list[Pairs], "times_us": list[PositiveFloat], "baseline_us": list[PositiveFloat], "ratio": _Ratio}
-_EVIDENCE = Schema({**_PLACE, **_FOUND, "to_default": _Ratio}, {**_PLACE, **_FOUND})
+_NEWER = {"to_default": _Ratio, "baseline": Words, "timing": Name}
+_EVIDENCE = Schema({**_PLACE, **_FOUND, **_NEWER}, {**_PLACE, **_FOUND})
 _SIZES = dict.fromkeys(("total_q", "total_k"), Size)
 _PROBLEM = Schema({**PROBLEM, **_SIZES, "alibi": bool, "sinks": bool, "dropout_p": Share})
 

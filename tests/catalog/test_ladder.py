@@ -6,8 +6,10 @@ import re
 import pytest
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.catalog.ladder import FILE, Ladder, Launch, _read
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.measure.timing import MODES
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem, operation_named, operation_names
@@ -41,6 +43,7 @@ def test_it_names_rungs_and_what_kinds_have(operation):
             assert name in rung.choices
     assert {name for name, _ in kind.options} <= {option.name for option in options}
     assert [name for name, _ in kind.classes] == list(ladder.classes)
+    assert ladder.search.mode in MODES
 
 
 SEQUENCES = {"operation": "decode", "head_dim": 128, "seqlen_q": 1}
@@ -65,6 +68,66 @@ LATENTS = {"operation": "mla", "head_dim": 576, "head_dim_v": 512, "num_heads_k"
 )
 def test_which_rung_calls_launch(sizes, card, rung):
     assert catalog.choice(Problem(**SEQUENCES | sizes), card)[0].address == rung
+
+
+ONE = {**SEQUENCES, "num_heads": 32, "num_heads_k": 8}
+LATENT = {**LATENTS, "num_heads": 128, "options": {"paged": True}}
+GRADIENT = {"operation": "backward", "seqlen_q": 512}
+
+
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """There are no winners but those that this saves."""
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
+
+    def save(rung, problem, ratio, gpu="h100", **values):
+        winners.save(gpu, catalog.find(rung).name, winners.name_of(problem), values, {"ratio": ratio})
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "second"),
+    [
+        ({**ONE, "seqlen_k": 1024}, "decode/13", "decode/07"),
+        ({**ONE, "seqlen_k": 32768}, "decode/13", "decode/07"),
+        ({**LATENT, "batch": 4, "seqlen_k": 1024}, "mla/06", "mla/05"),
+        ({**LATENT, "batch": 8, "seqlen_k": 1024}, "mla/06", "mla/05"),  # with clusters of 4
+        ({**GRADIENT, "head_dim": 128}, "backward/19", "backward/18"),
+    ],
+)
+def test_of_rivals_the_faster_winner_goes_first(sizes, first, second, tuned):
+    """Whatever their order says; and with the configuration that won."""
+    problem = Problem(**sizes)
+    assert catalog.choice(problem, H100)[0].address == first
+    for ratios, best in (((1.1, 1.2), second), ((1.3, 1.2), first)):
+        for rung, ratio in zip((first, second), ratios, strict=True):
+            tuned(rung, problem, ratio, ptxas_level=1)
+        rung, config = catalog.choice(problem, H100)
+        assert (rung.address, config.ptxas_level) == (best, 1)
+
+
+def test_a_winner_overrules_the_configuration_of_a_launch(tuned):
+    problem = Problem(**LATENT, batch=8, seqlen_k=1024)
+    assert catalog.choice(problem, H100)[1].cluster_size == 4
+    tuned("mla/06", problem, 1.1, cluster_size=2)
+    assert catalog.choice(problem, H100)[1].cluster_size == 2
+
+
+def test_a_winner_is_for_its_class_of_sizes(tuned):
+    """That of a few sequences says nothing of one, nor of many."""
+    one, few, many = (Problem(**ONE, seqlen_k=1024, batch=batch) for batch in (1, 8, 64))
+    tuned("decode/07", few, 1.1, num_stages=6)
+    assert [catalog.choice(each, H100)[1].num_stages for each in (one, few, many)] == [3, 6, 3]
+
+
+def test_no_winner_launches_a_rung_that_is_no_rival_for_the_problem(tuned):
+    """Backward/18 sums in any order, and backward/19 is slower at 64 columns, by `when`."""
+    plain, fixed = (Problem(**GRADIENT, head_dim=64, options={"deterministic": each}) for each in (False, True))
+    for problem in (plain, fixed):
+        tuned("backward/18", problem, 2.0)
+        tuned("backward/19", problem, 3.0)
+    assert [catalog.choice(each, H100)[0].address for each in (plain, fixed)] == ["backward/18", "backward/19"]
 
 
 def test_what_no_rung_of_the_card_takes_is_refused_with_the_reason():

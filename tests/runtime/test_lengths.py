@@ -117,16 +117,6 @@ def test_winners_of_before_there_were_classes_stand(monkeypatch):
 KINDS = st.builds(Problem, seqlen_q=st.just(64), seqlen_k=st.sampled_from([1, 2047, 2048, 9999]), causal=st.booleans())
 
 
-@given(st.lists(KINDS, min_size=1))
-def test_a_winner_is_for_what_it_was_found_with(problems):
-    kinds = winners.names_found_with(problems)
-    assert len(set(kinds)) == len(kinds) == len({problem.causal for problem in problems})
-    for problem in problems:
-        (kind,) = set(kinds).intersection(winners.names_for(problem)[:2])
-        lengths = {winners.name_of(other) for other in problems if other.causal == problem.causal}
-        assert ("length" in kind) == (len(lengths) == 1)
-
-
 @given(KINDS, st.booleans())
 def test_a_problem_of_the_other_class_differs_in_its_keys_alone(problem, packed):
     if packed:

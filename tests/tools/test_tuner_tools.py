@@ -25,7 +25,7 @@ from flashladder.tools.commands import plots, search
 from flashladder.tools.commands import studies as list_studies
 from flashladder.tuner import campaign, job, space, trial_log, tune
 from flashladder.tuner.forecast import Forecast
-from flashladder.tuner.gpu_bench import OnGpu
+from flashladder.tuner.gpu_bench import OPPONENT, OnGpu, opponents
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.space import Space
 from flashladder.tuner.storage import default_url
@@ -89,24 +89,21 @@ def test_a_rung_is_tuned(run, simulated):
 
 
 @pytest.mark.parametrize(
-    ("seqlens", "study", "kind"),
+    ("seqlens", "studies"),
     [
-        ("1024", STUDY, "dtype=bf16,head_dim=128,causal=false,length=short"),
-        ("2048,4096", LONG_STUDY, "dtype=bf16,head_dim=128,causal=false,length=long"),
-        ("1024,2048", LONG_STUDY, "dtype=bf16,head_dim=128,causal=false"),
+        ("1024", {STUDY: "short"}),
+        ("2048,4096", {LONG_STUDY: "long"}),
+        ("1024,2048", {STUDY: "short", LONG_STUDY: "long"}),
     ],
 )
-def test_a_winner_is_for_the_lengths_of_its_problems(run, simulated, seqlens, study, kind):
-    winners.save("h100", "02_swizzling", f"{MASK},length=short", {"block_n": 32}, {})
-    winners.save("h100", "04_interleaved_loads", f"{MASK},length=short", {"block_n": 32}, {})
+def test_each_kind_of_problems_has_a_study_and_a_winner(run, simulated, seqlens, studies):
     code, out, err = run("02", "--gpu", "h100", "--seqlens", seqlens, "--tokens", "4096")
     assert code == 0, err
-    assert f"h100.yaml: {kind} " in out
-    assert trial_log.path_of(study).exists()
-    (found,) = (each for each in winners.of_gpu("h100") if "study" in each.evidence)
-    assert (found.version, found.kind) == ("02_swizzling", kind)
-    goes_first = f"for {MASK},length=short its own winner goes before this one"
-    assert err.count(goes_first) == (kind == MASK)
+    kinds = {study: f"{MASK},length={length}" for study, length in studies.items()}
+    assert all(f"h100.yaml: {kind} " in out for kind in kinds.values())
+    assert all(trial_log.path_of(study).exists() for study in studies)
+    found = {each.evidence["study"]: (each.version, each.kind) for each in winners.of_gpu("h100")}
+    assert found == {study: ("02_swizzling", kind) for study, kind in kinds.items()}
 
 
 def test_several_rungs_in_one_go(run, simulated):
@@ -120,10 +117,57 @@ def test_several_rungs_in_one_go(run, simulated):
 def test_each_mask_in_a_study_of_its_own():
     """A winner of both masks together would be the best of neither."""
     arguments = search.parser().parse_args(["24", "--gpu", "h100", "--causal", "both", "--study", "mine"])
-    problems, settings = options.shapes(arguments, "forward"), search._settings(arguments)
+    problems, settings = options.shapes(arguments, "forward"), search._settings(arguments, "forward")
     spaces = search._spaces(catalog.select(["24"]), problems, load_gpu("h100"), arguments)
     assert [{problem.causal for problem in each.problems} for each in spaces] == [{False}, {True}]
-    assert [tune._own(each, settings, spaces).study for each in spaces] == ["mine-full", "mine-causal"]
+    assert [tune._own(each, settings, spaces).study for each in spaces] == [
+        "mine-bf16-d128-full",
+        "mine-bf16-d128-causal",
+    ]
+
+
+def asked(*arguments):
+    """The spaces that `flashladder search` would search on an H100, and how it would time them."""
+    arguments = search.parser().parse_args([*arguments, "--gpu", "h100", "--only", "ptxas_level=3"])
+    rungs = catalog.select(arguments.rungs)
+    operation = catalog.one_operation(rung.operation for rung in rungs)
+    spaces = search._spaces(rungs, options.shapes(arguments, operation), load_gpu("h100"), arguments)
+    return spaces, search._settings(arguments, operation)
+
+
+@pytest.mark.parametrize(
+    ("rung", "kinds", "mode"),
+    [
+        ("decode/07", 6, "cold_graph"),  # one, few and many tiles; short and long
+        ("decode/13", 2, "cold_graph"),
+        ("mla/05", 5, "cold_graph"),
+        ("mla/06", 3, "cold_graph"),
+        ("backward/18", 1, "hot"),
+        ("backward/19", 1, "hot"),
+        ("48", 1, "hot"),
+        ("16", 1, "hot"),  # which calls do not launch
+    ],
+)
+def test_every_ladder_says_what_its_rungs_are_tuned_for(rung, kinds, mode):
+    spaces, settings = asked(rung, "--family", "normal")
+    assert settings.mode == mode
+    assert len({space.kind for space in spaces}) == len({space.words for space in spaces}) == len(spaces) == kinds
+    for each in spaces:
+        assert {winners.name_of(problem) for problem in each.problems} == {each.kind}
+
+
+def test_sizes_of_a_search_are_lists():
+    (few, many), _ = asked(
+        "decode/07", "--batch", "2,64", "--seqlens", "1024,2048", "--heads", "32,64", "--heads-k", "8"
+    )
+    sizes = [(p.batch, p.seqlen_k, p.num_heads, p.num_heads_k) for p in few.problems if p.family == "normal"]
+    assert sizes == [(2, keys, heads, 8) for keys in (1024, 2048) for heads in (32, 64)]
+    assert {problem.batch for problem in many.problems} == {64}
+    ((space,), settings) = asked(
+        "decode/07", "--set", "paged=true", "--tokens", "1024", "--seqlens", "512", "--mode", "hot"
+    )
+    assert (space.problems[0].batch, space.problems[0].paged, settings.mode) == (2, True, "hot")
+    assert "paged=true" in space.kind
 
 
 def test_rungs_share_a_budget_evenly(run, simulated, monkeypatch):
@@ -272,10 +316,10 @@ def test_a_url_where_none_is_taken_is_not_repeated(run, capsys):
 def test_workers_and_gpus(monkeypatch, number, message):
     monkeypatch.setattr(job, "require_gpu", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    found = job.workers("auto", load_gpu("h100"), "hot", 60, "forward")
+    found = job.workers("auto", load_gpu("h100"), "hot", 60)
     assert [worker._environment["CUDA_VISIBLE_DEVICES"] for worker in found] == ["4", "7"]
     with pytest.raises((ConfigError, DeviceError), match=message):
-        job.workers(number, load_gpu("h100"), "hot", 60, "forward")
+        job.workers(number, load_gpu("h100"), "hot", 60)
 
 
 def test_the_program_starts():
@@ -333,26 +377,26 @@ class TestGpuBench:
     @pytest.fixture
     def bench(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        made = OnGpu("h100", "hot", "forward")()
+        made = OnGpu("h100", "hot")()
         made.prepare(self.PROBLEM)
         return made
 
     def test_kernels_are_timed_beside_the_official_one(self, bench, artifacts):
         comparison = bench.compare((self.PROBLEM,), artifacts, 6)
         (times,) = comparison.times
-        assert times.keys() == {"fa2", "0", "1", CONTROL}
+        assert times.keys() == {OPPONENT, "0", "1", CONTROL}
+        assert comparison.baseline == OPPONENT
         assert {len(each) for each in times.values()} == {6}
         assert comparison.medians("0")[0] == pytest.approx(80, rel=0.01)
         assert bench.place()["device"] == fake_gpu.NAME
 
     def test_ours_alone_are_timed_beside_the_first(self, artifacts, monkeypatch):
         fake_gpu.install(monkeypatch)
-        bench = OnGpu("h100", "hot", None)()
+        bench = OnGpu("h100", "hot", alone=True)()
         bench.prepare(self.PROBLEM)
         comparison = bench.compare((self.PROBLEM,), artifacts, 4)
         assert (comparison.baseline, comparison.control) == ("0", CONTROL)
         assert comparison.times[0].keys() == {"0", "1", CONTROL}
-        assert bench.place()["baseline_version"] == ""
 
     def test_the_place_can_be_written_beside_a_winner(self, bench):
         winners.save("h100", "02_swizzling", "kind", {"block_n": 32}, bench.place())
@@ -372,14 +416,27 @@ class TestGpuBench:
     def test_another_gpu(self, monkeypatch):
         fake_gpu.install(monkeypatch)
         with pytest.raises(DeviceError, match=r"the GPU here is NVIDIA H100.*, not a100: .*--gpu here, .*--offline"):
-            OnGpu("a100", "hot", "forward")()
+            OnGpu("a100", "hot")()
 
     def test_without_the_official_kernel(self, monkeypatch):
         fake_gpu.install(monkeypatch)
-        bench = OnGpu("h100", "hot", "forward")()
+        bench = OnGpu("h100", "hot")()
         monkeypatch.setattr("flashladder.common.measure.baselines.Baseline.missing", lambda self: "it is not installed")
         with pytest.raises(DeviceError, match="nothing to compare with: it is not installed"):
             bench.prepare(self.PROBLEM)
+
+    def test_without_a_kernel_of_others_a_rung_is_the_opponent(self, artifacts, monkeypatch):
+        """That which calls launch last: rivals are held against the same one."""
+        fake_gpu.install(monkeypatch)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr("flashladder.common.measure.baselines.Baseline.missing", lambda self: "it is not installed")
+        last = catalog.ladder_of("forward").launches[-1].rung
+        assert opponents([self.PROBLEM, self.PROBLEM]) == last
+        bench = OnGpu("h100", "hot")()
+        bench.prepare(self.PROBLEM)
+        comparison = bench.compare((self.PROBLEM,), artifacts, 2)
+        assert comparison.baseline == OPPONENT
+        assert comparison.times[0].keys() == {OPPONENT, "0", "1", CONTROL}
 
     def test_without_a_graph_of_the_official_kernel(self, bench, artifacts, monkeypatch):
         held = contest.Contest(self.PROBLEM, {}, {"fa2": "fa2 cannot be captured"}, None)

@@ -50,7 +50,7 @@ def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, m
     monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     gpu = target.resolve("gpu", None).gpu
     task = job.Job(space, gpu, job.SearchSettings(exhaustive=True))
-    assert campaign.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS, "forward")) == 0
+    assert campaign.run([task], job.workers("1", gpu, "hot", PATIENCE_SECONDS)) == 0
     frame, _ = trial_log.read(trial_log.path_of(task.study)).read()
     found = {row.config: row.verdict for row in frame.itertuples()}
     assert found == {

@@ -4,17 +4,20 @@ flashladder search 16 --gpu h100                  one rung
 flashladder search --gpu h100                     every rung that the GPU can run
 flashladder search --gpu h100 --budget-seconds 360      the same, all in six minutes
 flashladder search 24 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
+flashladder search decode/07 --gpu h100 --batch 1,8 --seqlens 1024,8192 --set paged=true
 flashladder search 16 --gpu h100 --only block_m=128 ptxas_level=1,3      a part of the space
 flashladder search 16 --gpu a100                  where no GPU is: ranked by the cost model, nothing measured
 
 Every configuration is compiled first, on all cores; those with the same machine code are one kernel. Kernels are
-checked, and timed beside official FlashAttention-2, in processes that are replaced when a kernel faults, hangs or is
+checked, and timed beside an official one, in processes that are replaced when a kernel faults, hangs or is
 wrong. Where there are few, all are measured; of many, those that TPE and the cost model ask for. The best are
 measured again, together, and the winner goes to configs/tuned/GPU.yaml, where `flashladder run` finds it.
 
+Without sizes, problems are those that the rungs' ladder is tuned for (`search` in its ladder.yaml), timed as it says:
+decode and MLA in CUDA graphs, with a cold L2. Each kind of problems has a winner of its own: each mask, class of
+lengths, and whatever else the ladder tells apart. A rung is tuned for the kinds for which calls launch it.
+
 Kernels are timed on normal inputs and on scores of 3 nats, as trained models have them; --family names others.
-A winner is for short keys, fewer than 2,048, or for long ones, as the problems are; or for any length, where they are
-of both. What runs takes the winner for its own length; without one that for any length, and then that for the other.
 
 Where there is no GPU, configurations are compiled, and ranked by the cost model: for 60 seconds a rung, unless
 --budget-seconds or --exhaustive says otherwise. A ranking of a part of a space is marked as partial.
@@ -31,6 +34,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
+from flashladder.common.catalog import winners
 from flashladder.common.console import Parser, warn
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu
@@ -54,8 +58,8 @@ def parser() -> Parser:
         "--gpu", required=True, metavar="NAME", help=f"what to tune for: {described}, or here: the GPU of this machine"
     )
     made.add_argument("--offline", action="store_true", help="rank by the cost model, as where there is no GPU")
-    options.add_shapes(made, seqlens="4096", families=FAMILIES)
-    options.add_timing(made)
+    options.add_shapes(made, seqlens=None, families=FAMILIES)
+    options.add_timing(made, default=None)
     made.add_argument(
         "--only",
         nargs="+",
@@ -101,9 +105,10 @@ def main(arguments: argparse.Namespace) -> int:
 
     operation = catalog.one_operation(version.operation for version in versions)
     spaces = _spaces(versions, options.shapes(arguments, operation), gpu, arguments)
-    measuring = (operation, arguments.workers, arguments.mode, arguments.patience)
+    settings = _settings(arguments, operation)
+    measuring = (arguments.workers, settings.mode, arguments.patience)
     runner = Runner(gpu) if arguments.offline else Runner.of(gpu, *measuring)
-    return tune(spaces, runner, _settings(arguments), arguments.budget_seconds)
+    return tune(spaces, runner, settings, arguments.budget_seconds)
 
 
 def _gpu(name: str) -> GpuDescription:
@@ -122,12 +127,10 @@ def _spaces(
     """What is searched. A rung that was asked for by name must suit; of all, those that do not are left out."""
     from flashladder.tuner import space
 
-    only = space.narrowed(arguments.only)
-    of_each_mask = [[problem for problem in problems if problem.causal == causal] for causal in (False, True)]
-    of_each_mask = [each for each in of_each_mask if each]  # a winner is of one mask
+    only, kinds = space.narrowed(arguments.only), space.by_kind(problems)
     if arguments.rungs:
-        return [space.suiting(version, each, gpu, only) for version in versions for each in of_each_mask]
-    found = [space.all_suiting(versions, each, gpu, only) for each in of_each_mask]
+        return [space.suiting(rung, each, gpu, only) for rung in versions for each in _launched(rung, kinds)]
+    found = [space.all_suiting(versions, each, gpu, only) for each in kinds]
     for reason, rungs in {reason: rungs for _, left_out in found for reason, rungs in left_out.items()}.items():
         warn(f"left out, {', '.join(rungs)}: {reason}")
     if not (spaces := [each for spaces, _ in found for each in spaces]):
@@ -135,7 +138,17 @@ def _spaces(
     return spaces
 
 
-def _settings(arguments: argparse.Namespace) -> SearchSettings:
+def _launched(rung: catalog.Version, kinds: Sequence[tuple[Problem, ...]]) -> Sequence[tuple[Problem, ...]]:
+    """The kinds of problems for which calls may launch the rung; all of them, where they launch it for none."""
+    of_rung = [each for each in catalog.ladder_of(rung.operation).launches if catalog.find(each.rung) == rung]
+    chosen = [each for each in kinds if any(launch.holds(catalog.kind_of(each[0])) for launch in of_rung)] or kinds
+    for problems in kinds:
+        if problems not in chosen:
+            warn(f"left out, {rung.address}: calls launch other rungs for {winners.name_of(problems[0])}")
+    return chosen
+
+
+def _settings(arguments: argparse.Namespace, operation: str) -> SearchSettings:
     from flashladder.tuner import candidates
     from flashladder.tuner.job import SearchSettings
     from flashladder.tuner.study_runner import ROUNDS
@@ -146,7 +159,7 @@ def _settings(arguments: argparse.Namespace) -> SearchSettings:
         exhaustive=arguments.exhaustive,
         compiled=arguments.compile,
         spills=candidates.SPILLS if arguments.spills is None else arguments.spills,
-        mode=arguments.mode,
+        mode=arguments.mode or catalog.ladder_of(operation).search.mode,
         rounds=arguments.rounds or ROUNDS,
         seed=arguments.seed,
         study=arguments.study,
