@@ -44,7 +44,8 @@ def choice(
     if card.emulated and launch.emulated:
         usual = rung.config_for(asked, card.gpu).as_dict()
         values = {field: min(most, usual[field]) for field, most in launch.emulated.items()} | values
-    tuned = None if values else winners.config(rung, card.gpu.name, asked, adopted)
+    source = winners.source(card.gpu, rung.home, adopted)
+    tuned = None if values else winners.config(rung, source, asked, adopted)
     config = tuned or rung.config_for(asked, card.gpu, **(launch.config | values))
     rung.check(asked, config)
     return rung, config
@@ -84,5 +85,6 @@ def _rival(able: Sequence[Launch], card: Card, asked: Problem | Kind, adopted: P
     rivals = [launch for launch in able if launch.rival]
     if able[0] not in rivals:
         return able[0]
-    best = winners.fastest([find(launch.rung) for launch in rivals], card.gpu.name, asked, adopted)
+    source = winners.source(card.gpu, adopted=adopted)
+    best = winners.fastest([find(launch.rung) for launch in rivals], source, asked, adopted)
     return next((launch for launch in rivals if best and find(launch.rung) == best), able[0])

@@ -1,6 +1,7 @@
 """The configurations that measured best. The tuner writes them, one file per GPU: configs/tuned/<gpu>.yaml.
 
-Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. A winner belongs to a
+Those of a ladder of one's own, or that a program adopted, are in its folder, tuned/<gpu>.yaml. On a GPU without winners
+those of the nearest one count. A winner belongs to a
 rung and a kind of problem (common/problem/kind.py): of one class of lengths, unless it won among all. The figures that
 it won with stand beside it.
 """
@@ -29,6 +30,7 @@ from flashladder.common.problem.kind import FEATURES, LENGTHS
 
 if TYPE_CHECKING:
     from flashladder.common.catalog.catalogue import Version
+    from flashladder.common.problem.config import GpuDescription
     from flashladder.common.problem.kind import Kind
     from flashladder.common.problem.problem import Problem
 
@@ -104,6 +106,22 @@ def fastest(rungs: Sequence[Version], gpu: str, problem: Asked, adopted: Path | 
                 common = set.intersection(*(set(_problems(winner)) for _, winner in able))
                 return max(able, key=lambda each: _ratio(each[1], home, common))[0]
     return None
+
+
+def source(gpu: GpuDescription, home: Path | None = None, adopted: Path | None = None) -> str:
+    """The GPU whose winners count on this one: itself, or where it has none the nearest that has some.
+
+    Nearest is the described one of the same arch whose SMs and bandwidth differ least, by their ratios.
+    """
+    tuned = {path.stem for each in _homes(home, adopted) for path in path_of("", each).parent.glob("*.yaml")}
+    others = [load_gpu(name) for name in sorted(tuned & set(gpu_names())) if gpu.name not in tuned]
+    alike = [other for other in others if other.arch == gpu.arch]
+    return min(alike, key=lambda other: _distance(gpu, other), default=gpu).name
+
+
+def _distance(gpu: GpuDescription, other: GpuDescription) -> float:
+    sizes = ((getattr(each, name) for each in (gpu, other)) for name in ("num_sms", "bandwidth_gb_s"))
+    return sum(abs(math.log(ours / theirs)) for ours, theirs in sizes if ours)  # drivers may tell no bandwidth
 
 
 def _homes(home: Path | None, adopted: Path | None) -> list[Path | None]:

@@ -73,7 +73,8 @@ def run(entrant: Entrant, ask: Ask, place: Target, settings: TimingSettings | No
             usual = partial(ask, "usual")
             facts["predicted"] = outlook.in_words(entrant, usual, place.gpu, outcome.report)
     if entrant.winner(problem):
-        facts["tuned"] = f"by `flashladder search`, for {entrant.tuned_for}; --untuned: the rung's default"
+        nearest = "" if entrant.tuned_for == place.gpu.name else f", the nearest to {place.gpu.name} that has winners"
+        facts["tuned"] = f"by `flashladder search`, for {entrant.tuned_for}{nearest}; --untuned: the rung's default"
     return replace(outcome, facts=facts, on_gpu=place.on_gpu, device=place.title)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashladder.common.catalog import find
+from flashladder.common.catalog import find, winners
 from flashladder.common.compiler import Artifact, build_one
 from flashladder.common.compiler.toolchain import find_host_compiler, find_ninja, find_tool, release_of, toolchain
 from flashladder.common.errors import DeviceError, FlashLadderError
@@ -124,6 +124,20 @@ def gpus() -> str:
     return ", ".join(names)
 
 
+def tuned() -> str:
+    """The winners of the first GPU, or of the one whose winners count there."""
+    from flashladder.common.runtime import device
+    from flashladder.common.runtime.gpu import require_gpu
+
+    require_gpu()
+    here = device.describe(device.present(0))
+    source = winners.source(here)
+    if not (rungs := {winner.version for winner in winners.of_gpu(source)}):
+        raise DeviceError(f"none for {here.name} or a card like it: `flashladder search 16 --gpu here` finds one")
+    nearest = "" if source == here.name else f"{here.name} has none; the nearest card that has some is "
+    return f"{nearest}{source}: {len(rungs)} rungs"
+
+
 def torch_with_cuda() -> str:
     import torch
 
@@ -179,6 +193,7 @@ FOR_A_GPU: dict[str, Callable[[], str]] = {
     "NVIDIA driver": driver,
     "torch with CUDA": torch_with_cuda,
     "GPU": gpus,
+    "winners": tuned,
     "calls in C++": calls_in_cpp,
 }
 OPTIONAL: dict[str, Callable[[], str]] = {

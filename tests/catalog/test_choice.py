@@ -85,10 +85,41 @@ def test_the_higher_ratio_then_the_first(kind, ratios, best):
     assert taken(SHORT) == taken(LONG) == best
 
 
-def test_another_gpus_winners_say_nothing():
+def test_a_gpu_without_winners_has_those_of_the_nearest():
     save(SECOND, SHORT, "2.0")
-    assert taken(SHORT) == SECOND
-    assert taken(SHORT, "h100") == taken(SHORT, "a-gpu-that-nobody-described") == FIRST
+    assert taken(SHORT) == taken(SHORT, "h100") == taken(SHORT, "a-gpu-that-nobody-described") == SECOND
+    save(FIRST, LONG, "2.0", gpu="h100")
+    assert (taken(SHORT), taken(SHORT, "h100")) == (SECOND, FIRST), "one winner, and it has its own"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tuned", "source"),
+    [
+        ("h800", ("h200", "h100-nvl", "h20"), "h100-nvl"),
+        ("h100-nvl", ("h100", "h20", "h100-pcie"), "h100"),
+        ("h100-pcie", ("h20", "h200"), "h200"),
+        ("h100", ("a100", "l4"), "h100"),  # none of its arch
+        ("h100", (), "h100"),
+        ("h100", ("h100", "h800"), "h100"),
+    ],
+)
+def test_the_nearest_is_of_the_same_arch_and_alike_in_sms_and_bandwidth(gpu, tuned, source):
+    for name in (*tuned, "not-described"):
+        save(FIRST, SHORT, "2.0", gpu=name)
+    assert winners.source(load_gpu(gpu)) == source
+
+
+def test_where_the_driver_tells_no_bandwidth_sms_decide():
+    for name in ("h20", "h200"):
+        save(FIRST, SHORT, "2.0", gpu=name)
+    assert winners.source(dataclasses.replace(load_gpu("h100-pcie"), name="untold", bandwidth_gb_s=0.0)) == "h200"
+
+
+def test_what_a_program_adopted_makes_a_gpu_one_with_winners(mine):
+    save(SECOND, SHORT, "2.0")
+    save(FIRST, SHORT, "2.0", mine, gpu="gh200")
+    assert winners.source(load_gpu("gh200")) == "h200"
+    assert winners.source(load_gpu("gh200"), adopted=mine) == "gh200"
 
 
 def test_the_emulator_and_other_architectures_take_the_oldest():

@@ -1,9 +1,12 @@
 import pytest
 
+from flashladder.common.catalog import winners
 from flashladder.common.compiler import library
 from flashladder.common.compiler import toolchain as toolchain_module
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ConfigError
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.runtime import device, gpu
 from flashladder.common.workshop import machine
 from flashladder.tools.commands import doctor
 
@@ -93,6 +96,20 @@ def test_a_lack_does_not_stop_the_examination(found):
     findings = found({"one": lacking, "two": lambda: "fine"})
     assert [finding.good for finding in findings.values()] == [False, True]
     assert findings["one"].found == "it lacks; do this"
+
+
+def test_winners_of_the_gpu_or_of_the_nearest(found, monkeypatch, tmp_path):
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
+    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
+    monkeypatch.setattr(device, "present", lambda index: None)
+    monkeypatch.setattr(device, "describe", lambda here: load_gpu("gh200"))
+    probe = {"winners": machine.FOR_A_GPU["winners"]}
+    assert found(probe)["winners"].found.startswith("none for gh200 or a card like it: `flashladder search")
+    for name in ("h200", "gh200"):
+        winners.save(name, "02_swizzling", "dtype=bf16", {"block_n": 32}, {})
+        said = found(probe)["winners"]
+        nearest = "gh200 has none; the nearest card that has some is " if name == "h200" else ""
+        assert (said.good, said.found) == (True, f"{nearest}{name}: 1 rungs")
 
 
 def test_calls_in_cpp(found, monkeypatch):

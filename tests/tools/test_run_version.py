@@ -38,6 +38,8 @@ def test_what_was_tuned_for_the_gpu_is_picked_up(run):
     _, out, _ = run("02", "--gpu", "a100")
     assert "block_n=32" in figure(out, "configuration")
     assert figure(out, "tuned").split()[1:4] == ["by", "`flashladder", "search`,"]
+    _, out, _ = run("02", "--gpu", "a800")
+    assert "for a100, the nearest to a800 that has winners" in " ".join(out.split())
     for without in (["--untuned"], ["--config", "num_warps=4"], ["--dtype", "fp16"], ["--gpu", "h100"]):
         _, out, _ = run("02", "--gpu", "a100", *without)
         assert "block_n=64" in figure(out, "configuration"), without

@@ -103,6 +103,7 @@ def _run(kernel: catalog.Version | catalog.Reference, values: dict[str, Value], 
 def _outcome(
     kernel: catalog.Version | catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace
 ) -> Outcome:
+    from flashladder.common.catalog import winners
     from flashladder.common.measure.entrants import Entrant, ReferenceEntrant
     from flashladder.common.measure.timing import TimingSettings
     from flashladder.common.runtime import target
@@ -113,7 +114,7 @@ def _outcome(
     if isinstance(kernel, catalog.Reference):
         return single.run_reference(ReferenceEntrant(kernel.name, kernel, values), ask, arguments.device, settings)
     place = target.resolve(arguments.device, arguments.gpu)
-    tuned_for = None if values or arguments.untuned else place.gpu.name
+    tuned_for = None if values or arguments.untuned else winners.source(place.gpu, kernel.home)
     return single.run(Entrant(kernel.address, kernel, values, tuned_for), ask, place, settings)
 
 
