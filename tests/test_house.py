@@ -115,10 +115,11 @@ def test_a_room_knows_only_those_above_it():
 
 
 def test_a_module_of_the_tuner_knows_only_those_above_it():
+    """A folder is one of them."""
     order = re.findall(r"^(\w+) {2,}", tuner.__doc__, re.MULTILINE)
-    assert {*order} == {name.partition(".")[2] for name in modules("tuner")} - {"", *DOORS}
+    assert {*order} == {room(name) for name in modules("tuner")} - {"", *DOORS}
     known = [(module, other) for module, others in graph("tuner").items() for other in others - {"tuner"}]
-    places = {pair: [order.index(name.partition(".")[2]) for name in pair] for pair in known}
+    places = {pair: [order.index(room(name)) for name in pair] for pair in known}
     assert places
     assert not [pair for pair, (place, of_other) in places.items() if of_other > place]
 

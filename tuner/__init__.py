@@ -4,11 +4,11 @@ Read in this order; each knows only those above it.
 
 space         what is searched: the configurations of a rung that take the problems
 candidates    their kernels that may win: compiled, told apart by machine code, pruned, priced (common/predict/cost)
-strategy      which kernel is measured next
+storage       Optuna's storages by URL
+strategies    which kernel is measured next: a file each
 worker        a process that measures, and its watchdog
 gpu_bench     what it does on a GPU
 forecast      a search without a GPU: configurations priced, as many as there is time for
-storage       Optuna's storages by URL
 owner         who measures a trial, and whether that process still lives
 ledger        a study in its storage: claims and outcomes
 trial_log     the study as CSV

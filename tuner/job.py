@@ -27,7 +27,7 @@ from flashladder.tuner.gpu_bench import OnGpu, opponents
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.space import Space
 from flashladder.tuner.storage import default_url
-from flashladder.tuner.strategy import Guided, InOrder, Strategy
+from flashladder.tuner.strategies import USUAL, WHOLE, Ranked, Strategy, strategy
 from flashladder.tuner.study_runner import ROUNDS, Budget, Effort, StudyRunner
 from flashladder.tuner.worker import Worker
 
@@ -48,6 +48,7 @@ class SearchSettings:
     mode: Mode = "hot"
     rounds: int = ROUNDS
     seed: int = 0
+    strategy: str = USUAL  # a file of strategies/, for a search of a part of the kernels
     study: str | None = None
     storage: str | None = field(default=None, repr=False)  # it may hold a password
 
@@ -136,10 +137,10 @@ class Job:
 
     def strategy(self, ranking: Ranking, budget: Budget) -> Strategy:
         """What chooses among the kernels."""
-        if budget.trials >= len(ranking.order):
-            return InOrder(ranking.order)
+        name = WHOLE if budget.trials >= len(ranking.order) else self.settings.strategy
         seeds = ranking.stock.seeds(self.gpu.name)
-        return Guided(ranking.order, ranking.predicted_us, self.space.fields, self.settings.seed, seeds)
+        known = Ranked(ranking.order, ranking.predicted_us, self.space.fields, seeds, self.settings.seed)
+        return strategy(name, known)
 
     def tune(
         self, ranking: Ranking, workers: Sequence[Worker], ledger: Ledger, seconds: float = math.inf

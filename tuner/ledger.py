@@ -24,8 +24,14 @@ from optuna.trial import FrozenTrial, TrialState
 from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.common.problem.config import Value
 from flashladder.tuner.owner import is_gone, me
-from flashladder.tuner.storage import HEARTBEAT_SECONDS, named, open_storage, without_password
-from flashladder.tuner.strategy import distributions, quietly
+from flashladder.tuner.storage import (
+    HEARTBEAT_SECONDS,
+    distributions,
+    named,
+    open_storage,
+    quietly,
+    without_password,
+)
 
 LONGEST_TRIAL = 3600.0  # seconds; a claim that is older was given up, whatever its storage knows of heartbeats
 

@@ -10,7 +10,7 @@ from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import KernelConfig, Value
 from flashladder.tuner import trial_log
 from flashladder.tuner.candidates import Candidate
-from flashladder.tuner.strategy import Guided
+from flashladder.tuner.strategies import USUAL, Ranked, strategy
 
 CLOSE = 0.99  # of the best ratio
 
@@ -81,15 +81,16 @@ class Replay:
         return next((number for number, part in enumerate(self.progress, start=1) if part >= CLOSE), None)
 
 
-def replay(recorded: ExhaustiveStudy, seed: int, trials: int) -> Replay:
-    """Run the strategy over a recorded study."""
-    strategy = Guided(recorded.kernels, recorded.predicted_us, recorded.fields, seed)
+def replay(recorded: ExhaustiveStudy, seed: int, trials: int, name: str = USUAL) -> Replay:
+    """Run a strategy over a recorded study."""
+    known = Ranked(recorded.kernels, recorded.predicted_us, recorded.fields, seed=seed)
+    chosen = strategy(name, known)
     best, highest = max(recorded.truth.values()), 0.0
     progress: list[float] = []
     taken: dict[str, None] = {}
-    while len(taken) < trials and (kernel := strategy.propose(taken)):
+    while len(taken) < trials and (kernel := chosen.propose(taken)):
         taken[kernel.code] = None
-        strategy.tell(kernel, recorded.ratios[kernel.code])
+        chosen.tell(kernel, recorded.ratios[kernel.code])
         highest = max(highest, recorded.truth[kernel.code])
         progress.append(highest / best)
     return Replay(seed, tuple(taken), tuple(progress))

@@ -1,22 +1,24 @@
-"""Optuna's storages by URL: SQLite, PostgreSQL or MySQL, a journal file, a gRPC proxy."""
+"""Optuna: its storages by URL, SQLite, PostgreSQL or MySQL, a journal file, a gRPC proxy; and what it calls fields."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from flashladder.common.errors import ResultsError, first_line
+from flashladder.common.problem.config import Value
 
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 90  # without a heartbeat, and the process that measured a trial is taken for dead
@@ -83,6 +85,19 @@ def named(url: str) -> Iterator[None]:
             f"the storage {without_password(url)} cannot be used: {words}. A file works on one machine, "
             "sqlite:////home/me/studies.db; a server for several, postgresql://user:password@host/database"
         ) from (None if tells else error)
+
+
+def distributions(fields: Mapping[str, Sequence[Value]]) -> dict[str, BaseDistribution]:
+    """The fields as Optuna sees them."""
+    return {name: CategoricalDistribution(tuple(values)) for name, values in fields.items()}
+
+
+def quietly(make: Callable[[], optuna.Study]) -> optuna.Study:
+    """Calls Optuna without its chatter."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return make()
 
 
 def without_password(url: str) -> str:

@@ -19,7 +19,7 @@ from flashladder.tuner import finalists, trial_log
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.finalists import Final
 from flashladder.tuner.ledger import ABANDONED, MEASURED, Ledger, code_of, outcome_of, verdict_of
-from flashladder.tuner.strategy import Strategy
+from flashladder.tuner.strategies import Strategy
 from flashladder.tuner.worker import Comparison, Interrupted, Quarantine, Worker
 
 ROUNDS = 8  # of a trial: enough to tell finalists, which are measured again, from the others

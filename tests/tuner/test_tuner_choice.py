@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from flashladder.common import console
-from flashladder.common.errors import ResultsError
+from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.common.measure.statistics import Estimate
 from flashladder.common.paths import ROOT
 from flashladder.tests.simulated_bench import time_us
 from flashladder.tests.tuner_stock import make_predictions, make_space, make_stock
 from flashladder.tools.commands import replay as tool
-from flashladder.tuner import finalists, trial_log
+from flashladder.tuner import finalists, strategies, trial_log
 from flashladder.tuner.recorded import ExhaustiveStudy, replay
-from flashladder.tuner.strategy import Corrected, Guided, InOrder
+from flashladder.tuner.strategies import Ranked
+from flashladder.tuner.strategies.corrected import Corrected
+from flashladder.tuner.strategies.guided import Guided
+from flashladder.tuner.strategies.in_order import InOrder
 from flashladder.tuner.worker import Comparison
 
 
@@ -41,22 +44,59 @@ def measured(strategy, trials, time_us=time_us):
 
 
 def test_in_order(stock):
-    strategy = InOrder(stock.kernels[:3])
+    strategy = InOrder(Ranked(stock.kernels[:3], {}, {}))
     assert [strategy.propose(set()), strategy.propose({stock.kernels[0].code})] == list(stock.kernels[:2])
     assert strategy.propose({kernel.code for kernel in stock.kernels[:3]}) is None
+
+
+@pytest.fixture
+def own_strategy(monkeypatch, tmp_path):
+    """A file more among the strategies."""
+    (tmp_path / "from_the_end.py").write_text(
+        '"""The last one first.\n\nMore."""\n\nfrom flashladder.tuner.strategies.in_order import InOrder\n\n\n'
+        "class FromTheEnd(InOrder):\n    def __init__(self, ranked):\n        self._kernels = ranked.kernels[::-1]\n"
+    )
+    (tmp_path / "empty.py").write_text("")
+    for file in strategies.Path(strategies.__file__).parent.glob("*.py"):
+        (tmp_path / file.name).write_text(file.read_text())
+    monkeypatch.setattr(strategies, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(strategies, "__path__", [str(tmp_path)])
+
+
+def test_a_file_is_enough_for_a_strategy(stock, recorded, own_strategy, capsys):
+    assert strategies.ideas()["from_the_end"] == "The last one first."
+    ranked = Ranked(stock.kernels, make_predictions(stock), stock.space.fields)
+    assert strategies.strategy("from_the_end", ranked).propose(set()) == stock.kernels[-1]
+    study = ExhaustiveStudy.load(recorded)
+    assert replay(study, 0, 3, "from_the_end").measured == tuple(kernel.code for kernel in study.kernels[:-4:-1])
+    assert "from_the_end: The last one first" in " ".join(tool.parser().format_help().split())
+    with pytest.raises(ConfigError, match=r"empty\.py has no class Empty"):
+        strategies.strategy("empty", ranked)
+    with pytest.raises(ConfigError, match="no strategy guide; did you mean guided"):
+        strategies.strategy("guide", ranked)
+
+
+@pytest.mark.parametrize("name", strategies.ideas())
+def test_every_strategy_proposes_each_kernel_once(stock, name):
+    kernels = stock.kernels[:24]
+    ranked = Ranked(kernels, make_predictions(stock), stock.space.fields, seeds=kernels[5:7])
+    assert strategies.ideas()[name].endswith(".")
+    found = list(measured(strategies.strategy(name, ranked), 99))
+    assert found[:2] == [kernel.code for kernel in kernels[5:7]]
+    assert set(found) == {kernel.code for kernel in kernels}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_guided_search_finds_the_best_in_a_part_of_the_space(stock, seed):
     """Without any help from the cost model: the order is random."""
-    strategy = Guided(*at_random(stock.kernels, seed), stock.space.fields, seed)
+    strategy = Guided(Ranked(*at_random(stock.kernels, seed), stock.space.fields, seed=seed))
     found = measured(strategy, int(0.15 * stock.num_configs))
     best = max(100 / time_us(kernel.config) for kernel in stock.kernels)
     assert max(found.values()) >= 0.99 * best
 
 
 def test_the_guided_search_learns(stock):
-    strategy = Guided(*at_random(stock.kernels, 1), stock.space.fields, seed=1)
+    strategy = Guided(Ranked(*at_random(stock.kernels, 1), stock.space.fields, seed=1))
     ratios = list(measured(strategy, 60).values())
     asked_for = ratios[8::2]  # the others are the cost model's
     assert np.mean(asked_for[-10:]) > np.mean(ratios[:8])
@@ -64,7 +104,7 @@ def test_the_guided_search_learns(stock):
 
 def test_the_guided_search_proposes_every_kernel_in_the_end(stock):
     kernels = stock.kernels[:20]
-    strategy = Guided(kernels, make_predictions(stock), stock.space.fields, seed=0)
+    strategy = Guided(Ranked(kernels, make_predictions(stock), stock.space.fields))
     taken = set()
     while kernel := strategy.propose(taken):
         taken.add(kernel.code)
@@ -91,7 +131,7 @@ class TestLevels:
 
     def test_the_best_predicted_of_each_is_measured_first(self, levels):
         predicted_us = self.predictions(levels, 0, bias=2)
-        found = list(measured(Corrected(levels.kernels, predicted_us), 2))
+        found = list(measured(Corrected(Ranked(levels.kernels, predicted_us, {})), 2))
         by_code = {kernel.code: kernel for kernel in levels.kernels}
         assert [by_code[code].config.ptxas_level for code in found] == [3, 1]
         for code in found:
@@ -101,7 +141,7 @@ class TestLevels:
 
     def test_the_seeds_come_before_them(self, levels):
         seeds = levels.kernels[40:43]
-        strategy = Corrected(levels.kernels, self.predictions(levels, 0, bias=2), seeds)
+        strategy = Corrected(Ranked(levels.kernels, self.predictions(levels, 0, bias=2), {}, seeds))
         assert list(measured(strategy, 3)) == [kernel.code for kernel in seeds]
 
     @pytest.mark.parametrize("bias", [0.9, 1.1])
@@ -111,7 +151,7 @@ class TestLevels:
             return time_us(config) * factors[config.ptxas_level]
 
         predicted_us = self.predictions(levels, 1, bias)
-        found = measured(Corrected(levels.kernels, predicted_us), 20, truth)
+        found = measured(Corrected(Ranked(levels.kernels, predicted_us, {})), 20, truth)
         better = min(factors, key=factors.get)
         by_code = {kernel.code: kernel.config.ptxas_level for kernel in levels.kernels}
         assert sum(by_code[code] == better for code in found) > 12
@@ -123,13 +163,13 @@ class TestLevels:
             return time_us(config) * factors[config.ptxas_level]
 
         predicted_us = self.predictions(levels, seed, bias=1.1)
-        strategy = Guided(levels.kernels, predicted_us, levels.space.fields, seed)
+        strategy = Guided(Ranked(levels.kernels, predicted_us, levels.space.fields, seed=seed))
         found = measured(strategy, int(0.15 * len(levels.kernels)), truth)
         best = max(100 / truth(kernel.config) for kernel in levels.kernels)
         assert max(found.values()) >= 0.995 * best
 
     def test_a_kernel_in_quarantine_says_nothing_of_its_level(self, levels):
-        strategy = Corrected(levels.kernels, self.predictions(levels, 0, bias=1))
+        strategy = Corrected(Ranked(levels.kernels, self.predictions(levels, 0, bias=1), {}))
         first = strategy.propose(set())
         strategy.tell(first, None)
         assert strategy.propose({first.code}).config.ptxas_level == first.config.ptxas_level

@@ -174,6 +174,15 @@ def add_rounds(parser: argparse.ArgumentParser, text: str = "rounds of timing (d
     parser.add_argument("--rounds", type=count, metavar="N", help=text)
 
 
+def add_strategy(parser: argparse._ActionsContainer) -> None:
+    """--strategy, with what each is."""
+    from flashladder.tuner.strategies import USUAL, ideas
+
+    known = ideas()
+    told = "; ".join(f"{name}: {idea.rstrip('.')}" for name, idea in known.items()).replace("%", "%%")
+    parser.add_argument("--strategy", choices=list(known), default=USUAL, help=f"{told} (default: {USUAL})")
+
+
 def count(text: str) -> int:
     """The type of an option that says how many."""
     if not text.isdecimal() or int(text) < 1:

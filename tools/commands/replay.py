@@ -3,9 +3,9 @@
 flashladder search 02 --gpu h100 --exhaustive      the study, on a GPU
 flashladder replay 02_swizzling-h100-bf16-d128-full --seeds 5
 
-A replay runs the tuner's own strategy and hands it the recorded ratios, so it needs no GPU. It measures as many kernels
-as the tuner would, or a part of them (--part), and is told nothing of the rung's default, which may be the best
-already. What it found is judged by the final's ratios, as far as kernels were in it: they are the more precise ones.
+A replay runs a strategy and hands it the recorded ratios, so it needs no GPU. It measures as many kernels as the tuner
+would, or a part of them (--part), and is told nothing of the rung's default, which may be the best already. What it
+found is judged by the final's ratios, as far as kernels were in it: they are the more precise ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from flashladder.common.console import Parser, console
 from flashladder.common.report.tables import numbers, table
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
     from flashladder.common.records.records import Row
@@ -40,6 +41,7 @@ def parser() -> Parser:
     made.add_argument("studies", nargs="+", metavar="STUDY", help="a study's name, or its CSV")
     made.add_argument("--seeds", type=int, default=5, metavar="N", help="default: 5")
     made.add_argument("--out", type=Path, metavar="CSV", help="where to keep what the replays gave")
+    options.add_strategy(made)
     made.add_argument("--part", type=float, help="of the kernels to measure (default: as the tuner, all of up to 20)")
     return made
 
@@ -55,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
         recorded = ExhaustiveStudy.load(study)
         kernels = len(recorded.kernels)
         trials = max(1, int(arguments.part * kernels)) if arguments.part else usual_trials(kernels)
-        replays = [replay(recorded, seed, trials) for seed in range(arguments.seeds)]
+        replays = [replay(recorded, seed, trials, arguments.strategy) for seed in range(arguments.seeds)]
         show(recorded, replays)
         rows += [_row(recorded, each) for each in replays]
     if arguments.out:

@@ -86,6 +86,7 @@ def parser() -> Parser:
         help="configurations, those first that are near to earlier winners (default: all, or what the budget allows)",
     )
     budget.add_argument("--exhaustive", action="store_true", help="measure every kernel; without a GPU, rank all")
+    options.add_strategy(budget)
     budget.add_argument("--spills", type=int, metavar="BYTES", help="that a thread may spill (default: 256)")
     study = made.add_argument_group("study")
     study.add_argument("--study", metavar="NAME", help="default: named after rung, GPU and problems")
@@ -162,6 +163,7 @@ def _settings(arguments: argparse.Namespace, operation: str) -> SearchSettings:
         mode=arguments.mode or catalog.ladder_of(operation).search.mode,
         rounds=arguments.rounds or ROUNDS,
         seed=arguments.seed,
+        strategy=arguments.strategy,
         study=arguments.study,
         storage=arguments.storage,
     )
