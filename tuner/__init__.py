@@ -9,15 +9,13 @@ strategies    which kernel is measured next: a file each
 worker        a process that measures, and its watchdog
 gpu_bench     what it does on a GPU
 forecast      a search without a GPU: configurations priced, as many as there is time for
-owner         who measures a trial, and whether that process still lives
-ledger        a study in its storage: claims and outcomes
+ledger        a study in its storage: claims and outcomes, and whether who claimed still lives
 trial_log     the study as CSV
 finalists     who wins, and by what evidence
 study_runner  the loop: claim, measure, record
 job           all of it for one rung and one GPU: Job.tune(ranking, workers, ledger)
 show          what a person sees of a search
-campaign      rungs one after the other
-tune          all of it in one call: tune(spaces, runner, options)
+campaign      all of it in one call, spaces one after the other: tune(spaces, gpu, workers, options)
 adoption      what one program asks for, tuned
 recorded      the search replayed over a study in which every kernel was measured
 pair          a rung timed beside its parent in a worker's process, for common/workshop

@@ -1,4 +1,4 @@
-"""Rungs searched or ranked one after the other, in the time that there is for all."""
+"""Spaces searched or ranked one after the other, in the time that there is for all."""
 
 from __future__ import annotations
 
@@ -7,16 +7,64 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
-from flashladder.common.console import EXIT_ERROR, console, progress
+from flashladder.common.console import EXIT_ERROR, console, progress, warn
+from flashladder.common.errors import DeviceError
+from flashladder.common.measure.timing import Mode
+from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
-from flashladder.tuner import forecast, show
-from flashladder.tuner.job import Job, Ranking
+from flashladder.common.runtime import gpu as device
+from flashladder.tuner import AUTO, forecast, job, show
+from flashladder.tuner.job import Job, Ranking, SearchSettings
+from flashladder.tuner.space import Space
 from flashladder.tuner.worker import Worker
 
 POLL_SECONDS = 0.2
 COMPILE_SECONDS = 3.0  # of one core, to compile a configuration and to rank it
 NICE = 10  # of compiling, so that it takes no core from what is being measured
+
+
+def find_workers(number: str, gpu: GpuDescription, mode: Mode, patience: float) -> list[Worker]:
+    """As many workers as are asked for; where that is AUTO and there is no GPU none, which is told."""
+    if number == AUTO:
+        try:
+            device.require_gpu()
+        except DeviceError as error:
+            warn(f"{error}: configurations are ranked by the cost model, and nothing is measured")
+            return []
+    return job.workers(number, gpu, mode, patience)
+
+
+def tune(
+    spaces: Sequence[Space],
+    gpu: GpuDescription,
+    workers: Sequence[Worker],
+    options: SearchSettings,
+    seconds: float = math.inf,
+) -> int:
+    """Finds the best configuration of each space, one after the other; the exit code.
+
+    What workers measured goes to configs/tuned. Without workers the cost model ranks, and its ranking goes to results.
+    Seconds: for all spaces.
+    """
+    if workers and not options.compiled:
+        parts = sum(len(space.problems) for space in spaces)
+        options = replace(options, compiled=affordable(seconds, parts))
+    jobs = [Job(space, gpu, own_study(space, options, spaces)) for space in spaces]
+    return run(jobs, workers, seconds) if workers else rank(jobs, seconds, options.exhaustive)
+
+
+def own_study(space: Space, options: SearchSettings, spaces: Sequence[Space]) -> SearchSettings:
+    """The options of one space: of several rungs or kinds of problems, each has a study of its own."""
+    if not options.study:
+        return options
+    words = [options.study]
+    if len({each.version for each in spaces}) > 1:
+        words.append(space.version.file_name)
+    if len({each.kind for each in spaces}) > 1:
+        words.append(space.words)
+    return replace(options, study="-".join(words))
 
 
 def rank(jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = False) -> int:

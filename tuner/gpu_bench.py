@@ -92,6 +92,7 @@ class GpuBench:
         self._arenas[problem] = arena
 
     def compare(self, problems: Sequence[Problem], entrants: Entrants, rounds: int | None) -> Comparison:
+        self._arenas = {problem: self._arenas[problem] for problem in problems}  # memory for no others
         times, notes = [], []
         for number, problem in enumerate(problems):
             kernels = self._rungs[problem] | {name: artifacts[number] for name, artifacts in entrants.items()}

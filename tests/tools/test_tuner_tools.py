@@ -23,7 +23,7 @@ from flashladder.tests.simulated_bench import Simulated
 from flashladder.tools.commands import arguments as options
 from flashladder.tools.commands import plots, search
 from flashladder.tools.commands import studies as list_studies
-from flashladder.tuner import campaign, job, space, trial_log, tune
+from flashladder.tuner import campaign, job, space, trial_log
 from flashladder.tuner.forecast import Forecast
 from flashladder.tuner.gpu_bench import OPPONENT, OnGpu, opponents
 from flashladder.tuner.ledger import Ledger
@@ -120,7 +120,7 @@ def test_each_mask_in_a_study_of_its_own():
     problems, settings = options.shapes(arguments, "forward"), search._settings(arguments, "forward")
     spaces = search._spaces(catalog.select(["24"]), problems, load_gpu("h100"), arguments)
     assert [{problem.causal for problem in each.problems} for each in spaces] == [{False}, {True}]
-    assert [tune._own(each, settings, spaces).study for each in spaces] == [
+    assert [campaign.own_study(each, settings, spaces).study for each in spaces] == [
         "mine-bf16-d128-full",
         "mine-bf16-d128-causal",
     ]

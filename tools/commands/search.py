@@ -102,14 +102,14 @@ def main(arguments: argparse.Namespace) -> int:
     gpu = _gpu(arguments.gpu)
     versions = catalog.select(arguments.rungs)
 
-    from flashladder.tuner.tune import Runner, tune
+    from flashladder.tuner import campaign
 
     operation = catalog.one_operation(version.operation for version in versions)
     spaces = _spaces(versions, options.shapes(arguments, operation), gpu, arguments)
     settings = _settings(arguments, operation)
-    measuring = (arguments.workers, settings.mode, arguments.patience)
-    runner = Runner(gpu) if arguments.offline else Runner.of(gpu, *measuring)
-    return tune(spaces, runner, settings, arguments.budget_seconds)
+    measuring = (arguments.workers, gpu, settings.mode, arguments.patience)
+    workers = [] if arguments.offline else campaign.find_workers(*measuring)
+    return campaign.tune(spaces, gpu, workers, settings, arguments.budget_seconds)
 
 
 def _gpu(name: str) -> GpuDescription:
