@@ -44,3 +44,14 @@ def test_an_official_kernel_that_waits_for_the_gpu_is_absent(field):
     assert (result.baseline, {*result.checks}) == ("fa2", {"fa2", "ours"})
     torch.cuda.empty_cache()
     assert torch.randn(8, device="cuda").isfinite().all()
+
+
+def test_a_cache_that_l2_holds_takes_longer_where_it_is_cold():
+    """32 MiB of keys and values: all of them from L2, or none."""
+    problem = Problem(operation="decode", batch=8, num_heads=32, num_heads_k=8, seqlen_q=1, seqlen_k=1024)
+    instance, rung = contest.ProblemInstance(problem, "cuda"), catalog.find("decode/06")
+    kernel = build_one(rung, rung.config_for(problem), gpu.device_arch())
+    field = [instance.official(baselines.find("fa2", "decode")), instance.ours("ours", kernel, timed=True)]
+    warm, cold = (measure(field, TimingSettings(mode, 16)) for mode in ("graph", "cold_graph"))
+    for name in ("fa2", "ours"):
+        assert cold.time_us(name) > 1.1 * warm.time_us(name)

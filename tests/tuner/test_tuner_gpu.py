@@ -2,11 +2,13 @@
 
 import pytest
 
-from flashladder.common import catalog
+from flashladder.common import catalog, console
 from flashladder.common.catalog import winners
 from flashladder.common.problem.problem import Problem
+from flashladder.common.records.received import problem_named
 from flashladder.common.runtime import target
 from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tools.commands import search
 from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
@@ -61,3 +63,28 @@ def test_the_search_goes_on_after_kernels_that_are_wrong_fault_and_hang(space, m
     assert len(found) > len(VERDICTS)
     (winner,) = winners.of_gpu(gpu.name)
     assert winner.values["q_fragments"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rung", "fields"),
+    [
+        ("decode/13", ["block_n=64", "num_warps=4", "num_stages=3", "ctas_per_sm=2", "cluster_size=4,8"]),
+        ("mla/06", ["cluster_size=4,8"]),
+        ("backward/18", ["block_m=64"]),
+    ],
+)
+def test_the_other_ladders_are_tuned(rung, fields, monkeypatch, tmp_path, capsys):
+    """On a Hopper, in the mode of their ladder; what is not installed is no opponent."""
+    monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
+    version, here = catalog.find(rung), target.resolve("gpu", None)
+    if not version.runs_on(here.arch):
+        pytest.skip(f"{rung} does not run on {here.arch}")
+    sizes = ["--seqlens", "1024", *([] if rung.startswith("backward") else ["--batch", "1"])]
+    asked = [rung, "--gpu", "here", *sizes, "--family", "normal", "--only", "ptxas_level=3", *fields]
+    code = console.run(search.main, search.parser(), asked)
+    assert code == 0, capsys.readouterr().err
+    (winner,) = winners.of_gpu(here.gpu.name)
+    problem = problem_named(winner.evidence["problems"][0])
+    assert winners.config(version, here.gpu.name, problem).as_dict().items() >= winner.values.items()
+    assert winner.evidence["timing"] == catalog.ladder_of(version.operation).search.mode
