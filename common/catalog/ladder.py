@@ -31,7 +31,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from flashladder.common import own
 from flashladder.common.catalog import loading, schema
-from flashladder.common.catalog.schema import Declared, Fields
+from flashladder.common.catalog.schema import Declared, Fields, Mode
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import is_field, listing
 from flashladder.common.problem.kind import LONG, SHORT, Kind
@@ -67,7 +67,7 @@ class Search(Declared):
 
     batch: tuple[StrictInt, ...] = ()
     seqlens: tuple[StrictInt, ...] = (4096,)
-    mode: StrictStr = "hot"
+    mode: Mode = "hot"
 
 
 class Ladder(Declared):

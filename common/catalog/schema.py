@@ -28,6 +28,7 @@ FILE = "version.yaml"
 StrictValue = StrictBool | StrictInt | StrictStr
 Fields = dict[StrictStr, StrictValue]
 ByHeadDim = dict[StrictInt, Fields]
+Mode = Literal["hot", "graph", "cold_graph", "cold", "sustained"]  # of timing: common/measure/timing.py
 
 
 class Declared(BaseModel):

@@ -21,11 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Literal, Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 import torch
 
+from flashladder.common.catalog.schema import Mode
 from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure import graphs
 from flashladder.common.measure.l2 import SetAside
@@ -34,8 +35,7 @@ from flashladder.common.measure.spot import Queue, SpotChecks, Stage
 from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
 from flashladder.common.problem.check import Check
 
-Mode = Literal["hot", "graph", "cold_graph", "cold", "sustained"]
-MODES: tuple[Mode, ...] = ("hot", "graph", "cold_graph", "cold", "sustained")
+MODES: tuple[Mode, ...] = get_args(Mode)
 CONTROL = "control"  # the baseline once more
 
 SAMPLE_US = {"hot": 2e3, "graph": 2e3, "cold_graph": 2e3, "cold": 1e3, "sustained": 250e3}

@@ -9,7 +9,6 @@ from flashladder.common import catalog
 from flashladder.common.catalog import winners
 from flashladder.common.catalog.ladder import FILE, Ladder, Launch, _read
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.measure.timing import MODES
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem, operation_named, operation_names
@@ -43,7 +42,6 @@ def test_it_names_rungs_and_what_kinds_have(operation):
             assert name in rung.choices
     assert {name for name, _ in kind.options} <= {option.name for option in options}
     assert [name for name, _ in kind.classes] == list(ladder.classes)
-    assert ladder.search.mode in MODES
 
 
 SEQUENCES = {"operation": "decode", "head_dim": 128, "seqlen_q": 1}
@@ -144,6 +142,7 @@ def test_what_no_rung_of_the_card_takes_is_refused_with_the_reason():
         ("classes: {causal: batch == 1}", "causal: every kind has that field"),
         ("launches: [{rung: 1}]", "launches.0.rung"),
         ("long_from: 1", "long_from"),
+        ("search: {mode: fast}", "search.mode: 'fast'"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
