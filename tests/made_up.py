@@ -1,10 +1,12 @@
 """Made-up logs for tests of what reads them. Nothing in here was measured."""
 
+import gzip
 import random
 
 import numpy as np
 
 from flashladder.common import catalog
+from flashladder.common.records import run_files
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import BENCH, LADDER, RUNS, round_times
 
@@ -77,6 +79,13 @@ def row(number, kind, seqlen, dtype="bf16", ratio=None, **changes):
         "round_us": round_us(baseline_us / ratio, (seqlen, dtype), (number, kind)),
     }
     return line | changes
+
+
+def change(log, edit):
+    """Changes the text of the files of a log whose runs have ended, as damage or another version would; the files."""
+    for path in log.files:
+        run_files.write(path, edit(gzip.decompress(path.read_bytes()).decode()).encode())
+    return log.files
 
 
 def ladder(folder, gpu="h100", dtypes=("bf16", "fp16"), beside=(), **changes):

@@ -6,6 +6,7 @@ Times of two runs are of other moments, often of other cards: only what was time
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import pandas as pd
 from flashladder.common.errors import ResultsError, unknown
 from flashladder.common.own import FIRST_OPERATION
 from flashladder.common.records.ladders import mean_ratio
-from flashladder.common.records.log import Damage, Log, Schema
+from flashladder.common.records.log import Damage, Log, Schema, open_text
 from flashladder.common.records.schemas import EXPERIMENT, LADDER
 
 CIRCUMSTANCES = {
@@ -49,6 +50,7 @@ _USUAL = {
 }
 _BENCHMARK = {"run", "ratio", "seqlen_q"}  # columns that the log of a benchmark has, and no other file
 _COMPARED = "Ratios to a baseline are compared, which bench, ladder and experiment log"
+_FILE = re.compile(r"(?P<file>.*\.csv(\.gz)?)(:(?P<run>.*))?")
 _SCHEMA = Schema({**LADDER.columns, **EXPERIMENT.columns})  # of every log with ratios
 
 
@@ -114,7 +116,8 @@ def load(what: str, folder: Path) -> LoggedRun:
     rows, damaged = Log(file, _SCHEMA).read()
     rows = rows[rows["run"] == name]
     filled = {
-        column: rows[column].astype(object).where(rows[column].notna(), value) for column, value in _USUAL.items()
+        column: rows[column].astype(object).where(rows[column].notna() & rows[column].ne(""), value)
+        for column, value in _USUAL.items()
     }
     timed = rows.assign(**filled)[rows["ratio"].notna()]
     if timed.empty:
@@ -125,9 +128,8 @@ def load(what: str, folder: Path) -> LoggedRun:
 
 def _place(what: str, folder: Path) -> tuple[Path, str]:
     """The file and the name of a run."""
-    text, _, name = what.partition(".csv:") if ".csv:" in what else (what.removesuffix(".csv"), "", "")
-    if name or what.endswith(".csv"):
-        file = Path(f"{text}.csv")
+    if called := _FILE.fullmatch(what):
+        file, name = Path(called["file"]), called["run"]
         known = _runs(file)
         if not file.exists():
             raise ResultsError(f"{file} is not there")
@@ -138,7 +140,7 @@ def _place(what: str, folder: Path) -> tuple[Path, str]:
         if not name and len(known) > 1:
             raise ResultsError(f"{file} has several runs, {', '.join(known)}: name one, as {file}:{known[-1]}")
         return file, name or known[0]
-    files = sorted(folder.rglob("*.csv"))
+    files = sorted(path for ending in ("csv", "csv.gz") for path in folder.rglob(f"*.{ending}"))
     found = {run: file for file in files for run in _runs(file)}
     if what in found:
         return found[what], what
@@ -152,7 +154,7 @@ def _place(what: str, folder: Path) -> tuple[Path, str]:
 def _runs(file: Path, columns: Set[str] = _BENCHMARK) -> list[str]:
     """The names of the runs in a file, in its order; none where it lacks one of the columns."""
     try:
-        with file.open(encoding="utf-8", errors="replace", newline="") as lines:
+        with open_text(file) as lines:
             reader = csv.DictReader(lines)
             if not columns <= set(reader.fieldnames or ()):
                 return []

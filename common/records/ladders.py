@@ -20,8 +20,9 @@ from flashladder.common.measure.statistics import Times, geometric_mean
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import COMPUTE, FIRST_OPERATION, operation_named
 from flashladder.common.records.ladder_runs import FIELD, Ladder, Run
-from flashladder.common.records.log import Damage, read_all
+from flashladder.common.records.log import Damage
 from flashladder.common.records.records import problem_of
+from flashladder.common.records.run_files import read_all
 from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed
 
@@ -35,7 +36,7 @@ EMPTY = pd.DataFrame(columns=["gpu", "dtype", "version", "kind"])  # of nothing 
 
 def read(folder: Path, damaged: list[Damage]) -> dict[str, Ladder]:
     """By GPU what is shown of its log, of those with figures."""
-    logs = read_all(folder, "ladder_*.csv", LADDER, damaged)
+    logs = read_all(folder, "ladder_*", LADDER, damaged)
     found = {gpu: Ladder.of(completed(frame)) for gpu, frame in logs.items()}
     return {gpu: ladder for gpu, ladder in found.items() if ladder}
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import gzip
 import io
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -61,7 +61,7 @@ class Schema:
         if len(texts) != len(header):
             raise ValueError(f"{len(texts)} cells under {len(header)} columns")
         row = self.validate(dict(zip(header, texts, strict=True)))
-        return [row.get(name, text or self._empty(name)) for name, text in zip(header, texts, strict=True)]
+        return [row.get(name, text or self.empty(name)) for name, text in zip(header, texts, strict=True)]
 
     def validate(self, texts: Mapping[str, Any]) -> dict[str, Any]:
         """The values of cells, without the empty ones. ValueError names each that is wrong, and what is right."""
@@ -89,7 +89,8 @@ class Schema:
     def _intervals(self) -> list[str]:
         return [name.removesuffix("_low") for name in self.columns if name.endswith("_low")]
 
-    def _empty(self, name: str) -> Cell:
+    def empty(self, name: str) -> Cell:
+        """What an empty cell of a column comes to."""
         return "" if cells.base(self.columns.get(name, str)) is str else None
 
 
@@ -129,11 +130,11 @@ class Log:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock():
+            with self.lock():
                 self._set_torn_line_aside()
                 self.report()
                 header = self._complete_header()
-                with _open(self.path, "a") as file:
+                with open_text(self.path, "a") as file:
                     _write(file, (self.schema.line(row, header) for row in rows))
         except OSError as error:
             raise ResultsError(f"cannot write {self.path}: {error.strerror or error}. {self._remedy()}") from error
@@ -143,11 +144,7 @@ class Log:
 
         A file that is not there has no rows. Raises ResultsError where the first line is no header.
         """
-        import pandas as pd
-
-        header, rows, damaged = self._parse()
-        extra = [name for name in header if name not in self.schema.columns]
-        return pd.DataFrame(rows, columns=header).reindex(columns=[*self.schema.columns, *extra]), damaged
+        return read_logs([self], self.schema)
 
     def _remedy(self) -> str:
         if self.path.is_relative_to(cache_dir()):
@@ -157,10 +154,10 @@ class Log:
     def report(self) -> None:
         """Warn of the lines that are no rows, unless they are known already."""
         if not self._is_read:
-            for damage in self._parse()[2]:
+            for damage in self.parse()[2]:
                 warn(f"{damage}; the line is left where it is")
 
-    def _parse(self) -> tuple[list[str], list[list[Cell]], list[Damage]]:
+    def parse(self) -> tuple[list[str], list[list[Cell]], list[Damage]]:
         """The header, the rows under it, and the lines that are none."""
         header, lines = self._header(), self._lines()
         rows, damaged = [], []
@@ -173,7 +170,7 @@ class Log:
         return header, rows, damaged
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """One writer at a time; the system lets go of a killed writer's lock."""
         with self.path.with_name(f".{self.path.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -203,7 +200,7 @@ class Log:
         if missing:
             rows = [self._widened(line, header, len(missing)) for line in self._lines()[1:]]
             temporary = self.path.with_name(f".{self.path.name}.new")
-            with _open(temporary, "w") as file:
+            with open_text(temporary, "w") as file:
                 _write(file, [_csv_line([*header, *missing]), *rows])
             temporary.replace(self.path)
         return [*header, *missing]
@@ -220,7 +217,7 @@ class Log:
         """The columns of the file; none where it is not there or empty."""
         if not self.path.exists():
             return []
-        with _open(self.path, "r") as file:
+        with open_text(self.path, "r") as file:
             line = file.readline()
         try:
             header = _cells(line)
@@ -237,16 +234,18 @@ class Log:
     def _lines(self) -> list[str]:
         if not self.path.exists():
             return []
-        with _open(self.path, "r") as file:
+        with open_text(self.path, "r") as file:
             return list(file)
 
 
-def _open(path: Path, mode: str) -> IO[str]:
+def open_text(path: Path, mode: str = "r") -> IO[str]:
     """Text whose lines end at a newline and nowhere else, and whose damaged bytes survive a round trip.
 
     A spreadsheet's mark at the beginning is not read.
     """
     encoding = "utf-8-sig" if mode == "r" else "utf-8"
+    if path.suffix == ".gz":
+        return cast("IO[str]", gzip.open(path, f"{mode}t", encoding=encoding, errors="surrogateescape", newline="\n"))
     return path.open(mode, encoding=encoding, errors="surrogateescape", newline="\n")
 
 
@@ -279,23 +278,14 @@ def _spell(value: Cell) -> str:
     return " ".join(str(value).split())  # a row is one line
 
 
-def gpu_of(path: Path, pattern: str) -> str:
-    """The GPU that stands for a pattern's `*` in a file's name; ResultsError where that is none."""
-    first, _, last = pattern.partition("*")
-    gpu = path.name.removeprefix(first).removesuffix(last)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", gpu):
-        raise ResultsError(f"{quoted(path.name)} should be {pattern} with a GPU's name, such as h100 or l40s-142sm")
-    return gpu
+def read_logs(logs: Iterable[Log], schema: Schema) -> tuple[pd.DataFrame, list[Damage]]:
+    """The rows of several logs of one schema, as `Log.read` gives those of one."""
+    import pandas as pd
 
-
-def read_all(folder: Path, pattern: str, schema: Schema, damaged: list[Damage]) -> dict[str, pd.DataFrame]:
-    """The logs of a folder that a pattern names, by the GPU that stands for its `*`; damaged rows go to `damaged`.
-
-    Raises ResultsError where that is no name of a GPU.
-    """
-    frames = {}
-    for path in sorted(folder.glob(pattern)):
-        gpu = gpu_of(path, pattern)
-        frames[gpu], wrong = Log(path, schema).read()
-        damaged.extend(wrong)
-    return frames
+    parsed = [log.parse() for log in logs]
+    header = list(dict.fromkeys(name for names, _, _ in parsed for name in names))
+    empty = {name: schema.empty(name) for name in header}
+    rows = [empty | dict(zip(names, row, strict=True)) for names, found, _ in parsed for row in found]
+    extra = [name for name in header if name not in schema.columns]
+    frame = pd.DataFrame(rows, columns=header).reindex(columns=[*schema.columns, *extra])
+    return frame, [damage for _, _, damaged in parsed for damage in damaged]

@@ -1,7 +1,7 @@
 """Results that somebody sends, for a card that this project has not measured: what in such a file cannot be right.
 
-A file of winners is configs/tuned/GPU.yaml, one of a ladder results/ladder_GPU.csv. Whether figures were really
-measured nobody can tell from a file. What contradicts itself, the card's limits or this repository can be told.
+A file of winners is configs/tuned/GPU.yaml, one of a ladder results/runs/ladder_GPU@RUN.csv.gz. Whether figures were
+really measured nobody can tell from a file. What contradicts itself, the card's limits or this repository can be told.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.records.cells import Name, Pairs, PositiveFloat, Share, Size, Words, text
 from flashladder.common.records.ladder_runs import FIELD, MOST_THERMAL, runs_of
-from flashladder.common.records.log import Log, Schema, gpu_of
+from flashladder.common.records.log import Log, Schema
+from flashladder.common.records.run_files import gpu_of
 from flashladder.common.records.schemas import PLACE, PROBLEM, RESOURCES
 from flashladder.common.records.slowdowns import completed
 
@@ -38,8 +39,7 @@ OF_MEDIANS = 0.05  # a ratio of medians, beside the median of ratios
 ABOVE_PEAK = 1.1  # the peak is at a clock that a card may exceed
 NOISY = 0.05  # a kernel beside itself
 LEAST_ROUNDS = 8
-_KEY = ["run", "kind", "version", "dtype", "seqlen_q", "causal"]
-_LADDER = "ladder_*.csv"
+_LADDER = "ladder_*"
 _NOT_ALWAYS = {"notes", "chosen_by", "window_left", "window_right", "softcap", "operation", "head_dim_v", "options"}
 _OF_RUNGS = {"config", "arch", "code", *RESOURCES}  # one of the field has none
 _INTERVAL = r"(\d+\.?\d*) \[(\d+\.?\d*), (\d+\.?\d*)\]"
@@ -52,33 +52,39 @@ _SIZES = dict.fromkeys(("total_q", "total_k"), Size)
 _PROBLEM = Schema({**PROBLEM, **_SIZES, "alibi": bool, "sinks": bool, "dropout_p": Share})
 
 
-def faults(path: Path, known: Path | None = None) -> list[str]:
-    """What is wrong with a file, in sentences that name the place; rows of `known` are not looked at.
+def faults(path: Path) -> list[str]:
+    """What is wrong with a file, in sentences that name the place.
 
     Raises ResultsError or ConfigError for a file that is none of the two.
     """
     if not path.is_file():
         raise ResultsError(f"there is no file {path}")
-    if path.match(_LADDER):
-        return _of_ladder(path, gpu_of(path, _LADDER), known)
+    if _is_ladder(path):
+        return _of_ladder(path, gpu_of_file(path))
     if path.suffix == ".yaml":
         return _of_winners(path)
     raise ResultsError(
-        f"{path} is neither ladder_GPU.csv, as `flashladder ladder` logs, nor GPU.yaml, as winners are kept"
+        f"{path} is neither ladder_GPU@RUN.csv.gz, as `flashladder ladder` logs, nor GPU.yaml, as winners are kept"
     )
 
 
-def _of_ladder(path: Path, gpu: str, known: Path | None) -> list[str]:
+def gpu_of_file(path: Path) -> str:
+    """Of which GPU a file is, by its name. ResultsError for one of a ladder that has none."""
+    return gpu_of(path, _LADDER) if _is_ladder(path) else path.stem
+
+
+def _is_ladder(path: Path) -> bool:
+    return path.match(f"{_LADDER}.csv") or path.match(f"{_LADDER}.csv.gz")
+
+
+def _of_ladder(path: Path, gpu: str) -> list[str]:
     frame, damaged = Log(path, records.LADDER).read()
     if damaged:  # the other rows are not numbered as in the file
         return [str(damage) for damage in damaged]
     if extra := [name for name in frame.columns if name not in records.LADDER.columns]:
         return [f"{path.name} has columns that a ladder's log has not: {', '.join(map(quoted, extra))}"]
-    if known:
-        before = Log(known, records.LADDER).read()[0][_KEY].itertuples(index=False, name=None)
-        frame = frame[~frame[_KEY].apply(tuple, axis=1).isin(set(before))]
     if frame.empty:
-        return [f"{path} has no rows" + (" that are new" if known else "")]
+        return [f"{path} has no rows"]
     described = load_gpu(gpu) if gpu in gpu_names() else None
     frame = completed(frame)
     rows = {

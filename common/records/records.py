@@ -25,6 +25,7 @@ from flashladder.common.problem.config import spelled
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records.cells import base
 from flashladder.common.records.log import Cell, Log
+from flashladder.common.records.run_files import SCRATCH, RunLog
 from flashladder.common.records.schemas import (
     ACCURACY,
     BENCH,
@@ -62,32 +63,32 @@ def runs(folder: Path | None = None) -> Log:
     return Log((folder or results_dir()) / "runs.csv", RUNS)
 
 
-def bench(name: str = "bench", folder: Path | None = None) -> Log:
+def bench(name: str = SCRATCH, folder: Path | None = None) -> RunLog:
     """Every comparison of `flashladder bench`, a row for each shape and kernel."""
-    return Log((folder or results_dir()) / f"{name}.csv", BENCH)
+    return RunLog(folder or results_dir(), name, BENCH)
 
 
-def ladder(gpu: str, name: str = "", folder: Path | None = None) -> Log:
+def ladder(gpu: str, name: str = "", folder: Path | None = None) -> RunLog:
     """A ladder as `flashladder ladder` measured it on a GPU, a row for each rung, kind of configuration and shape.
 
     Further ladders, which have a name, each have a folder of their own.
     """
-    return Log((folder or results_dir()) / name / f"ladder_{gpu}.csv", LADDER)
+    return RunLog(folder or results_dir(), f"{name}/ladder_{gpu}".lstrip("/"), LADDER)
 
 
-def experiment(name: str, folder: Path | None = None) -> Log:
+def experiment(name: str, folder: Path | None = None) -> RunLog:
     """The runs of one experiment of `flashladder experiment`."""
-    return Log((folder or results_dir()) / "experiments" / f"{name}.csv", EXPERIMENT)
+    return RunLog(folder or results_dir(), f"experiments/{name}", EXPERIMENT)
 
 
-def accuracy(folder: Path | None = None) -> Log:
+def accuracy(folder: Path | None = None) -> RunLog:
     """Errors and times of kernels over families of inputs, as `flashladder accuracy` finds them."""
-    return Log((folder or results_dir()) / "accuracy.csv", ACCURACY)
+    return RunLog(folder or results_dir(), "accuracy", ACCURACY)
 
 
-def packed(gpu: str) -> Log:
+def packed(gpu: str) -> RunLog:
     """Packed sequences as `flashladder packed` timed them on a GPU, a row for each mix of lengths and contender."""
-    return Log(results_dir() / f"packed_{gpu}.csv", PACKED)
+    return RunLog(results_dir(), f"packed_{gpu}", PACKED)
 
 
 def samples(run: str, folder: Path | None = None) -> Log:

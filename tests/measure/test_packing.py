@@ -11,10 +11,10 @@ from flashladder.common import catalog, console
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure import packing
 from flashladder.common.measure.baselines.packed import BASELINES
-from flashladder.common.paths import ROOT
+from flashladder.common.paths import PUBLISHED, ROOT
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.common.records.log import Log
+from flashladder.common.records.run_files import RunLog
 from flashladder.common.runtime import target
 from flashladder.tools.commands import packed
 
@@ -83,7 +83,7 @@ def test_a_configuration_may_be_asked_for(monkeypatch):
 
 def published(rung):
     """The rows of an H200 that a rung's page shows, by its words for them: its first run of each head_dim."""
-    rows, damaged = Log(ROOT / "results" / "packed_h200.csv", records.PACKED).read()
+    rows, damaged = RunLog(PUBLISHED, "packed_h200", records.PACKED).read()
     assert not damaged
     assert rows["passed"].all()
     of_rung = rows["run"].isin(rows["run"][rows["version"].eq(rung.name) & rows["contender"].eq("packed")])

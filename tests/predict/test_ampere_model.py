@@ -1,18 +1,18 @@
 """The cost model against an H200: the rungs of mma.sync, in the order in which they were timed."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from test_tuner_model import H100, workload
 
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build, sass
 from flashladder.common.compiler.sass.occupancy import SUB_CORES
-from flashladder.common.paths import ROOT
+from flashladder.common.paths import PUBLISHED
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.predict.cost import MainLoop
 from flashladder.common.predict.limits.predicted import PASSES
 from flashladder.common.predict.subcore import BESIDE_MMA, cycles
+from flashladder.common.records import records
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def timed_ladder():
     """The rungs of mma.sync, each in the configuration in which it was timed on an H200, and the times."""
-    frame = pd.read_csv(ROOT / "results" / "ladder_h200.csv")
+    frame, _ = records.ladder("h200", folder=PUBLISHED).read()
     frame = frame[(frame["kind"] == "own") & (frame["dtype"] == "bf16") & (frame["seqlen_q"] == 4096)]
     ampere = [version.name for version in catalog.versions() if version.instruction_set == "ampere"]
     frame = frame[frame["version"].isin(ampere) & (frame["version"] >= "02")]

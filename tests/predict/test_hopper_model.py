@@ -9,15 +9,15 @@ import math
 from collections.abc import Mapping
 from statistics import median
 
-import pandas as pd
 import pytest
 
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build
-from flashladder.common.paths import ROOT
+from flashladder.common.paths import PUBLISHED
 from flashladder.common.predict import cost, tile
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
+from flashladder.common.records import records
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ Errors = Mapping[tuple[str, int], float]  # log of measured / predicted, by rung
 
 @pytest.fixture(scope="module")
 def measured():
-    frame = pd.read_csv(ROOT / "results" / "ladder_h200.csv")
+    frame, _ = records.ladder("h200", folder=PUBLISHED).read()
     rungs = {version.name: version for version in catalog.versions() if version.instruction_set == "hopper"}
     frame = frame[(frame["run"] == RUN) & (frame["kind"] == "own") & frame["version"].isin(rungs)]
     assert len(frame) == 13 * 6

@@ -196,7 +196,7 @@ def test_a_mark_of_byte_order_is_no_part_of_the_header(row, tmp_path):
 def test_a_column_and_a_name_that_nobody_knows(row, tmp_path):
     (fault,) = received.faults(sent(tmp_path, [row | {HTML: "1"}]))
     assert f"has columns that a ladder's log has not: {HTML!r}" in fault
-    with pytest.raises(console.FlashLadderError, match=r"should be ladder_\*\.csv with a GPU's name, such as h100"):
+    with pytest.raises(console.FlashLadderError, match=r"should be ladder_\* with a GPU's name, such as h100"):
         received.faults(sent(tmp_path, [row], "ladder_<b>.csv"))
 
 

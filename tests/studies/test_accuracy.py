@@ -15,20 +15,19 @@ from flashladder.common import catalog, console
 from flashladder.common.compiler.compile import build_one
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.entrants import Entrant
-from flashladder.common.paths import ROOT
+from flashladder.common.paths import PUBLISHED
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
 from flashladder.common.problem.problem import DTYPES
 from flashladder.common.records import records
-from flashladder.common.records.log import Log
 from flashladder.common.report import accuracy as view
 from flashladder.common.report import sections
 from flashladder.common.report.pages import accuracy as page
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.studies.accuracy import deviation, study, timing, yardstick
-from flashladder.tests import fake_gpu
+from flashladder.tests import fake_gpu, made_up
 from flashladder.tests.designed import drawn, drawn_by
 from flashladder.tools.commands import accuracy
 
@@ -274,14 +273,13 @@ def test_a_missed_bar_is_said_and_fails(run, monkeypatch):
     assert "beyond a bar: 16 Static global stride, bf16, plateau_2: lse with 128 keys" in out
 
 
-def test_a_damaged_log_is_named_and_kept(run, tmp_path):
+def test_a_damaged_log_is_named_and_kept(run):
     run(*QUICK)
-    log = tmp_path / "accuracy.csv"
-    log.write_text(log.read_text() + "not,a,row\n")
-    code, _, err = run(*QUICK)
+    (log,) = made_up.change(records.accuracy(), lambda text: text + "not,a,row\n")
+    code, _, err = run("--page")
     assert code == 0
-    assert "accuracy.csv:6: 3 cells under" in err
-    assert len(records.accuracy().read()[0]) == 8
+    assert f"{log.name}:6: 3 cells under" in err
+    assert len(records.accuracy().read()[0]) == 4
 
 
 @pytest.mark.parametrize(
@@ -329,20 +327,20 @@ def test_the_page_shows_the_latest_of_a_gpu(run, tmp_path):
 
 def test_a_log_that_more_columns_were_added_to_has_its_page():
     """Its older rows have nothing in them, not even the operation."""
-    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
+    frame, _ = records.accuracy(PUBLISHED).read()
     page_of = lambda rows: len(page.parts(Path("accuracy.md"), rows))  # noqa: E731 - its charts and its section
     assert page_of(frame.assign(operation="")) == page_of(frame) > 1
 
 
 def test_the_committed_page_shows_the_committed_log():
-    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
-    written = ROOT / "results" / "accuracy.md"
+    frame, _ = records.accuracy(PUBLISHED).read()
+    written = PUBLISHED / "accuracy.md"
     assert sections.between(written, page.MARKER) == page.text(written, view.latest(frame))
 
 
 def test_each_kernel_is_shown_from_its_last_device():
     """Also where the devices have other yardsticks."""
-    frame, _ = Log(ROOT / "results" / "accuracy.csv", records.ACCURACY).read()
+    frame, _ = records.accuracy(PUBLISHED).read()
     now = view.latest(frame)
     before = frame[frame["version"].isin(["fa2", "43_across_tiles"]) & (frame["device"] == "NVIDIA H200")]
     elsewhere = before.assign(device="NVIDIA GH200").replace({"version": {"fa2": "plain"}})

@@ -161,11 +161,11 @@ def log(name, lines):
 
 def test_pictures_are_of_the_latest_run_and_of_a_gpu_if_there_was_one(run):
     emulated = {"device": "emulator", "time_us": None, "tflops": None, "ratio": None}
-    log("seqlens", [made_up.row("16", "own", 512) | {"run": "old", "label": "16"}])
-    log("seqlens", [made_up.row("16", "own", 512) | {"run": "gpu", "label": "16"}])
+    log("seqlens", [made_up.row("16", "own", 512) | {"run": "20250101-old", "label": "16"}])
+    log("seqlens", [made_up.row("16", "own", 512) | {"run": "20260101-gpu", "label": "16"}])
     log("seqlens", [made_up.row("16", "own", 512) | {"run": "newest", "label": "16"} | emulated])
     latest = figures.latest(rows("seqlens"))
-    assert list(latest["run"]) == ["gpu"]
+    assert list(latest["run"]) == ["20260101-gpu"]
     assert figures.source(latest) == "measured on NVIDIA H100 80GB HBM3"
     assert figures.source(rows("seqlens").iloc[[-1]]) == "counted by the emulator"
 
@@ -206,18 +206,17 @@ def test_every_picture_of_measured_and_of_counted_rows(run, name, on_gpu):
 def test_a_damaged_row_is_named_and_left_in_place(run):
     arguments = ("loop_order", "--seqlens", "128")
     run(*arguments)
-    path = records.experiment("loop_order").path
-    header, *others = path.read_text().splitlines(keepends=True)
-    path.write_text(header + "what is this\n" + "".join(others))
+    (path,) = made_up.change(records.experiment("loop_order"), lambda text: text.replace("\n", "\nwhat is this\n", 1))
+    before = path.read_bytes()
     code, _, err = run(*arguments)
     assert code == 0
     assert f"{path}:2: 1 cells under" in err
-    assert path.read_text().splitlines()[1] == "what is this"
+    assert path.read_bytes() == before
 
 
 def test_a_run_on_the_emulator_is_shown_though_a_gpu_was_there_before(run):
-    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": sweeps.FA1}] * 2)
-    log("loop_order", [made_up.row("16", "own", 512) | {"run": "gpu", "label": sweeps.FA2}] * 2)
+    log("loop_order", [made_up.row("16", "own", 512) | {"run": "20260101-gpu", "label": sweeps.FA1}] * 2)
+    log("loop_order", [made_up.row("16", "own", 512) | {"run": "20260101-gpu", "label": sweeps.FA2}] * 2)
     _, out, _ = run("loop_order", "--seqlens", "128")
     assert "counted by the emulator" in out[: out.index("logged to")]
     assert "show what was measured on NVIDIA H100" in " ".join(out.split())

@@ -13,9 +13,9 @@ from flashladder.common.measure.baselines import Baseline, forward
 from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.config import parse_values, spell
 from flashladder.common.problem.operations.forward import Forward
-from flashladder.common.records import ladder_runs, ladders, records
+from flashladder.common.records import ladder_runs, ladders, records, run_files
 from flashladder.common.studies.experiments import ladder as experiment
-from flashladder.tests import fake_gpu
+from flashladder.tests import fake_gpu, made_up
 from flashladder.tools.commands import ladder
 
 pytestmark = pytest.mark.slow
@@ -142,11 +142,14 @@ def test_own_is_what_was_tuned_for_the_gpu_or_else_the_default(run):
 def test_a_log_from_before_the_columns_stays_valid(run):
     """Its rows are read, and no later run is taken for theirs."""
     run("02", *SMALL, "--seqlens", "128")
-    log = records.ladder("h100").path
     young = 6  # samples, the shares, chosen_by and the rounds
-    lines = [line.rsplit(",", young)[0] for line in log.read_text().splitlines()]
-    log.write_text("\n".join([lines[0], *(f"{line}power cap in 40% of samples" for line in lines[1:]), ""]))
-    assert "round_us" not in log.read_text()
+
+    def before(text):
+        lines = [line.rsplit(",", young)[0] for line in text.splitlines()]
+        return "\n".join([lines[0], *(f"{line}power cap in 40% of samples" for line in lines[1:]), ""])
+
+    made_up.change(records.ladder("h100"), before)
+    assert rows()["round_us"].isna().all()
     _, out, _ = run("02", *SMALL, "--seqlens", "128")
     assert "goes on" not in out
     assert list(rows()["chosen_by"]) == ["", "", "default", ""]
@@ -188,8 +191,8 @@ def test_a_killed_run_goes_on_where_it_was(run, contests, monkeypatch):
 def test_a_killed_run_goes_on_on_another_card_of_its_kind(run, contests):
     """Each length is of one card, whose baseline took part in its rounds; the run says of which cards it is."""
     run("02", *SMALL, "--seqlens", "128")
-    log = records.ladder("h100").path
-    log.write_text(log.read_text().replace(rows()["gpu_id"].iloc[0], "another"))
+    card = rows()["gpu_id"].iloc[0]
+    made_up.change(records.ladder("h100"), lambda text: text.replace(card, "another"))
     _, out, _ = run("02", *SMALL)
     assert "goes on: 1 of 2 shapes are there already" in out
     assert [held[0] for held in contests] == [128, 256]
@@ -201,14 +204,13 @@ def test_a_killed_run_goes_on_on_another_card_of_its_kind(run, contests):
 def test_a_killed_run_goes_on_nowhere_else(run, contests, monkeypatch, other):
     """On another kind of card, with another commit, or where heat slowed the GPU, a new run begins with every shape."""
     run("02", *SMALL, "--seqlens", "128")
-    log = records.ladder("h100").path
-    row = rows().iloc[0]
+    log, row = records.ladder("h100"), rows().iloc[0]
     if other == "kind of card":
-        log.write_text(log.read_text().replace(row["device"], "another"))
+        made_up.change(log, lambda text: text.replace(row["device"], "another"))
     elif other == "commit":
         monkeypatch.setattr(records, "commit", lambda: "0123456789ab")
     else:
-        log.write_text(log.read_text().replace(",0.0,0.0,0.0,", ",0.0,0.5,0.0,"))
+        made_up.change(log, lambda text: text.replace(",0.0,0.0,0.0,", ",0.0,0.5,0.0,"))
         assert ladder_runs.runs_of(rows())[0].is_hot
     _, out, _ = run("02", *SMALL)
     assert "goes on" not in out
@@ -222,8 +224,8 @@ def test_measured_again_on_request_or_when_the_code_has_changed(run, contests):
     assert len(contests) == 1
     run("02", *SMALL, "--seqlens", "128", "--again")
     assert len(contests) == 2
-    log = records.ladder("h100").path
-    log.write_text(log.read_text().replace(rows()["code"][0], "other"))
+    code = rows()["code"][0]
+    made_up.change(records.ladder("h100"), lambda text: text.replace(code, "other"))
     run("02", *SMALL, "--seqlens", "128")
     assert contests[2:] == [(128, "02 own", "02 fixed")]
     assert rows()["run"].nunique() == 3
@@ -231,14 +233,18 @@ def test_measured_again_on_request_or_when_the_code_has_changed(run, contests):
 
 def test_a_damaged_row_is_named_and_left_in_place(run, contests):
     run("02", *SMALL, "--seqlens", "128")
-    log = records.ladder("h100").path
-    header, _, kept = log.read_text().splitlines(keepends=True)
-    log.write_text(header + "what is this\n" + kept)
+
+    def damage(text):
+        header, _, kept = text.splitlines(keepends=True)
+        return f"{header}what is this\n{kept}"
+
+    (log,) = made_up.change(records.ladder("h100"), damage)
+    before = log.read_bytes()
     code, _, err = run("02", *SMALL, "--seqlens", "128")
     assert code == 0
     assert f"{log}:2: 1 cells under" in err
     assert contests[1:] == [(128, "02 own", "02 fixed")]
-    assert log.read_text().startswith(header + "what is this\n" + kept)
+    assert log.read_bytes() == before
 
 
 def test_a_wrong_kernel_is_logged_without_figures_and_tried_again(run, contests, monkeypatch):
@@ -336,8 +342,8 @@ def test_two_rungs_on_a_real_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     arguments = ["01", "02", "--seqlens", "512", "--dtypes", "bf16", "--rounds", "8", "--beside", "cudnn"]
     assert console.run(ladder.main, ladder.parser(), arguments) == 0
-    (path,) = tmp_path.glob("ladder_*.csv")
-    frame, _ = records.ladder(path.stem.removeprefix("ladder_")).read()
+    (path,) = tmp_path.glob("runs/ladder_*@*.csv.gz")
+    frame, _ = records.ladder(run_files.gpu_of(path, "ladder_*")).read()
     assert frame["passed"].all()
     assert frame["version"].iloc[0] == "cudnn"
     assert frame["round_us"].str.split().str.len().eq(8).all()

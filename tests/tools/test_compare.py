@@ -5,12 +5,12 @@ import shutil
 import pytest
 
 from flashladder.common import console
-from flashladder.common.paths import ROOT
+from flashladder.common.paths import PUBLISHED, results_dir
 from flashladder.common.records import comparison, records
+from flashladder.common.records.log import Log
 from flashladder.tools.commands import compare
 
-H200 = ROOT / "results" / "ladder_h200.csv"
-FIRST, SECOND = "20261122-034419-11339", "20261122-005744-15704"
+FIRST, SECOND = "20261122-163955-1610", "20261125-030243-629"
 ROW = {
     "run": "mine",
     "version": "16_static_stride",
@@ -51,26 +51,35 @@ def run(capsys):
     return call
 
 
-def log(name="bench", *rows):
-    records.bench(name).append([ROW | row for row in rows])
-    return records.bench(name).path
+def log(name, *rows):
+    """A log of several runs, as they were before each had its file."""
+    path = results_dir() / f"{name}.csv"
+    Log(path, records.BENCH).append([ROW | row for row in rows])
+    return path
 
 
 def test_two_runs_of_a_ladder(run, results):
-    results.mkdir()
-    shutil.copy(H200, results)
+    for name in (FIRST, SECOND):
+        made = results / "runs" / f"ladder_h200@{name}.csv.gz"
+        made.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PUBLISHED / "runs" / made.name, made)
     code, out, err = run(FIRST, SECOND, "--all")
     assert code == 0, err
-    assert "card's id 0a49e1071fae 6ae30e052b5e" in out
-    assert "commit cd9ed05b90c3 31557c22c840" in out
+    assert "card's id 56d447d2a9c2 b08b82d1fb2e" in out
+    assert "commit 6abc4587419a 092918a77d51" in out
     assert "alike: card NVIDIA H200" in out
-    assert "16_static_stride own, bf16 6 1.070 (1.069-1.072) 1.070 (1.068-1.075)" in out
-    assert "17_lazy_rescale own, bf16 6 1.119 (1.117-1.119) 1.130 (1.127-1.133) other code" in out
+    assert "16_static_stride own, bf16 6 1.068 (1.064-1.070) 1.070 (1.066-1.074) other code" in out
+    assert "17_lazy_rescale own, bf16 6 1.114 (1.109-1.119) 1.120 (1.118-1.123) other code" in out
     assert "Two runs are not divided by each other" in out
-    _, out, _ = run(FIRST, SECOND)
-    assert "16_static_stride own" not in out
-    assert "17_lazy_rescale own, bf16 6 1.119 (1.117-1.119) 1.130 (1.127-1.133) other code" in out
-    assert "kernels do not differ: --all shows them" in out
+
+
+def test_kernels_that_do_not_differ_are_left_out(run):
+    log("one", {}, {"version": "09_fewer_moves"})
+    log("other", {"run": "theirs"}, {"run": "theirs", "version": "09_fewer_moves", "code": "b"})
+    _, out, _ = run("mine", "theirs")
+    assert "09_fewer_moves, bf16 1 1.100 (1.050-1.150) 1.100 (1.050-1.150) other code" in out
+    assert "16_static_stride" not in out
+    assert "1 of 2 kernels do not differ: --all shows them" in out
 
 
 def test_no_figure_is_of_both_runs(run):
@@ -121,11 +130,11 @@ def test_only_shapes_that_both_have_count(run):
     assert "only in theirs: cudnn" in out
 
 
-def test_a_file_is_as_good_as_a_name(run, tmp_path):
+def test_a_file_is_as_good_as_a_name(run, results):
     log("one", {})
     other = log("other", {"run": "theirs"}, {"run": "a third", "ratio": 1.11})
     for what in (f"{other}:theirs", "theirs"):
-        code, out, err = run(results_file("one"), what)
+        code, out, err = run(results / "one.csv", what)
         assert code == 0, err
         assert "What differs mine theirs" in out
 
@@ -135,10 +144,6 @@ def test_results_without_a_benchmark(run, results):
     code, _, err = run("mine", "theirs")
     assert code == console.EXIT_ERROR
     assert f"no run in the logs of {results} is a benchmark. Ratios to a baseline are compared, which" in err
-
-
-def results_file(name):
-    return records.bench(name).path
 
 
 @pytest.mark.parametrize(

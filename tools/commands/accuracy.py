@@ -9,7 +9,7 @@ flashladder accuracy mla/05 mla/06                  of another ladder that compu
 flashladder accuracy --list                         the families, and what each is for
 flashladder accuracy --page                         only writes the page and its pictures, from the log
 
-Rows go to results/accuracy.csv. The exit code is 1 where a rung misses a bar; results/accuracy.md says what bars are.
+Rows go to results/runs/. The exit code is 1 where a rung misses a bar; results/accuracy.md says what bars are.
 The page shows the first ladder.
 """
 
@@ -30,7 +30,7 @@ from flashladder.tools.commands import arguments as options
 if TYPE_CHECKING:
     import pandas as pd
 
-    from flashladder.common.records.log import Log
+    from flashladder.common.records.run_files import RunLog
     from flashladder.common.studies.accuracy.study import Study
 
 EXIT_MISSED = 1
@@ -144,12 +144,12 @@ def _show(found: pd.DataFrame) -> int:
     return EXIT_MISSED if missed else 0
 
 
-def _write_page(log: Log) -> None:
+def _write_page(log: RunLog) -> None:
     from flashladder.common.report.pages.accuracy import parts
 
     frame, damaged = log.read()
     for damage in damaged:
         warn(f"{damage}; the line is left where it is")
-    for part in parts(log.path.with_suffix(".md"), frame):
+    for part in parts(log.folder / f"{log.name}.md", frame):
         if part.write():
             aside(f"{part.path} brought up to date")

@@ -85,6 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
     for table in display.overview(contests):
         console.print(table)
     if not arguments.no_log:
+        log.seal()
         aside(f"logged to {log.path}, samples to {records.samples(run, folder).path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())

@@ -1,4 +1,4 @@
-"""Sweeps that readers of the field expect, each logged to experiments/NAME.csv and drawn beside it.
+"""Sweeps that readers of the field expect, each logged, and drawn in results/experiments.
 
 flashladder experiment --list
 flashladder experiment                          all of them: on the GPU where there is one, else on the emulator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from flashladder.common.records.log import Log
+    from flashladder.common.records.run_files import RunLog
     from flashladder.common.studies.experiments.sweeps import Experiment
 
 FIGURES = {  # columns of the log, what they are called on the console, and their unit there
@@ -92,6 +92,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     log = records.experiment(experiment.name, _folder(rungs, arguments.publish))
     for rows in run.rows(experiment, rungs, place, lengths, TimingSettings(rounds=arguments.rounds)):
         log.append(rows)
+    log.seal()
     _show(experiment, log)
 
 
@@ -101,7 +102,7 @@ def _folder(rungs: Sequence[catalog.Version], publish: bool) -> Path:
     return UNPUBLISHED if folder == PUBLISHED and not publish else folder
 
 
-def _show(experiment: Experiment, log: Log) -> None:
+def _show(experiment: Experiment, log: RunLog) -> None:
     """A table of the latest run in the log; a picture of the latest on a GPU, where there is any."""
     from flashladder.common.report.charts import experiments as figures
     from flashladder.common.report.charts.theme import Chart
@@ -113,7 +114,7 @@ def _show(experiment: Experiment, log: Log) -> None:
         return
     ran, drawn = frame[frame["run"] == frame["run"].iloc[-1]], figures.latest(frame)
     console.print(_table(f"{experiment.title}, {figures.source(ran)}", ran))
-    chart = Chart(log.path.with_suffix(".svg"), experiment.title, partial(figures.DRAW[experiment.name], drawn))
+    chart = Chart(log.folder / f"{log.name}.svg", experiment.title, partial(figures.DRAW[experiment.name], drawn))
     chart.write()
     names = " and ".join(path.name for path in chart.files.values())
     aside(f"logged to {log.path}; {names} show what was {figures.source(drawn)}")

@@ -9,7 +9,7 @@ default, and in one that all the rungs take (fixed), so that the technique shows
 FlashAttention-2, to which ratios refer, and the kernels of --beside that are installed. All of them run in the same
 rounds, on the same tensors, and the times of the rounds are kept: a step from rung to rung is computed from those.
 
-The rows go to results/ladder_GPU.csv as soon as a shape is done. A run that was killed, or that a time limit ended, is
+The rows go to a file in results/runs as soon as a shape is done. A run that was killed, or that a time limit ended, is
 taken up where it was, on a card of this kind with the same kernels and software; otherwise another begins. A shape is
 of one card, on which the baseline of its ratios ran in the same rounds. The largest run is what is published, and one
 on another card, in the same file, stands beside it; one that heat slowed down in more than 3 % of its samples is not.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from flashladder.common.catalog import Version
     from flashladder.common.problem.problem import Problem
-    from flashladder.common.records.log import Log
+    from flashladder.common.records.run_files import RunLog
     from flashladder.common.studies.experiments.ladder import Kernels
 
 # 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
@@ -91,6 +91,7 @@ def main(arguments: argparse.Namespace) -> int:
         results.append(timer.measure(problem, kernels))
         for remark in results[-1].remarks:
             warn(remark)
+    log.seal()
     for absent in dict.fromkeys(f"{name}: {reason}" for result in results for name, reason in result.absent.items()):
         warn(f"left out: {absent}")
     for table in ladder_tables.of_run(log.read()[0], name, run):
@@ -109,7 +110,7 @@ def _the_ladder(versions: Iterable[Version]) -> str:
     return names[0]
 
 
-def _run(log: Log, field: Mapping[Problem, Kernels], again: bool) -> tuple[str, Mapping[Problem, Kernels]]:
+def _run(log: RunLog, field: Mapping[Problem, Kernels], again: bool) -> tuple[str, Mapping[Problem, Kernels]]:
     """The run to measure, the log's last or a new one, and what of the field it lacks."""
     from flashladder.common.records import ladder_runs, records
     from flashladder.common.records.slowdowns import completed

@@ -71,6 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
             for note in (*measured.absent.values(), *measured.notes()):
                 aside(note)
     if not arguments.no_log:
+        log.seal()
         aside(f"logged to {log.path}")
     if arguments.out:
         arguments.out.write_text(console.export_text())

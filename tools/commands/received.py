@@ -1,7 +1,6 @@
 """Check results that somebody sent, before they are merged: ladders and winners of cards not measured here.
 
-flashladder received ladder_l40s.csv tuned/l40s.yaml
-flashladder received results/ladder_h200.csv --known before.csv     rows that were there before are not looked at
+flashladder received results/runs/ladder_l40s@RUN.csv.gz tuned/l40s.yaml
 
 Every figure is held against the others of its row, the rounds that it was made of, the card's limits, and the rungs as
 they are. What is wrong is said with its row, and the exit code is 2. results/SENDING.md says how results are sent.
@@ -21,8 +20,7 @@ SHOWN = 30  # faults of a file
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ladder_GPU.csv or tuned/GPU.yaml")
-    made.add_argument("--known", type=Path, metavar="FILE", help="an earlier ladder_GPU.csv of the same GPU")
+    made.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ladder_GPU@RUN.csv.gz or tuned/GPU.yaml")
     return made
 
 
@@ -31,8 +29,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     any_wrong = False
     for path in arguments.files:
-        wrong = received.faults(path, arguments.known)
-        gpu = path.stem.removeprefix("ladder_")
+        wrong = received.faults(path)
+        gpu = received.gpu_of_file(path)
         if gpu not in gpu_names():
             warn(f"configs/gpus describes no {gpu}: its name and its limits were not checked")
         for fault in wrong[:SHOWN]:

@@ -113,6 +113,7 @@ class Chart:
         """Draws it, if it is not current; whether it was drawn."""
         if self.made_from and self.is_current():
             return False
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         drawn, note = self.draw(), f"<!-- {self.made_from} -->\n" if self.made_from else ""
         for scheme, file in self.files.items():
             colours = {role: values[SCHEMES.index(scheme)] for role, values in PALETTE.items()}

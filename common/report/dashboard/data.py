@@ -10,7 +10,8 @@ import pandas as pd
 from flashladder.common.records import ladders
 from flashladder.common.records.cells import Arch, ConfigText, Name, Pairs, PositiveFloat
 from flashladder.common.records.ladder_runs import Ladder
-from flashladder.common.records.log import Damage, Log, Schema, read_all
+from flashladder.common.records.log import Damage, Log, Schema
+from flashladder.common.records.run_files import SCRATCH, RunLog, read_all
 from flashladder.common.records.schemas import BENCH, EXPERIMENT, RUNS
 from flashladder.common.records.slowdowns import completed
 from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
@@ -54,23 +55,23 @@ class Results:
         """Reads the logs of a folder; ResultsError where a file is another table."""
         damaged: list[Damage] = []
 
-        def read(path: Path, schema: Schema) -> pd.DataFrame:
-            frame, wrong = Log(path, schema).read()
+        def rows(log: Log | RunLog) -> pd.DataFrame:
+            frame, wrong = log.read()
             damaged.extend(wrong)
             return frame
 
         return cls(
             ladders=ladders.read(folder, damaged),
-            runs=read(folder / "runs.csv", RUNS),
-            bench=read(folder / "bench.csv", BENCH),
-            references=completed(read(folder / "references.csv", BENCH)),
-            cells={gpu: completed(rows) for gpu, rows in read_all(folder, "cells_*.csv", BENCH, damaged).items()},
-            tuning={path.stem: read(path, TUNING) for path in sorted(folder.glob("tuning/*.csv"))},
-            sass=read_all(folder, "sass_*.csv", SASS, damaged),
+            runs=rows(Log(folder / "runs.csv", RUNS)),
+            bench=rows(RunLog(folder, SCRATCH, BENCH)),
+            references=completed(rows(RunLog(folder, "references", BENCH))),
+            cells={gpu: completed(found) for gpu, found in read_all(folder, "cells_*", BENCH, damaged).items()},
+            tuning={path.stem: rows(Log(path, TUNING)) for path in sorted(folder.glob("tuning/*.csv"))},
+            sass=read_all(folder, "sass_*", SASS, damaged),
             experiments={
-                name: rows
+                name: found
                 for name in EXPERIMENTS
-                if len(rows := read(folder / "experiments" / f"{name}.csv", EXPERIMENT))
+                if len(found := rows(RunLog(folder, f"experiments/{name}", EXPERIMENT)))
             },
             damaged=damaged,
         )

@@ -72,7 +72,7 @@ def best(rows: pd.DataFrame) -> dict[int, Best]:
 
 
 def _in_full(gpu: str, runs: Runs) -> str:
-    return references.text([references.table(rows, f"cells_{gpu}.csv") for rows in runs])
+    return references.text([references.table(rows, f"cells_{gpu}") for rows in runs])
 
 
 def _short(gpu: str, runs: Runs) -> str:

@@ -16,6 +16,8 @@ from flashladder.common.escape import Markdown, markdown
 from flashladder.common.paths import VERSIONS
 from flashladder.common.records import ladder_runs, ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
+from flashladder.common.records.run_files import RunLog
+from flashladder.common.records.schemas import LADDER
 from flashladder.common.report import formats
 from flashladder.common.report.charts import ladder as ladder_chart
 from flashladder.common.report.charts import theme
@@ -55,14 +57,18 @@ class Measured(NamedTuple):
         """Of these the rungs, each in its own configuration."""
         return self.first[self.first["kind"] == OWN]
 
-    def log(self, folder: Path) -> Path:
-        return folder / f"ladder_{self.gpu}.csv"
+    @property
+    def log(self) -> str:
+        return f"ladder_{self.gpu}"
+
+    def files(self, folder: Path) -> list[Path]:
+        """Where the rows of its runs are."""
+        return RunLog(folder, self.log, LADDER).files
 
     def chart(self, folder: Path) -> Chart:
-        log = self.log(folder)
         title = f"The ladder on {self.title}, {self.first['dtype'].iloc[0]}"
-        note = made_from(repr(ladders.titles()), log, *DRAWN_BY)
-        return Chart(log.with_suffix(".svg"), title, partial(ladder_chart.ladder, self.first), note)
+        note = made_from(repr(ladders.titles()), *self.files(folder), *DRAWN_BY)
+        return Chart(folder / f"{self.log}.svg", title, partial(ladder_chart.ladder, self.first), note)
 
 
 def measured(shown: Mapping[str, Ladder], summary: pd.DataFrame) -> Iterator[Measured]:
@@ -108,7 +114,7 @@ def _part(folder: Path, of_gpu: Measured) -> dict[str, Any]:
         "fewer": [f"{row.rung or row.title}: {row.lengths}" for row in fewer.itertuples()],
         "torch": first["torch"].iloc[0],
         "missing": [Markdown(f"{link(rung.name, folder)} ({markdown(rung.title)})") for rung in missing],
-        "log": of_gpu.log(folder).name,
+        "log": of_gpu.log,
         "again": on_two_cards(first, of_gpu.ladder, in_full=True) if of_gpu.ladder.again else None,
     }
 

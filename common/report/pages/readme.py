@@ -54,7 +54,7 @@ def _milestones() -> list[str]:
 def _chart(folder: Path, shown: Measured) -> Chart:
     first = shown.first
     lines: pd.DataFrame = first[first["version"].isin(_milestones()) | first["kind"].eq(FIELD)]
-    note = made_from(repr((ladders.titles(), MILESTONES)), shown.log(folder), *DRAWN_BY)
+    note = made_from(repr((ladders.titles(), MILESTONES)), *shown.files(folder), *DRAWN_BY)
     title = f"Milestones of the ladder on {shown.title}, {first['dtype'].iloc[0]}"
     return Chart(folder / f"milestones_{shown.gpu}.svg", title, partial(ladder_chart.ladder, lines), note)
 

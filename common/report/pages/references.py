@@ -56,7 +56,7 @@ def tables(rows: pd.DataFrame, name: str) -> list[MeasuredTable]:
     alike = ["dtype", "head_dim", "causal"]
     for (_, *kind), group in mine.groupby(["device", *alike], sort=False):
         run = group.sort_values("time", kind="stable")["run"].iloc[-1]
-        found.append(table(timed[(timed["run"] == run) & (timed[alike] == kind).all(axis=1)], "references.csv"))
+        found.append(table(timed[(timed["run"] == run) & (timed[alike] == kind).all(axis=1)], "references"))
     return found
 
 

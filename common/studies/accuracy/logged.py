@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from flashladder.common.records.log import Log
+from flashladder.common.records.run_files import RunLog
 from flashladder.common.records.schemas import ACCURACY
 from flashladder.common.studies.accuracy import study as studies
 from flashladder.common.studies.accuracy import tiles, timing
 from flashladder.common.studies.accuracy.study import Study
 
 
-def run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
+def run(study: Study, log: RunLog | None, timed: bool) -> pd.DataFrame:
     """Runs a study, logging each kernel and batch as soon as it is done; its rows as the log would give them."""
     found: list[Mapping[str, object]] = []
     wrong: set[tuple[object, ...]] = set()
@@ -28,4 +28,6 @@ def run(study: Study, log: Log | None, timed: bool) -> pd.DataFrame:
             found += rows
             if log:
                 log.append(rows)
+    if log:
+        log.seal()
     return pd.DataFrame(found).reindex(columns=[*ACCURACY.columns])

@@ -22,7 +22,7 @@ from flashladder.common.problem.config import Value
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Run
-from flashladder.common.records.log import Log
+from flashladder.common.records.run_files import RunLog
 from flashladder.common.records.schemas import round_times
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _key(label: str, kernel: Artifact | Configured) -> Key:
 class LadderTimer:
     """Times the shapes of one run."""
 
-    log: Log
+    log: RunLog
     run: str
     official: Sequence[baselines.Baseline]
     settings: TimingSettings
