@@ -90,17 +90,16 @@ def test_a_picture_is_painted_in_each_scheme_and_always_the_same(tmp_path):
     made_up.ladder(tmp_path, dtypes=("bf16",))
     summary = ladders.summary(data.Results.load(tmp_path).ladders)
     chart = theme.Chart(tmp_path / "a.svg", "Title", lambda: figures.ladder(summary))
-    light, dark = _drawn(chart)
-    assert _drawn(chart) == [light, dark]
-    assert theme.PALETTE["own"][0] in light
-    assert theme.PALETTE["own"][1] in dark
-    assert not re.search(r"#fe..ed", light + dark)
-    ElementTree.fromstring(light)
-
-
-def _drawn(chart):
     assert chart.write()
-    return [path.read_text() for path in chart.files.values()]
+    drawn = chart.path.read_text()
+    assert chart.write()
+    assert chart.path.read_text() == drawn
+    light, dark = re.search("<style>(.*)@media .prefers-color-scheme: dark.(.*)</style>", drawn).groups()
+    assert f"--own: {theme.PALETTE['own'][0]};" in light
+    assert f"--own: {theme.PALETTE['own'][1]};" in dark
+    assert set(re.findall(r"var\(--(\w+)\)", drawn)) == set(re.findall(r"--(\w+):", light))
+    assert not re.search(r"#fe..ed", drawn)
+    ElementTree.fromstring(drawn)
 
 
 def test_a_picture_in_the_page_follows_its_scheme_and_tells_what_its_marks_are(tmp_path):

@@ -321,7 +321,7 @@ def test_the_page_shows_the_latest_of_a_gpu(run, tmp_path):
     assert "| 16 Static global stride | bf16 | 1 of 2 | normal | 128 |" in text
     assert "- 16 Static global stride, bf16, normal: rms with 128 keys" in text
     assert f"Measured on {fake_gpu.NAME}" in text
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"accuracy_bf16.svg", "accuracy_bf16_dark.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"accuracy_bf16.svg"}
     assert "ours, beyond a bar" in (tmp_path / "accuracy_bf16.svg").read_text()
 
 

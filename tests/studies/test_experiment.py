@@ -54,7 +54,7 @@ def test_the_two_orders_move_what_the_formulas_say(run, tmp_path):
         formula = traffic.fa1 if row.label == sweeps.FA1 else traffic.fa2
         assert (row.global_bytes_read, row.global_bytes_written) == formula(row.seqlen_q, 128, 64)
     assert "counted by the emulator" in out
-    assert pictures(tmp_path) == {"loop_order.svg", "loop_order_dark.svg"}
+    assert pictures(tmp_path) == {"loop_order.svg"}
     assert "FlashAttention-1, S = 256: 0.82 MiB" in (tmp_path / "experiments" / "loop_order.svg").read_text()
 
 
@@ -108,7 +108,7 @@ def test_types_on_the_emulator(run, tmp_path):
     assert frame["time_us"].isna().all()
     assert frame["max_error"][1] < frame["max_error"][0]
     assert "Types, counted by the emulator" in out
-    assert pictures(tmp_path) == {"dtypes.svg", "dtypes_dark.svg"}
+    assert pictures(tmp_path) == {"dtypes.svg"}
 
 
 def test_lengths_on_a_gpu_have_times_and_memory(run, tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_lengths_on_a_gpu_have_times_and_memory(run, tmp_path, monkeypatch):
     outputs = 256 * 128 * 2
     assert list(frame["memory_bytes"]) == [outputs, outputs, outputs + 256 * 4] * 2
     assert f"measured on {fake_gpu.NAME}" in out
-    assert pictures(tmp_path) == {"seqlens.svg", "seqlens_dark.svg"}
+    assert pictures(tmp_path) == {"seqlens.svg"}
 
 
 def test_a_wrong_kernel_is_not_logged(run, monkeypatch):
@@ -219,7 +219,7 @@ def test_a_run_on_the_emulator_is_shown_though_a_gpu_was_there_before(run):
     log("loop_order", [made_up.row("16", "own", 512) | {"run": "20260101-gpu", "label": sweeps.FA2}] * 2)
     _, out, _ = run("loop_order", "--seqlens", "128")
     assert "counted by the emulator" in out[: out.index("logged to")]
-    assert "show what was measured on NVIDIA H100" in " ".join(out.split())
+    assert "shows what was measured on NVIDIA H100" in " ".join(out.split())
 
 
 @pytest.mark.git

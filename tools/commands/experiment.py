@@ -116,8 +116,7 @@ def _show(experiment: Experiment, log: RunLog) -> None:
     console.print(_table(f"{experiment.title}, {figures.source(ran)}", ran))
     chart = Chart(log.folder / f"{log.name}.svg", experiment.title, partial(figures.DRAW[experiment.name], drawn))
     chart.write()
-    names = " and ".join(path.name for path in chart.files.values())
-    aside(f"logged to {log.path}; {names} show what was {figures.source(drawn)}")
+    aside(f"logged to {log.path}; {chart.path.name} shows what was {figures.source(drawn)}")
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:

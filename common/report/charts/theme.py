@@ -1,4 +1,4 @@
-"""One look for every picture: colours by role, light and dark, and matplotlib figures as small SVG in either."""
+"""One look for every picture: colours by role, light and dark, and matplotlib figures as small SVG that has both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -17,8 +17,7 @@ import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from flashladder.common.escape import controls
-from flashladder.common.report.templating import render
+from flashladder.common.escape import controls, markdown
 
 # What a colour is for, with its light and its dark value. The categories keep apart for colour-blind eyes (Okabe, Ito).
 PALETTE = {
@@ -59,9 +58,16 @@ def colour(role: str) -> str:
     return f"#fe{list(PALETTE).index(role):02x}ed"
 
 
-def custom_properties(scheme: str) -> str:
+def custom_properties(scheme: str, roles: Iterable[str] = PALETTE) -> str:
     """The colours of a scheme as CSS custom properties."""
-    return " ".join(f"--{role}: {values[SCHEMES.index(scheme)]};" for role, values in PALETTE.items())
+    return " ".join(f"--{role}: {PALETTE[role][SCHEMES.index(scheme)]};" for role in roles)
+
+
+def _style_sheet(drawn: str) -> str:
+    """What defines the colours that a picture has."""
+    roles = [role for role in PALETTE if f"var(--{role})" in drawn]
+    light, dark = (f":root {{ {custom_properties(scheme, roles)} }}" for scheme in SCHEMES)
+    return f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
 
 
 def tip(artist: Artist, text: str) -> None:
@@ -85,45 +91,33 @@ def pixels(width: float, height: float) -> Figure:
     return Figure(figsize=(width / 72, height / 72))
 
 
-def inline_svg(drawn: Figure, name: str, title: str) -> str:
-    """The figure for a page that defines the custom properties: it follows the page's scheme."""
-    return _svg(drawn, name, title, lambda role: f"var(--{role})")
-
-
 @dataclass(frozen=True)
 class Chart:
-    """A figure as files that stand alone, one a scheme: NAME.svg and NAME_dark.svg."""
+    """A figure as a file that stands alone, and follows the scheme of whoever looks at it."""
 
-    path: Path  # the light one
+    path: Path
     title: str
     draw: Callable[[], Figure]
     made_from: str = ""  # tells of what it was drawn; the file keeps that
 
-    @property
-    def files(self) -> dict[str, Path]:
-        """By scheme."""
-        return {"light": self.path, "dark": self.path.with_stem(f"{self.path.stem}_dark")}
-
     def is_current(self) -> bool:
-        """Whether both files were made from the same."""
-        note = f"<!-- {self.made_from} -->"
-        return all(file.exists() and file.read_text().startswith(note) for file in self.files.values())
+        """Whether the file was made from the same."""
+        return self.path.exists() and self.path.read_text().startswith(f"<!-- {self.made_from} -->")
 
     def write(self) -> bool:
         """Draws it, if it is not current; whether it was drawn."""
         if self.made_from and self.is_current():
             return False
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        drawn, note = self.draw(), f"<!-- {self.made_from} -->\n" if self.made_from else ""
-        for scheme, file in self.files.items():
-            colours = {role: values[SCHEMES.index(scheme)] for role, values in PALETTE.items()}
-            file.write_text(f"{note}{_svg(drawn, self.path.stem, self.title, colours.__getitem__)}\n")
+        note = f"<!-- {self.made_from} -->\n" if self.made_from else ""
+        drawn = inline_svg(self.draw(), self.path.stem, self.title)
+        head, end, body = drawn.partition(">")
+        self.path.write_text(f"{note}{head}{end}{_style_sheet(drawn)}{body}\n")
         return True
 
     def markup(self, page: Path) -> str:
         """What shows it on a Markdown page."""
-        places = {scheme: Path(os.path.relpath(file, page.parent)).as_posix() for scheme, file in self.files.items()}
-        return render("picture.md.j2", title=self.title, **places)
+        return f"![{markdown(self.title)}]({Path(os.path.relpath(self.path, page.parent)).as_posix()})"
 
 
 def made_from(what: str, *files: Path) -> str:
@@ -161,19 +155,19 @@ def _style() -> dict[Any, Any]:
     }
 
 
-def _svg(drawn: Figure, name: str, title: str, paint: Callable[[str], str]) -> str:
-    """The figure's SVG with the colours painted, without what matplotlib adds for others."""
-    text = io.StringIO()
+def inline_svg(drawn: Figure, name: str, title: str) -> str:
+    """The figure's SVG, without what matplotlib adds for others; its colours are the page's custom properties."""
+    saved = io.StringIO()
     with mpl.rc_context({**_style(), "svg.hashsalt": name}):
-        drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(controls(text.getvalue()))
+        drawn.savefig(saved, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(controls(saved.getvalue()))
     _tidy(root, title)
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
-    svg = ElementTree.tostring(root, encoding="unicode")
+    text = ElementTree.tostring(root, encoding="unicode")
     for role in PALETTE:
-        svg = svg.replace(colour(role), paint(role))
-    return svg
+        text = text.replace(colour(role), f"var(--{role})")
+    return text
 
 
 def _tidy(root: ElementTree.Element, title: str) -> None:
