@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from flashladder.common.escape import controls, markdown
+from flashladder.common.escape import Markdown, controls, markdown
 
 # What a colour is for, with its light and its dark value. The categories keep apart for colour-blind eyes (Okabe, Ito).
 PALETTE = {
@@ -115,9 +116,10 @@ class Chart:
         self.path.write_text(f"{note}{head}{end}{_style_sheet(drawn)}{body}\n")
         return True
 
-    def markup(self, page: Path) -> str:
+    def markup(self, page: Path) -> Markdown:
         """What shows it on a Markdown page."""
-        return f"![{markdown(self.title)}]({Path(os.path.relpath(self.path, page.parent)).as_posix()})"
+        place = Path(os.path.relpath(self.path, page.parent)).as_posix()
+        return Markdown(f"![{markdown(self.title)}]({quote(place)})")
 
 
 def made_from(what: str, *files: Path) -> str:
