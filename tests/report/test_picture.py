@@ -35,7 +35,7 @@ def test_the_kept_pictures_are_what_the_code_says():
 
 def test_kept_timelines_are_drawn_from_their_events(monkeypatch, tmp_path):
     assert all(drawn.is_current() for drawn in gallery.recorded_timelines()), "flashladder picture timelines"
-    kept = tmp_path / "results" / "timelines" / "one.csv"
+    kept = tmp_path / "results" / "timelines" / "one.csv.gz"
     events.write(events.Timeline(events.decode(made_up_timeline.buffer(), made_up_timeline.SITES), FACTS), kept)
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
     (drawn,) = gallery.recorded_timelines()

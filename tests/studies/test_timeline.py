@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import gzip
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -175,9 +176,12 @@ def test_a_cta_takes_the_place_of_one_that_has_ended():
 
 
 def test_a_timeline_is_kept_as_a_csv(recorded, tmp_path):
-    path = tmp_path / "timelines" / "one.csv"
+    path = tmp_path / "timelines" / "one.csv.gz"
     events.write(recorded, path)
     assert events.read(path) == recorded
+    path = path.with_suffix("")
+    path.write_bytes(gzip.decompress(path.with_name("one.csv.gz").read_bytes()))
+    assert events.read(path) == recorded, "as they were kept before"
     path.write_text(path.read_text().replace("cycle", "time", 1))
     with pytest.raises(ResultsError, match=r"one.csv is no timeline .*: record it again with `flashladder timeline`"):
         events.read(path)
@@ -193,12 +197,12 @@ def test_the_picture_shows_each_role(recorded):
 
 
 def test_it_is_drawn_again_without_a_gpu(recorded, tmp_path, capsys):
-    path = tmp_path / "one.csv"
+    path = tmp_path / "one.csv.gz"
     events.write(recorded, path)
     assert console.run(tool.main, tool.parser(), ["--draw", str(path)]) == 0
     said = capsys.readouterr().out
     assert "800.0 us without stamps, 820.0 us with them: +2.5%" in said
-    assert path.with_suffix(".svg").read_text() == timelines.draw(recorded)
+    assert (tmp_path / "one.svg").read_text() == timelines.draw(recorded)
 
 
 def test_without_a_gpu_it_says_what_is_missing(capsys, monkeypatch):
@@ -218,7 +222,7 @@ def test_what_is_recorded_goes_to_the_results(recorded, tmp_path, monkeypatch, c
     ((given, problem),) = asked
     assert (given.version.name, problem.seqlen_q, problem.batch) == ("26_tma", 512, 4)
     folder = tmp_path / "timelines"
-    assert sorted(path.name for path in folder.iterdir()) == ["26_tma-d128-full-512.csv", "26_tma-d128-full-512.svg"]
+    assert sorted(path.name for path in folder.iterdir()) == ["26_tma-d128-full-512.csv.gz", "26_tma-d128-full-512.svg"]
     assert "softmax" in capsys.readouterr().out
 
 
@@ -238,7 +242,7 @@ def test_a_variable_of_a_kernel_is_read_and_cleared(monkeypatch):
 def test_on_a_gpu(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     assert console.run(tool.main, tool.parser(), [name, "--seqlen", "1024"]) == 0, capsys.readouterr().err
-    (path,) = tmp_path.glob("timelines/*.csv")
+    (path,) = tmp_path.glob("timelines/*.csv.gz")
     lanes = events.read(path).lanes
     assert sum(lane.consumes for lane in lanes) >= 2
     for lane in lanes:

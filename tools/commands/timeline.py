@@ -2,7 +2,7 @@
 
 flashladder timeline 35                         a CSV of events and a picture, in results/timelines
 flashladder timeline 34 35 --head-dim 64 --causal --seqlen 2048
-flashladder timeline --draw FILE.csv            the picture again, of events that were recorded: no GPU needed
+flashladder timeline --draw FILE.csv.gz         the picture again, of events that were recorded: no GPU needed
 
 The rung is built a second time: its PTX with a stamp where a warpgroup waits, starts products or starts a copy. How
 much slower that makes it is measured, and stands in the picture.
@@ -69,7 +69,7 @@ def _record(arguments: argparse.Namespace) -> None:
     for version, request in zip(versions, requests, strict=True):
         with console.status(f"{version.name}: built with time stamps, and timed"):
             found = record(request, problem)
-        path = catalog.results_of([version]) / "timelines" / f"{_name(version, problem)}.csv"
+        path = catalog.results_of([version]) / "timelines" / f"{_name(version, problem)}.csv.gz"
         events.write(found, path)
         aside(f"events in {path}")
         _show(found, path)
@@ -83,11 +83,11 @@ def _name(version: catalog.Version, problem: Problem) -> str:
 def _show(timeline: Timeline, path: Path) -> None:
     """Draws the picture beside the events, and tells what each phase took."""
     from flashladder.common.report.pictures import timelines
-    from flashladder.common.studies.timeline import phases
+    from flashladder.common.studies.timeline import events, phases
 
     if flaw := timeline.facts.get("flaw"):
         warn(f"with time stamps, {flaw}")
-    picture = path.with_suffix(".svg")
+    picture = events.picture_of(path)
     picture.write_text(timelines.draw(timeline))
     consumers = [lane for lane in timeline.lanes if lane.consumes]
     means = phases.means(consumers)

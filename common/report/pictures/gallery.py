@@ -49,8 +49,8 @@ def drawn_layouts() -> list[Picture]:
 def recorded_timelines() -> list[Picture]:
     """A picture for each timeline that is kept in results/, beside its events."""
     return [
-        Section(path.with_suffix(".svg"), ALL, partial(_timeline, path))
-        for path in sorted((ROOT / "results" / "timelines").glob("*.csv"))
+        Section(events.picture_of(path), ALL, partial(_timeline, path))
+        for path in sorted((ROOT / "results" / "timelines").glob("*.csv.gz"))
     ]
 
 

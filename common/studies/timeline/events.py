@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from flashladder.common.errors import ResultsError
+from flashladder.common.records import run_files
+from flashladder.common.records.log import open_text
 from flashladder.common.studies.timeline import stamps
 from flashladder.common.studies.timeline.stamps import ARRIVED, COPY, EVENTS, LANES, PAYLOAD_BITS, Site
 
@@ -101,7 +103,7 @@ def _named(lanes: Sequence[Lane]) -> Iterator[Lane]:
 
 
 def write(timeline: Timeline, path: Path) -> None:
-    """The facts as lines of `# name: value`, then the events."""
+    """The facts as lines of `# name: value`, then the events: CSV, compressed."""
     text = io.StringIO()
     for name, value in timeline.facts.items():
         text.write(f"# {name}: {value}\n")
@@ -112,12 +114,18 @@ def write(timeline: Timeline, path: Path) -> None:
             barrier = f"{e.barrier:#x}" if e.barrier >= 0 else ""
             rows.writerow((number, lane.cta, lane.warpgroup, e.cycle, e.kind, e.what, barrier, e.line or ""))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.getvalue())
+    run_files.write(path, text.getvalue().encode())
+
+
+def picture_of(path: Path) -> Path:
+    """Where the picture of a file's events is."""
+    return path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.csv')}.svg")
 
 
 def read(path: Path) -> Timeline:
-    """What `write` wrote. ResultsError where it is damaged."""
-    lines = path.read_text().splitlines()
+    """What `write` wrote, or a CSV that is not compressed. ResultsError where it is damaged."""
+    with open_text(path) as file:
+        lines = file.read().splitlines()
     facts = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# ") and ": " in line)
     lanes: dict[int, Lane] = {}
     try:
