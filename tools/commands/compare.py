@@ -1,8 +1,8 @@
 """Two logged benchmarks side by side: what differs, and the ratios to the baseline that each has of its own.
 
-flashladder compare 20261122-034419-11339 20261122-005744-15704       two runs of results/
+flashladder compare 20261125-030243-629 20261122-163955-1610         two runs of results/
 flashladder compare FILE.csv.gz /elsewhere/FILE.csv.gz                two files of one run each
-flashladder compare bench.csv:20261122-034419-11339 ...               one of the runs of an older log
+flashladder compare bench.csv:20261125-030243-629 ...                 one of the runs of an older log
 
 Kernels are left out whose code and configuration are the same, and whose ratios' intervals meet: --all shows them too.
 
