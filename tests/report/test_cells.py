@@ -95,7 +95,7 @@ def test_the_tables(log, tmp_path):
     page = (folder / cells.PAGE).read_text()
     assert page.count("**bf16, d128, full: TFLOP/s") == page.count("**fp16, d128, causal: TFLOP/s") == 1
     assert "| FlashAttention-3 | 600 (2.00) | 600 (2.00) | **2.000** |" in page
-    assert "Made by `flashladder dashboard` from results/cells_h100.csv." in " ".join(page.split())
+    assert "Made by `flashladder dashboard` from the log cells_h100." in " ".join(page.split())
 
 
 def test_without_markers_or_rows_nothing_is_written(log, tmp_path):
