@@ -5,10 +5,12 @@ import torch
 from rung_table import built
 
 from flashladder.common import catalog
+from flashladder.common.compiler import build_one
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import DTYPES, Problem
-from flashladder.common.runtime.execute import on_emulator
+from flashladder.common.runtime import gpu
+from flashladder.common.runtime.execute import on_emulator, on_gpu
 
 KEYS, EARLY, LATE = 320, 5, 317
 KEY = torch.arange(KEYS)
@@ -31,28 +33,29 @@ CASES = [
     *(("47", dtype, unit) for dtype in DTYPES for unit in UNITS[1:4:2]),
     ("43", "bf16", 1e12),
 ]
+ON_A_GPU = ("48", "47")
 FURTHER = ({"lse": False}, {"causal": True}, {"causal": True, "window_left": 40}, {"softcap": 1e3}, {"sinks": True})
 
 
-def far(unit, **options):
-    """A sequence for each design."""
+def far(unit, device="cpu", **options):
+    """A sequence for each design. Rows of Q by turns have such scores, and see all keys alike."""
     options = {"seqlen_q": 16, "head_dim": 64} | options
     problem = Problem(batch=len(DESIGNS), num_heads=1, seqlen_k=KEYS, softmax_scale=unit / 2**10, **options)
-    tensors = make_inputs(problem)
+    tensors = make_inputs(problem, device)
     tensors.q.zero_()
     tensors.k.zero_()
-    tensors.q[..., 0] = 32
-    tensors.k[..., 0, 0] = torch.stack(list(DESIGNS.values())).to(tensors.k.dtype) * 32
+    tensors.q[:, ::2, :, 0] = 32
+    tensors.k[..., 0, 0] = torch.stack(list(DESIGNS.values())).to(tensors.k) * 32
     tensors.poison()
     return problem, tensors
 
 
-def require(problem, tensors):
+def require(problem, tensors, lse_rtol=5e-7):
     """O as near as its rounding and P's, the log-sum-exp as fp32 has it."""
     exact = expect(problem, tensors).exact
     torch.testing.assert_close(tensors.o.double(), exact["o"], rtol=0.02, atol=0.004)
     if "lse" in tensors.outputs:
-        torch.testing.assert_close(tensors.lse.double(), exact["lse"], rtol=5e-7, atol=1e-4)
+        torch.testing.assert_close(tensors.lse.double(), exact["lse"], rtol=lse_rtol, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rung", "dtype", "unit"), CASES)
@@ -67,3 +70,24 @@ def test_far_scores_with_all_else(options):
     problem, tensors = far(1e12, head_dim=128, **options)
     on_emulator(built(catalog.find("48"), problem), problem, tensors, race=False)
     require(problem, tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", ON_A_GPU)
+def test_far_scores_on_a_gpu(rung, dtype, head_dim):
+    """There a product and a difference may be one instruction. Equal keys have equal scores in all blocks."""
+    rung, arch = catalog.find(rung), gpu.device_arch()
+    if not rung.runs_on(arch) or head_dim not in rung.supports.head_dim:
+        pytest.skip(f"{rung.name} does not take head_dim {head_dim} on {arch}")
+    for unit in (*UNITS, 1e30):
+        for causal in (False, True):
+            problem, tensors = far(unit, "cuda", dtype=dtype, head_dim=head_dim, seqlen_q=KEYS, causal=causal)
+            on_gpu(build_one(rung, rung.config_for(problem), arch), problem, tensors)()
+            require(problem, tensors)
+    problem = Problem(num_heads=2, seqlen_q=256, seqlen_k=1024, head_dim=head_dim, dtype=dtype, softmax_scale=1e9)
+    tensors = make_inputs(problem, "cuda")
+    tensors.k.copy_(tensors.k[:, :64].repeat(1, 16, 1, 1))
+    on_gpu(build_one(rung, rung.config_for(problem), arch), problem, tensors)()
+    require(problem, tensors, lse_rtol=1e-5)  # its scores are rounded

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "ptx/sm90.cuh"
-#include "softmax/origins.cuh"
 #include "softmax/sinks.cuh"
 #include "softmax/softcap.cuh"
 #include "tile/rows.cuh"
@@ -18,15 +17,20 @@
 // rounded to infinity.
 //
 // Hidden scores, -inf, weigh 0: until a row has been shown another one, its m is the lowest finite number.
+//
+// 2^(scale * S - m) by one fused multiply-add is as wrong as m is rounded, which beyond 2^24 is a unit and more. So a row whose
+// maximum is so far from 0 has `far` in the place of m: each P is infinite, and the rare path counts S from the row's
+// maximum, to which the difference is exact near it. That lies in local memory, so other rows pay nothing.
 template <class T, bool with_lse>
 struct LaggingSoftmax {
     static constexpr bool is_half = std::is_same_v<T, __half>;
     static constexpr float headroom = is_half ? 0.0f : 62.0f;  // in log2
     static constexpr float limit = is_half ? 65520.0f : 2.0f;  // of P
     static constexpr float lost = 0x1p60f;  // from here on P has lost its scores: what scales it down is at least 2^-126
-    float scale;                            // of scores, in log2
+    static constexpr float far = -0x1.fffffcp127f;  // in the place of m
+    float scale;                                    // of scores, in log2
     float m[2];
-    Origins origins;       // that m counts from
+    float origin[2];       // of far rows, unscaled: their m is `headroom`, counted from there
     Accumulator<16, 8> w;  // the sum of P as it is rounded, in all columns
     float l[2];            // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs
     float rounding[2];     // what rounding has added to l too much
@@ -40,7 +44,6 @@ struct LaggingSoftmax {
             m[h] = -FLT_MAX;
             l[h] = rounding[h] = 0.0f;
         });
-        origins.clear();
         w.clear();
     }
 
@@ -51,10 +54,17 @@ struct LaggingSoftmax {
             begin(h, row_max(s, h));
             l[h] = rounding[h] = 0.0f;
         });
-        origins.look();
         w.clear();
+        const bool is_far[2] = {m[0] == far, m[1] == far};
+        if (any(is_far[0] || is_far[1]))
+            each_row([&](int h) {
+                const Base base = base_of(h);
+                m[h] = base.m;
+                each_element(s, h, [&](float &x) { x -= base.origin; });
+            });
         float sum[2];
         exponentiate(s, sum);
+        each_row([&](int h) { m[h] = is_far[h] ? far : m[h]; });
         add(sum);
     }
 
@@ -72,7 +82,6 @@ struct LaggingSoftmax {
             const float highest = row_max(s, h);
             if (m[h] == -FLT_MAX) begin(h, highest);
         });
-        origins.look();
     }
 
     // A further block: S becomes P. `recompute(rows)` brings back S of rows whose P has lost it.
@@ -104,14 +113,14 @@ struct LaggingSoftmax {
     __device__ float row_w(int h) const { return w.block[0][0][2 * h]; }
 
     // A row's m, as it counts from 0.
-    __device__ float m_from_zero(int h) const { return origins.from_zero(h, m[h], scale); }
+    __device__ float m_from_zero(int h) const { return base_of(h).from_zero(scale); }
 
     // The log-sum-exp of the warp's rows before row `end`, in natural logarithms. No branch.
     template <bool sinks>
     __device__ void store_lse_if(bool wanted, float *lse, int end, const Sink<sinks> &sink) const {
         each_row([&](int h) {
             const int row = h * 8 + accumulator_row();
-            const float value = sink.in_log(origins.from_zero(h, m[h] + __log2f(quad_sum(l[h])), scale)) * ln_2;
+            const float value = sink.in_log(m_from_zero(h) + __log2f(quad_sum(l[h]))) * ln_2;
             store_global_4_if(wanted && lane_index() % 4 == 0 && row < end, lse + row, value);
         });
     }
@@ -120,16 +129,27 @@ struct LaggingSoftmax {
     __device__ bool is_computed() const { return seen() != 0xffffffff; }
 
   private:
-    // Sets the origin and m of a row with this maximum.
+    // What a row's P is counted from: 2^(scale * (S - origin) - m).
+    struct Base {
+        float origin, m;
+        __device__ float from_zero(float scale) const { return fmaf(origin, scale, m); }
+    };
+    __device__ Base base_of(int h) const { return m[h] == far ? Base{origin[h], headroom} : Base{0.0f, m[h]}; }
+
+    // Sets m of a row with this maximum.
     __device__ void begin(int h, float highest) {
-        m[h] = fmaxf(ceilf(origins.begin(h, highest, scale)) + headroom, -FLT_MAX);
+        const float in_log = highest * scale;
+        m[h] = fmaxf(ceilf(in_log) + headroom, -FLT_MAX);
+        if (fabsf(in_log) >= 0x1p23f && fabsf(highest) < INFINITY) {
+            m[h] = far;
+            static_cast<volatile float &>(origin[h]) = highest;  // so it stays out of registers
+        }
     }
 
     // Turns S into P. P has three operands, and the operand cache keeps the last one of each kind and bank: if one row's
     // elements follow each other, m stays there, wherever ptxas has put it.
     template <int cols>
     __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2]) {
-        origins.subtract_from(s);
         uint32_t before = 0;
         forget();
         each_row([&](int h) {
@@ -186,23 +206,23 @@ struct LaggingSoftmax {
         if (any(is_lost[0] || is_lost[1])) recompute(is_lost);
         each_row([&](int h) {
             if (!any(highest[h] >= limit)) return;  // no row of this half moves
-            const float before = m[h], origin_before = origins.of_row[h];
+            const Base before = base_of(h);
             const float scores = any(is_lost[h]) ? row_max(s, h) : 0.0f;  // of a lost row
             if (is_lost[h])
-                begin(h, scores);
+                begin(h, m[h] == far ? fmaxf(scores, before.origin) : scores);
             else if (highest[h] >= limit)
                 m[h] += ceilf(__log2f(highest[h])) + headroom;
-            factor[h] = exp2_approx(fmaf(origin_before - origins.of_row[h], scale, before - m[h]));
+            const Base base = base_of(h);
+            factor[h] = exp2_approx(fmaf(before.origin - base.origin, scale, before.m - base.m));
             l[h] *= factor[h];
             rounding[h] *= factor[h];
             scale_row(w, h, factor[h]);
             if (is_lost[h])
-                each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x - origins.of_row[h], scale, -m[h])); });
+                each_element(s, h, [&](float &x) { x = exp2_approx(fmaf(x - base.origin, scale, -base.m)); });
             else
                 scale_row(s, h, factor[h]);
             sum[h] = 0.0f;
             each_element(s, h, [&](float &x) { sum[h] += x; });
         });
-        origins.look();
     }
 };
