@@ -32,8 +32,9 @@ CASES = [
     *(("48", dtype, unit) for dtype in DTYPES for unit in UNITS),
     *(("47", dtype, unit) for dtype in DTYPES for unit in UNITS[1:4:2]),
     ("43", "bf16", 1e12),
+    *(("36", "bf16", unit) for unit in UNITS[1:4:2]),
 ]
-ON_A_GPU = ("48", "47")
+ON_A_GPU = ("48", "47", "36")
 FURTHER = ({"lse": False}, {"causal": True}, {"causal": True, "window_left": 40}, {"softcap": 1e3}, {"sinks": True})
 
 

@@ -1,7 +1,7 @@
 // Rung 35 for heads of up to 256 columns: O takes the place of Q, which leaves room for K and V.
 #include "31_persistent/tma_store.cuh"
-#include "33_rare_rescale/rare_rescale.cuh"
 #include "34_any_attention/tile_queue.cuh"
+#include "36_wide_heads/far_rows.cuh"
 #include "config.cuh"
 #include "launch.cuh"
 #include "pipeline/roles.cuh"
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     v_tiles.start(shared.v.tiles[0]);
     auto q_at = shared.q.consumer();
     auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
-    RarelyRescaled<16> softmax{params.softmax_scale * log2_e};
+    FarRows softmax{params.softmax_scale * log2_e};
 
     // Releases a tile that only other warpgroups read. It must have come: a phase later, this one would pass for the next.
     auto skip = [](auto &ring, auto &at) {
