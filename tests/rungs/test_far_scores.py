@@ -32,9 +32,9 @@ CASES = [
     *(("48", dtype, unit) for dtype in DTYPES for unit in UNITS),
     *(("47", dtype, unit) for dtype in DTYPES for unit in UNITS[1:4:2]),
     ("43", "bf16", 1e12),
-    *(("36", "bf16", unit) for unit in UNITS[1:4:2]),
+    *((rung, "bf16", unit) for rung in ("36", "24") for unit in UNITS[1:4:2]),
 ]
-ON_A_GPU = ("48", "47", "36")
+ON_A_GPU = ("48", "47", "36", "24")
 FURTHER = ({"lse": False}, {"causal": True}, {"causal": True, "window_left": 40}, {"softcap": 1e3}, {"sinks": True})
 
 

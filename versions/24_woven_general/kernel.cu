@@ -8,6 +8,7 @@
 #include "24_woven_general/narrower.cuh"
 #include "24_woven_general/packed_assignment.cuh"
 #include "24_woven_general/panel_stage.cuh"
+#include "24_woven_general/scores_in_log2.cuh"
 #include "24_woven_general/sinking_softmax.cuh"
 #include "24_woven_general/woven_dropout.cuh"
 #include "config.cuh"
@@ -15,7 +16,6 @@
 #include "launch.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
-#include "softmax/softcap.cuh"
 #include "tile/gemm.cuh"
 
 #include <type_traits>
@@ -86,9 +86,9 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     TileRing<v_stages, tile_bytes> v_tiles;
 
     Accumulator<warp_rows, head_dim> o;
-    const Softcap<softcap> score{params};
-    const Bias<alibi> bias{params, assigned, mask, warp_row, score.scale};
-    SinkingSoftmax<dtype, warp_rows> softmax{score.scale};
+    const ScoresInLog2<softcap> score{params};
+    const Bias<alibi> bias{params, assigned, mask, warp_row, 1.0f};
+    SinkingSoftmax<dtype, warp_rows> softmax{1.0f};
 
     // The first block and the last of which some row sees a key.
     const auto lowest = mask.template first_block<block_n>(window ? assigned().first_row() : 0);
