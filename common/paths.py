@@ -33,11 +33,6 @@ def mixed_checkouts(place: Path) -> str | None:
     )
 
 
-def unescaped(name: str) -> str:
-    """A file's name in PTX or in nvdisasm's text, where it has C's escapes: what is not ASCII is in octal."""
-    return os.fsdecode(os.fsencode(name).decode("unicode_escape").encode("latin-1")) if "\\" in name else name
-
-
 def cache_dir() -> Path:
     """The folder of compiled kernels: $FLASHLADDER_CACHE, else flashladder in $XDG_CACHE_HOME or ~/.cache."""
     if explicit := os.environ.get("FLASHLADDER_CACHE"):

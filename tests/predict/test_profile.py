@@ -207,6 +207,7 @@ def test_bank_conflicts_lengthen_the_way_of_loads_and_no_pipe_else(tmp_path):
 # How far predictions are off at most, as a part, by quantity and opcode or pipe; all other figures are exact.
 BUSY = {"wgmma": 0.0002, "mufu": 0.0002, "fma": 0.0005, "shared": 0.0025, "alu": 0.01, "issue": 0.006, "lsu": 0.034}
 H200 = {("busy %", pipe): limit for pipe, limit in BUSY.items()}
+H200["executed", "SHFL"] = 0.11  # since it was measured, the rung looks for rows whose scores are far from 0
 
 
 def test_an_h200_counts_what_is_predicted():

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashladder.common.compiler.toolchain import find_tool
+from flashladder.common.emulator.parse.parser import unescaped
 from flashladder.common.errors import ToolchainError
-from flashladder.common.paths import AS_NAMES, unescaped
+from flashladder.common.paths import AS_NAMES
 
 BYTES = 16  # of every instruction, on sm_70 and later
 NO_BARRIER = 7
