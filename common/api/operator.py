@@ -178,7 +178,10 @@ def _attention(
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
+    done = on_fast_path(q, k, v, None, causal, softmax_scale, version, lse)  # as compiled models call it
+    if done is None:
+        return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
+    return done if lse else (done, no_lse(q))
 
 
 def _attention_out(

@@ -13,8 +13,8 @@ import pytest
 from flashladder.common.paths import ROOT
 
 EMULATOR = ROOT / "common" / "emulator"
-HOUSE, HERE, LAZY = "flashladder.common.lazy"  # imports that wait
-ERRORS = "flashladder", "flashladder.common.emulator", "flashladder.common.errors"
+HOUSE, HERE, ERRORS = "flashladder", "flashladder.common.emulator", "flashladder.common.errors"
+LAZY = "flashladder.common.lazy"  # imports that wait
 ORDER = ["errors", "tensor_map", "parse", "compile", "execute", "races", "launch", "mutate", "__init__"]
 
 

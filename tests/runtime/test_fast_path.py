@@ -163,7 +163,7 @@ def test_what_is_out_of_the_ordinary_goes_the_long_way(driver, short, changed):
     attention(**arguments)
     short.clear()
     attention(**arguments | changed)
-    assert short in ([], [None])
+    assert not any(answer is not None for answer in short)
     assert len(driver.launches) == 2
 
 
@@ -249,7 +249,7 @@ def test_whoever_looks_on_sees_an_operator(short):
     short.clear()
     require_an_operator(Q, K, K)
     assert attention(*(tensor.to("meta") for tensor in (Q, K, K))).is_meta
-    assert not any(answer is not None for answer in short)
+    assert short[:1] == [None], "C++ is asked within the operator alone"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
