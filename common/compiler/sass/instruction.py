@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashladder.common.compiler.toolchain import find_tool
-from flashladder.common.emulator.parse.parser import unescaped
+from flashladder.common.emulator.parse.names import unescaped
 from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import AS_NAMES
 

@@ -1,10 +1,11 @@
 """PTX text to a PtxKernel (PTX ISA, "Syntax", "Directives"). Knows what nvcc emits, and raises at anything else."""
 
-import os
 import re
 from collections.abc import Iterator
 
 import numpy as np
+
+from flashladder.common.emulator.parse.names import unescaped
 
 from ..errors import PtxSyntaxError
 from .ptx import (
@@ -55,11 +56,6 @@ _ENTRY_DIRECTIVE = re.compile(r"\.(maxntid|reqntid|maxnreg|minnctapersm|reqnctap
 _LINE_DIRECTIVES = (".version", ".target", ".address_size", ".file", ".section", ".loc ", ".loc\t")
 # Directives that say nothing about what a kernel computes.
 _IGNORED = (".version", ".address_size", ".file", ".section", ".pragma")
-
-
-def unescaped(name: str) -> str:
-    """A file's name in PTX or in nvdisasm's text, where it has C's escapes: what is not ASCII is in octal."""
-    return os.fsdecode(os.fsencode(name).decode("unicode_escape").encode("latin-1")) if "\\" in name else name
 
 
 class _Scope:
