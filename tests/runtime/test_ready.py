@@ -72,7 +72,7 @@ def test_a_kind_has_no_sizes(operation):
     """But that fewer heads of K than of Q are a kind; of decode, what the ladder says of them."""
     usual = {"num_heads_k": 2, "head_dim": 64, "operation": operation}
     options = {"options": {"new_keys": True, "paged": True} if operation == "decode" else {}}
-    one = Problem(num_heads=4, seqlen_q=7, seqlen_k=200, **usual, **options)
+    one = Problem(batch=4, num_heads=4, seqlen_q=7, seqlen_k=200, **usual, **options)
     more = {"options": options["options"] | OF_DECODE} if operation == "decode" else {}
     assert catalog.kind_of(one) == catalog.kind_of(Problem(**SIZES, **usual, **more))
 
