@@ -1,7 +1,7 @@
 """The rungs and the references in versions/: what each is, which problems it takes, and how it is found.
 
 A ladder is a folder of rungs, NN_name: versions/ itself holds the first ladder, versions/backward/ one that is called
-backward. A rung of a further ladder bears its ladder's name, backward/03_name, and is addressed as backward/03. Ladders
+backward. A rung of a further ladder bears its ladder's name, LADDER/NN_name, and is addressed as LADDER/NN. Ladders
 of one's own lie where common/own.py finds them, and are further ladders like any other. References are in
 versions/references/.
 """
@@ -167,12 +167,12 @@ class Version(Implementation):
 
     @property
     def address(self) -> str:
-        """What it is called by, short and of this rung alone: "03", "backward/03"."""
+        """What it is called by, short and of this rung alone: NN, LADDER/NN."""
         return address_of(self.name)
 
     @property
     def file_name(self) -> str:
-        """Its name as a part of a file's: "backward-03_name"."""
+        """Its name as a part of a file's: LADDER-NN_name."""
         return self.name.replace("/", "-")
 
     @property
@@ -265,9 +265,9 @@ def forget() -> None:
 
 
 def find(name: str, root: Path = VERSIONS) -> Version:
-    """A rung by its number ("02" or "2"), its name ("02_swizzling") or the name's words ("swizzling").
+    """A rung by its number, with a leading 0 or without, its name (NN_words) or the name's words.
 
-    One of a further ladder has the ladder's name before it, "backward/03"; without it, its words do where no other
+    One of a further ladder has the ladder's name before it, LADDER/NN; without it, its words do where no other
     ladder has them. ConfigError lists those there are.
     """
     ladder, _, rung = name.rpartition("/")

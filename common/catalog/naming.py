@@ -20,7 +20,7 @@ def qualified(ladder: str, name: str) -> str:
 
 
 def address_of(name: str) -> str:
-    """What the rung of this name is called by: "02" of 02_swizzling, "backward/03" of backward/03_name."""
+    """What the rung of this name is called by: NN of NN_name, LADDER/NN of LADDER/NN_name."""
     ladder, _, rung = name.rpartition("/")
     return qualified(ladder, rung[:2])
 
