@@ -20,7 +20,7 @@ from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.ladder import forget as forget_ladders
 from flashladder.common.catalog.ladder import kind_of
 from flashladder.common.catalog.naming import address_of, among, in_short, qualified
-from flashladder.common.catalog.schema import Supports
+from flashladder.common.catalog.schema import Step, Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.own import FIRST
 from flashladder.common.paths import REFERENCES, VERSIONS
@@ -159,6 +159,7 @@ class Version(Implementation):
     addresses: tuple[str, ...] = ()  # what its idea removes or makes less of, of limiters.LIMITERS
     parent: str | None = None  # the name of the rung that it was made from, where it says so
     draft: bool = False  # being worked on: its page is not written, and no published table has it
+    step: Step | None = dataclasses.field(default=None, hash=False)
 
     @property
     def number(self) -> str:

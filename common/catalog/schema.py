@@ -148,6 +148,13 @@ def one_of(*known: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+class Step(Declared):
+    """A step from the rung below that is larger than steps are: how many lines it may have, and why."""
+
+    lines: StrictInt
+    why: StrictStr
+
+
 class RungDeclaration(Declaration):
     """The version.yaml of a rung."""
 
@@ -156,6 +163,7 @@ class RungDeclaration(Declaration):
     addresses: tuple[Annotated[StrictStr, one_of(*LIMITERS)], ...] = ()  # what its idea removes or makes less of
     parent: StrictStr | None = None  # what it is compared with, where that is not the rung below
     draft: StrictBool = False  # its page is not written yet
+    step: Step | None = None
 
 
 class ReferenceDeclaration(Declaration):

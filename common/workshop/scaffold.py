@@ -22,7 +22,7 @@ LAST = 99
 OPEN = "To be written"  # begins what the author has to fill in
 DRAFT = "draft: true"
 FOLDER = re.compile(r"^(?:b/common/cuda|b/versions|[^/]+)/")  # before a header's name in a patch
-REPLACED = ("title", "idea", "parent", "draft", "kernel")  # keys that a new rung does not take from its parent
+REPLACED = ("title", "idea", "parent", "draft", "kernel", "step")  # keys that a new rung does not take from its parent
 
 
 def make(name: str, parent: str, private: bool = False, patch: Path | None = None) -> Version:

@@ -164,7 +164,7 @@ def test_a_ladder_without_a_file_has_lengths_and_no_launches():
 
 RUNG = re.compile(r"\b(?:(?:backward|decode|mla)/\d\d|\d\d_[a-z]\w+)\b")
 # Pictures and tables of rungs, and examples in messages.
-NAMING = {f"common/report/{name}.py" for name in ("neighbours", "pictures/gallery", "pictures/device")}
+NAMING = {f"common/report/{name}.py" for name in ("pictures/gallery", "pictures/device")}
 NAMING |= {"tools/commands/run_version.py", "common/records/cells.py"}
 
 
