@@ -13,18 +13,17 @@ from flashladder.common.catalog import kind_of
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.common.records.log import Log
+from flashladder.common.records.run_files import read_all
 from flashladder.common.records.schemas import BENCH
 
-LOGS = ("backward", "bounds", "cells", "column_of_ones", "decode", "families")  # NAME_GPU.csv of `flashladder bench`
+LOGS = ("backward", "bounds", "cells", "column_of_ones", "decode", "families")  # NAME_GPU of `flashladder bench`
 Times = dict[str, dict[tuple[str, str, Problem], float]]  # by rung; and by run, mode and problem
 
 
 def measured(folder: Path) -> Times:
     """The times of normal inputs in a folder's logs; of a rung that a run timed twice, the shorter one."""
     times: Times = {}
-    for path in (path for name in LOGS for path in sorted(folder.glob(f"{name}_*.csv"))):
-        rows = Log(path, BENCH).read()[0]
+    for rows in (rows for name in LOGS for rows in read_all(folder, f"{name}_*", BENCH, []).values()):
         rows = rows[rows["time_us"].notna() & rows["family"].eq(NORMAL) & rows["version"].str.contains(r"\d\d_")]
         for row in rows.to_dict("records"):
             of_rung, key = times.setdefault(row["version"], {}), (row["run"], row["mode"], records.problem_of(row))

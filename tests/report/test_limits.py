@@ -69,3 +69,11 @@ def test_the_page_tells_of_every_option():
     names = [name for options in limits.OPTIONS.values() for name in options]
     assert all(table.count(f"\n| {name} |") == len(limits.GPUS) for name in names)
     assert (ROOT / "docs" / "limits.md") == limits.PAGE
+
+
+def test_the_projects_own_logs_have_factors():
+    """Wherever logs are kept: without them the column would be empty."""
+    times = factors.measured(ROOT / "results")
+    plain, card = Problem(batch=4, num_heads=16, seqlen_q=4096, lse=False), limits.GPUS[0]
+    rung = limits.rung_of(plain, card).name
+    assert 0.4 < factors.factor(plain, CAUSAL, (rung, rung), times) < 1
