@@ -135,14 +135,14 @@ PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return is_launched(call) ? Py_NewRef(Py_True) : left(Py_False);
 }
 
-// The kind of tensors that was found last: calls that come often are of one. What stands ready stays so.
-struct Kind {
+// What says of a call which kernel it has; that of the last one, as calls that come often are alike.
+struct Signature {
     PyObject *ready, *version, *is_gqa, *causal, *lse, *is_long;
     DLDataType dtype;
     DLDevice device;
     int64_t num_heads, head_dim;
 
-    bool operator==(const Kind &other) const {
+    bool operator==(const Signature &other) const {
         return ready == other.ready && version == other.version && is_gqa == other.is_gqa && causal == other.causal && lse == other.lse &&
                is_long == other.is_long && dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
                dtype.lanes == other.dtype.lanes && device.device_type == other.device.device_type &&
@@ -150,32 +150,32 @@ struct Kind {
                num_heads == other.num_heads && head_dim == other.head_dim;
     }
 };
-Kind last;  // which keeps its objects
+Signature last;  // which keeps its objects
 PyObject *plan_of_last;
 
-PyObject *look_up(const Kind &kind, PyObject *q) {
+PyObject *look_up(const Signature &signature, PyObject *q) {
     const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
-    const Owned num_heads(PyLong_FromLongLong(kind.num_heads)), head_dim(PyLong_FromLongLong(kind.head_dim));
+    const Owned num_heads(PyLong_FromLongLong(signature.num_heads)), head_dim(PyLong_FromLongLong(signature.head_dim));
     if (!dtype || !device || !num_heads || !head_dim) return nullptr;
-    const Owned key(PyTuple_Pack(9, kind.version, dtype.get(), device.get(), num_heads.get(), kind.is_gqa,
-                                 head_dim.get(), kind.causal, kind.lse, kind.is_long));
-    const Owned found(key ? held(kind.ready, key.get()) : nullptr);
+    const Owned key(PyTuple_Pack(9, signature.version, dtype.get(), device.get(), num_heads.get(), signature.is_gqa,
+                                 head_dim.get(), signature.causal, signature.lse, signature.is_long));
+    const Owned found(key ? held(signature.ready, key.get()) : nullptr);
     return found ? PyObject_GetAttr(found.get(), plan_name) : nullptr;
 }
 
-// The plan that stands ready for tensors of a kind, as operator.py has it, to be released; null, perhaps with an error, where
+// The plan that stands ready for a call, as operator.py has it, to be released; null, perhaps with an error, where
 // nothing does.
 PyObject *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
                PyObject *lse) {
     if (view.ndim != 4 || of_k.ndim != 4) return nullptr;
     PyObject *is_long = of_k.shape[1] >= long_from ? Py_True : Py_False;
     PyObject *is_gqa = view.shape[2] != of_k.shape[2] ? Py_True : Py_False;
-    const Kind kind{ready, version, is_gqa, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
-    if (plan_of_last && kind == last) return Py_NewRef(plan_of_last);
-    PyObject *plan = look_up(kind, q);
+    const Signature signature{ready, version, is_gqa, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
+    if (plan_of_last && signature == last) return Py_NewRef(plan_of_last);
+    PyObject *plan = look_up(signature, q);
     if (!plan) return nullptr;
     for (PyObject *kept : {ready, version, plan}) Py_INCREF(kept);  // the others are True or False
-    const Kind before = std::exchange(last, kind);
+    const Signature before = std::exchange(last, signature);
     PyObject *const plan_before = std::exchange(plan_of_last, plan);
     for (PyObject *kept : {before.ready, before.version, plan_before}) Py_XDECREF(kept);
     return plan;
