@@ -146,7 +146,7 @@ def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_
 def experience(artifact: Artifact) -> str:
     """How far measured times were from such predictions (docs/cost-model.md)."""
     if operation_named(artifact.operation).unit == BANDWIDTH:
-        return "on an H100, its rungs took 0.68 to 3.8 times what it predicts"
+        return "on an H100, kernels of the ladder mla took 0.68 to 3.8 times what it predicts"
     if MainLoop.of(artifact).tile:
         return "on an H200, rungs 25 to 36 took 0.93 to 1.08 times what it predicts"
     return "on an H100, kernels of mma.sync took 1.12 to 1.41 times what it predicts"
