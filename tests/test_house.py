@@ -159,6 +159,15 @@ def test_a_circle_is_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
+def test_no_two_test_files_have_one_name():
+    """pytest imports a test file under its bare name: of two, it cannot collect the second."""
+    paths: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert len(paths) > 100
+    assert not [alike for alike in paths.values() if len(alike) > 1]
+
+
 def test_make_names_tests_that_exist():
     """One name that is gone, and pytest runs none of the others."""
     makefile = (ROOT / "Makefile").read_text()
