@@ -16,7 +16,7 @@ study_runner  the loop: claim, measure, record
 job           all of it for one rung and one GPU: Job.tune(ranking, workers, ledger)
 show          what a person sees of a search
 campaign      all of it in one call, spaces one after the other: tune(spaces, gpu, workers, options)
-adoption      what one program asks for, tuned
+adopt         what one program asks for, tuned, and the winners kept for it
 recorded      the search replayed over a study in which every kernel was measured
 pair          a rung timed beside its parent in a worker's process, for common/workshop
 

@@ -85,7 +85,7 @@ def _any_length(kind: Kind) -> str:
 def config(version: Version, gpu: str, problem: Asked, adopted: Path | None = None) -> KernelConfig | None:
     """The rung's winner on the GPU, as far as there is one, the rung still has it, and it takes the problem.
 
-    Those that a program adopted go first, whose folder is the program's own by default: see common/adoption.
+    Those that a program adopted go first, whose folder is the program's own by default: see tuner/adopt.
     """
     homes = _homes(version.home, adopted)
     return next(filter(None, (choose(version, problem, of_gpu(gpu, home)) for home in homes)), None)

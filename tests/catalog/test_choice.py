@@ -10,13 +10,13 @@ from tiny_ladder import make_rung
 
 from flashladder.common import catalog
 from flashladder.common.api import attention
-from flashladder.common.api.adoption import export
 from flashladder.common.catalog import launches, winners
 from flashladder.common.catalog.ladder import Launch
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, fast_path, ready
+from flashladder.tuner.adopt import export
 
 LAUNCHES = catalog.ladder_of("forward").launches
 RIVALS = (LAUNCHES[0].rung, "43_across_tiles")  # the second one takes no softcap

@@ -11,7 +11,6 @@ from tiny_ladder import make_rung
 
 from flashladder.common import catalog
 from flashladder.common.api import attention, operator, options
-from flashladder.common.api.adoption import export
 from flashladder.common.catalog import winners
 from flashladder.common.errors import BuildError, ConfigError, DeviceError, UnsupportedProblemError
 from flashladder.common.problem.check import expect
@@ -20,6 +19,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received
 from flashladder.common.runtime import ahead, fast_path, ready, target
+from flashladder.tuner.adopt import export
 
 LONG_FROM, LENGTHS = catalog.ladder_of("forward").long_from, catalog.ladder_of("forward").lengths
 EVIDENCE = winners.of_gpu("h100")[0].evidence  # of one that was measured

@@ -33,8 +33,8 @@ from flashladder.common.problem.config import gpu_names
 from flashladder.tools.commands.arguments import above_zero
 
 if TYPE_CHECKING:
-    from flashladder.common.api.adoption.demand import Alike, Demand
     from flashladder.common.runtime.target import Target
+    from flashladder.tuner.adopt.demand import Alike, Demand
     from flashladder.tuner.job import Job
 
 SECONDS = 600.0  # of tuning
@@ -63,10 +63,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     if sum((bool(arguments.program), bool(arguments.problems), arguments.check)) != 1:
         raise ConfigError("give one of these: a program after --, --problems FILE, or --check")
-    from flashladder.common.api.adoption import export, program
-    from flashladder.common.api.adoption.demand import Demand, chooser, refusal
     from flashladder.common.runtime import target
-    from flashladder.tuner import adoption
+    from flashladder.tuner.adopt import export, program, tuning
+    from flashladder.tuner.adopt.demand import Demand, chooser, refusal
 
     if arguments.check:
         return _check(arguments.export)
@@ -86,17 +85,17 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.record:
         return 0
     seconds = arguments.budget_seconds or SECONDS
-    jobs = adoption.jobs(choose, alike, place, folder, seconds)
+    jobs = tuning.jobs(choose, alike, place, folder, seconds)
     if not place.on_gpu:
         return _predict(jobs, alike, arguments.budget_seconds)
-    code = adoption.tune(jobs, place, seconds)
+    code = tuning.tune(jobs, place, seconds)
     _export(arguments.version, wanted, alike, place, folder)
     return code
 
 
 def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
     """What the program asks for."""
-    from flashladder.common.api.adoption import tables
+    from flashladder.tuner.adopt import tables
 
     console.print(tables.demand(demand, alike, place.gpu))
     for reason, calls in demand.refused.items():
@@ -105,11 +104,11 @@ def _show(demand: Demand, alike: Sequence[Alike], place: Target) -> None:
 
 def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None) -> int:
     """The ranking of the cost model, and what the program would gain by it."""
-    from flashladder.common.api.adoption import tables
-    from flashladder.tuner import adoption, campaign
+    from flashladder.tuner import campaign
+    from flashladder.tuner.adopt import tables, tuning
 
     campaign.rank(jobs, math.inf if seconds is None else seconds)
-    if rows := adoption.predictions(jobs, alike):
+    if rows := tuning.predictions(jobs, alike):
         console.print(tables.predicted(rows))
     warn("there is no GPU here: nothing was measured, and no winner is exported. On a machine with one: --problems")
     return 0
@@ -117,9 +116,9 @@ def _predict(jobs: Sequence[Job], alike: Sequence[Alike], seconds: float | None)
 
 def _export(version: str, demand: Demand, alike: Sequence[Alike], place: Target, folder: Path) -> None:
     """Measures what was gained, and exports it. DeviceError where nothing could be timed."""
-    from flashladder.common.api.adoption import export, gains, tables
-    from flashladder.common.api.adoption.demand import chooser
     from flashladder.common.measure.timing import TimingSettings
+    from flashladder.tuner.adopt import export, gains, tables
+    from flashladder.tuner.adopt.demand import chooser
 
     choose = chooser(place.card, version, folder)
     measured, left_out = gains.measure(alike[: gains.TIMED], choose, place, folder, TimingSettings("hot"))
@@ -134,7 +133,7 @@ def _export(version: str, demand: Demand, alike: Sequence[Alike], place: Target,
 
 def _check(folder: Path) -> int:
     """Measures an export again. The exit code is that of an error where something is slower or does not stand."""
-    from flashladder.common.api.adoption import standing, tables
+    from flashladder.tuner.adopt import standing, tables
 
     found = standing.examine(folder)
     if not found.on_gpu:

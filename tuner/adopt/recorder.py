@@ -1,7 +1,7 @@
 """A Python program is run, and the attention problems that it asks for are noted.
 
-    python -m flashladder.common.api.adoption.recorder FILE script.py ARGUMENTS
-    python -m flashladder.common.api.adoption.recorder FILE -m MODULE ARGUMENTS
+    python -m flashladder.tuner.adopt.recorder FILE script.py ARGUMENTS
+    python -m flashladder.tuner.adopt.recorder FILE -m MODULE ARGUMENTS
 
 Noted are the calls of torch.nn.functional.scaled_dot_product_attention and of this project's functions, in all threads
 of this process. torch.compile is off meanwhile, and so is the fast path of torch.nn.MultiheadAttention: what they
@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional
 
 from flashladder.common.api import operator
-from flashladder.common.api.adoption.demand import Demand
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.tuner.adopt.demand import Demand
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -15,8 +15,6 @@ import torch
 from flashladder import attention
 from flashladder.common import catalog, console
 from flashladder.common.api import operator
-from flashladder.common.api.adoption import export, gains
-from flashladder.common.api.adoption.demand import Demand, least_us, stand_in
 from flashladder.common.catalog import launches, winners
 from flashladder.common.compiler import prebuilt
 from flashladder.common.errors import ConfigError, ResultsError
@@ -28,6 +26,8 @@ from flashladder.common.records import records
 from flashladder.common.runtime import ready, target
 from flashladder.tools.commands import adopt
 from flashladder.tuner import campaign, job
+from flashladder.tuner.adopt import export, gains
+from flashladder.tuner.adopt.demand import Demand, least_us, stand_in
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.api.adoption.demand import Alike, Demand, least_us
-from flashladder.common.api.adoption.gains import Gain
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
 from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.report.tables import folding, numbers, table
+from flashladder.tuner.adopt.demand import Alike, Demand, least_us
+from flashladder.tuner.adopt.gains import Gain
 
 SHOWN = 20  # problems
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api.adoption.demand import Alike, fields_of
 from flashladder.common.catalog import Version, winners
 from flashladder.common.measure import baselines
 from flashladder.common.measure.baselines import Baseline
@@ -22,6 +21,7 @@ from flashladder.common.measure.timing import Measurement, TimingSettings
 from flashladder.common.problem.config import KernelConfig
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.target import Target
+from flashladder.tuner.adopt.demand import Alike, fields_of
 
 TIMED = 12  # problems of a program that are timed, the heaviest
 DEFAULT, WINNER = "default", "winner"

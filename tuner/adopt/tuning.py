@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashladder.common import catalog
-from flashladder.common.api.adoption.demand import Alike, least_us, stand_in
-from flashladder.common.api.adoption.gains import Choose
-from flashladder.common.api.adoption.tables import Prediction
 from flashladder.common.catalog import winners
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.target import Target
 from flashladder.tuner import AUTO, campaign, job
+from flashladder.tuner.adopt.demand import Alike, least_us, stand_in
+from flashladder.tuner.adopt.gains import Choose
+from flashladder.tuner.adopt.tables import Prediction
 from flashladder.tuner.job import Job, SearchSettings
 from flashladder.tuner.space import Space
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashladder.common.api.adoption.demand import Demand, read_json, write_json
-from flashladder.common.api.adoption.gains import Gain
 from flashladder.common.catalog import Card, choice, winners
 from flashladder.common.compiler import prebuilt
 from flashladder.common.compiler.compile import BuildRequest
@@ -23,6 +21,8 @@ from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime.target import Target
+from flashladder.tuner.adopt.demand import Demand, read_json, write_json
+from flashladder.tuner.adopt.gains import Gain
 
 PROBLEMS, GUARD, TUNED = "problems.json", "guard.json", "tuned"
 FORMAT = 1

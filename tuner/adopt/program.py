@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashladder.common.api.adoption.demand import Demand
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, ResultsError
+from flashladder.tuner.adopt.demand import Demand
 
-RECORDER = "flashladder.common.api.adoption.recorder"
+RECORDER = "flashladder.tuner.adopt.recorder"
 OWN_OPTIONS = ("-c", "-", "-i")  # of Python, with which there is no file or module to run
 
 

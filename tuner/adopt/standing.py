@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from flashladder.common.api.adoption import export, gains
-from flashladder.common.api.adoption.demand import Demand, chooser, refusal
-from flashladder.common.api.adoption.gains import Gain
 from flashladder.common.catalog import Card
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.timing import TimingSettings
 from flashladder.common.problem.config import gpu_names
 from flashladder.common.runtime import target
+from flashladder.tuner.adopt import export, gains
+from flashladder.tuner.adopt.demand import Demand, chooser, refusal
+from flashladder.tuner.adopt.gains import Gain
 
 
 @dataclass(frozen=True)
