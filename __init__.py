@@ -4,9 +4,10 @@ __version__ = "0.1.0"  # setup.py reads it
 TYPE_CHECKING = False  # type checkers take it for True; typing has one too, which takes milliseconds to import
 
 _API = "flashladder.common.api"
+_FRONTENDS = f"{_API}.frontends"
 _PUBLIC = {  # what models call, and the module that has it
-    "LatentCache": f"{_API}.latents",
-    "absorb": f"{_API}.latents",
+    "LatentCache": f"{_FRONTENDS}.mla_layer",
+    "absorb": f"{_FRONTENDS}.mla_layer",
     "attention": _API,
     "dropout_mask": f"{_API}.dropout",
     "forward": f"{_API}.timed",
@@ -16,44 +17,48 @@ _PUBLIC = {  # what models call, and the module that has it
     "zigzag_split": f"{_API}.ring",
     "zigzag_join": f"{_API}.ring",
     "packed_attention": f"{_API}.packed",
-    "register_with_diffusers": f"{_API}.diffusers",
-    "register_with_torch": f"{_API}.torch_switch",
-    "register_with_transformers": f"{_API}.transformers",
-    "flash_attn_func": f"{_API}.flash_attn",
+    "register_with_diffusers": f"{_FRONTENDS}.diffusers",
+    "register_with_torch": f"{_FRONTENDS}.torch_switch",
+    "register_with_transformers": f"{_FRONTENDS}.transformers",
+    "flash_attn_func": f"{_FRONTENDS}.flash_attn",
     "flash_attn_with_kvcache": f"{_API}.kvcache",
-    "flash_mla_with_kvcache": f"{_API}.mla",
-    "get_mla_metadata": f"{_API}.mla",
-    "flash_attn_kvpacked_func": f"{_API}.flash_attn",
-    "flash_attn_qkvpacked_func": f"{_API}.flash_attn",
-    "flash_attn_varlen_func": f"{_API}.flash_attn",
-    "flash_attn_varlen_kvpacked_func": f"{_API}.flash_attn",
-    "flash_attn_varlen_qkvpacked_func": f"{_API}.flash_attn",
+    "flash_mla_with_kvcache": f"{_FRONTENDS}.flash_mla",
+    "get_mla_metadata": f"{_FRONTENDS}.flash_mla",
+    "flash_attn_kvpacked_func": f"{_FRONTENDS}.flash_attn",
+    "flash_attn_qkvpacked_func": f"{_FRONTENDS}.flash_attn",
+    "flash_attn_varlen_func": f"{_FRONTENDS}.flash_attn",
+    "flash_attn_varlen_kvpacked_func": f"{_FRONTENDS}.flash_attn",
+    "flash_attn_varlen_qkvpacked_func": f"{_FRONTENDS}.flash_attn",
 }
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api import attention as attention
-    from flashladder.common.api.diffusers import register_with_diffusers as register_with_diffusers
     from flashladder.common.api.dropout import dropout_mask as dropout_mask
-    from flashladder.common.api.flash_attn import flash_attn_func as flash_attn_func
-    from flashladder.common.api.flash_attn import flash_attn_kvpacked_func as flash_attn_kvpacked_func
-    from flashladder.common.api.flash_attn import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
-    from flashladder.common.api.flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
-    from flashladder.common.api.flash_attn import flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func
-    from flashladder.common.api.flash_attn import flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func
+    from flashladder.common.api.frontends.diffusers import register_with_diffusers as register_with_diffusers
+    from flashladder.common.api.frontends.flash_attn import flash_attn_func as flash_attn_func
+    from flashladder.common.api.frontends.flash_attn import flash_attn_kvpacked_func as flash_attn_kvpacked_func
+    from flashladder.common.api.frontends.flash_attn import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
+    from flashladder.common.api.frontends.flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
+    from flashladder.common.api.frontends.flash_attn import (
+        flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func,
+    )
+    from flashladder.common.api.frontends.flash_attn import (
+        flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func,
+    )
+    from flashladder.common.api.frontends.flash_mla import flash_mla_with_kvcache as flash_mla_with_kvcache
+    from flashladder.common.api.frontends.flash_mla import get_mla_metadata as get_mla_metadata
+    from flashladder.common.api.frontends.mla_layer import LatentCache as LatentCache
+    from flashladder.common.api.frontends.mla_layer import absorb as absorb
+    from flashladder.common.api.frontends.torch_switch import register_with_torch as register_with_torch
+    from flashladder.common.api.frontends.transformers import register_with_transformers as register_with_transformers
     from flashladder.common.api.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache
-    from flashladder.common.api.latents import LatentCache as LatentCache
-    from flashladder.common.api.latents import absorb as absorb
     from flashladder.common.api.merge import merge_states as merge_states
-    from flashladder.common.api.mla import flash_mla_with_kvcache as flash_mla_with_kvcache
-    from flashladder.common.api.mla import get_mla_metadata as get_mla_metadata
     from flashladder.common.api.packed import packed_attention as packed_attention
     from flashladder.common.api.ring import ring_attention as ring_attention
     from flashladder.common.api.ring import zigzag_join as zigzag_join
     from flashladder.common.api.ring import zigzag_split as zigzag_split
     from flashladder.common.api.timed import forward as forward
     from flashladder.common.api.timed import forward_timed as forward_timed
-    from flashladder.common.api.torch_switch import register_with_torch as register_with_torch
-    from flashladder.common.api.transformers import register_with_transformers as register_with_transformers
 else:
     from flashladder.common import lazy
 

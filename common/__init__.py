@@ -8,13 +8,13 @@ catalog     the ladders, rungs and references in versions/, and what each declar
 emulator    runs PTX on the CPU: parse, execute, races
 compiler    version + config + arch -> artifact; reading its machine code
 runtime     artifact + problem -> output, on the GPU or the emulator
+api         attention under the names that models call
 measure     times kernels side by side, and beside other people's
 records     the CSV logs, and what they come to
 predict     what a kernel will cost, and what bounds it; how far the GPU agrees
 studies     runs, and many for one question: sweeps, ladders, accuracy, timelines
 report      every table, section, picture and page
 workshop    new rungs, trials of ideas, exercises
-api         attention under the names that models call, and adopting it
 
 cuda        the device headers that the rungs share
 """

@@ -8,8 +8,8 @@ import torch
 
 from flashladder.common.api import attention, validate
 from flashladder.common.errors import DeviceError
-from flashladder.common.measure.timing import CYCLES_PER_US
 from flashladder.common.runtime import ready
+from flashladder.common.runtime.gpu import CYCLES_PER_US
 
 HOLD_US = 300  # within which the host has queued the events and the launch
 

@@ -34,6 +34,7 @@ from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
 from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
 from flashladder.common.problem.check import Check
+from flashladder.common.runtime.gpu import CYCLES_PER_US
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 CONTROL = "control"  # the baseline once more
@@ -43,7 +44,6 @@ BUDGET_S = {"hot": 2.5, "graph": 2.5, "cold_graph": 2.5, "cold": 2.5, "sustained
 MIN_ROUNDS = {"hot": 16, "graph": 16, "cold_graph": 16, "cold": 16, "sustained": 4}
 MAX_LAUNCHES = {"hot": 200, "graph": 200, "cold_graph": 200, "cold": 10, "sustained": 20_000}
 WANTED_HALF_WIDTH = 0.002  # rounds go on until every ratio's interval is this narrow, or the budget is spent
-CYCLES_PER_US = 2000  # of the kernel that holds the queue; GPUs clock a little lower, so it holds a little longer
 LONGER_HOLDS = (1, 8, 64)  # where the host did not get there in time
 SPOT_HOLD_US = 500  # for what is queued around a call that is spot-checked
 CLOCK_BAND = 0.02  # of a clock beside the baseline's

@@ -28,6 +28,7 @@ from flashladder.common.runtime.launch import KernelLaunch, Launcher
 Launch = Callable[[], None]
 PORTABLE_CLUSTER = 8  # CTAs; not every GPU has room for more
 MAPS_KEPT = 256  # of a kernel
+CYCLES_PER_US = 2000  # of a kernel that holds a queue; GPUs clock a little lower, so it holds a little longer
 BATCH, ROUNDS, WARMUP_ROUNDS = 100, 20, 5  # of calls whose cost for the host is measured
 CALLS = BATCH * (ROUNDS + WARMUP_ROUNDS)  # of each
 _loaded: dict[tuple[object, ...], LoadedKernel] = {}

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from flashladder import ring_attention, zigzag_join, zigzag_split
 from flashladder.common import console
-from flashladder.common.api import ring, ring_trial
+from flashladder.common.api import ring
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.problem import Problem
+from flashladder.common.studies import ring_trial
 from flashladder.tools.commands import ring as command
 
 

@@ -53,9 +53,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.api import model_trial
-    from flashladder.common.api.fallback import FallbackWarning
+    from flashladder.common.api.frontends.fallback import FallbackWarning
     from flashladder.common.runtime import target
+    from flashladder.common.studies.models import model_trial
 
     on_gpu = target.resolve(arguments.device, None).on_gpu
     sizes = {
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _shown(errors: dict[str, float], times: dict[str, list[float]]) -> Table:
-    from flashladder.common.api.model_trial import TIMES
+    from flashladder.common.studies.models.model_trial import TIMES
 
     columns, ratios = ["error of logits"], []
     for place, name in enumerate(TIMES if times else ()):

@@ -40,9 +40,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     import torch
 
-    from flashladder.common.api import host_costs
     from flashladder.common.problem.inputs import Tensors, make_inputs
     from flashladder.common.runtime import fast_path, gpu, target
+    from flashladder.common.studies import host_costs
 
     place = target.resolve("gpu", None)
     problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)

@@ -36,9 +36,9 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.api import ring_trial
     from flashladder.common.catalog import FASTEST
     from flashladder.common.runtime import target
+    from flashladder.common.studies import ring_trial
 
     if arguments.ranks < 1:
         return fail(f"--ranks {arguments.ranks}: there is at least one")

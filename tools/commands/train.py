@@ -32,8 +32,8 @@ from flashladder.tools.commands.arguments import count
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flashladder.common.api.gpt import Attend, Sizes
-    from flashladder.common.api.training import Run
+    from flashladder.common.studies.models.gpt import Attend, Sizes
+    from flashladder.common.studies.models.training import Run
 
 SIZES = {  # on a GPU, and on the emulator
     "layers": (6, 2),
@@ -59,9 +59,9 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common.api import training
-    from flashladder.common.api.gpt import Gpt, Sizes, parameters
     from flashladder.common.runtime import target
+    from flashladder.common.studies.models import training
+    from flashladder.common.studies.models.gpt import Gpt, Sizes, parameters
 
     record: Path | None = arguments.record
     if record:
@@ -106,7 +106,7 @@ def _trained(
     sizes: Sizes, functions: Mapping[str, Attend], seeds: int, steps: int, device: str, record: Path | None
 ) -> dict[int, dict[str, Run]]:
     """The runs, by seed and attention. The first model that was trained with ours is recorded."""
-    from flashladder.common.api import training
+    from flashladder.common.studies.models import training
 
     runs: dict[int, dict[str, Run]] = {seed: {} for seed in range(seeds)}
     total = seeds * len(functions) * steps

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from flashladder.common import console
-from flashladder.common.api import ring_trial
-from flashladder.common.api.ring_trial import RingTrial, hold
 from flashladder.common.errors import DeviceError
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
+from flashladder.common.studies import ring_trial
+from flashladder.common.studies.ring_trial import RingTrial, hold
 from flashladder.tools.commands import ring
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api.transformers import register_with_transformers
+from flashladder.common.api.frontends.transformers import register_with_transformers
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, ToolchainError
 

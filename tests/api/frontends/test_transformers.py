@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashladder
-from flashladder.common.api import fallback, model_trial
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api.frontends import fallback
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.common.studies.models import model_trial
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.api import masks  # noqa: E402
-from flashladder.common.api import transformers as ours  # noqa: E402
+from flashladder.common.api.frontends import masks  # noqa: E402
+from flashladder.common.api.frontends import transformers as ours  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -7,17 +7,17 @@ import warnings
 
 import pytest
 import torch
+from architectures import ARCHITECTURES, SIZES
 
 import flashladder
-from flashladder.common.api import fallback
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api.frontends import fallback
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
-from flashladder.tests.api.architectures import ARCHITECTURES, SIZES
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.api import transformers as ours  # noqa: E402
+from flashladder.common.api.frontends import transformers as ours  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -9,15 +9,16 @@ import torch
 
 import flashladder
 from flashladder.common import console
-from flashladder.common.api import fallback, model_trial
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api.frontends import fallback
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
+from flashladder.common.studies.models import model_trial
 from flashladder.tools.commands import model as command
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.api import transformers as ours  # noqa: E402
+from flashladder.common.api.frontends import transformers as ours  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from statistics import fmean, median
 import torch
 
 from flashladder.common.api import attention
-from flashladder.common.api.gpt import Attend, Gpt, Sizes, causal_sdpa
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.families import recording
+from flashladder.common.studies.models.gpt import Attend, Gpt, Sizes, causal_sdpa
 
 OURS, TORCHS = "attention", "sdpa"
 LEARNING_RATE, WARM_UP = 1e-3, 20  # the second in steps

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import flashladder
-from flashladder.common.api import fallback
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api.frontends import fallback
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.paths import ROOT
 
@@ -19,7 +19,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed:
 
 from diffusers.models import attention_dispatch as theirs  # noqa: E402
 
-from flashladder.common.api import diffusers as ours  # noqa: E402
+from flashladder.common.api.frontends import diffusers as ours  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -8,15 +8,16 @@ import warnings
 import pytest
 import torch
 
-from flashladder.common.api import fallback, operator
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api import operator
+from flashladder.common.api.frontends import fallback
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
 from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.api import latents  # noqa: E402
+from flashladder.common.api.frontends import mla_layer  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = {  # DeepSeek's heads, few of them; all layers are dense
@@ -71,9 +72,9 @@ def _no_fallback(monkeypatch):
 @pytest.fixture
 def steps(monkeypatch):
     """Of how many keys, at most, sequences were that kernels attended to in latents."""
-    seen, usual = [], latents.mla.compute
+    seen, usual = [], mla_layer.mla.compute
     monkeypatch.setattr(
-        latents.mla, "compute", lambda *given, **more: seen.append(int(given[3].max())) or usual(*given, **more)
+        mla_layer.mla, "compute", lambda *given, **more: seen.append(int(given[3].max())) or usual(*given, **more)
     )
     return seen
 
@@ -89,7 +90,7 @@ def made(name="V3", device="cpu", dtype=torch.bfloat16, **sizes):
 
 
 def cache_of(kind, model, room):
-    return latents.LatentCache(model.config, room) if kind == "latents" else transformers.DynamicCache()
+    return mla_layer.LatentCache(model.config, room) if kind == "latents" else transformers.DynamicCache()
 
 
 @torch.no_grad()
@@ -121,7 +122,7 @@ def check_generation(model, cache, ids, mask, absorbed):
 )
 def test_a_padded_batch_generates(name, cache, device, steps):
     model = made(name, device)
-    absorbed = latents.absorb(copy.deepcopy(model))
+    absorbed = mla_layer.absorb(copy.deepcopy(model))
     found = check_generation(model, cache_of(cache, model, 20), IDS, LEFT, absorbed)
     if device == "cpu":  # elsewhere other roundings may make another choice of two tokens that are as good
         assert torch.equal(found, model.generate(IDS, attention_mask=LEFT, **TOKENS))
@@ -137,7 +138,7 @@ def test_real_heads_on_a_gpu(heads, cache, steps):
     ids = torch.randint(2, 64, (3, 900), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, :333] = 0
-    check_generation(model, cache_of(cache, model, 1000), ids, mask, latents.absorb(copy.deepcopy(model)))
+    check_generation(model, cache_of(cache, model, 1000), ids, mask, mla_layer.absorb(copy.deepcopy(model)))
     assert len(steps) == 4
 
 
@@ -145,8 +146,8 @@ def test_real_heads_on_a_gpu(heads, cache, steps):
 @torch.no_grad()
 def test_a_cuda_graph_makes_steps():
     """The same graph, replayed, makes one token after the other."""
-    model = latents.absorb(made("V3", "cuda"))
-    ids, caches = IDS.cuda(), [latents.LatentCache(model.config, 40) for _ in range(2)]
+    model = mla_layer.absorb(made("V3", "cuda"))
+    ids, caches = IDS.cuda(), [mla_layer.LatentCache(model.config, 40) for _ in range(2)]
     mask = torch.nn.functional.pad(LEFT, (0, 28), value=1).cuda()
     token, position = ids[:, :1].clone(), LEFT.sum(1, keepdim=True).cuda()
 
@@ -175,13 +176,13 @@ def test_generate_compiles_its_steps():
 
 def require_compiled_steps_as_others():
     """Up to the first token that differs: compiled, all else of the model is rounded elsewhere."""
-    model = latents.absorb(made("V3", "cuda"))
+    model = mla_layer.absorb(made("V3", "cuda"))
     eager, compiled = (
         model.generate(
             IDS.cuda(),
             attention_mask=LEFT.cuda(),
             **TOKENS | TOLD | {"disable_compile": flag},
-            past_key_values=latents.LatentCache(model.config, 40),
+            past_key_values=mla_layer.LatentCache(model.config, 40),
         ).logits
         for flag in (True, False)
     )
@@ -193,8 +194,8 @@ def require_compiled_steps_as_others():
 
 @torch.no_grad()
 def test_a_step_compiles_in_one_graph():
-    model = latents.absorb(made(num_hidden_layers=1))
-    caches = [latents.LatentCache(model.config, 20) for _ in range(2)]
+    model = mla_layer.absorb(made(num_hidden_layers=1))
+    caches = [mla_layer.LatentCache(model.config, 20) for _ in range(2)]
     logits = []
     for cache, compiled in zip(caches, (model, torch.compile(model, backend="aot_eager", fullgraph=True)), strict=True):
         model(IDS[:, :-1], past_key_values=cache)
@@ -207,10 +208,10 @@ def test_a_step_compiles_in_one_graph():
 @pytest.mark.parametrize("cache", ["latents", "growing"])
 def test_a_step_waits_for_nothing(cache, monkeypatch):
     asked = []
-    model = latents.absorb(made())
+    model = mla_layer.absorb(made())
     cache = cache_of(cache, model, 20)
     model(IDS, attention_mask=LEFT, past_key_values=cache)
-    monkeypatch.setattr(latents, "can_look_at", lambda tensor: False)
+    monkeypatch.setattr(mla_layer, "can_look_at", lambda tensor: False)
     monkeypatch.setattr(operator, "launch", lambda *given: None)
     for name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero"):
         usual = getattr(torch.Tensor, name)
@@ -227,7 +228,7 @@ def test_a_prompt_in_parts_and_beams(steps):
     model = made(num_hidden_layers=1)
     whole = model(IDS).logits.double()
     exact = copy.deepcopy(model).float()(IDS).logits.double()
-    absorbed, cache = latents.absorb(copy.deepcopy(model)), latents.LatentCache(model.config, 12)
+    absorbed, cache = mla_layer.absorb(copy.deepcopy(model)), mla_layer.LatentCache(model.config, 12)
     parts = [absorbed(IDS[:, begin:end], past_key_values=cache).logits for begin, end in ((0, 1), (1, 5), (5, 11))]
     assert steps == [1]
     cache.reorder_cache(torch.tensor([1, 0]))
@@ -248,7 +249,7 @@ def test_a_prompt_in_parts_and_beams(steps):
 def test_the_implementation_can_be_set_back(implementation, steps):
     """And then runs on the same cache."""
     model = made()
-    absorbed, cache = latents.absorb(copy.deepcopy(model)), latents.LatentCache(model.config, 20)
+    absorbed, cache = mla_layer.absorb(copy.deepcopy(model)), mla_layer.LatentCache(model.config, 20)
     for each in (model, absorbed):
         each.set_attn_implementation(implementation)
     given = [absorbed(part, past_key_values=cache).logits for part in IDS.split((5, 6, 1), 1)]
@@ -260,7 +261,7 @@ def test_what_is_not_absorbed(steps):
     """Where a gradient is wanted, and models of 32 bits, transformers' "sdpa" runs: `attention` refuses them too."""
     model = made()
     weight = model.model.layers[0].self_attn.kv_b_proj.weight
-    absorbed = latents.absorb(copy.deepcopy(model))
+    absorbed = mla_layer.absorb(copy.deepcopy(model))
     (expected,) = torch.autograd.grad(model(IDS[:, :1]).logits.sum(), weight)
     with pytest.warns(FallbackWarning, match="the inputs want a gradient"):
         logits = absorbed(IDS[:, :1]).logits
@@ -268,13 +269,13 @@ def test_what_is_not_absorbed(steps):
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
     model = made(dtype=torch.float32)
     with torch.no_grad(), pytest.warns(FallbackWarning, match="q is torch.float32"):
-        torch.testing.assert_close(latents.absorb(copy.deepcopy(model))(IDS[:, :1]).logits, model(IDS[:, :1]).logits)
+        torch.testing.assert_close(mla_layer.absorb(copy.deepcopy(model))(IDS[:, :1]).logits, model(IDS[:, :1]).logits)
     assert not steps
 
 
 def test_padding_amid_a_sequence_is_refused(monkeypatch):
     """By name; or, where that would wait for a GPU, by NaN in its row."""
-    model = latents.absorb(made(num_hidden_layers=1)).requires_grad_(False)
+    model = mla_layer.absorb(made(num_hidden_layers=1)).requires_grad_(False)
     mask = torch.nn.functional.pad(LEFT.flip(1), (0, 1), value=1)
     for is_seen in (True, False):
         cache = transformers.DynamicCache()
@@ -282,7 +283,7 @@ def test_padding_amid_a_sequence_is_refused(monkeypatch):
         if is_seen:
             with pytest.raises(UnsupportedProblemError, match="padding amid a sequence"):
                 model(IDS[:, :1], attention_mask=mask, past_key_values=cache)
-            monkeypatch.setattr(latents, "can_look_at", lambda tensor: False)
+            monkeypatch.setattr(mla_layer, "can_look_at", lambda tensor: False)
     logits = model(IDS[:, :1], attention_mask=mask, past_key_values=cache).logits
     assert logits.isnan().flatten(1).all(1).tolist() == [True, False]
 
@@ -290,19 +291,19 @@ def test_padding_amid_a_sequence_is_refused(monkeypatch):
 def test_what_cannot_be_absorbed_is_refused():
     config = transformers.LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1)
     with pytest.raises(UnsupportedProblemError, match="LlamaModel has no layer whose latents kernels take: Deep"):
-        latents.absorb(transformers.LlamaModel(config))
+        mla_layer.absorb(transformers.LlamaModel(config))
     with pytest.raises(
         UnsupportedProblemError, match="kv_lora_rank=256 and qk_rope_head_dim=64; kernels take 512 and 64"
     ):
-        latents.absorb(made(kv_lora_rank=256))
+        mla_layer.absorb(made(kv_lora_rank=256))
     with pytest.raises(UnsupportedProblemError, match="kv_lora_rank=None and qk_rope_head_dim=None"):
-        latents.LatentCache(config, 12)
+        mla_layer.LatentCache(config, 12)
     model = made()
     with pytest.raises(UnsupportedProblemError, match="max_cache_len=0: must be at least 1"):
-        latents.LatentCache(model.config, 0)
+        mla_layer.LatentCache(model.config, 0)
     model.model.layers[1].self_attn.kv_b_proj = torch.nn.Sequential(model.model.layers[1].self_attn.kv_b_proj)
     with pytest.raises(UnsupportedProblemError, match=r"kv_b_proj is of type Sequential.*plain Linear"):
-        latents.absorb(model)
+        mla_layer.absorb(model)
     assert model.config._attn_implementation == "eager"
 
 
@@ -313,7 +314,7 @@ def test_the_lines_of_the_docs_generate(tmp_path):
         r"^    import flashladder\n    from transformers[^`]*?absorb.*?\n\n(?=\S)", text, re.MULTILINE | re.DOTALL
     )
     exec(textwrap.dedent(lines[0]), names := {"NAME": tmp_path, "tokens": {"input_ids": IDS, "max_new_tokens": 1}})
-    assert names["model"].config._attn_implementation == latents.NAME
+    assert names["model"].config._attn_implementation == mla_layer.NAME
     assert names["cache"].get_seq_length() == 12
 
 

@@ -9,15 +9,16 @@ from test_transformers import IDS, PADDED, made, near
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.api import caches, fallback, packed
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api import caches, packed
+from flashladder.common.api.frontends import fallback
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError
 from flashladder.common.runtime import ready
 from flashladder.tests import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
-from flashladder.common.api import transformers as ours  # noqa: E402
+from flashladder.common.api.frontends import transformers as ours  # noqa: E402
 
 TOKENS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 REAL = torch.ones_like(IDS)

@@ -10,8 +10,8 @@ from torch.nn import attention as switch
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashladder
-from flashladder.common.api import fallback, torch_switch
-from flashladder.common.api.fallback import FallbackWarning
+from flashladder.common.api.frontends import fallback, torch_switch
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import DeviceError, ToolchainError
 from flashladder.common.paths import ROOT
 

@@ -21,7 +21,7 @@ from torch.library import Library
 from torch.nn.functional import pad
 
 from flashladder.common.api import attention, differentiable, gradients, operator, validate
-from flashladder.common.api.fallback import say
+from flashladder.common.api.frontends.fallback import say
 from flashladder.common.api.options import Options
 from flashladder.common.errors import DeviceError, ToolchainError, UnsupportedProblemError
 from flashladder.common.problem.dropout import STATE_WORDS, drawn

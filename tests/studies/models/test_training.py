@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from flashladder.common import console
-from flashladder.common.api import training
-from flashladder.common.api.gpt import Sizes, causal_sdpa
-from flashladder.common.api.training import OURS, TORCHS, Run
 from flashladder.common.problem.families import recording
+from flashladder.common.studies.models import training
+from flashladder.common.studies.models.gpt import Sizes, causal_sdpa
+from flashladder.common.studies.models.training import OURS, TORCHS, Run
 from flashladder.tools.commands import train
 
 

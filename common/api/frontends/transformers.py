@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, kvcache, masks, operator, validate
-from flashladder.common.api.fallback import autocast, foresee, say
+from flashladder.common.api import attention, kvcache, operator, validate
+from flashladder.common.api.frontends import masks
+from flashladder.common.api.frontends.fallback import autocast, foresee, say
 from flashladder.common.api.packed import (
     Padding,
     documents_of,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashladder.common.api import attention
-from flashladder.common.api.fallback import autocast, foresee, say
+from flashladder.common.api.frontends.fallback import autocast, foresee, say
 from flashladder.common.api.packed import padding_of, without_padding
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 
