@@ -12,6 +12,7 @@ VERSIONS = ROOT / "versions"
 REFERENCES = "references"  # their folder in that of all ladders
 CUDA_HEADERS = ROOT / "common" / "cuda"
 CONFIGS = ROOT / "configs"
+OPERATIONS = ROOT / "common" / "problem" / "operations"  # of this repository, a file each
 TRAINED = ROOT / "common" / "problem" / "families" / "trained.npz"  # Q, K and V that a model was recorded with
 PUBLISHED = ROOT / "results"  # the project's own, which git tracks
 UNPUBLISHED = PUBLISHED / "unpublished"  # a person's, of commands that would change those

@@ -100,10 +100,7 @@ def test_few_modules_lie_beside_the_rooms():
 
 def test_common_knows_neither_tools_nor_tuner():
     assert {name.partition(".")[0] for _, name in arrows("common")} == {"common"}
-    assert {name.partition(".")[0] for _, name in arrows("versions")} == {
-        "common",
-        "versions",
-    }
+    assert {name.partition(".")[0] for _, name in arrows("versions")} == {"common", "versions"}
     assert {name.partition(".")[0] for _, name in arrows("tuner")} == {"common", "tuner"}
 
 

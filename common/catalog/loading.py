@@ -9,6 +9,7 @@ from flashladder.common import own
 from flashladder.common.catalog import schema
 from flashladder.common.catalog.configurable import choices_of
 from flashladder.common.errors import ConfigError
+from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.rules import Rule
 
 
@@ -37,7 +38,9 @@ def named_in_errors(path: Path) -> Iterator[Path]:
 
 def _usual_operation(rung: Path) -> str:
     """What a rung computes that does not say: its ladder's own operation, where it has one."""
-    return rung.parent.name if (rung.parent / own.OPERATION_FILE).is_file() else own.FIRST_OPERATION
+    ladder = rung.parent
+    its_own = (OPERATIONS / f"{ladder.name}.py", ladder / own.OPERATION_FILE)
+    return ladder.name if any(path.is_file() for path in its_own) else own.FIRST_OPERATION
 
 
 def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: str) -> dict[str, Any]:

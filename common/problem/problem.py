@@ -1,8 +1,8 @@
 """A problem, which is one call of an operation; and what an operation says of itself, so that tensors, checks, launches
 and tables of every kind are made in one way.
 
-An operation is a file that sets OPERATION: in operations/, or operation.py in the folder of a ladder, this repository's
-or one's own. It bears the name of its file or of its ladder, and is found by that.
+An operation is a file that sets OPERATION: in operations/, or operation.py in the folder of a ladder. It
+bears the name of its file or of its ladder, and is found by that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ import torch
 from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
 from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
+from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
 from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
@@ -32,7 +32,6 @@ DETERMINISTIC = "deterministic"  # an option of operations: each run gives the s
 MAX_SOFTCAP = 1000.0  # kernels' scores are good to 2^-22 of it
 SCALES = (2.0**-126, 2.0**127)  # fp32's normal numbers; kernels multiply by log2(e)
 _TINY = 1e-5  # added to the tolerance, for outputs that 16-bit torch gets exactly
-_BUILT_IN = Path(__file__).parent / "operations"
 _CONFIGURED = ("dtype", "head_dim", "head_dim_v", "causal")  # what a configuration and a problem say alike
 COMPUTE, BANDWIDTH = "TFLOP/s", "TB/s"  # units of speed
 # What only some operations know. The others refuse a problem that has it.
@@ -386,14 +385,14 @@ def _largest(x: torch.Tensor) -> float:
 
 def operation_named(name: str) -> Operation:
     """An operation; UnsupportedProblemError lists those there are."""
-    if module := plugins.named(name, _BUILT_IN, OPERATION_FILE):
+    if module := plugins.named(name, OPERATIONS, OPERATION_FILE):
         return _declared(module, name)
     raise UnsupportedProblemError(f"operation={name}: must be one of {', '.join(operation_names())}")
 
 
 def operation_names() -> list[str]:
     """Those that can be asked for."""
-    return plugins.names(_BUILT_IN, OPERATION_FILE)
+    return plugins.names(OPERATIONS, OPERATION_FILE)
 
 
 @cache

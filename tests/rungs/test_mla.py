@@ -9,11 +9,11 @@ from flashladder.common import catalog, own
 from flashladder.common.compiler import build_one, translate
 from flashladder.common.errors import BuildError, EmulatorError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
+from flashladder.common.problem import decode_sizes as sizes
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.versions.decode import sizes
 from flashladder.versions.references.py_mla.layer import LatentAttention, latent_attention
 
 NAME = "mla"

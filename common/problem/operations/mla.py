@@ -23,10 +23,10 @@ import torch
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import Tensor
 from flashladder.common.problem.config import listing
+from flashladder.common.problem.decode_sizes import TARGET_CTAS, seqlens, tiles
 from flashladder.common.problem.families import NORMAL
+from flashladder.common.problem.operations.decode import CACHES, Decode
 from flashladder.common.problem.problem import Option, Problem
-from flashladder.versions.decode.operation import CACHES, Decode
-from flashladder.versions.decode.sizes import TARGET_CTAS, seqlens, tiles
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 DESIGNED_COLUMNS = HEAD_DIM - HEAD_DIM_V  # of K alone, through which families of inputs design scores

@@ -13,10 +13,10 @@ import torch
 from flashladder.common.measure.baselines import Baseline, RunOnce, by_name
 from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
+from flashladder.common.problem.decode_sizes import seqlens
 from flashladder.common.problem.inputs import Tensors
+from flashladder.common.problem.operations.mla import HEAD_DIM, HEAD_DIM_V
 from flashladder.common.problem.problem import Problem
-from flashladder.versions.decode.sizes import seqlens
-from flashladder.versions.mla.operation import HEAD_DIM, HEAD_DIM_V
 
 
 def _takes_pages_of_64(problem: Problem) -> str | None:

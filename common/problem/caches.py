@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.decode_sizes import all_keys, num_pages
 from flashladder.common.problem.fp8 import LARGEST, quantised
 from flashladder.common.problem.problem import Problem
-from flashladder.versions.decode.sizes import all_keys, num_pages
 
 TABLE = "block_table"
 DESCALES = {"k_cache": "k_descale", "v_cache": "v_descale"}

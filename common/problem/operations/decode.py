@@ -30,13 +30,8 @@ import torch
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import buffers
 from flashladder.common.problem.buffers import INPUT, OUTPUT, UPDATED, Tensor, contiguous, laid_out
-from flashladder.common.problem.fp8 import FP8
-from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes, lse_of, of_features
-from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, LSE, Option, Problem
-from flashladder.common.problem.rotary import Rotary
-from flashladder.versions.decode.caches import DESCALES, TABLE, check_pages, draw_table, read, write
-from flashladder.versions.decode.sizes import (
+from flashladder.common.problem.caches import DESCALES, TABLE, check_pages, draw_table, read, write
+from flashladder.common.problem.decode_sizes import (
     all_keys,
     max_pages,
     num_pages,
@@ -48,6 +43,11 @@ from flashladder.versions.decode.sizes import (
     seqlens,
     target_parts,
 )
+from flashladder.common.problem.fp8 import FP8
+from flashladder.common.problem.operations import forward
+from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes, lse_of, of_features
+from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, LSE, Option, Problem
+from flashladder.common.problem.rotary import Rotary
 
 LENGTHS, LEFTPAD = "cache_seqlens", "cache_leftpad"
 CACHES = ("k_cache", "v_cache")
