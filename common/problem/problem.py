@@ -269,7 +269,6 @@ class Operation(ABC):
     usual: ClassVar[Mapping[str, Any]] = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}  # a published benchmark's
     sampled: ClassVar[Mapping[str, Any]] = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 2, "seqlen_q": 256}  # a second on the emulator
-    counted: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 16, "seqlen_q": 256}  # for evidence
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:

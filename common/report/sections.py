@@ -22,11 +22,11 @@ class Section:
     name: str
     text: Callable[[], str]
     begins: str = ""  # the document, where there is none yet
+    heading: str = ""  # of a last part, which a document without the markers gets
 
     def write(self) -> bool:
         """Brings the document up to date; whether that changed it."""
-        document = self.path.read_text() if self.path.exists() else self.begins
-        before, kept, after = _parts(self.path, document, self.name)
+        before, kept, after = _parts(self.path, self._document(), self.name)
         if kept == (text := self.text()):
             return False
         self.path.write_text(f"{before}{text}{after}")
@@ -36,11 +36,19 @@ class Section:
         """Whether the document says what would be written; None where another compiler made what it says."""
         if not self.path.exists():
             return False
-        _, kept, _ = _parts(self.path, self.path.read_text(), self.name)
+        _, kept, _ = _parts(self.path, self._document(), self.name)
         made_with = _COMPILER.search(kept)
         if made_with and made_with[1] != compiler():
             return None
         return kept == self.text()
+
+    def _document(self) -> str:
+        """The document, with a place for the section where it has a heading."""
+        document = self.path.read_text() if self.path.exists() else self.begins
+        if not self.heading or _lines(self.name)[0] in document:
+            return document
+        heading = "" if f"## {self.heading}\n" in document else f"## {self.heading}\n\n"
+        return f"{document.rstrip()}\n\n{heading}{empty(self.name)}\n".lstrip()
 
     @property
     def has_place(self) -> bool:

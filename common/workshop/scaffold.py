@@ -84,7 +84,7 @@ def _next_number(ladder: str, root: Path) -> str:
 
 
 def _write(directory: Path, origin: Version, number: str, name: str, ladder: Path, patch: Path | None) -> None:
-    """kernel.cu, the headers that it would not find from there or the patch changes, version.yaml and its documents."""
+    """kernel.cu, the headers that it would not find from there or the patch changes, version.yaml and its page."""
     directory.mkdir()
     shutil.copyfile(origin.kernel, directory / "kernel.cu")
     shutil.copyfile(origin.directory / schema.FILE, directory / schema.FILE)
@@ -99,9 +99,8 @@ def _write(directory: Path, origin: Version, number: str, name: str, ladder: Pat
     title = name.replace("_", " ").capitalize()
     idea = f"{OPEN} - what it does otherwise than {origin.name}, in one sentence."
     (directory / schema.FILE).write_text(_declaration(directory, origin, title, idea))
-    (directory / documents.PAGE).write_text(documents.page(number, title, idea, _words(origin)))
     dropped = f"`flashladder run ... --against {origin.address}` adds a line at each verdict."
-    (directory / documents.EVIDENCE).write_text(documents.evidence(number, title, dropped))
+    (directory / documents.PAGE).write_text(documents.page(number, title, idea, _words(origin), dropped))
 
 
 def _changes(patch: Path) -> dict[str, str]:
@@ -151,5 +150,5 @@ def _words(origin: Version) -> dict[str, str]:
         waste: f"{OPEN}: what {origin.name} spends that it need not, with the figure that shows it.",
         idea: f"{OPEN}: what is done instead, and why that is right for every input.",
         where: f"{OPEN}: the names in [`kernel.cu`](kernel.cu) to look for.",
-        measured: f"{OPEN}: what was expected, and why it came so. `flashladder evidence` makes the table.",
+        measured: f"{OPEN}: what was expected, and why it came so. `flashladder dashboard` makes the table.",
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from flashladder.common import catalog
 from flashladder.common.catalog import Version, schema
 from flashladder.common.compiler.sources import Sources
 from flashladder.common.escape import Markdown
@@ -85,7 +86,7 @@ def log_of(version: Version) -> Log:
 
 
 def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
-    """Adds a trial to its rung's log, with its patch, and brings the rung's evidence up to date; gives the log's path.
+    """Adds a trial to its rung's log, with its patch, and brings the rung's page up to date; gives the log's path.
 
     The log of an idea that is dropped is its parent's. ResultsError where that cannot be written.
     """
@@ -99,17 +100,23 @@ def record(trial: Trial, note: str = "", is_dropped: bool = False) -> Path:
 
 
 def _keep(text: str, folder: Path, run: str) -> str:
-    """The file of a patch, as the evidence links it: one is enough, however often it was tried."""
+    """The file of a patch, as the page links it: one is enough, however often it was tried."""
     folder.mkdir(exist_ok=True)
     file = next((file for file in folder.glob("*.patch") if file.read_text() == text), folder / f"{run}.patch")
     file.write_text(text)
     return f"{folder.name}/{file.name}"
 
 
+def sections() -> list[Section]:
+    """The table on each rung's page where something was tried."""
+    return [section for rung in catalog.select(catalog.ladders()) for section in sections_of(rung)]
+
+
 def sections_of(version: Version) -> list[Section]:
-    """The table in a rung's evidence, where something was tried."""
-    begins = documents.evidence(version.number, version.title)
-    section = Section(version.directory / documents.EVIDENCE, documents.TRIED, lambda: _table(version), begins)
+    """The table on a rung's page, where something was tried."""
+    section = Section(
+        version.directory / documents.PAGE, documents.TRIED, lambda: _table(version), heading=documents.DROPPED
+    )
     return [section] if log_of(version).path.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""The tables of the references, in their evidence and on the page, on made-up logs."""
+"""The tables of the references, on their pages and on the dashboard, on made-up logs."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def lines(run, time, name, config, ratio, **changes):
 
 @pytest.fixture
 def log(tmp_path, monkeypatch):
-    """A log of two runs, and evidence of references that a test may write."""
+    """A log of two runs, and pages of references that a test may write."""
     results = tmp_path / "results"
     results.mkdir()
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(results))
@@ -29,7 +29,7 @@ def log(tmp_path, monkeypatch):
     for implementation in references.shown():
         folder = tmp_path / implementation.name
         folder.mkdir()
-        (folder / "evidence.md").write_text("# Title\n\n<!-- measured:begin -->\n<!-- measured:end -->\n")
+        (folder / "README.md").write_text("# Title\n\n<!-- measured:begin -->\n<!-- measured:end -->\n")
         copies.append(dataclasses.replace(implementation, directory=folder))
     monkeypatch.setattr(references, "shown", lambda: copies)
     triton, cute = "dtype=bf16,head_dim=128", "dtype=bf16,head_dim=128,block_m=128,block_n=32,num_warps=4,causal=false"
@@ -107,9 +107,9 @@ def test_the_readmes_and_the_page_are_brought_up_to_date(log, tmp_path, capsys, 
 
     assert run("--check")[0] == dashboard.EXIT_STALE
     assert run()[0] == 0
-    assert "| triton | 360 (1.20) | 360 (1.20) |" in (tmp_path / "triton" / "evidence.md").read_text()
-    assert "| cute, block_n=32 |" in (tmp_path / "cute" / "evidence.md").read_text()
-    assert "measured:begin -->\n<!--" in (tmp_path / "c" / "evidence.md").read_text()
+    assert "| triton | 360 (1.20) | 360 (1.20) |" in (tmp_path / "triton" / "README.md").read_text()
+    assert "| cute, block_n=32 |" in (tmp_path / "cute" / "README.md").read_text()
+    assert "measured:begin -->\n<!--" in (tmp_path / "c" / "README.md").read_text()
     assert "<td>cute, block_n=32</td>" in (log.path.parent / "dashboard.html").read_text()
     assert run("--check")[0] == 0
 

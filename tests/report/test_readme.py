@@ -44,15 +44,16 @@ def test_a_tool_understands_its_commands(page):
         parsed = import_module(COMMANDS[name].module).parser().parse_args([word for word in arguments if word != "..."])
         if fields := getattr(parsed, "config", None):
             references = {each.name: each for each in catalog.references()}
-            kernel = references.get(parsed.version) or catalog.find(parsed.version)
-            kernel.config(**config_values(fields))  # ConfigError for what it refuses
+            for named in getattr(parsed, "versions", [getattr(parsed, "version", None)]):
+                kernel = references.get(named) or catalog.find(named)
+                kernel.config(**config_values(fields))  # ConfigError for what it refuses
 
 
 def test_commands_are_found():
     found = [command for page in PAGES for command in commands(page)]
     assert ("run", ["02", "--config", "block_m=128", "num_warps=8"]) in found
     assert ("run", ["37", "--against", "37", "--config", "block_n=64"]) in found
-    assert {name for name, _ in found} >= set(COMMANDS) - {"plots", "neighbours", "picture", "evidence"}
+    assert {name for name, _ in found} >= set(COMMANDS) - {"plots", "neighbours", "picture"}
 
 
 @pytest.mark.parametrize("command", QUICK)
@@ -96,7 +97,7 @@ def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path, monkeypatch)
     for command in (made, judged):
         assert main(shlex.split(command)) == 0
     assert (tmp_path / "mine" / "00_my_idea" / "tried.csv").exists()
-    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "evidence.md").read_text()
+    assert "| same code |" in (tmp_path / "mine" / "00_my_idea" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

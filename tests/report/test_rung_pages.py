@@ -9,7 +9,7 @@ from flashladder.common import own
 from flashladder.common.catalog import finished
 from flashladder.common.paths import VERSIONS
 from flashladder.common.report import sections
-from flashladder.common.report.pages import documents, spills, steps
+from flashladder.common.report.pages import documents, steps
 from flashladder.common.workshop import scaffold, tried
 
 PAGES = [page for page in sorted(VERSIONS.glob("**/*.md")) if own.PRIVATE not in page.parents]
@@ -34,6 +34,15 @@ def parts(path):
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
+def behind(path):
+    """The names of the parts of a page that may have dates."""
+    return [*parts(path)][len(documents.PARTS) :]
+
+
+def paragraphs(path):
+    return re.split(r"\n\n|\n(?=- )", prose(path))
+
+
 @cache
 def anchors(path):
     """What GitHub makes of a page's headings."""
@@ -52,27 +61,20 @@ def test_a_page_has_its_parts_and_no_history(rung):
     text = page.read_text()
     beginning, _, _ = text.partition("\n## ")
     assert " ".join(beginning.split()) == f"# {rung.number} {rung.title} {rung.idea}"
-    found = parts(page)
-    assert tuple(found) == documents.PARTS
-    assert all(part.strip() for part in found.values())
+    assert tuple(parts(page))[: len(documents.PARTS)] == documents.PARTS
+    assert documents.BY_HAND not in behind(page)[1:]
+    assert documents.DROPPED not in behind(page)[:-1]
+    assert all(part.strip() for name, part in parts(page).items() if name != documents.DROPPED)
     assert scaffold.OPEN not in text
-    assert sections.between(page, documents.STEP) == steps.text(rung), f"flashladder evidence {rung.number}"
-    assert not DATE.search(text)
-    assert len(text.encode()) <= MOST
-
-
-@of_each_rung
-def test_the_evidence_has_its_parts(rung):
-    evidence = rung.directory / documents.EVIDENCE
-    beginning, _, _ = evidence.read_text().partition("\n\n")
-    assert beginning == f"# {rung.number} {rung.title}: evidence"
-    first, *_, last = parts(evidence)
-    assert (first, last) == (documents.BY_TOOLS, documents.DROPPED)
+    assert sections.between(page, documents.STEP) == steps.text(rung), "`flashladder dashboard` mends it"
+    front, _, _ = text.partition(f"\n## {next(iter(behind(page)), '')}\n")
+    assert not DATE.search(front)
+    assert len(front.encode()) <= MOST
 
 
 @of_each_rung
 def test_the_table_of_what_was_tried_is_that_of_the_log(rung):
-    assert all(section.is_current() for section in tried.sections_of(rung)), f"flashladder evidence {rung.number}"
+    assert all(section.is_current() for section in tried.sections_of(rung)), "`flashladder dashboard` mends it"
     rows, damaged = tried.log_of(rung).read()
     assert not damaged
     for row in rows.itertuples():
@@ -101,13 +103,13 @@ def test_names_in_where_to_look_are_in_the_files_linked_there(rung):
 
 @of_each_rung
 def test_a_figure_comes_from_a_tool_or_says_when_it_was_measured(rung):
-    """On a page it may also be one of its evidence, where the date stands."""
-    evidence = (rung.directory / documents.EVIDENCE).read_text()
-    for name, known in ((documents.PAGE, made_by_tools() + evidence), (documents.EVIDENCE, made_by_tools())):
-        for paragraph in re.split(r"\n\n|\n(?=- )", prose(rung.directory / name)):
-            if not DATE.search(paragraph):
-                typed = [figure for figure in FIGURE.findall(paragraph) if figure not in known]
-                assert typed == [], paragraph
+    """Or it stands again behind the parts without dates, with its date."""
+    page = rung.directory / documents.PAGE
+    dated = [paragraph for paragraph in paragraphs(page) if DATE.search(paragraph)]
+    known = made_by_tools() + "".join(dated)
+    for paragraph in paragraphs(page):
+        if paragraph not in dated:
+            assert [figure for figure in FIGURE.findall(paragraph) if figure not in known] == [], paragraph
 
 
 def test_the_path_names_every_rung_as_its_page_does():
@@ -115,9 +117,3 @@ def test_the_path_names_every_rung_as_its_page_does():
     assert [version for version in named if version[0] < "20"] == [
         (version.number, version.title, version.name) for version in finished() if version.number < "20"
     ]
-
-
-def test_the_page_on_spills_says_what_the_tuner_measured():
-    """Of the machine code too, `flashladder evidence --check` finds out: it takes a minute."""
-    assert spills.measured() in sections.between(spills.PAGE, spills.MARKER)
-    assert [rung.number for rung in spills.rungs()] == [f"{number:02}" for number in range(9, 17)]

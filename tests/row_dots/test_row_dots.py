@@ -24,7 +24,7 @@ from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch
 from flashladder.tests import fake_gpu
 from flashladder.tests.row_dots.bench import Simulated
-from flashladder.tools.commands import bench, dashboard, evidence, ladder, run_version
+from flashladder.tools.commands import bench, dashboard, ladder, run_version
 from flashladder.tuner.job import Job, SearchSettings
 from flashladder.tuner.space import Space
 from flashladder.tuner.worker import Worker
@@ -304,13 +304,6 @@ def test_tuner(folder):
     (winner,) = winners.of_gpu("a100", folder)
     assert winner.values["block_m"] == 32
     assert winners.config(rung, "a100", task).block_m == 32
-
-
-def test_evidence(run, folder):
-    run(evidence, f"{NAME}/01")
-    page = (folder / "01_halves" / "evidence.md").read_text()
-    assert "requests to global memory" in page
-    assert "0 of 1 rungs and pages are out of date" in run(evidence, f"{NAME}/01", "--check")
 
 
 def test_dashboard(run, folder, monkeypatch):

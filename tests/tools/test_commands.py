@@ -34,6 +34,14 @@ def test_an_unknown_command(capsys):
     assert "did you mean" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", commands.MOVED)
+def test_an_old_name_says_what_does_its_work_now(name, capsys):
+    assert commands.main([name]) == console.EXIT_ERROR
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"there is no command {name} any more" in said
+    assert set(re.findall(r"`flashladder (\w+)", said)) <= set(commands.COMMANDS)
+
+
 def test_it_runs_as_a_module():
     done = call("-m", "flashladder", "run", "--list", cwd="/")
     assert done.returncode == 0, done.stderr

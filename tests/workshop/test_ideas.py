@@ -188,7 +188,7 @@ def test_what_was_tried_is_kept_with_its_patch_and_shown_on_the_page(rung):
     assert rows["patch"].nunique() == len([*(rung.directory / "tried").iterdir()]) == 1, "what has not changed, once"
     assert "--- 02_swizzling/kernel.cu\n+++ 00_my_idea/kernel.cu\n" in kept
     assert "\n+        __syncthreads();\n" in kept
-    lines = sections.between(rung.directory / documents.EVIDENCE, documents.TRIED).splitlines()
+    lines = sections.between(rung.directory / documents.PAGE, documents.TRIED).splitlines()
     assert len(lines) == 4
     assert "the same \\| without a GPU" in lines[2]
     assert "| predicted |" in lines[2]
@@ -339,7 +339,7 @@ def test_an_idea_that_is_dropped_is_kept_with_the_other_rung(rung, run):
     (row,) = tried.log_of(other).read()[0].itertuples()
     assert (row.version, row.parent) == (rung.name, other.name)
     assert (other.directory / row.patch).exists()
-    assert row.patch in (other.directory / documents.EVIDENCE).read_text()
+    assert row.patch in (other.directory / documents.PAGE).read_text()
 
 
 def test_a_kernel_in_another_encoding_has_a_patch(rung):

@@ -50,7 +50,7 @@ def test_a_slower_rung_is_measured_and_kept(rung, run):
     assert row.verdict in ("faster", "slower", "tied", "unclear")
     assert row.ratio_low <= row.ratio <= row.ratio_high < 1.02
     assert row.device.startswith("NVIDIA")
-    assert "NVIDIA" in sections.between(rung.directory / documents.EVIDENCE, documents.TRIED)
+    assert "NVIDIA" in sections.between(rung.directory / documents.PAGE, documents.TRIED)
 
 
 def test_a_configuration_that_is_known_to_be_slower_is_found_so(rung, run):

@@ -13,7 +13,7 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT
 from flashladder.common.report import sections
-from flashladder.common.report.pages import documents, evidence
+from flashladder.common.report.pages import documents
 from flashladder.common.workshop import scaffold
 from flashladder.tools.commands import new_version
 
@@ -23,7 +23,7 @@ MADE = f"{int(catalog.versions()[-1].number) + 1:02}_my_idea"
 
 # What a rung made by hand broke, and all that is tested of each rung; words of `pytest -k`.
 FILES = (
-    *(f"report/test_{name}" for name in ("picture", "rung_pages", "evidence", "readme", "dashboard", "neighbours")),
+    *(f"report/test_{name}" for name in ("picture", "rung_pages", "readme", "dashboard", "neighbours")),
     "predict/test_profile",
     "rungs/test_rungs",
 )
@@ -32,7 +32,6 @@ TOUCHED = (
     "test_the_path_names_every_rung_as_its_page_does",
     "test_what_an_h100_counted_is_what_was_predicted",
     "test_the_committed_instruction_mix_has_every_rung",
-    "test_every_rung_has_evidence",
     "test_no_step_is_larger_than_it_may_be",
     MADE,
 )
@@ -98,16 +97,14 @@ def test_tools_take_a_new_rung_up(checkout):
 def test_a_new_rung_is_its_parent_under_another_name(ladder):
     made = scaffold.make("my_idea", "22", private=True)
     assert (made.name, made.parent, made.draft) == ("mine/00_my_idea", "22_barrier_amid", True)
-    assert sorted(path.name for path in made.directory.iterdir()) == [
-        *("README.md", "evidence.md", "kernel.cu", "version.yaml")
-    ]
+    assert sorted(path.name for path in made.directory.iterdir()) == ["README.md", "kernel.cu", "version.yaml"]
     assert made.below() == find("22")
     assert made.config() == find("22").config()
     assert [*made.space()] == [*find("22").space()]
     assert made.kernel.read_text() == find("22").kernel.read_text()
     page = (made.directory / "README.md").read_text()
-    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*documents.PARTS]
-    assert sections.between(made.directory / documents.EVIDENCE, documents.TRIED) == ""
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*documents.PARTS, documents.DROPPED]
+    assert sections.between(made.directory / documents.PAGE, documents.TRIED) == ""
     assert scaffold.OPEN in page
 
 
@@ -127,12 +124,6 @@ def test_headers_that_lie_with_lower_rungs_are_found_from_everywhere(ladder):
     made = scaffold.make("my_idea", "22", private=True)
     assert not [*made.directory.glob("*.cuh")]
     assert Sources().headers(made.kernel) == Sources().headers(find("22").kernel)
-
-
-def test_evidence_compares_a_rung_with_its_parent(ladder):
-    made = scaffold.make("my_idea", "17", private=True)
-    lower, upper = evidence.requests(made)[:2]
-    assert (lower.version, upper.version) == (find("17"), made)
 
 
 @pytest.mark.parametrize(

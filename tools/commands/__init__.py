@@ -66,7 +66,6 @@ GROUPS = {
     "Results": {
         "dashboard": Command("dashboard", "make dashboard.html and the tables of all results"),
         "received": Command("received", "check results that somebody sent, before they are merged"),
-        "evidence": Command("evidence", "bring the tables in the rungs' pages up to date", needs_checkout=True),
         "picture": Command("picture", "bring the pictures in versions/ up to date", needs_checkout=True),
     },
     "Installing": {
@@ -75,6 +74,9 @@ GROUPS = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+MOVED = {  # old names, and what does their work now
+    "evidence": "`flashladder dashboard` brings pages up to date, and `flashladder sass LOWER UPPER` compares two rungs"
+}
 
 
 def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
@@ -91,6 +93,8 @@ def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
     if name == "--version":
         console.print(f"flashladder {__version__}")
         return 0
+    if name in MOVED:
+        return fail(f"there is no command {name} any more: {MOVED[name]}")
     if name not in COMMANDS:
         return fail(str(unknown("command", name, COMMANDS)))
     if COMMANDS[name].needs_checkout and not is_checkout():

@@ -31,7 +31,8 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.escape import spreadsheet
     from flashladder.common.records import ladders, run_files
     from flashladder.common.report.dashboard import data, opcodes, page
-    from flashladder.common.report.pages import cells, ladder, limits, readme, references
+    from flashladder.common.report.pages import cells, ladder, limits, readme, references, steps
+    from flashladder.common.workshop import tried
 
     folder = results_dir()
     if arguments.sass:
@@ -49,7 +50,8 @@ def main(arguments: argparse.Namespace) -> int:
         *(readme.parts(page_of, folder, measured) if page_of else []),
         *ladder.sections(folder, measured),
         *cells.sections(page_of, folder, results.cells),
-        *([*references.sections(results.references), limits.section(folder)] if is_own else []),
+        *([*references.sections(results.references), limits.section(folder), *steps.sections()] if is_own else []),
+        *(tried.sections() if is_own else []),
     ]
     if arguments.check:
         return _check([part.path for part in parts if not part.is_current()])

@@ -37,7 +37,6 @@ def main(arguments: argparse.Namespace) -> int:
         "kernel.cu": f"the kernel of {version.parent}: change it",
         "version.yaml": f"what it is: fill in `title`, `idea`, `addresses`; at last delete `{scaffold.DRAFT}`",
         "README.md": f'its page: replace what begins with "{scaffold.OPEN}"',
-        "evidence.md": "what tools and trials say of it: they write it",
     }
     console.print(facts(f"{version.name} in {version.directory}", files))
     where = "".join(f" --versions {folder}" for folder in arguments.own_ladders)

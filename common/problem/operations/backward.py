@@ -56,7 +56,6 @@ class Backward(Forward):
     gone_through = "seqlen_q"
     # Seconds on the emulator for a rung without tensor cores, too.
     small: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 1, "seqlen_q": 128}
-    counted: ClassVar[Mapping[str, Any]] = {"batch": 1, "num_heads": 2, "seqlen_q": 128}
     signed_together = (("q", "k", "dq", "dk"), ("v", "o", "dout", "dv"))  # neither S nor dP changes
 
     def families_of(self, problem: Problem) -> Collection[str]:

@@ -83,7 +83,6 @@ class Decode(Forward):
     usual: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 8192}
     sampled: ClassVar = {"batch": 8, "num_heads": 32, "num_heads_k": 8, "seqlen_q": 1, "seqlen_k": 4096}
     small: ClassVar = {"batch": 2, "num_heads": 8, "num_heads_k": 2, "seqlen_q": 1, "seqlen_k": 512}
-    counted = small
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, and room for the longest, from their lengths."""

@@ -48,7 +48,6 @@ class _Latent(Decode):
     usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
     sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
     small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}
-    counted = small
 
     def argument(self, problem: Problem, name: str) -> Any:
         """As for decode; but where a part a sequence is nearly one a CTA, there are no more."""

@@ -1,4 +1,4 @@
-"""A rung's two documents: its page of one screen or two, and the evidence beside it, where tools write."""
+"""A rung's page: one screen or two in four parts, then what was measured by hand, and what was tried and dropped."""
 
 from __future__ import annotations
 
@@ -9,34 +9,26 @@ from flashladder.common.escape import Markdown
 from flashladder.common.report import sections
 from flashladder.common.report.templating import render
 
-PAGE, EVIDENCE = "README.md", "evidence.md"
-STEP = "step"  # what a page has of the ladder's run
-TABLES, TRIED = "evidence", "tried"  # what `flashladder evidence` writes, and what `flashladder run --against` does
-PARTS = (  # of a rung's page, in this order
+PAGE = "README.md"
+STEP, TRIED = "step", "tried"  # what the ladder's run says, and what `flashladder run --against` does
+PARTS = (  # in this order
     "What the rung below wastes",
     "The idea",
     "Where to look",
     "Expected, measured, why",
 )
-BY_TOOLS, BY_HAND, DROPPED = "Machine code, counters, figures", "Measured by hand", "Tried and dropped"
-MADE = {PARTS[3]: STEP, BY_TOOLS: TABLES, DROPPED: TRIED}  # what tools write, by the part that ends with it
+BY_HAND, DROPPED = "Measured by hand", "Tried and dropped"  # behind them, where there is something to say
 NOTHING: Mapping[str, str] = MappingProxyType({})
+_BY_TOOLS = {PARTS[3]: STEP, DROPPED: TRIED}  # what tools write, by the part that ends with it
 
 
-def page(number: str, title: str, idea: str, words: Mapping[str, str] = NOTHING) -> str:
-    """A rung's page, whose parts have these words."""
-    return _document(f"{number} {title}", idea, {part: words.get(part, "") for part in PARTS})
-
-
-def evidence(number: str, title: str, dropped: str = "") -> str:
-    """The document beside it, which says in words what was `dropped`."""
-    about = f"What tools, counters and trials say of [this rung]({PAGE})."
-    return _document(f"{number} {title}: evidence", about, {BY_TOOLS: "", DROPPED: dropped})
-
-
-def _document(title: str, beginning: str, words: Mapping[str, str]) -> str:
+def page(number: str, title: str, idea: str, words: Mapping[str, str] = NOTHING, dropped: str = "") -> str:
+    """A rung's page, whose parts have these words; the last says what was `dropped`."""
+    parts = {**{part: words.get(part, "") for part in PARTS}, DROPPED: dropped}
     bodies = {
-        part: [Markdown(block) for block in (text, sections.empty(MADE[part]) if part in MADE else "") if block]
-        for part, text in words.items()
+        part: [
+            Markdown(block) for block in (text, sections.empty(_BY_TOOLS[part]) if part in _BY_TOOLS else "") if block
+        ]
+        for part, text in parts.items()
     }
-    return render("rung.md.j2", title=title, beginning=Markdown(beginning), bodies=bodies) + "\n"
+    return render("rung.md.j2", title=f"{number} {title}", beginning=Markdown(idea), bodies=bodies) + "\n"

@@ -1,4 +1,4 @@
-"""Tables of results/references.csv, for the evidence of rungs and references and for the page.
+"""Tables of results/references.csv, for the page of each reference and for the dashboard.
 
 `flashladder bench` writes that log. It holds the references, timed beside rungs, and the rungs that take any attention.
 """
@@ -71,13 +71,14 @@ def every_table(rows: pd.DataFrame) -> list[MeasuredTable]:
 
 
 def sections(rows: pd.DataFrame) -> list[Section]:
-    """The tables in their evidence."""
-    found = {implementation: tables(rows, implementation.name) for implementation in shown()}
-    return [
-        Section(implementation.directory / documents.EVIDENCE, MARKER, partial(text, measured))
-        for implementation, measured in found.items()
+    """The tables on the pages that have a place for them: the references'."""
+    found = {implementation.directory: tables(rows, implementation.name) for implementation in shown()}
+    pages = [
+        Section(directory / documents.PAGE, MARKER, partial(text, measured))
+        for directory, measured in found.items()
         if measured
     ]
+    return [page for page in pages if page.has_place]
 
 
 def text(measured: Sequence[MeasuredTable]) -> str:

@@ -1,13 +1,13 @@
-"""What the ladder's runs say of a rung: a short table on its page, of one run; every figure in its evidence."""
+"""What the ladder's largest run says of a rung: a short table on its page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common import escape
+from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.paths import ROOT
 from flashladder.common.report import formats, ladder_tables
@@ -25,9 +25,11 @@ KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configur
 NOT_TIMED = "`flashladder ladder` has not timed this rung."
 
 
-def section(version: Version) -> Section:
-    """The table on a rung's page."""
-    return Section(version.directory / documents.PAGE, documents.STEP, lambda: text(version))
+def sections() -> list[Section]:
+    """The table on each rung's page that has a place for it."""
+    rungs = catalog.select(catalog.ladders())
+    found = [Section(rung.directory / documents.PAGE, documents.STEP, partial(text, rung)) for rung in rungs]
+    return [section for section in found if section.has_place]
 
 
 def text(version: Version) -> str:
@@ -48,26 +50,9 @@ def text(version: Version) -> str:
     said = (
         f"Speed as a multiple of FlashAttention-2's: the mean of {len(lengths)} lengths from {lengths[0]:,} to "
         f"{lengths[-1]:,}, head_dim {measured['head_dim'].iloc[0]}, no mask, one run. "
-        f"[Evidence]({documents.EVIDENCE}) has the intervals."
+        "`results/ladder.md` has the intervals."
     )
     return f"{markdown([_title(gpu), *numbers('rung below', 'this rung', 'step')], rows)}\n\n{fill(said)}"
-
-
-def measured(version: Version) -> list[str]:
-    """For each GPU: the rung and the one below beside official FlashAttention-2, and of which run."""
-    parts = []
-    shown, lines_of = _ladders()
-    for gpu, ladder in shown.items():
-        lines = []
-        for title, lower, ours, step in _lines(version, lines_of[lines_of["gpu"] == gpu]):
-            chosen = "fixed" if ours.kind == "fixed" else ladder_tables.configuration(ours)
-            cells = [_interval(lower) if lower else "", _interval(ours), step, chosen, ladder_tables.registers(ours)]
-            lines.append([title, *cells])
-        if lines:
-            head = f"{_title(gpu)}: ratio to FlashAttention-2"
-            columns = [head, *numbers("rung below", "this rung", "step"), "configuration", *numbers("registers")]
-            parts += [markdown(columns, lines), fill(escape.markdown(_source(ladder, version, version.below())))]
-    return parts
 
 
 def _title(gpu: str) -> str:
@@ -87,19 +72,6 @@ def _lines(version: Version, rows: pd.DataFrame) -> Iterator[tuple[str, Any, Any
         lower = found.get((kind, dtype, below.name)) if below else None
         is_pair = lower and ours.below == lower.version
         yield f"{title}, {dtype}", lower, ours, ladder_tables.step(ours) if is_pair else ""
-
-
-def _source(ladder: Ladder, version: Version, below: Version | None) -> str:
-    """Of which run a rung's figures are, or of which runs."""
-    if ladder.is_one_run:
-        return ladder.source
-    names = {version.name, below.name if below else version.name}
-    runs = [run for run in ladder.runs if names & set(ladder.rows[ladder.rows["run"] == run.name]["version"])]
-    return f"From {'; from '.join(map(str, runs))}. A step needs the rounds of one run, which were not kept."
-
-
-def _interval(row: Any) -> str:
-    return formats.with_interval(row.ratio, row.ratio_low, row.ratio_high)
 
 
 @cache
