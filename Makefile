@@ -9,7 +9,7 @@ QUICK := $(addprefix tests/,test_house.py test_examples.py catalog/test_catalog.
 PUBLIC := tests/public
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: help run test test-long test-public quick lint doctor venv dev clean
+.PHONY: help run test test-long test-gpu test-public quick lint doctor venv dev clean
 
 help:
 	@echo 'make run VERSION=02  compile a rung, run it, check it, log it; makes .venv first, and says what that takes'
@@ -18,6 +18,7 @@ help:
 	@echo 'make quick           a part of the tests: about a minute'
 	@echo 'make test            the tests: about 9 minutes on two cores'
 	@echo 'make test-long       those that take minutes each: about 16 minutes on two cores'
+	@echo 'make test-gpu        what runs on a GPU before each release: about 8 minutes'
 	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
 	@echo 'make lint            ruff, clang-format and mypy: about a minute'
 	@echo 'make clean           removes .venv and what was built'
@@ -32,6 +33,9 @@ test: dev
 
 test-long: dev
 	$(PYTEST) --ignore=$(PUBLIC) -m "slow and not gpu" $(ARGS)
+
+test-gpu: dev
+	$(PY) -m flashladder.tests.release
 
 test-public: dev
 	$(PY) -m pytest -n auto --dist loadgroup $(PUBLIC) $(ARGS)

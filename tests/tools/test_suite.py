@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from flashladder.common.paths import ROOT
+from flashladder.tests import release
+
 JOURNAL = """
 import os, time
 from pathlib import Path
@@ -73,6 +76,22 @@ def test_without_workers_what_is_alone_comes_last(run):
 def test_a_test_that_hangs_ends(pytestconfig):
     assert pytestconfig.pluginmanager.hasplugin("timeout"), "pytest-timeout comes by make dev"
     assert float(pytestconfig.getini("timeout")) > 0
+
+
+def test_before_a_release_each_part_has_a_test(tmp_path):
+    assert not [part for part in release.PARTS if not (ROOT / part.partition("::")[0]).exists()]
+    body = {"one": "pass", "two": "pytest.skip('no GPU')"}
+    for name, does in body.items():
+        (tmp_path / f"test_{name}.py").write_text(f"import pytest\n@pytest.mark.gpu\ndef test_it(): {does}\n")
+    start = f"from pathlib import Path; from flashladder.tests import release; release.ROOT = Path({str(tmp_path)!r})"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+
+    def code_of(*parts):
+        command = [sys.executable, "-c", f"{start}; raise SystemExit(release.main({parts}))"]
+        return subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL).returncode
+
+    assert code_of("test_one.py::test_it") == 0
+    assert code_of("test_one.py", "test_two.py") == 1
 
 
 def test_an_interruptible_program_is_so_where_interrupts_are_ignored():
