@@ -37,6 +37,13 @@ def test_lanes_wait_at_a_join_that_stands_before_one_of_the_ways_to_it(together,
     assert report.instructions[together.split()[0]] == 1
 
 
+def test_each_block_that_a_warp_is_about_to_run_is_told():
+    entered = []
+    loop = "mov.u32 x, 0; again: add.u32 x, x, 1; setp.lt.u32 p, x, 3; @p bra again;"
+    run_lanes(loop, registers=".reg .pred p; .reg .b32 x;", entering=entered.append)
+    assert sorted(entered.count(block) for block in set(entered)) == [1, 1, 3]
+
+
 def test_lanes_meet_in_a_kernel_that_goes_far_apart():
     """Rung 23 with a NaN among its scores: some lanes then leave a loop whose join the compiler puts before it."""
     version = catalog.find("23")

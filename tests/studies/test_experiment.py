@@ -56,6 +56,10 @@ def test_the_two_orders_move_what_the_formulas_say(run, tmp_path):
     assert "counted by the emulator" in out
     assert pictures(tmp_path) == {"loop_order.svg"}
     assert "FlashAttention-1, S = 256: 0.82 MiB" in (tmp_path / "experiments" / "loop_order.svg").read_text()
+    counted = (frame["global_bytes_read"] + frame["global_bytes_written"]) / 2**20
+    formulas = {line.get_label(): list(line.get_ydata()) for line in figures.loop_order(frame).axes[0].lines}
+    for label in (sweeps.FA1, sweeps.FA2):
+        assert formulas[label] == list(counted[frame["label"] == label])
 
 
 def test_the_formulas_grow_as_the_papers_say():
