@@ -21,8 +21,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.paths import REFERENCES, VERSIONS, results_dir
 
 VARIABLE = "FLASHLADDER_VERSIONS"
-FIRST = ""  # the ladder that versions/ itself holds
-FIRST_OPERATION = "forward"  # what the rungs of versions/ itself compute, and what is asked for where nobody says
+FIRST = "forward"  # the ladder, and the operation, that is meant where none is named
 OPERATION_FILE = "operation.py"
 PRIVATE = VERSIONS / "private"
 NAME = re.compile(r"[a-z]\w*", re.ASCII | re.IGNORECASE)
@@ -51,8 +50,7 @@ def ladders(root: Path = VERSIONS) -> dict[str, Path]:
 
 def declared(file: str) -> dict[str, Path]:
     """Where ladders have this file beside their rungs, by their names: this repository's, and one's own."""
-    of_here = {path.parent.name: path for path in sorted(VERSIONS.glob(f"[!0-9]*/{file}"))}
-    of_here |= {FIRST: VERSIONS / file} if (VERSIONS / file).is_file() else {}
+    of_here = {path.parent.name: path for path in sorted(VERSIONS.glob(f"*/{file}"))}
     return of_here | {name: folder / file for name, folder in ladders().items() if (folder / file).is_file()}
 
 

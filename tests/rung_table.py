@@ -10,7 +10,7 @@ import random
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import ConfigError
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 from flashladder.common.problem.inputs import make_inputs
@@ -23,13 +23,11 @@ RUNGS = [
     rung
     for ladder in catalog.ladders()
     for rung in catalog.versions(ladder=ladder)
-    if rung.operation == FIRST_OPERATION and not rung.home
+    if rung.operation == FIRST and not rung.home
 ]
 GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, head_dim=64, causal=True))]
 LAUNCHED = [
-    rung
-    for rung in GENERAL
-    if rung in (catalog.find(launch.rung) for launch in catalog.ladder_of(FIRST_OPERATION).launches)
+    rung for rung in GENERAL if rung in (catalog.find(launch.rung) for launch in catalog.ladder_of(FIRST).launches)
 ]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 # Fields of a configuration that a problem decides.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flashladder.common.catalog import Version, catalogue, find
+from flashladder.common.catalog import Version, catalogue, directory_of, find
 
 VERSION_YAML = """
 title: Tiny
@@ -39,8 +39,8 @@ def make_rung(
     body: str = "",
     helper: str = HELPER,
 ) -> Version:
-    """Writes a rung into the ladder `root` and reads it back."""
-    directory = root / name
+    """Writes a rung into a ladder in `root`, the first one where none is named, and reads it back."""
+    directory = directory_of(name, root)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "version.yaml").write_text(yaml)
     (directory / "kernel.cu").write_text(kernel.replace("BODY", body))

@@ -11,7 +11,7 @@ import torch
 from flashladder.common.api.options import Options
 from flashladder.common.api.validate import Window
 from flashladder.common.catalog import FASTEST, ladder_of
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime import fast_path, ready
 from flashladder.common.runtime.outputs import new_lse, new_o, no_lse
@@ -152,7 +152,7 @@ def _clear(problem: Problem, tensors: Mapping[str, torch.Tensor], end_q: int = 0
 
 def _signature(q: torch.Tensor, k: torch.Tensor, options: Options, lse: bool) -> tuple[object, ...]:
     """What fast_path.cpp reads of a call with as many columns of V as of Q, and knows its kernel by."""
-    num_heads, is_long = q.shape[2], k.shape[1] >= ladder_of(FIRST_OPERATION).long_from
+    num_heads, is_long = q.shape[2], k.shape[1] >= ladder_of(FIRST).long_from
     version, causal = options.version, options.causal
     return version, q.dtype, q.device, num_heads, num_heads != k.shape[2], q.shape[3], causal, lse, is_long
 

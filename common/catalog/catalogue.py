@@ -1,9 +1,8 @@
 """The rungs and the references in versions/: what each is, which problems it takes, and how it is found.
 
-A ladder is a folder of rungs, NN_name: versions/ itself holds the first ladder, versions/backward/ one that is called
-backward. A rung of a further ladder bears its ladder's name, LADDER/NN_name, and is addressed as LADDER/NN. Ladders
-of one's own lie where common/own.py finds them, and are further ladders like any other. References are in
-versions/references/.
+A ladder is a folder of rungs, NN_name: versions/backward/ has the one that is called backward. A rung bears its
+ladder's name, LADDER/NN_name, and is addressed as LADDER/NN; those of versions/forward/ go by NN_name and NN. Ladders
+of one's own lie where common/own.py finds them, and are ladders like any other. References are in versions/references/.
 """
 
 import dataclasses
@@ -18,8 +17,8 @@ from flashladder.common.catalog import loading, schema
 from flashladder.common.catalog.configurable import HEAD_DIM_V, Configurable
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.ladder import forget as forget_ladders
-from flashladder.common.catalog.ladder import kind_of
-from flashladder.common.catalog.naming import address_of, among, in_short, qualified
+from flashladder.common.catalog.ladder import kind_of, ladder_of
+from flashladder.common.catalog.naming import address_of, among, in_short, parts, qualified
 from flashladder.common.catalog.schema import Step, Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.own import FIRST
@@ -106,8 +105,8 @@ class Implementation(Configurable):
     def _unsupported(self, problem: "Asked") -> str | None:
         """Why no configuration takes the problem, to be read after the name; None when one may."""
         supports, kind = self.supports, kind_of(problem)
-        of_packed = ["packed"] if supports.packed and self.operation == own.FIRST_OPERATION else []
-        if kind.operation not in (computed := (self.operation, *of_packed)):
+        computed = ladder_of(self.operation).operations if supports.packed else ()
+        if kind.operation not in (computed := computed or (self.operation,)):
             return f"computes the operation {listing(computed)}, not {kind.operation}"
         if kind.dtype not in supports.dtype:
             return f"takes dtype {listing(supports.dtype)}, not {kind.dtype}"
@@ -153,7 +152,7 @@ class Implementation(Configurable):
 class Version(Implementation):
     """A rung of the ladder: a CUDA kernel that common/compiler compiles."""
 
-    ladder: str  # "backward"; FIRST of versions/ itself
+    ladder: str  # "backward"
     instruction_set: str
     local_memory: bool = False  # whether its kernels may spill registers
     addresses: tuple[str, ...] = ()  # what its idea removes or makes less of, of limiters.LIMITERS
@@ -234,13 +233,19 @@ class Reference(Implementation):
 
 def ladders(root: Path = VERSIONS) -> list[str]:
     """The ladders' names, the first one's (FIRST) before the others. ConfigError where one's own cannot be used."""
-    others = {path.parents[1].name for path in root.glob("[!0-9]*/[0-9][0-9]_*/version.yaml")}
-    return [FIRST, *sorted(others | own.ladders(root).keys())]
+    others = {path.parents[1].name for path in root.glob("*/[0-9][0-9]_*/version.yaml")}
+    return [FIRST, *sorted((others | own.ladders(root).keys()) - {FIRST})]
 
 
 def folder_of(ladder: str, root: Path = VERSIONS) -> Path:
     """Where the rungs of a ladder are."""
     return own.ladders(root).get(ladder, root / ladder)
+
+
+def directory_of(name: str, root: Path = VERSIONS) -> Path:
+    """Where the rung of a whole name lies, or would."""
+    ladder, rung = parts(name)
+    return folder_of(ladder, root) / rung
 
 
 def versions(root: Path = VERSIONS, ladder: str = FIRST) -> list[Version]:
@@ -271,15 +276,15 @@ def find(name: str, root: Path = VERSIONS) -> Version:
     One of a further ladder has the ladder's name before it, LADDER/NN; without it, its words do where no other
     ladder has them. ConfigError lists those there are.
     """
-    ladder, _, rung = name.rpartition("/")
-    if rung[:2].isdigit() and (whole := folder_of(ladder, root) / rung / schema.FILE).is_file():
+    ladder, rung = parts(name)
+    if rung[:2].isdigit() and (whole := directory_of(name, root) / schema.FILE).is_file():
         return _load(whole.parent, ladder, root)  # its whole name, which calls ask for
     if name in _reference_names(root):
         raise ConfigError(f"{name} is a reference, not a rung of a ladder; rungs have numbers, such as 02")
     known = ladders(root)
     if ladder in known and (directory := among(_rungs(root, ladder), rung)):
         return _load(directory, ladder, root)
-    if not ladder and not rung.isdigit():
+    if "/" not in name and not rung.isdigit():
         elsewhere = [(other, found) for other in known[1:] if (found := among(_rungs(root, other), rung))]
         if len(elsewhere) > 1:
             several = listing(qualified(other, found.name) for other, found in elsewhere)

@@ -40,7 +40,7 @@ def _usual_operation(rung: Path) -> str:
     """What a rung computes that does not say: its ladder's own operation, where it has one."""
     ladder = rung.parent
     its_own = (OPERATIONS / f"{ladder.name}.py", ladder / own.OPERATION_FILE)
-    return ladder.name if any(path.is_file() for path in its_own) else own.FIRST_OPERATION
+    return ladder.name if any(path.is_file() for path in its_own) else own.FIRST
 
 
 def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""How rungs are called: by number, by name or its words, with the ladder's name before it."""
+"""How rungs are called: by number, by name or its words, with the ladder's name before it where it is not the first."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from flashladder.common.own import FIRST
 
 LISTED = 6  # rungs of a ladder that an error lists by name
 
@@ -16,12 +18,18 @@ def among(rungs: Iterable[Path], rung: str) -> Path | None:
 
 
 def qualified(ladder: str, name: str) -> str:
-    return f"{ladder}/{name}" if ladder else name
+    return name if ladder == FIRST else f"{ladder}/{name}"
+
+
+def parts(name: str) -> tuple[str, str]:
+    """The ladder and the rung of a name; the first ladder need not be named."""
+    ladder, _, rung = name.rpartition("/")
+    return ladder or FIRST, rung
 
 
 def address_of(name: str) -> str:
     """What the rung of this name is called by: NN of NN_name, LADDER/NN of LADDER/NN_name."""
-    ladder, _, rung = name.rpartition("/")
+    ladder, rung = parts(name)
     return qualified(ladder, rung[:2])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flashladder.common.errors import BuildError
+from flashladder.common.own import FIRST
 from flashladder.common.paths import AS_NAMES, CUDA_HEADERS, VERSIONS
 
 Place = TypeVar("Place", bound=tuple[str, int])  # file and line
@@ -16,13 +17,14 @@ Place = TypeVar("Place", bound=tuple[str, int])  # file and line
 def header_folders(kernel: Path) -> list[Path]:
     """Where a kernel's headers are looked for, the first one first.
 
-    Its own folder, `cuda` beside its rung, common/cuda, and the folder of all rungs: what a rung shares with a few
-    later ones lies with it. A rung in a checkout has that checkout's; one that lies elsewhere has this one's.
+    Its own folder, `cuda` beside its rung, common/cuda, and the folders of all ladders and of the first one's rungs:
+    what a rung shares with a few later ones lies with it. A rung in a checkout has that checkout's; one that lies
+    elsewhere has this one's.
     """
     checkouts = (parent for parent in kernel.parents[1:] if (parent / "common" / "cuda").is_dir())
     root = next(checkouts, None)
-    shared = [root / "common" / "cuda", root / "versions"] if root else [CUDA_HEADERS, VERSIONS]
-    return [kernel.parent, kernel.parents[1] / "cuda", *shared]
+    common, versions = (root / "common" / "cuda", root / "versions") if root else (CUDA_HEADERS, VERSIONS)
+    return [kernel.parent, kernel.parents[1] / "cuda", common, versions, versions / FIRST]
 
 
 def find_header(name: str, folders: Iterable[Path]) -> Path | None:

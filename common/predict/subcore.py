@@ -31,7 +31,7 @@ BARRIER_LATENCY = 20
 LATENCY = {"LDSM": 30, "LDS": 25, "SHFL": 24, "MUFU": 20, "LDL": 40, "LDG": GLOBAL_LATENCY, "S2R": 20}
 OTHER_LATENCY = 10
 # Cycles of its sub-core's tensor core that another instruction takes, whichever warp it belongs to, by opcode: measured
-# on an H100 for this project on 2026-11-21 (versions/20_woven_copies/README.md).
+# on an H100 for this project on 2026-11-21 (versions/forward/20_woven_copies/README.md).
 BESIDE_MMA = {"FFMA": 1.3, "FADD": 1.0, "FMUL": 1.0, "IMAD": 1.4, "F2FP": 0.7, "IADD3": 0.4, "MUFU": 0.7}
 
 # Of kernels with warpgroup products alone, which were held against an H200 (docs/cost-model.md):

@@ -19,7 +19,7 @@ import torch
 
 from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
-from flashladder.common.own import FIRST_OPERATION, OPERATION_FILE
+from flashladder.common.own import FIRST, OPERATION_FILE
 from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
 from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
@@ -75,7 +75,7 @@ class Problem:
     seed: int = 0
     layout: str = "bshd"
     family: str = NORMAL  # of inputs: one of the operation's
-    operation: str = FIRST_OPERATION
+    operation: str = FIRST
     lse: bool = True  # the log-sum-exp is asked for, where it is among the operation's outputs
     window_left: int | None = None
     window_right: int | None = None

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from flashladder.common.errors import ResultsError, unknown
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.records.ladders import mean_ratio
 from flashladder.common.records.log import Damage, Log, Schema, open_text
 from flashladder.common.records.schemas import EXPERIMENT, LADDER
@@ -44,7 +44,7 @@ _USUAL = {
     "family": "normal",
     "lse": True,
     "softcap": 0.0,
-    "operation": FIRST_OPERATION,
+    "operation": FIRST,
     "head_dim_v": "as head_dim",
     "options": "",
 }

@@ -23,7 +23,7 @@ from flashladder.common.catalog.winners import Winner
 from flashladder.common.errors import FlashLadderError, ResultsError
 from flashladder.common.escape import quoted
 from flashladder.common.measure import baselines
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu, parse_values
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records import records
@@ -258,5 +258,5 @@ def problem_named(name: str) -> Problem:
             options.append(pair)
     without: dict[str, Any] = {field: None for field, text in texts.items() if text == "none"}
     values = _PROBLEM.validate(texts | without)
-    kind = operation_named(values.get("operation", FIRST_OPERATION))
+    kind = operation_named(values.get("operation", FIRST))
     return Problem(**values, **without, options=tuple(kind.parse(",".join(options)).items()))

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from flashladder.common import host
+from flashladder.common.catalog.naming import qualified
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ToolchainError
 from flashladder.common.measure import baselines
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem.check import Check
 from flashladder.common.problem.config import spelled
@@ -68,12 +69,12 @@ def bench(name: str = SCRATCH, folder: Path | None = None) -> RunLog:
     return RunLog(folder or results_dir(), name, BENCH)
 
 
-def ladder(gpu: str, name: str = "", folder: Path | None = None) -> RunLog:
+def ladder(gpu: str, name: str = FIRST, folder: Path | None = None) -> RunLog:
     """A ladder as `flashladder ladder` measured it on a GPU, a row for each rung, kind of configuration and shape.
 
-    Further ladders, which have a name, each have a folder of their own.
+    Ladders beside the first one each have a folder of their own.
     """
-    return RunLog(folder or results_dir(), f"{name}/ladder_{gpu}".lstrip("/"), LADDER)
+    return RunLog(folder or results_dir(), qualified(name, f"ladder_{gpu}"), LADDER)
 
 
 def experiment(name: str, folder: Path | None = None) -> RunLog:
@@ -179,7 +180,7 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a row; UnsupportedProblemError where it is none."""
     filled = {name: row[name] for name in PROBLEM if row.get(name) not in (None, "") and row[name] == row[name]}
     given = {name: base(PROBLEM[name])(value) for name, value in filled.items()}
-    options = operation_named(given.get("operation", FIRST_OPERATION)).parse(given.pop("options", ""))
+    options = operation_named(given.get("operation", FIRST)).parse(given.pop("options", ""))
     return Problem(**given, options=tuple(options.items()))
 
 

@@ -18,7 +18,7 @@ from flashladder.common.catalog import Card, choice
 from flashladder.common.compiler.compile import BuildRequest
 from flashladder.common.compiler.prebuilt import compile_into
 from flashladder.common.errors import ConfigError, FlashLadderError
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.problem.config import gpu_names, listing, load_gpu
 from flashladder.common.problem.kind import LENGTHS, Kind
 
@@ -52,7 +52,7 @@ def _of_arch(arch: str) -> Iterator[BuildRequest]:
             f"configs/gpus describes no GPU with {arch}; of those described the architectures are {known}"
         )
     for gpu, (dtype, head_dim, causal, lse, length) in itertools.product(gpus, itertools.product(*_KINDS)):
-        kind = Kind(FIRST_OPERATION, dtype, head_dim, head_dim, causal=causal, lse=lse, length=length)
+        kind = Kind(FIRST, dtype, head_dim, head_dim, causal=causal, lse=lse, length=length)
         yield BuildRequest(*choice(kind, Card(arch, gpu)), arch, lines=False)
 
 

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from flashladder.common.catalog import ladder_of
 from flashladder.common.compiler import library
 from flashladder.common.errors import FlashLadderError, ToolchainError
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.runtime.outputs import new_lse, new_o
 from flashladder.common.runtime.plan import Plan
 
@@ -88,6 +88,6 @@ def loaded(path: Path) -> ModuleType:
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
     types, functions = (torch.Tensor, Plan), (torch.empty_like, new_o, new_lse)
-    long_from = ladder_of(FIRST_OPERATION).long_from
+    long_from = ladder_of(FIRST).long_from
     module.set_up(getattr(torch.Tensor, EXCHANGE), *types, torch._C, vars(forward_ad), *functions, long_from)
     return module

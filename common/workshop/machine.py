@@ -154,9 +154,9 @@ def disassembler(name: str) -> str:
 
 def baseline(name: str) -> str:
     from flashladder.common.measure.baselines import find as find_baseline
-    from flashladder.common.own import FIRST_OPERATION
+    from flashladder.common.own import FIRST
 
-    found = find_baseline(name, FIRST_OPERATION)
+    found = find_baseline(name, FIRST)
     if lack := found.missing():
         raise ImportError(lack)
     return found.version

@@ -15,13 +15,14 @@ from flashladder.common.catalog import Reference, Version, schema
 from flashladder.common.compiler.sources import Sources, find_header, header_folders
 from flashladder.common.errors import ConfigError
 from flashladder.common.host import find_git
+from flashladder.common.paths import VERSIONS
 from flashladder.common.report.pages import documents
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 LAST = 99
 OPEN = "To be written"  # begins what the author has to fill in
 DRAFT = "draft: true"
-FOLDER = re.compile(r"^(?:b/common/cuda|b/versions|[^/]+)/")  # before a header's name in a patch
+FOLDER = re.compile(r"^(?:b/common/cuda|b/versions/forward|b/versions|[^/]+)/")  # before a header's name in a patch
 REPLACED = ("title", "idea", "parent", "draft", "kernel", "step")  # keys that a new rung does not take from its parent
 
 
@@ -44,7 +45,7 @@ def make(name: str, parent: str, private: bool = False, patch: Path | None = Non
             Path(temporary, directory.name).rename(directory)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be made: {error.strerror or error}") from None
-    return catalog.find(f"{ladder}/{directory.name}" if ladder else directory.name, origin.root)
+    return catalog.find(f"{ladder}/{directory.name}", origin.root)
 
 
 def _parent(name: str) -> Version:
@@ -63,7 +64,7 @@ def _check_name(name: str) -> None:
             if taken.rpartition("/")[2][3:] == name:
                 raise ConfigError(f"the name {name} is taken by {taken}: choose another, or go on with that rung")
     references = (reference.name for reference in catalog.references())
-    others = {*catalog.ladders(), *references, *(path.name for path in catalog.folder_of(catalog.FIRST).iterdir())}
+    others = {*catalog.ladders(), *references, *(path.name for path in VERSIONS.iterdir())}
     if name in others:
         raise ConfigError(f"the name {name} is taken by a ladder or a reference: choose another")
 

@@ -15,17 +15,17 @@ def tiny(tmp_path):
 
 @pytest.mark.parametrize("name", ["07", "7", "07_tiny", "tiny"])
 def test_rung_is_found_by_each_of_its_names(tiny, name):
-    assert find(name, tiny.directory.parent) == tiny
+    assert find(name, tiny.root) == tiny
     assert (tiny.number, tiny.name, tiny.title) == ("07", "07_tiny", "Tiny")
 
 
 def test_unknown_rung_lists_the_known(tiny):
     with pytest.raises(ConfigError, match="no version 99; there are 07_tiny"):
-        find("99", tiny.directory.parent)
+        find("99", tiny.root)
 
 
 def test_rungs_come_in_order_and_share_kernels(tiny):
-    root = tiny.directory.parent
+    root = tiny.root
     make_rung(root, "08_shared", yaml=VERSION_YAML + "kernel: ../07_tiny/kernel.cu\nlocal_memory: true\n")
     make_rung(root, "00_first")
     assert [version.number for version in versions(root)] == ["00", "07", "08"]
@@ -149,7 +149,7 @@ def test_bad_version_yaml_is_refused_with_its_path(tmp_path, old, new, message):
 
 def test_a_version_yaml_that_is_no_text_is_refused(tmp_path):
     make_rung(tmp_path)
-    (tmp_path / "07_tiny" / "version.yaml").write_bytes(b"title: Tiny\xff\n")
+    (tmp_path / "forward" / "07_tiny" / "version.yaml").write_bytes(b"title: Tiny\xff\n")
     catalog.forget()
     with pytest.raises(ConfigError, match=r"(?s)07_tiny/version.yaml: .*invalid (start byte|leading UTF-8 octet)"):
         versions(tmp_path)
@@ -172,8 +172,8 @@ def test_a_version_yaml_that_is_no_text_is_refused(tmp_path):
 )
 def test_unsupported_problem_is_refused_with_advice(tiny, problem, config, message):
     masked = VERSION_YAML.replace("lse: true", "causal: true, lse: true")
-    make_rung(tiny.directory.parent, "09_masked", yaml=masked)
-    make_rung(tiny.directory.parent, "11_masked_too", yaml=masked)
+    make_rung(tiny.root, "09_masked", yaml=masked)
+    make_rung(tiny.root, "11_masked_too", yaml=masked)
     with pytest.raises(UnsupportedProblemError, match=f"07_tiny {message}"):
         tiny.check(Problem(**{"head_dim": 64, **problem}), tiny.config(**config))
 
@@ -221,7 +221,7 @@ def test_lse_follows_the_problem(tmp_path):
 
 
 def test_nearest_prefers_the_rung_above(tiny):
-    root = tiny.directory.parent
+    root = tiny.root
     for name in ("05_below", "09_above", "12_far"):
         make_rung(root, name, yaml=VERSION_YAML.replace("seqlen_q: block_m", "seqlen_q: any"))
     best = nearest(find("07", root), Problem(seqlen_q=17, head_dim=64))
@@ -230,8 +230,8 @@ def test_nearest_prefers_the_rung_above(tiny):
 
 
 def test_arch_must_have_the_instructions(tiny):
-    hopper = make_rung(tiny.directory.parent, "20_hopper", yaml=VERSION_YAML.replace("ampere", "hopper"))
-    blackwell = make_rung(tiny.directory.parent, "30_blackwell", yaml=VERSION_YAML.replace("ampere", "blackwell"))
+    hopper = make_rung(tiny.root, "20_hopper", yaml=VERSION_YAML.replace("ampere", "hopper"))
+    blackwell = make_rung(tiny.root, "30_blackwell", yaml=VERSION_YAML.replace("ampere", "blackwell"))
     for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a"):
         tiny.check_arch(arch)
     hopper.check_arch("sm_90a")
@@ -250,7 +250,7 @@ def test_arch_must_have_the_instructions(tiny):
 @pytest.fixture
 def two_ladders(tiny):
     """The folder of a ladder with 07_tiny, and of a second one, back, with 03_tiny and 07_masked."""
-    root = tiny.directory.parent
+    root = tiny.root
     make_rung(root, "back/03_tiny")
     make_rung(root, "back/07_masked", yaml=VERSION_YAML.replace("lse: true", "causal: true, lse: true"))
     return root
@@ -265,11 +265,18 @@ def test_rung_of_a_further_ladder_bears_its_name(two_ladders, name):
     assert rung != find("tiny", two_ladders)
 
 
+@pytest.mark.parametrize("name", ["forward/07", "forward/7", "forward/07_tiny", "forward/tiny", "07", "07_tiny"])
+def test_the_first_ladder_need_not_be_named(two_ladders, name):
+    rung = find(name, two_ladders)
+    assert rung is find("tiny", two_ladders)
+    assert (rung.ladder, rung.name, rung.address, rung.file_name) == ("forward", "07_tiny", "07", "07_tiny")
+
+
 def test_ladders_come_one_after_the_other(two_ladders):
-    assert catalog.ladders(two_ladders) == ["", "back"]
+    assert catalog.ladders(two_ladders) == ["forward", "back"]
     assert [rung.name for rung in versions(two_ladders)] == ["07_tiny"]
     assert [rung.name for rung in versions(two_ladders, "back")] == ["back/03_tiny", "back/07_masked"]
-    chosen = {(): ["07"], ("back",): ["back/03", "back/07"], ("07", "back/03"): ["07", "back/03"]}
+    chosen = {(): ["07"], ("forward",): ["07"], ("back",): ["back/03", "back/07"], ("07", "back/03"): ["07", "back/03"]}
     for names, addresses in chosen.items():
         assert [rung.address for rung in catalog.select(names, two_ladders)] == addresses
 

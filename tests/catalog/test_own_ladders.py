@@ -51,7 +51,7 @@ def run(capsys):
 
 
 def test_an_own_ladder_is_one_more(mine):
-    assert {"", "experiments", "mine"} <= set(catalog.ladders())
+    assert {"forward", "experiments", "mine"} <= set(catalog.ladders())
     rung = find("my_idea")
     assert rung == find("mine/00") == find("mine/my_idea")
     assert (rung.name, rung.address, rung.file_name) == ("mine/00_my_idea", "mine/00", "mine-00_my_idea")
@@ -89,8 +89,9 @@ def test_its_headers_are_beside_it(mine):
 
 def test_a_header_of_its_own_goes_before_one_of_this_repository(tmp_path):
     rung = make_rung(tmp_path)
-    (tmp_path / "cuda").mkdir()
-    (tmp_path / "cuda" / "params.cuh").write_text("#error not this one\n")
+    header = rung.directory.parent / "cuda" / "params.cuh"
+    header.parent.mkdir()
+    header.write_text("#error not this one\n")
     with pytest.raises(Exception, match="not this one"):
         build_one(rung, rung.config(), "sm_80")
 

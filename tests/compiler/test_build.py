@@ -399,7 +399,7 @@ def test_installed_package_finds_its_kernels(tmp_path):
     root = target / "flashladder"
     assert run.stdout.split() == [
         *(str(root), str(tmp_path / "results"), "True"),
-        *(str(root / "versions" / "02_swizzling" / "kernel.cu"), "sm_90a"),
+        *(str(root / "versions" / "forward" / "02_swizzling" / "kernel.cu"), "sm_90a"),
     ]
     command = [sys.executable, target / "bin" / "flashladder"]
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}

@@ -55,6 +55,18 @@ def compare(root, *names, head=None):
 
 
 @pytest.mark.git
+def test_a_rung_is_found_where_it_lay_before_its_ladder_had_a_folder(tmp_path):
+    rung = make_rung(tmp_path / "versions", "03_kept")
+    shutil.copytree(CUDA_HEADERS, tmp_path / "common" / "cuda")
+    rung.directory.rename(tmp_path / "versions" / "03_kept")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "First")
+    (tmp_path / "versions" / "03_kept").rename(rung.directory)
+    assert compare(rung.root, "03")["03"].verdict == Verdict.IDENTICAL
+
+
+@pytest.mark.git
 def test_each_kernel_has_its_verdict(ladder):
     found = compare(ladder, "01", "02", "03", "04", "05")
     assert {number: each.verdict for number, each in found.items()} == {
@@ -83,7 +95,7 @@ def test_two_commits_whatever_lies_in_the_working_tree(ladder):
 def test_headers_are_the_commits_own(ladder):
     header = ladder.parent / "common" / "cuda" / "params.cuh"
     header.write_text(header.read_text() + "#define BODY_OF_THE_TREE\n")
-    kernel = ladder / "03_kept" / "kernel.cu"
+    kernel = ladder / "forward" / "03_kept" / "kernel.cu"
     text = kernel.read_text().replace(
         "= constant;", "= constant;\n#ifdef BODY_OF_THE_TREE\n    params.lse[99] = 3;\n#endif"
     )

@@ -161,7 +161,7 @@ def test_the_tool_says_why_and_links_the_idea(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "What costs most is waiting for tiles" in said
     assert "kernel.cu:" in said
-    assert "versions/03_eager_load/README.md" in said
+    assert "versions/forward/03_eager_load/README.md" in said
     assert "This is a prediction" in said
 
 

@@ -72,7 +72,7 @@ def test_each_rung_is_predicted_from_the_others(measured, monkeypatch):
 
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-# TFLOP/s of rung 35 on an H200, in its own processes (versions/35_own_rows/README.md), by head_dim and causal mask.
+# TFLOP/s of rung 35 on an H200, in its own processes (forward/35_own_rows/README.md), by head_dim and causal mask.
 RUNG_35 = {
     (128, False): (549, 638, 693, 724, 738, 738),
     (128, True): (342, 483, 593, 668, 712, 737),

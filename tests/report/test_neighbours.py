@@ -12,7 +12,7 @@ from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.report import neighbours
 from flashladder.tools.commands import neighbours as tool
 
-HEADERS = sorted([*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.glob("[0-9]*/*.cuh"), *VERSIONS.glob("*/cuda/*.cuh")])
+HEADERS = sorted([*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.glob("forward/[0-9]*/*.cuh"), *VERSIONS.glob("*/cuda/*.cuh")])
 STEPPED = [
     version
     for name in catalog.ladders()
@@ -75,7 +75,8 @@ def test_a_comment_or_an_indentation_is_no_step(pair, tmp_path):
 
 
 def test_what_comes_from_a_header_that_was_there_is_used_but_not_whole(tmp_path):
-    (tmp_path / "shared.cuh").write_text(HELPER)
+    (tmp_path / "forward").mkdir()
+    (tmp_path / "forward" / "shared.cuh").write_text(HELPER)
     kernel = UPPER.replace("helper.cuh", "../shared.cuh")
     lower = make_rung(tmp_path, "00_lower", kernel=kernel)
     upper = make_rung(tmp_path, "01_upper", kernel=kernel.replace("one()", "one() + sizeof(Unused)"))

@@ -15,7 +15,7 @@ from flashladder.common.workshop import scaffold, tried
 PAGES = [page for page in sorted(VERSIONS.glob("**/*.md")) if own.PRIVATE not in page.parents]
 RUNGS = finished()
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-MOST = 6400  # bytes of a page: one screen or two
+MOST = 6500  # bytes of a page: one screen or two
 MADE = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 FIGURE = re.compile(r"(?<![\w.,])(?:[+-]?\d+\.\d %|\d\.\d{3}|\d{1,3}(?:,\d{3})+)(?![\d,]*\d)")
 DATE = re.compile(r"20\d\d-\d\d-\d\d")
@@ -113,7 +113,7 @@ def test_a_figure_comes_from_a_tool_or_says_when_it_was_measured(rung):
 
 
 def test_the_path_names_every_rung_as_its_page_does():
-    named = re.findall(r"\[(\d\d) ([^\]]*)\]\((\w+)/README\.md\)", (VERSIONS / "README.md").read_text())
+    named = re.findall(r"\[(\d\d) ([^\]]*)\]\((\w+)/README\.md\)", (VERSIONS / "forward" / "README.md").read_text())
     assert [version for version in named if version[0] < "20"] == [
         (version.number, version.title, version.name) for version in finished() if version.number < "20"
     ]

@@ -10,7 +10,6 @@ from flashladder.common.catalog import find, winners
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure import contest, nvml
 from flashladder.common.measure.baselines import Baseline, forward
-from flashladder.common.paths import VERSIONS
 from flashladder.common.problem.config import parse_values, spell
 from flashladder.common.problem.operations.forward import Forward
 from flashladder.common.records import ladder_runs, ladders, records, run_files
@@ -60,8 +59,10 @@ def two_ladders(monkeypatch, tmp_path):
     folder.mkdir(parents=True)
     yaml = (find("02").directory / "version.yaml").read_text()
     (folder / "version.yaml").write_text(f"{yaml}kernel: {find('02').kernel}\n")
+    first = folder.parents[1] / "forward"
+    first.mkdir()
     for rung in ("01_base", "02_swizzling"):
-        (tmp_path / "versions" / rung).symlink_to(VERSIONS / rung)
+        (first / rung).symlink_to(find(rung).directory)
     monkeypatch.setattr(catalog, "select", partial(catalog.select, root=tmp_path / "versions"))
     monkeypatch.setattr(catalog, "find", partial(catalog.find, root=tmp_path / "versions"))
 

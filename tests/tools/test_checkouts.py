@@ -18,7 +18,7 @@ def copy(tmp_path_factory):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, root)
-    declared = root / "versions" / "02_swizzling" / "version.yaml"
+    declared = root / "versions" / "forward" / "02_swizzling" / "version.yaml"
     declared.write_text(declared.read_text().replace("idea: ", "idea: Edited here. "))
     return root
 
@@ -33,7 +33,7 @@ TOOLS = [["tools/run_version.py"], ["tuner/search.py"], ["-m", "flashladder", "r
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda words: words[-1])
-@pytest.mark.parametrize("folder", [".", "versions/02_swizzling"])
+@pytest.mark.parametrize("folder", [".", "versions/forward/02_swizzling"])
 def test_the_originals_code_is_refused(copy, tool, folder):
     if tool[0] != "-m":
         tool = [copy / tool[0]]

@@ -12,7 +12,7 @@ from flashladder.common.paths import ROOT, VERSIONS
 from flashladder.common.records.log import Log
 from flashladder.common.workshop import scaffold, tried
 
-LOGS = sorted(VERSIONS.glob("[0-9]*/tried.csv"))
+LOGS = sorted(VERSIONS.glob("*/[0-9]*/tried.csv"))
 
 
 def rows(log):

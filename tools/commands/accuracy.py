@@ -23,7 +23,7 @@ from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.console import Parser, aside, console, warn
 from flashladder.common.errors import ConfigError
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.report.tables import folding, table
 from flashladder.tools.commands import arguments as options
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flashladder.common.studies.accuracy.study import Study
 
 EXIT_MISSED = 1
-PLAIN, FIRST = "00", "16"  # the rungs that are studied: the textbook's, and from this one on
+PLAIN, LOWEST = "00", "16"  # the rungs that are studied: the textbook's, and from this one on
 LENGTHS = {True: "128,1024,4096,16384,131072", False: "512"}  # on a GPU or not
 ROWS = {True: 256, False: 128}
 HEADS = {True: 2, False: 1}
@@ -44,7 +44,7 @@ BASELINES = "fa2,cudnn,fa3"  # of the first ladder's operation
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("rungs", nargs="*", metavar="RUNG", help=f"default: {PLAIN}, and all from {FIRST} on")
+    made.add_argument("rungs", nargs="*", metavar="RUNG", help=f"default: {PLAIN}, and all from {LOWEST} on")
     made.add_argument("--list", action="store_true", help="say what each family is for")
     made.add_argument("--families", help="plateau_4,one_hot for example (default: all)")
     made.add_argument("--dtypes", default="bf16,fp16", help="default: bf16,fp16")
@@ -78,7 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     study = _study(arguments)
     log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
-    timed = study.operation == FIRST_OPERATION and not arguments.no_time
+    timed = study.operation == FIRST and not arguments.no_time
     found = logged.run(study, None if arguments.no_log else log, timed)
     if not arguments.no_log:
         aside(f"logged to {log.path}")
@@ -101,7 +101,7 @@ def _study(arguments: argparse.Namespace) -> Study:
     kind = operation_named(operation)
     if Problem(**kind.small, operation=operation).outputs != ("o", LSE):
         raise ConfigError(f"errors are those of O and the log-sum-exp; the operation {operation} has other outputs")
-    usual = BASELINES if operation == FIRST_OPERATION else ""
+    usual = BASELINES if operation == FIRST else ""
     names = filter(None, (arguments.baselines or usual).split(",")) if place.on_gpu else ()
     return Study(
         entrants=[Entrant(version.address, version, {}, tuned_for) for version in rungs],
@@ -123,7 +123,7 @@ def _rungs(names: Sequence[str], arch: str) -> list[Version]:
         return catalog.select(names)
     chosen = []
     for version in catalog.versions():
-        if version.number == PLAIN or version.number >= FIRST:
+        if version.number == PLAIN or version.number >= LOWEST:
             try:
                 version.check_arch(arch)
                 chosen.append(version)

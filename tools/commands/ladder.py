@@ -73,7 +73,7 @@ def main(arguments: argparse.Namespace) -> int:
     place = target.resolve("gpu", None)
     name = place.gpu.name
     the_ladder, folder = _the_ladder(versions), catalog.results_of(versions)
-    log = records.ladder(name, "" if versions[0].home else the_ladder, folder)
+    log = records.ladder(name, catalog.FIRST if versions[0].home else the_ladder, folder)
     problems = list(ladder.problems(arguments.dtypes.split(","), lengths, arguments.tokens, operation))
     official, references = ladder.beside(filter(None, arguments.beside.split(",")), operation)
     gpu = None if arguments.untuned else name  # whose winners are wanted
@@ -104,9 +104,7 @@ def _the_ladder(versions: Iterable[Version]) -> str:
     """The ladder of all the rungs; ConfigError where they are of several, whose figures have nothing in common."""
     names = sorted({version.ladder for version in versions})
     if len(names) > 1:
-        raise ConfigError(
-            f"the rungs are of several ladders ({listing(name or 'the first' for name in names)}): name one"
-        )
+        raise ConfigError(f"the rungs are of several ladders ({listing(names)}): name one")
     return names[0]
 
 

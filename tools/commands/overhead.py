@@ -22,7 +22,7 @@ from rich.table import Table
 
 from flashladder.common import catalog
 from flashladder.common.console import Parser, console
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
@@ -45,7 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.studies import host_costs
 
     place = target.resolve("gpu", None)
-    problem = options.problem(arguments, FIRST_OPERATION, batch=1, num_heads=16, seqlen_q=128)
+    problem = options.problem(arguments, FIRST, batch=1, num_heads=16, seqlen_q=128)
     usual = [catalog.choice(problem, place.card)[0], catalog.launched(problem.operation, place.arch)[-1]]
     rungs = [catalog.find(name) for name in arguments.versions] or list(dict.fromkeys(usual))
     tensors = make_inputs(problem, "cuda")

@@ -17,7 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from flashladder.common.console import EXIT_ERROR, Parser, console, fail, warn
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.report.tables import numbers, table
 from flashladder.tools.commands import arguments as options
 
@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
         return fail(f"--ranks {arguments.ranks}: there is at least one")
     on_gpu = target.resolve(arguments.device, None).on_gpu
     defaults: dict[str, Any] = GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS
-    problem = options.problem(arguments, FIRST_OPERATION, **defaults)
+    problem = options.problem(arguments, FIRST, **defaults)
     if not on_gpu:
         warn(f"no GPU: {problem.seqlen_q} tokens (--seqlen), on the emulator; the answer is checked, and not timed")
     trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or FASTEST)

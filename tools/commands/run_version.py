@@ -77,7 +77,7 @@ def _list(name: str | None) -> int:
         try:
             console.print(listing.ladder(ladder))
         except ConfigError as error:
-            warn(f"the ladder {ladder or 'of this repository'} cannot be shown: {error}")
+            warn(f"the ladder {ladder} cannot be shown: {error}")
             code = EXIT_ERROR
     if not name:
         console.print(listing.references())

@@ -29,6 +29,7 @@ from flashladder.common.compiler.sass.instruction import SassInstruction, disass
 from flashladder.common.compiler.sass.opcodes import histogram
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.host import find_git
+from flashladder.common.own import FIRST
 from flashladder.common.paths import AS_NAMES, CUDA_HEADERS, ROOT, VERSIONS
 
 SOURCES = tuple(str(folder.relative_to(ROOT)) for folder in (VERSIONS, CUDA_HEADERS))  # what a kernel is compiled from
@@ -139,12 +140,17 @@ def _checkout(repository: Path, commit: str | None) -> Iterator[Path]:
 
 
 def _moved(request: BuildRequest, repository: Path, checkout: Path) -> BuildRequest | None:
-    """The request of another checkout's kernel; None where that has none."""
+    """The request of another checkout's kernel; None where that has none.
+
+    The rungs of the first ladder lay in the folder of all ladders once.
+    """
     kernel = request.version.kernel
     if not kernel.is_relative_to(repository):
         return None
-    there = checkout / kernel.relative_to(repository)
-    return replace(request, version=replace(request.version, kernel=there)) if there.is_file() else None
+    place = kernel.relative_to(repository)
+    places = [checkout / place, checkout / Path(*(part for part in place.parts if part != FIRST))]
+    there = next((path for path in places if path.is_file()), None)
+    return replace(request, version=replace(request.version, kernel=there)) if there else None
 
 
 def _key(request: BuildRequest) -> tuple[Path, str, str]:

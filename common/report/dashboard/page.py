@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
 from markupsafe import Markup
 
+from flashladder.common import catalog
+from flashladder.common.paths import PUBLISHED
 from flashladder.common.records import ladders
 from flashladder.common.records.records import bounds
 from flashladder.common.report import formats, templating
@@ -20,6 +24,7 @@ from flashladder.common.report.dashboard.data import Results
 from flashladder.common.report.dashboard.view import direction, view
 from flashladder.common.report.ladder_tables import configuration, registers, step, tile
 from flashladder.common.report.pages import references
+from flashladder.common.report.pages.documents import PAGE
 from flashladder.common.studies.experiments.sweeps import EXPERIMENTS
 
 Group: TypeAlias = "tuple[tuple[str, str], pd.DataFrame]"  # the summary's lines of a GPU and dtype
@@ -32,7 +37,7 @@ LARGE_STUDY = 50  # trials of a study that is shown unfolded
 def render(results: Results, summary: pd.DataFrame) -> str:
     """The page; `summary` is ladders.summary of the results' ladders."""
     groups = summary.groupby(["gpu", "dtype"], sort=False) if len(summary) else ()
-    functions = (step, direction, registers, configuration, tile, problem, formats.interval, formats.rate, pd.notna)
+    functions = (step, direction, registers, configuration, tile, problem, page_of, formats.interval, formats.rate)
     studies = {name: trials for name, trials in results.tuning.items() if trials["ratio"].notna().any()}
     return templating.render(
         "dashboard.html.j2",
@@ -46,8 +51,13 @@ def render(results: Results, summary: pd.DataFrame) -> str:
         experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
         references=references.every_table(results.references),
         runs=_runs(results),
-        **{function.__name__: function for function in functions},
+        **{function.__name__: function for function in (*functions, pd.notna)},
     )
+
+
+def page_of(version: str) -> str:
+    """Where a rung's page is, from the folder of results."""
+    return Path(os.path.relpath(catalog.directory_of(version) / PAGE, PUBLISHED)).as_posix()
 
 
 def _largest_first(results: Results, groups: Iterable[Group]) -> list[Group]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.problem.config import listing
 from flashladder.common.report import accuracy
 from flashladder.common.report.charts.accuracy import errors
@@ -22,7 +22,7 @@ MARKER = "accuracy"
 def parts(page: Path, frame: pd.DataFrame) -> list[Chart | Section]:
     """The page, begun where there is none, and its charts, by the log."""
     operation = frame["operation"]  # older rows have none
-    rows = accuracy.latest(frame[operation.isna() | operation.isin(("", FIRST_OPERATION))])
+    rows = accuracy.latest(frame[operation.isna() | operation.isin(("", FIRST))])
     begins = f"# How exact\n\n{empty(MARKER)}\n"
     return [*_charts(page, rows), Section(page, MARKER, partial(text, page, rows), begins)]
 

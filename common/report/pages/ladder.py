@@ -13,7 +13,6 @@ import pandas as pd
 
 from flashladder.common import catalog
 from flashladder.common.escape import Markdown, markdown
-from flashladder.common.paths import VERSIONS
 from flashladder.common.records import ladder_runs, ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, OWN, Ladder
 from flashladder.common.records.run_files import RunLog
@@ -121,7 +120,7 @@ def _part(folder: Path, of_gpu: Measured) -> dict[str, Any]:
 
 def link(version: str, folder: Path, title: str = "") -> Markdown:
     """To a rung's page, from a document in this folder."""
-    place = Path(os.path.relpath(VERSIONS / version, folder)).as_posix()
+    place = Path(os.path.relpath(catalog.directory_of(version), folder)).as_posix()
     name = f"{catalog.address_of(version)} {title}".strip()
     return Markdown(f"[{markdown(name)}]({quote(place)})")
 

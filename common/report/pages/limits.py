@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS, HEAD_DIMS, TRAINED_HEAD_DIMS
@@ -30,7 +30,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {"dropout": {"dropout_p": 0.1}, "packed": {"seqlens_q": (1024, 2048)}}
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a problem, by the operation
-    FIRST_OPERATION: {**BOUNDS, **OTHERS, "sinks": {"sinks": True}, "log-sum-exp": {"lse": True}},
+    FIRST: {**BOUNDS, **OTHERS, "sinks": {"sinks": True}, "log-sum-exp": {"lse": True}},
     "backward": {
         **{f"gradient, {name}": fields for name, fields in (BOUNDS | OTHERS).items()},
         "gradient, deterministic": {"options": {"deterministic": True}},
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     def problem(self, head_dim: int, head_dim_v: int) -> Problem:
         """Of usual sizes."""
-        is_forward = self.operation == FIRST_OPERATION
+        is_forward = self.operation == FIRST
         name = "packed" if is_forward and "seqlens_q" in self.fields else self.operation
         sizes = {**operation_named(name).usual, "head_dim": head_dim, "head_dim_v": head_dim_v}
         return Problem(**{**sizes, "lse": not is_forward, **self.fields}, operation=name)

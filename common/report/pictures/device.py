@@ -162,4 +162,4 @@ def device_headers() -> DeviceHeaders:
 
 
 def _minimal() -> Path:
-    return VERSIONS / "00_minimal" / "kernel.cu"
+    return VERSIONS / "forward" / "00_minimal" / "kernel.cu"

@@ -27,23 +27,23 @@ ALL = ""  # the whole file
 def drawn_layouts() -> list[Picture]:
     """Pictures of layouts, loop orders and roles: no compiler of CUDA has a part in them."""
     of_headers: dict[str, Callable[[DeviceHeaders], str]] = {
-        "00_minimal/lanes.svg": layouts.quad_columns,
-        "01_base/accumulator.svg": layouts.accumulator,
-        "01_base/banks.svg": partial(layouts.banks, layout="RowMajor"),
-        "02_swizzling/banks.svg": partial(layouts.banks, layout="Swizzled"),
-        "08_fewer_address_ops/copies.svg": layouts.copy_map,
-        "09_fewer_moves/ldmatrix.svg": layouts.ldmatrix_lanes,
-        "15_d_head_tiling/panels.svg": layouts.panels,
+        "forward/00_minimal/lanes.svg": layouts.quad_columns,
+        "forward/01_base/accumulator.svg": layouts.accumulator,
+        "forward/01_base/banks.svg": partial(layouts.banks, layout="RowMajor"),
+        "forward/02_swizzling/banks.svg": partial(layouts.banks, layout="Swizzled"),
+        "forward/08_fewer_address_ops/copies.svg": layouts.copy_map,
+        "forward/09_fewer_moves/ldmatrix.svg": layouts.ldmatrix_lanes,
+        "forward/15_d_head_tiling/panels.svg": layouts.panels,
     }
     others: dict[str, Callable[[], str]] = {
         **{f"references/{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
-        "29_two_consumers/roles.svg": partial(roles.sketch, "29"),
-        "30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
-        "31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
+        "forward/29_two_consumers/roles.svg": partial(roles.sketch, "29"),
+        "forward/30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
+        "forward/31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
     }
     drawn: dict[str, Callable[[], str]] = {path: partial(_of_headers, draw) for path, draw in of_headers.items()}
     pictures = (Section(VERSIONS / path, ALL, draw) for path, draw in {**drawn, **others}.items())
-    return [*pictures, traffic.chart(VERSIONS / "traffic.svg")]
+    return [*pictures, traffic.chart(VERSIONS / "forward" / "traffic.svg")]
 
 
 def recorded_timelines() -> list[Picture]:

@@ -16,7 +16,7 @@ import torch
 from flashladder.common.console import duration, progress, warn
 from flashladder.common.measure.baselines import Baseline, official
 from flashladder.common.measure.entrants import Entrant, assemble
-from flashladder.common.own import FIRST_OPERATION
+from flashladder.common.own import FIRST
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.inputs import Tensors, allocate, draw
 from flashladder.common.problem.problem import DTYPES, Problem, operation_named
@@ -50,7 +50,7 @@ class Study:
     rows: int = 128  # of queries
     heads: int = 1
     seed: int = 0
-    operation: str = FIRST_OPERATION
+    operation: str = FIRST
 
     @property
     def device(self) -> str:
@@ -105,7 +105,7 @@ def rows(study: Study) -> Iterator[list[Row]]:
     for reason in dict.fromkeys(left_out):
         warn(reason)
     absent: dict[str, str] = {}
-    if not study.place.on_gpu and study.operation == FIRST_OPERATION:  # whose tiles are rows of one head
+    if not study.place.on_gpu and study.operation == FIRST:  # whose tiles are rows of one head
         _announce(stacks, lineup)
     with progress("batches") as update:
         for done, stack in enumerate(stacks):

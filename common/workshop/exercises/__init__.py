@@ -1,6 +1,6 @@
 """Exercises: a rung with its idea taken out, a task, hints, and a grade by the emulator and the machine code.
 
-exercise   what versions/NN/exercise.yaml declares       measures   the figures that a goal may be set in
+exercise   what versions/LADDER/NN/exercise.yaml declares       measures   the figures that a goal may be set in
 grading    is it right, has it races, is the goal reached
 page       what a person reads of it
 """

@@ -1,4 +1,4 @@
-"""An exercise: versions/NN_name/exercise.yaml, and what follows from the ladder.
+"""An exercise: versions/LADDER/NN_name/exercise.yaml, and what follows from the ladder.
 
 The start is the kernel of the rung below, in the rung's own configuration. The solution is the rung's kernel. Both run
 the operation's small problem, or the one that the exercise declares.
@@ -69,7 +69,7 @@ def exercises(root: Path = VERSIONS) -> list[Exercise]:
         try:
             versions += catalog.versions(root, ladder)
         except ConfigError as error:
-            warn(f"the ladder {ladder or 'of this repository'} cannot be read: {error}")
+            warn(f"the ladder {ladder} cannot be read: {error}")
     return [_load(version) for version in versions if (version.directory / FILE).exists()]
 
 
